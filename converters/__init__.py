@@ -1,0 +1,1 @@
+"""Meaning: architectures, layouts, tokenizers, plans, and the proof that nothing was lost."""

@@ -1,0 +1,1 @@
+"""One module an architecture, each exposing `SPEC: Architecture`: tables only."""

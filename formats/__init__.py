@@ -1,0 +1,1 @@
+"""Bytes to named things and back. No knowledge of any model."""

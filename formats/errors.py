@@ -1,0 +1,166 @@
+"""Every way a file, a request or a result can be wrong: one class a violation.
+
+Each error knows its place (path and byte offset), what was found, what was expected, and the way out. `code` is a
+stable word for `--json`; `exit_code` is the process's (DESIGN §9).
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class GgferryError(Exception):
+    """Base of all errors a user may see. `str(error)` is one line: `path@0xoffset: message (hint)`."""
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        offset: int | None = None,
+        found: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> None:
+        self.message = message
+        self.path = None if path is None else os.fspath(path)
+        self.offset = offset
+        self.found = found
+        self.expected = expected
+        self.hint = hint
+        super().__init__(message)
+
+    @property
+    def code(self) -> str:
+        """Stable snake_case name of the violation."""
+        name = type(self).__name__
+        return "".join(("_" if i and c.isupper() else "") + c.lower() for i, c in enumerate(name))
+
+    def __str__(self) -> str:
+        place = "" if self.path is None else _printable(self.path)
+        if self.offset is not None:
+            place += f"@{self.offset:#x}"
+        text = f"{place}: {self.message}" if place else self.message
+        if self.found is not None:
+            text += f": found {_printable(self.found)}"
+        if self.expected is not None:
+            text += f"{',' if self.found is not None else ':'} expected {_printable(self.expected)}"
+        return text if self.hint is None else f"{text} ({self.hint})"
+
+    def as_dict(self) -> dict[str, object]:
+        """The error for `--json`: code, exit_code, message, path, offset, found, expected, hint."""
+        return {
+            "code": self.code,
+            "exit_code": self.exit_code,
+            "message": self.message,
+            "path": self.path,
+            "offset": self.offset,
+            "found": None if self.found is None else _printable(self.found),
+            "expected": None if self.expected is None else _printable(self.expected),
+            "hint": self.hint,
+        }
+
+
+def _printable(value: object, limit: int = 200) -> str:
+    # Names come from hostile files: control characters must not reach a terminal, nor megabytes a log.
+    text = value if isinstance(value, str) else repr(value)
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode("ascii") for c in text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class UsageError(GgferryError):
+    """The request itself cannot be understood."""
+
+    exit_code = 2
+
+
+class NotFoundError(GgferryError):
+    """A file is absent or cannot be read."""
+
+    exit_code = 3
+
+
+class UnsupportedError(GgferryError):
+    """A well-formed thing that ggferry does not carry."""
+
+    exit_code = 4
+
+
+class UnknownFormatError(UnsupportedError):
+    """No reader recognises the bytes."""
+
+
+class UnsupportedVersionError(UnsupportedError):
+    """A container we know, in a version that never existed or is too new."""
+
+
+class UnsupportedTypeError(UnsupportedError):
+    """A tensor type that was removed from ggml or is not known."""
+
+
+class AmbiguousError(UnsupportedError):
+    """More than one reading of the bytes fits; the candidates are named."""
+
+
+class CorruptError(GgferryError):
+    """The bytes contradict their own format."""
+
+    exit_code = 5
+
+
+class TruncatedError(CorruptError):
+    """The file ends inside something."""
+
+
+class TrailingBytesError(CorruptError):
+    """Bytes follow the last thing the format allows."""
+
+
+class OutOfRangeError(CorruptError):
+    """A field holds a value outside its range."""
+
+
+class EncodingError(CorruptError):
+    """A string is not the text it must be."""
+
+
+class DuplicateError(CorruptError):
+    """The same name twice."""
+
+
+class MissingError(CorruptError):
+    """Something the format or the architecture requires is not there."""
+
+
+class UnexpectedTensorError(CorruptError):
+    """A tensor that has no role."""
+
+
+class ShapeError(CorruptError):
+    """A shape that contradicts the header or another tensor."""
+
+
+class OverlapError(CorruptError):
+    """Spans that overlap, leave a hole or are not aligned."""
+
+
+class InconsistentError(CorruptError):
+    """Two places of one model contradict each other."""
+
+
+class BadValueError(CorruptError):
+    """A weight is NaN or infinite, or a block's scale is."""
+
+
+class VerificationError(GgferryError):
+    """What was written is not what was read."""
+
+    exit_code = 6
+
+
+class RefusedError(GgferryError):
+    """Doing it would lose something; the hint names the flag that allows it."""
+
+    exit_code = 7

@@ -1,0 +1,23 @@
+"""Every cap on what a file may claim. Beyond each one a file is hostile or broken, never a model anybody has.
+
+Counts are also checked against the bytes that remain before anything is allocated, so these are second fences.
+"""
+
+MAX_DIMS = 4                  # GGML_MAX_DIMS; ggml refuses more
+MAX_TENSORS = 1 << 20         # DeepSeek-V3 has 1 025 in GGUF and 91 991 in its HF shards
+MAX_KV = 1 << 17              # huggingface.js stops at 100 000 keys
+MAX_ARRAY = 1 << 26           # elements of one metadata array; the largest vocabulary known is 262 144
+MAX_ARRAY_DEPTH = 4           # GGUF allows nesting, nobody goes beyond 2; huggingface.js stops at 4
+MAX_STRING = 1 << 28          # bytes of one metadata string: a tokenizer.json of 33 MB exists
+MAX_KEY = 65535               # gguf-spec: at most 2^16-1 bytes
+MAX_NAME = 1024               # bytes of a tensor name in any source; GGUF output keeps to 63 (ggml's 64 with NUL)
+MAX_GGUF_NAME = 63            # GGML_MAX_NAME is 64 including the NUL
+MAX_VOCAB = 1 << 22           # tokens; the largest known is 262 144 (Gemma 3)
+MAX_TOKEN_BYTES = 1 << 16     # bytes of one token; SentencePiece stops at 16 characters, added tokens are short
+MAX_DIM = 1 << 40             # elements along one axis
+MAX_WIDTH = 1 << 20           # n_embd, n_ff and the like in a header; 53 248 is the largest known
+MAX_HEADS = 1 << 14
+MAX_LAYERS = 1 << 12          # 126 in Llama-3 405B; llama.cpp stops at 512
+MAX_PARTS = 64                # files of one legacy model; Meta's largest had 8
+MAX_ALIGNMENT = 1 << 20       # general.alignment; everybody uses 32
+MAX_JSON = 100_000_000        # safetensors' own header cap

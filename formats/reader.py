@@ -1,0 +1,98 @@
+"""The contract of a reader, and the search for the one that knows a path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import NotFoundError, UnknownFormatError
+from ggferry.quant.registry import scan
+
+HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A reader's claim on a path: the container and version its first bytes show."""
+
+    container: str
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderLayout:
+    """How one architecture shaped a GGML-era file. Owned by `converters/arch`, handed to the GGML reader as data.
+
+    `fields`: the int32 fields after magic and version, in order. `column_split`: shell patterns of the tensors that
+    multi-part models split along the columns (all other matrices split along the rows, vectors are repeated).
+    `names`: shell patterns of tensor names that only this architecture has: what decides between layouts whose
+    headers both parse. `embedding`: the tensor from which parts are counted; `width`: the field it is measured by.
+    """
+
+    name: str
+    containers: tuple[str, ...]
+    fields: tuple[str, ...]
+    names: tuple[str, ...]
+    embedding: str = ""
+    width: str = "n_embd"
+    column_split: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A container format. `probe(head, path, size)` looks at the first HEAD_BYTES of a file (b"" for a directory)
+    and claims it or not, without I/O of its own beyond listing that directory; `open(path, layouts)` builds the
+    Checkpoint or raises one of `formats.errors`."""
+
+    name: str
+    probe: Callable[[bytes, str, int], Match | None]
+    open: Callable[[str, Sequence[HeaderLayout]], Checkpoint]
+
+
+def find_reader(path: str) -> tuple[Reader, Match]:
+    """The reader that claims `path`. Raises NotFoundError, or UnknownFormatError naming what the bytes look like."""
+    if not os.path.exists(path):
+        raise NotFoundError("no such file or directory", path=path)
+    if os.path.isdir(path):
+        head, size = b"", 0
+    else:
+        try:
+            with open(path, "rb") as file:
+                head, size = file.read(HEAD_BYTES), os.path.getsize(path)
+        except OSError as error:
+            raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+    for reader in scan("ggferry.formats.readers", "SPEC"):
+        match = reader.probe(head, path, size)
+        if match is not None:
+            return reader, match
+    raise UnknownFormatError("no known model container", path=path, offset=0, found=describe(head, path))
+
+
+def describe(head: bytes, path: str) -> str:
+    """What bytes nobody claims look like, for the error message."""
+    looks: tuple[tuple[bytes, str], ...] = (
+        (b"version https://git-lfs", "a git-LFS pointer: the file itself was never downloaded (git lfs pull)"),
+        (b"<!DOCTYPE", "an HTML page saved under a model's name"),
+        (b"<html", "an HTML page saved under a model's name"),
+        (b"7z\xbc\xaf'\x1c", "a 7-Zip archive"),
+        (b"\x1f\x8b", "gzip-compressed data"),
+        (b"BZh", "bzip2-compressed data"),
+        (b"\xfd7zXZ\x00", "xz-compressed data"),
+        (b"\x28\xb5\x2f\xfd", "zstd-compressed data"),
+        (b"Rar!", "a RAR archive"),
+        (b"\x7fELF", "an ELF program"),
+        (b"%PDF", "a PDF document"),
+        (b"{", "JSON text"),
+    )
+    if os.path.isdir(path):
+        return "a directory without a checkpoint"
+    if not head:
+        return "an empty file"
+    for prefix, words in looks:
+        if head.lstrip()[: len(prefix)].lower() == prefix.lower():
+            return words
+    return f"first bytes {head[:8].hex(' ')}"

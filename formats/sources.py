@@ -1,0 +1,84 @@
+"""Where bytes come from: one `read(offset, size)` for all. Files are `pread`, never mapped (DESIGN §6)."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from ggferry.formats.errors import NotFoundError, TruncatedError
+
+
+class Source(Protocol):
+    """A named run of `size` bytes, readable at any offset from any thread."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`. Raises TruncatedError when they are not there."""
+        ...
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from `offset`. Raises TruncatedError when the bytes are not there."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalFile:
+    """A file on disk, opened once; thread-safe through `pread`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise NotFoundError(f"cannot be opened: {error.strerror}", path=self.path) from None
+        status = os.fstat(self._fd)
+        self.size = status.st_size
+        if not os.path.isfile(self.path):
+            os.close(self._fd)
+            self._fd = -1
+            raise NotFoundError("is not a regular file", path=self.path)
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise TruncatedError(
+                f"{size} bytes wanted, the file ends at {self.size:#x}", path=self.path, offset=offset
+            )
+        data = os.pread(self._fd, size, offset)
+        while len(data) < size:  # pread stops at 2^31-1 bytes and at signals
+            more = os.pread(self._fd, size - len(data), offset + len(data))
+            if not more:
+                raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + len(data))
+            data += more
+        return data
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise TruncatedError(
+                f"{len(buffer)} bytes wanted, the file ends at {self.size:#x}", path=self.path, offset=offset
+            )
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            if not count:
+                raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + done)
+            done += count
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> LocalFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""Arithmetic on blocks: types, codecs, kernels, recipes. No files, no models."""

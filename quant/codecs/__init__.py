@@ -1,0 +1,1 @@
+"""One module a family of block types, each exposing `CODECS`."""

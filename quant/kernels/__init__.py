@@ -1,0 +1,1 @@
+"""Compiled inner loops of the codecs (numba, CPU). Imported only when a kernel is used."""

@@ -1,0 +1,48 @@
+"""Folders are the registry: every module of a package that exposes the given name is found, none is listed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+
+@cache
+def scan(package: str, attribute: str) -> tuple[Any, ...]:
+    """`attribute` of every module directly in `package` that has one, in module-name order, then of every entry
+    point of the group `package` (so that another distribution can add a reader, an architecture, a codec)."""
+    found = []
+    root = importlib.import_module(package)
+    for info in sorted(pkgutil.iter_modules(root.__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"{package}.{info.name}")
+        if hasattr(module, attribute):
+            found.append(getattr(module, attribute))
+    found.extend(_plugins(package))
+    return tuple(found)
+
+
+def _plugins(group: str) -> list[Any]:
+    from importlib.metadata import entry_points
+
+    return [point.load() for point in entry_points(group=group)]
+
+
+def lazy(name: str) -> ModuleType:
+    """The module `name`, imported at the first use of one of its attributes.
+
+    numpy costs 0.3 s of CPU to import and torch a second; `ggferry inspect` needs neither.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

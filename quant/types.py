@@ -1,0 +1,91 @@
+"""Block types: how a run of elements is laid out in bytes.
+
+A tensor row of `n` elements is `n / elements` blocks one behind the other, each block being its fields in
+order. Sizes are computed from the fields, never typed (DESIGN §10: typed sizes drift).
+
+Source of the facts: ggml's `ggml-common.h` / `ggml.c` type traits for everything with a GGUF id,
+`facts/legacy-llama.md` §6 for the eras that never reached GGUF.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_ITEM_BYTES = {"u1": 1, "i1": 1, "u2": 2, "i2": 2, "f2": 2, "bf16": 2, "u4": 4, "i4": 4, "f4": 4, "i8": 8, "f8": 8}
+
+
+class BlockError(ValueError):
+    """A request that no block of this type can satisfy: a row that does not divide, an unknown type, a value
+    that cannot be encoded. Callers that know the file turn it into one of `formats.errors`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One member of a block: `count` items of numpy-style `dtype` (`f2`, `u1`, …; `bf16`), without byte order."""
+
+    name: str
+    dtype: str
+    count: int = 1
+
+    @property
+    def item_bytes(self) -> int:
+        return _ITEM_BYTES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        return self.item_bytes * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """The byte layout of one tensor type.
+
+    `elements`: elements per block. `ggml_id`: the id in GGUF files, None for the eras GGUF never held.
+    `planar`: the fields of a whole row stand together (all of field 0, then all of field 1, …: GGML files of
+    10–17 March 2023) instead of block by block. `quantised`: values were rounded to get here.
+    """
+
+    name: str
+    elements: int
+    fields: tuple[Field, ...]
+    ggml_id: int | None = None
+    planar: bool = False
+    quantised: bool = True
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return sum(field.nbytes for field in self.fields)
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of one row of `columns` elements. Raises BlockError when the row is not whole blocks."""
+        blocks, rest = divmod(columns, self.elements)
+        if rest:
+            raise BlockError(f"a row of {columns} elements is not a multiple of {self.name}'s block of {self.elements}")
+        return blocks * self.block_bytes
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a whole tensor of `shape` (outermost first; the last axis is the row)."""
+        rows = 1
+        for size in shape[:-1]:
+            rows *= size
+        return rows * self.row_bytes(shape[-1] if shape else 1)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def table(text: str, **common: bool) -> dict[str, BlockType]:
+    """Read block types from lines `NAME ID ELEMENTS field:dtype[*count] …` (ID `-`: no GGUF id)."""
+    types = {}
+    for line in text.strip().splitlines():
+        name, ggml_id, elements, *fields = line.split()
+        parsed = []
+        for item in fields:
+            field, dtype = item.split(":")
+            dtype, _, count = dtype.partition("*")
+            parsed.append(Field(field, dtype, int(count or 1)))
+        types[name] = BlockType(
+            name, int(elements), tuple(parsed), None if ggml_id == "-" else int(ggml_id), **common
+        )
+    return types

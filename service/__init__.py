@@ -1,0 +1,1 @@
+"""What is more than one file: the command line, archives, the ledger."""
