@@ -1,0 +1,343 @@
+"""Reading fixed and length-prefixed fields: a buffered cursor, and struct tables written as text.
+
+One table line `name type [low..high] description` gives the reader, the writer, the size and the annotated hexdump
+of a field, so that none of the four can drift from the others.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ggferry.formats import limits
+from ggferry.formats.errors import CorruptError, MissingError, OutOfRangeError, TruncatedError, UsageError
+from ggferry.formats.sources import Source
+
+CODES = {
+    "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f",
+    "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f64": "d",
+}  # fmt: skip
+_NUMBER = {
+    (code, big): struct.Struct((">" if big else "<") + char) for code, char in CODES.items() for big in (False, True)
+}
+_FIRST_WINDOW = 1 << 16
+_LAST_WINDOW = 1 << 22
+
+Error = TypeVar("Error", bound=CorruptError)
+
+
+class Cursor:
+    """Reads a Source from front to back through windows of 64 KiB growing to 4 MiB.
+
+    Every method that consumes bytes takes `what`, the name of the field in the TruncatedError it raises when the
+    bytes are not there; nothing is allocated before that check. Not thread-safe.
+    """
+
+    __slots__ = ("_base", "_big", "_buffer", "_pos", "_window", "end", "source")
+
+    def __init__(self, source: Source, offset: int = 0, big_endian: bool = False, end: int | None = None) -> None:
+        """Start at byte `offset`; bytes from `end` on (default: the end of the source) do not exist."""
+        self.source = source
+        self.end = source.size if end is None else min(end, source.size)
+        self._base = offset
+        self._big = big_endian
+        self._buffer = b""
+        self._pos = 0
+        self._window = _FIRST_WINDOW
+
+    @property
+    def offset(self) -> int:
+        """Absolute position of the next byte."""
+        return self._base + self._pos
+
+    @property
+    def remaining(self) -> int:
+        return max(0, self.end - self.offset)
+
+    @property
+    def big_endian(self) -> bool:
+        return self._big
+
+    @property
+    def path(self) -> str:
+        return self.source.path
+
+    def error(
+        self,
+        kind: type[Error],
+        message: str,
+        at: int | None = None,
+        found: object = None,
+        expected: object = None,
+        hint: str | None = None,
+    ) -> Error:
+        """An error of class `kind` placed in this file, at `at` or at the current offset."""
+        place = self.offset if at is None else at
+        return kind(message, path=self.path, offset=place, found=found, expected=expected, hint=hint)
+
+    def require(self, size: int, what: str) -> None:
+        """Raises TruncatedError unless `size` more bytes exist, OutOfRangeError when `size` is negative."""
+        if size < 0:
+            raise self.error(OutOfRangeError, f"{what}: negative size", found=size)
+        if size > self.remaining:
+            raise self.error(
+                TruncatedError,
+                f"the file ends inside {what}",
+                found=f"{self.remaining} bytes",
+                expected=f"{size} bytes",
+            )
+
+    def _fill(self, size: int, what: str) -> None:
+        """Make `size` bytes available in the buffer at `_pos`."""
+        self.require(size, what)
+        start = self.offset
+        kept = self._buffer[self._pos :]
+        wanted = min(max(size, self._window), self.end - start) - len(kept)
+        self._buffer = kept + self.source.read(start + len(kept), wanted)
+        self._base, self._pos = start, 0
+        self._window = min(self._window * 2, _LAST_WINDOW)
+
+    def take(self, size: int, what: str) -> bytes:
+        """The next `size` bytes."""
+        if size > _LAST_WINDOW:
+            self.require(size, what)
+            data = self.source.read(self.offset, size)
+            self.skip(size, what)
+            return data
+        end = self._pos + size
+        if size < 0 or end > len(self._buffer):
+            self._fill(size, what)
+            end = size
+        data = self._buffer[self._pos : end]
+        self._pos = end
+        return data
+
+    def skip(self, size: int, what: str) -> None:
+        """Pass over `size` bytes without reading them."""
+        self.require(size, what)
+        if self._pos + size <= len(self._buffer):
+            self._pos += size
+        else:
+            self._base, self._buffer, self._pos = self.offset + size, b"", 0
+
+    def number(self, code: str, what: str) -> int | float:
+        """The next number of type `code` (u8 … i64, f32, f64)."""
+        packed = _NUMBER[code, self._big]
+        if self._pos + packed.size > len(self._buffer):
+            self._fill(packed.size, what)
+        value: int | float = packed.unpack_from(self._buffer, self._pos)[0]
+        self._pos += packed.size
+        return value
+
+    def integer(self, code: str, what: str, low: int | None = None, high: int | None = None) -> int:
+        """The next integer of type `code`. Raises OutOfRangeError outside `low..high`."""
+        at = self.offset
+        value = int(self.number(code, what))
+        if (low is not None and value < low) or (high is not None and value > high):
+            raise self.error(OutOfRangeError, what, at, found=value, expected=_range_text(low, high))
+        return value
+
+    def numbers(self, code: str, count: int, what: str) -> tuple[int | float, ...]:
+        """The next `count` numbers of type `code`."""
+        data = self.take(count * _NUMBER[code, self._big].size, what)
+        return struct.unpack(f"{'>' if self._big else '<'}{count}{CODES[code]}", data)
+
+    def string(self, length: str, what: str, limit: int) -> bytes:
+        """A string that follows its own length (a number of type `length`), at most `limit` bytes."""
+        return self.take(self.integer(length, f"length of {what}", 0, limit), what)
+
+    def strings(self, count: int, length: str, what: str, limit: int) -> list[bytes]:
+        """`count` length-prefixed strings one behind the other, each at most `limit` bytes: about 0.2 µs each."""
+        return self._strings(count, length, None, what, limit)[0]
+
+    def strings_with(
+        self, count: int, length: str, tail: str, what: str, limit: int
+    ) -> tuple[list[bytes], list[int | float]]:
+        """As `strings`, each string followed by a number of type `tail` (GGMF's and GGJT's f32 score)."""
+        return self._strings(count, length, tail, what, limit)
+
+    def _strings(
+        self, count: int, length: str, tail: str | None, what: str, limit: int
+    ) -> tuple[list[bytes], list[int | float]]:
+        prefix = _NUMBER[length, self._big]
+        suffix = None if tail is None else _NUMBER[tail, self._big]
+        behind = 0 if suffix is None else suffix.size
+        self.require(count * (prefix.size + behind), f"{count} × {what}")
+        found: list[bytes] = []
+        tails: list[int | float] = []
+        while len(found) < count:
+            # Everything that lies whole in the window, without a call per string; then one string over its edge.
+            self._run(prefix, suffix, count - len(found), limit, found, tails)
+            if len(found) < count:
+                label = f"{what} {len(found)}"
+                found.append(self.string(length, label, limit))
+                if tail is not None:
+                    tails.append(self.number(tail, label))
+        return found, tails
+
+    def _run(
+        self,
+        prefix: struct.Struct,
+        suffix: struct.Struct | None,
+        count: int,
+        limit: int,
+        found: list[bytes],
+        tails: list[int | float],
+    ) -> None:
+        buffer, pos = self._buffer, self._pos
+        behind = 0 if suffix is None else suffix.size
+        last = len(buffer) - prefix.size - behind
+        unpack, ahead = prefix.unpack_from, prefix.size
+        for _ in range(count):
+            if pos > last:
+                break
+            size = unpack(buffer, pos)[0]
+            end = pos + ahead + size
+            if not 0 <= size <= limit or end + behind > len(buffer):
+                break
+            found.append(buffer[pos + ahead : end])
+            if suffix is not None:
+                tails.append(suffix.unpack_from(buffer, end)[0])
+            pos = end + behind
+        self._pos = pos
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One field of a Struct: a number of type `code`, or `count` raw bytes (`bytes[count]`, code '')."""
+
+    name: str
+    code: str
+    count: int
+    low: int | float | None
+    high: int | float | None
+    description: str
+
+    @property
+    def size(self) -> int:
+        return self.count if not self.code else _NUMBER[self.code, False].size
+
+    def check(self, value: object, offset: int, path: str | None) -> None:
+        """Raises OutOfRangeError when `value` is outside low..high (NaN is outside every range)."""
+        if self.low is None and self.high is None:
+            return
+        assert isinstance(value, int | float)
+        if (self.low is None or value >= self.low) and (self.high is None or value <= self.high):
+            return
+        expected = _range_text(self.low, self.high)
+        raise OutOfRangeError(self.name, path=path, offset=offset, found=value, expected=expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """Consecutive fields, described by a text table of lines `name type [low..high] description`.
+
+    Types: u8…u64, i8…i64, f32, f64, `bytes[N]`. Either end of a range may be missing (`1..`); the ends are numbers or
+    names of constants of `formats.limits`. Lines that are empty or begin with `#` are passed over.
+    """
+
+    name: str
+    table: str = field(repr=False)
+    members: tuple[Member, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        lines = (line.strip() for line in self.table.splitlines())
+        members = tuple(_member(line) for line in lines if line and not line.startswith("#"))
+        if len({m.name for m in members}) != len(members):
+            raise ValueError(f"{self.name}: a field name twice")
+        object.__setattr__(self, "members", members)
+
+    @property
+    def size(self) -> int:
+        return sum(member.size for member in self.members)
+
+    def read(self, cursor: Cursor) -> dict[str, int | float | bytes]:
+        """The fields at the cursor. Raises TruncatedError, or OutOfRangeError naming field and offset."""
+        values: dict[str, int | float | bytes] = {}
+        for member in self.members:
+            at, what = cursor.offset, f"{self.name}.{member.name}"
+            values[member.name] = cursor.number(member.code, what) if member.code else cursor.take(member.count, what)
+            member.check(values[member.name], at, cursor.path)
+        return values
+
+    def pack(self, values: Mapping[str, int | float | bytes], big_endian: bool = False) -> bytes:
+        """The bytes of `values`. Raises MissingError for an absent field, UsageError for one the table lacks,
+        OutOfRangeError for a value its range or its type does not hold."""
+        unknown = set(values) - {member.name for member in self.members}
+        if unknown:
+            raise UsageError(f"{self.name} has no field {sorted(unknown)[0]!r}")
+        packed = bytearray()
+        for member in self.members:
+            if member.name not in values:
+                raise MissingError(f"{self.name}: no value for {member.name}")
+            member.check(values[member.name], len(packed), None)
+            packed += _pack(member, values[member.name], big_endian, len(packed))
+        return bytes(packed)
+
+    def explain(self, data: bytes, offset: int = 0, big_endian: bool = False) -> str:
+        """An annotated hexdump, a line a field: offset, bytes, name, value, description; out of range marked `!`.
+        Stops where `data` does and says so."""
+        lines, pos = [], 0
+        for member in self.members:
+            piece = data[pos : pos + member.size]
+            place = f"{offset + pos:#010x}  {piece.hex(' '):<23}  {member.name:<16}"
+            if len(piece) < member.size:
+                lines.append(f"{place}  — {member.size - len(piece)} of {member.size} bytes missing")
+                break
+            value = _NUMBER[member.code, big_endian].unpack(piece)[0] if member.code else piece
+            mark = ""
+            try:
+                member.check(value, offset + pos, None)
+            except OutOfRangeError as error:
+                mark = f" !{error.expected}"
+            lines.append(f"{place}  {value!r:<12}{mark}  {member.description}".rstrip())
+            pos += member.size
+        return "\n".join(lines)
+
+
+def _member(line: str) -> Member:
+    name, kind, *rest = line.split(None, 3)
+    low = high = None
+    if rest and ".." in rest[0]:
+        low, high = (_bound(text) for text in rest[0].strip("[]").split("..", 1))
+        rest = rest[1:]
+    if kind.startswith("bytes["):
+        code, count = "", int(kind[len("bytes[") : -1])
+        if low is not None or high is not None:
+            raise ValueError(f"{line!r}: raw bytes have no range")
+    elif kind in CODES:
+        code, count = kind, 1
+    else:
+        raise ValueError(f"{line!r}: no such type; known: {', '.join(CODES)}, bytes[N]")
+    return Member(name, code, count, low, high, " ".join(rest))
+
+
+def _bound(text: str) -> int | float | None:
+    if not text:
+        return None
+    if text.isupper():
+        value: int = getattr(limits, text)
+        return value
+    try:
+        return int(text, 0)
+    except ValueError:
+        return float(text)
+
+
+def _pack(member: Member, value: int | float | bytes, big_endian: bool, offset: int) -> bytes:
+    if not member.code:
+        if not isinstance(value, bytes) or len(value) != member.count:
+            raise OutOfRangeError(member.name, offset=offset, found=value, expected=f"{member.count} bytes")
+        return value
+    try:
+        return _NUMBER[member.code, big_endian].pack(value)
+    except (struct.error, OverflowError):
+        raise OutOfRangeError(member.name, offset=offset, found=value, expected=member.code) from None
+
+
+def _range_text(low: int | float | None, high: int | float | None) -> str:
+    if low is None:
+        return f"at most {high}"
+    return f"at least {low}" if high is None else f"{low}..{high}"
