@@ -1,0 +1,174 @@
+"""Rows of a tensor, as the bytes that stand in its files.
+
+Pieces are joined (several files), views are gathered (torch strides); byte order and values stay as found. Memory is
+the rows asked for plus one slab, whatever the strides are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
+from ggferry.formats.sources import Source
+from ggferry.quant.registry import lazy
+from ggferry.quant.types import BlockError, BlockType
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+else:
+    np = lazy("numpy")
+
+SLAB = 1 << 20  # bytes read at once to gather from; a slab of a strided view is never larger
+SPARSE = 16  # read through gaps while at most one byte in SPARSE is wanted: above that, seek
+SEEK = 4096  # gaps within one page cost nothing
+
+
+def read_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Bytes:
+    """Rows `start:stop` of `ref` as uint8 `(stop - start, ref.row_bytes)`.
+
+    A row is the last axis; a tensor without axes is one row. Raises IndexError outside the tensor, BlockError when
+    the pieces cannot be joined as bytes (planar rows split over files; a view of blocks), TruncatedError when a file
+    has shrunk since it was opened.
+    """
+    _check_range(ref.name, start, stop, ref.rows)
+    out = np.empty((stop - start, ref.row_bytes), np.uint8)
+    if len(ref.spans) == 1 or ref.axis == 0:
+        _stack_rows(checkpoint, ref, start, stop, out)
+    elif ref.axis == -1:
+        _join_columns(checkpoint, ref, start, stop, out)
+    else:
+        raise BlockError(f"{ref.name}: pieces are joined along axis 0 or -1, not {ref.axis}")
+    return out
+
+
+def read_span_rows(checkpoint: Checkpoint, ref: TensorRef, span_index: int, start: int, stop: int) -> Bytes:
+    """Rows `start:stop` of one piece of `ref` as uint8 `(stop - start, row bytes of the piece)`."""
+    span = ref.spans[span_index]
+    _check_range(f"{ref.name}, piece {span_index}", start, stop, span_rows(span))
+    out = np.empty((stop - start, span_row_bytes(ref, span)), np.uint8)
+    _fill(checkpoint.files[span.file], ref, span, start, stop, out)
+    return out
+
+
+def span_rows(span: Span) -> int:
+    """Rows of one piece."""
+    return prod(span.shape[:-1])
+
+
+def span_row_bytes(ref: TensorRef, span: Span) -> int:
+    """Bytes of one row of a piece of `ref`."""
+    return ref.type.row_bytes(span.shape[-1] if span.shape else 1)
+
+
+def _check_range(name: str, start: int, stop: int, rows: int) -> None:
+    if not 0 <= start <= stop <= rows:
+        raise IndexError(f"rows {start}:{stop} of {name}, which has {rows}")
+
+
+def _stack_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int, out: Bytes) -> None:
+    first = 0  # the piece's first row, counted in the whole tensor
+    for span in ref.spans:
+        last = first + span_rows(span)
+        if span_row_bytes(ref, span) != ref.row_bytes:
+            raise BlockError(f"{ref.name}: a piece of shape {span.shape} cannot be stacked to {ref.shape}")
+        begin, end = max(start, first), min(stop, last)
+        if begin < end:
+            _fill(checkpoint.files[span.file], ref, span, begin - first, end - first, out[begin - start : end - start])
+        first = last
+    if first != ref.rows:
+        raise BlockError(f"{ref.name}: the pieces hold {first} rows, the tensor {ref.rows}")
+
+
+def _join_columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int, out: Bytes) -> None:
+    if ref.type.planar:
+        raise BlockError(f"{ref.name}: rows of planar {ref.type} that are split over files must be decoded by piece")
+    left = 0
+    for span in ref.spans:
+        if span_rows(span) != ref.rows:
+            raise BlockError(f"{ref.name}: a piece of shape {span.shape} cannot be joined to {ref.shape}")
+        right = left + span_row_bytes(ref, span)
+        part = np.empty((stop - start, right - left), np.uint8)
+        _fill(checkpoint.files[span.file], ref, span, start, stop, part)
+        out[:, left:right] = part
+        left = right
+    if left != ref.row_bytes:
+        raise BlockError(f"{ref.name}: the pieces' rows hold {left} bytes, the tensor's {ref.row_bytes}")
+
+
+def _fill(source: Source, ref: TensorRef, span: Span, start: int, stop: int, out: Bytes) -> None:
+    if not out.size:
+        return
+    if span.strides is None:
+        source.read_into(span.offset + start * out.shape[1], _flat(out))
+        return
+    item = _item_bytes(ref.type, ref.name)
+    shape, strides = span.shape or (1,), span.strides or (1,)
+    done = 0
+    for begin, box in _boxes(shape[:-1], start, stop):
+        offset = span.offset + item * sum(i * s for i, s in zip(begin, strides[:-1], strict=True))
+        rows = prod(box)
+        target = out[done : done + rows].reshape(*box, shape[-1], item)
+        _gather(source, offset, (*box, shape[-1]), strides, item, target)
+        done += rows
+
+
+def _item_bytes(type: BlockType, name: str) -> int:
+    if type.elements != 1:
+        raise BlockError(f"{name}: blocks of {type} have no strides")
+    return type.block_bytes
+
+
+def _flat(array: Bytes) -> memoryview:
+    return array.reshape(-1).data
+
+
+def _boxes(shape: Sequence[int], start: int, stop: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The rows `start:stop` of an array of `shape`, counted in C order, as (first index, box) in that order."""
+    if not shape:
+        return [((), ())] if start < stop else []
+    inner = prod(shape[1:])
+    boxes = []
+    while start < stop:
+        index, rest = divmod(start, inner)
+        whole = (stop - start) // inner
+        if rest == 0 and whole:
+            boxes.append(((index, *[0] * (len(shape) - 1)), (whole, *shape[1:])))
+            start += whole * inner
+        else:
+            end = min(stop - index * inner, inner)
+            boxes.extend(((index, *at), (1, *box)) for at, box in _boxes(shape[1:], rest, end))
+            start = index * inner + end
+    return boxes
+
+
+def _gather(source: Source, offset: int, shape: Sequence[int], strides: Sequence[int], item: int, out: Bytes) -> None:
+    """Copy a strided box of items of `item` bytes at `offset` into `out` `(*shape, item)`, slab by slab."""
+    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
+    extent = reach * item
+    wanted = prod(size for size, stride in zip(shape, strides, strict=True) if stride) * item
+    if extent <= item or (extent <= SLAB and (extent <= SEEK or extent <= wanted * SPARSE)):
+        slab = np.empty(extent, np.uint8)
+        source.read_into(offset, _flat(slab))
+        steps = (*(stride * item for stride in strides), 1)
+        out[...] = np.lib.stride_tricks.as_strided(slab, out.shape, steps, writeable=False)
+        return
+    # The axis that reaches furthest is cut; what remains inside it is denser.
+    axis = max(range(len(shape)), key=lambda i: (shape[i] - 1) * strides[i])
+    inside = extent - (shape[axis] - 1) * strides[axis] * item
+    step = _cut(shape[axis], strides[axis] * item, inside)
+    for begin in range(0, shape[axis], step):
+        size = min(step, shape[axis] - begin)
+        box = (*shape[:axis], size, *shape[axis + 1 :])
+        part = out[(slice(None),) * axis + (slice(begin, begin + size),)]
+        _gather(source, offset + begin * strides[axis] * item, box, strides, item, part)
+
+
+def _cut(size: int, stride: int, inside: int) -> int:
+    """How many steps of `stride` bytes fit a slab, one when what lies between them is mostly unwanted."""
+    if stride > max(inside * SPARSE, SEEK):
+        return 1
+    return min(max(1, (SLAB - inside) // stride + 1), max(1, size // 2))
