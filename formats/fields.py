@@ -187,17 +187,18 @@ class Cursor:
         tails: list[int | float],
     ) -> None:
         buffer, pos = self._buffer, self._pos
-        behind = 0 if suffix is None else suffix.size
-        last = len(buffer) - prefix.size - behind
-        unpack, ahead = prefix.unpack_from, prefix.size
+        ahead, behind = prefix.size, 0 if suffix is None else suffix.size
+        stop = len(buffer) - behind
+        length, append = prefix.unpack_from, found.append
         for _ in range(count):
-            if pos > last:
+            begin = pos + ahead
+            if begin > stop:
                 break
-            size = unpack(buffer, pos)[0]
-            end = pos + ahead + size
-            if not 0 <= size <= limit or end + behind > len(buffer):
+            size = length(buffer, pos)[0]
+            end = begin + size
+            if not begin <= end <= stop or size > limit:
                 break
-            found.append(buffer[pos + ahead : end])
+            append(buffer[begin:end])
             if suffix is not None:
                 tails.append(suffix.unpack_from(buffer, end)[0])
             pos = end + behind
