@@ -1,0 +1,85 @@
+"""Plain number types that training checkpoints hold and ggml has no id for.
+
+Integers and booleans: masks, token counts, packed quantised weights. The two 8-bit floats are those of
+arXiv:2209.05433: E4M3 in its "FN" form (no infinity, NaN is S.1111.111) as torch.float8_e4m3fn, E5M2 as IEEE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from ggferry.quant.codec import Codec
+from ggferry.quant.registry import lazy
+from ggferry.quant.types import table
+
+if TYPE_CHECKING:
+    import numpy as np
+    from ggferry.quant.codec import Bytes, Floats
+else:
+    np = lazy("numpy")
+
+_INTEGERS = table(
+    """
+    BOOL - 1 x:u1
+    U8   - 1 x:u1
+    U16  - 1 x:u2
+    U32  - 1 x:u4
+    U64  - 1 x:u8
+    """,
+    quantised=False,
+)
+_FLOATS = table(
+    """
+    F8_E4M3 - 1 x:u1
+    F8_E5M2 - 1 x:u1
+    """
+)
+BOOL, U8, U16, U32, U64 = _INTEGERS.values()
+F8_E4M3, F8_E5M2 = _FLOATS.values()
+
+
+def _decode_integers(rows: Bytes, columns: int, *, dtype: str) -> Floats:
+    """Values beyond 2^24 are rounded to the nearest float32, as every conversion to float32 does."""
+    integers: Any = rows.view(dtype).reshape(len(rows), columns)
+    values: Floats = integers.astype(np.float32)
+    return values
+
+
+def _decode_bool(rows: Bytes, columns: int) -> Floats:
+    return (rows.reshape(len(rows), columns) != 0).astype(np.float32)
+
+
+def _decode_byte_floats(rows: Bytes, columns: int, *, values: Callable[[], Floats]) -> Floats:
+    decoded: Floats = values()[rows.reshape(len(rows), columns)]
+    return decoded
+
+
+@cache
+def _e5m2() -> Floats:
+    """All 256 values: E5M2 is the upper byte of a float16."""
+    halves: Any = np.arange(256, dtype="<u2") << 8
+    values: Floats = halves.view("<f2").astype(np.float32)
+    return values
+
+
+@cache
+def _e4m3() -> Floats:
+    """All 256 values: exponent bias 7, subnormals at exponent 0, S.1111.111 is NaN."""
+    codes = np.arange(128)
+    exponents, mantissas = codes >> 3, (codes & 7) / 8
+    values = np.where(exponents == 0, mantissas * 2.0**-6, (1 + mantissas) * 2.0 ** (exponents - 7.0))
+    values[127] = np.nan
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+CODECS = (
+    Codec(BOOL, _decode_bool),
+    Codec(U8, partial(_decode_integers, dtype="u1")),
+    Codec(U16, partial(_decode_integers, dtype="<u2")),
+    Codec(U32, partial(_decode_integers, dtype="<u4")),
+    Codec(U64, partial(_decode_integers, dtype="<u8")),
+    Codec(F8_E4M3, partial(_decode_byte_floats, values=_e4m3)),
+    Codec(F8_E5M2, partial(_decode_byte_floats, values=_e5m2)),
+)
