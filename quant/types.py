@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_ITEM_BYTES = {"u1": 1, "i1": 1, "u2": 2, "i2": 2, "f2": 2, "bf16": 2, "u4": 4, "i4": 4, "f4": 4, "u8": 8, "i8": 8, "f8": 8}
+_ITEM_BYTES = {"bf16": 2, "u1": 1, "i1": 1} | {f"{kind}{size}": size for kind in "uif" for size in (2, 4, 8)}
 
 
 class BlockError(ValueError):

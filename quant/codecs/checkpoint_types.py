@@ -48,7 +48,9 @@ def _decode_integers(rows: Bytes, columns: int, *, dtype: str) -> Floats:
 
 
 def _decode_bool(rows: Bytes, columns: int) -> Floats:
-    return (rows.reshape(len(rows), columns) != 0).astype(np.float32)
+    truths: Any = rows.reshape(len(rows), columns) != 0
+    values: Floats = truths.astype(np.float32)
+    return values
 
 
 def _decode_byte_floats(rows: Bytes, columns: int, *, values: Callable[[], Floats]) -> Floats:
