@@ -1,0 +1,72 @@
+"""Byte-level BPE's two secrets: the printable letter of every byte, and merges that follow from the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+PRINTABLE = (range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100))
+
+
+@cache
+def letters() -> tuple[str, ...]:
+    """The letter of each byte 0…255: printable Latin-1 as itself, the others from U+0100 on in order (GPT-2)."""
+    kept = {byte for run in PRINTABLE for byte in run}
+    moved = iter(range(0x100, 0x200))
+    return tuple(chr(byte) if byte in kept else chr(next(moved)) for byte in range(256))
+
+
+@cache
+def bytes_of_letters() -> Mapping[str, int]:
+    return {letter: byte for byte, letter in enumerate(letters())}
+
+
+def spell(data: bytes) -> str:
+    """Bytes in letters, as a 'gpt2' vocabulary spells its tokens."""
+    return data.decode("latin-1").translate(_TO_LETTERS)
+
+
+def unspell(text: str) -> bytes | None:
+    """The bytes that `text` spells, or None when a character is no letter of a byte."""
+    table = bytes_of_letters()
+    try:
+        return bytes(table[letter] for letter in text)
+    except KeyError:
+        return None
+
+
+_TO_LETTERS = dict(enumerate(letters()))
+
+
+def split_by_rank(token: bytes, ranks: Mapping[bytes, int], below: int) -> list[bytes]:
+    """What BPE makes of `token` when only merges of rank < `below` exist: two parts prove the merge of a token."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 1:
+        best, at = min((ranks.get(parts[i] + parts[i + 1], below), i) for i in range(len(parts) - 1))
+        if best >= below:
+            break
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+MAX_MERGED = 512  # bytes; the longest merged token known has 256 (a run of blanks in cl100k); beyond it none is tried
+
+
+def rebuild_merges(ranked: Iterable[tuple[bytes, int]]) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    """Merges of a vocabulary whose tokens stand in rank order, and the tokens that no merge of two parts explains.
+
+    `ranked`: (token, rank). The same derivation that Hugging Face uses for tiktoken files: the parts of a token are
+    what all earlier merges leave of it.
+    """
+    ranks = dict(ranked)
+    merges: list[tuple[bytes, bytes]] = []
+    unexplained: list[bytes] = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        if len(token) < 2:
+            continue
+        parts = split_by_rank(token, ranks, rank) if len(token) <= MAX_MERGED else []
+        if len(parts) == 2:
+            merges.append((parts[0], parts[1]))
+        else:
+            unexplained.append(token)
+    return merges, unexplained

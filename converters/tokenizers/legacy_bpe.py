@@ -1,0 +1,90 @@
+"""Legacy vocabularies of byte-level BPE: raw bytes in rank order → a 'gpt2' tokenizer with its merges rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ggferry.converters.tokenizers.base import Tokenizer, TokenType, unique
+from ggferry.converters.tokenizers.bytelevel import rebuild_merges, spell
+from ggferry.formats.checkpoint import RawVocab
+from ggferry.formats.errors import UnsupportedError
+
+# Special tokens told by their names alone, where a legacy file says nothing else
+ROLES: Mapping[str, tuple[bytes, ...]] = {
+    "bos": (b"<s>", b"<|begin_of_text|>", b"<|startoftext|>", b"<|endoftext|>"),
+    "eos": (b"</s>", b"<|end_of_text|>", b"<|endoftext|>"),
+    "unk": (b"<unk>",),
+    "pad": (b"<pad>", b"[PAD]", b"<|padding|>"),
+}
+MAX_UNEXPLAINED = 0.05  # share of tokens that no merge explains, above which the order is not that of the merges
+
+
+def is_byte_bpe(raw: RawVocab) -> bool:
+    """Whether this is `convert.py --vocabtype bpe` (2023-07-25 on): every byte a token, score -id."""
+    scores = raw.scores
+    return (
+        scores is not None
+        and all(score == -i for i, score in enumerate(scores))
+        and {bytes([value]) for value in range(256)} <= set(raw.tokens)
+    )
+
+
+def from_raw_bpe(raw: RawVocab, *, pre: str | None = None, path: str | None = None) -> Tokenizer:
+    """A 'gpt2' tokenizer of raw bytes in rank order; merges are taken from `raw` or rebuilt from that order.
+
+    `pre`: pre-tokenizer name, by default 'gpt-2': such files were made from vocab.json, the file of GPT-2's own
+    tokenizer class. Raises UnsupportedError when bytes are missing or the order cannot be that of the merges.
+    """
+    tokens = raw.tokens
+    missing = sorted({bytes([value]) for value in range(256)} - set(tokens))
+    if missing:
+        raise UnsupportedError(
+            "not a byte-level vocabulary: bytes without a token", path=path, found=missing[0]
+        )
+    first: dict[bytes, int] = {}
+    for i, token in enumerate(tokens):
+        first.setdefault(token, i)
+    merges = list(raw.merges or ())
+    unexplained: list[bytes] = []
+    if not merges:
+        merges, unexplained = rebuild_merges(first.items())
+        if len(unexplained) > 3 + MAX_UNEXPLAINED * len(tokens):
+            raise UnsupportedError(
+                f"{len(unexplained)} of {len(tokens)} tokens follow from no merge of earlier ones: their order is not "
+                "that of the merges, and the file does not hold the merges",
+                path=path,
+                found=unexplained[0],
+                hint="the model's tokenizer.json has them",
+            )
+    taken: set[str] = set()
+    texts, types = [], []
+    whole = frozenset(unexplained)
+    for i, token in enumerate(tokens):
+        named = token in whole
+        text = token.decode("utf-8", "surrogateescape") if named else spell(token)
+        again = first[token] != i or not token
+        texts.append(unique(f"[DUP{i}]" if again else text, taken))
+        types.append(TokenType.UNUSED if again else TokenType.CONTROL if _special(token, named) else
+                     TokenType.USER_DEFINED if named else TokenType.NORMAL)  # fmt: skip
+    ids = {
+        role: next(first[name] for name in names if name in whole) for role, names in ROLES.items() if whole & {*names}
+    }
+    notes = [f"byte-level BPE in rank order: {len(merges)} merges " + ("found" if raw.merges else "rebuilt from it")]
+    if pre is None:
+        notes.append("the file names no pre-tokenizer: 'gpt-2' assumed, as vocab.json belongs to GPT-2's tokenizer")
+    return Tokenizer(
+        model="gpt2",
+        pre=pre or "gpt-2",
+        tokens=tuple(texts),
+        types=tuple(types),
+        merges=tuple(f"{spell(left)} {spell(right)}" for left, right in merges),
+        ids=ids,
+        flags={"add_bos": False, "add_eos": False, "add_space_prefix": False},
+        notes=tuple(notes),
+        origins={"tokens": "the file's vocabulary", "merges": "the file" if raw.merges else "rebuilt from the ranks"}
+        | dict.fromkeys(ids, "the token's name"),
+    )
+
+
+def _special(token: bytes, named: bool) -> bool:
+    return named and (any(token in names for names in ROLES.values()) or (token[:2] == b"<|" and token[-2:] == b"|>"))
