@@ -82,6 +82,16 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class Checksum:
+    """The CRC-32 (zlib's) that a container states for `nbytes` at `offset` of file number `file`."""
+
+    file: int
+    offset: int
+    nbytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Everything a reader found.
 
@@ -106,6 +116,8 @@ class Checkpoint:
     dropped: tuple[Dropped, ...] = ()
     sidecars: Mapping[str, str] = field(default_factory=dict)
     """Files that stand beside the weights and belong to them: role ('config', 'tokenizer.model', …) → path."""
+    checksums: tuple[Checksum, ...] = ()
+    """What the container promises about its own bytes: read and compared by `formats.checksums`, not at open."""
 
     @property
     def path(self) -> str:

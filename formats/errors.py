@@ -100,6 +100,10 @@ class UnsupportedTypeError(UnsupportedError):
     """A tensor type that was removed from ggml or is not known."""
 
 
+class UnsafePickleError(UnsupportedError):
+    """A pickle that asks for something other than plain data and tensors. Nothing of it was run or imported."""
+
+
 class AmbiguousError(UnsupportedError):
     """More than one reading of the bytes fits; the candidates are named."""
 
@@ -148,6 +152,10 @@ class OverlapError(CorruptError):
 
 class InconsistentError(CorruptError):
     """Two places of one model contradict each other."""
+
+
+class ChecksumError(CorruptError):
+    """Bytes that do not have the checksum the container states for them."""
 
 
 class BadValueError(CorruptError):

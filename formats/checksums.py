@@ -1,0 +1,42 @@
+"""The sums a container states about its own bytes, compared with the bytes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import ChecksumError
+
+CHUNK = 4 << 20
+
+
+def verify_checksums(checkpoint: Checkpoint, budget: int = CHUNK, progress: Callable[[int], None] | None = None) -> int:
+    """Read every range that has a checksum, at most `budget` bytes at a time, and return how many bytes agreed.
+
+    `progress` is told the bytes of each chunk. Raises ChecksumError with the range's place at the first difference,
+    TruncatedError when a file has shrunk. A checkpoint without checksums gives 0: nothing was promised.
+    """
+    buffer = memoryview(bytearray(max(1, budget)))
+    checked = 0
+    for stated in sorted(checkpoint.checksums, key=lambda sum: (sum.file, sum.offset)):
+        source = checkpoint.files[stated.file]
+        crc, done = 0, 0
+        while done < stated.nbytes:
+            chunk = buffer[: min(len(buffer), stated.nbytes - done)]
+            source.read_into(stated.offset + done, chunk)
+            crc = zlib.crc32(chunk, crc)
+            done += len(chunk)
+            if progress is not None:
+                progress(len(chunk))
+        if crc != stated.crc32:
+            raise ChecksumError(
+                f"{stated.nbytes} bytes do not have the checksum their file states",
+                path=source.path,
+                offset=stated.offset,
+                found=f"CRC-32 {crc:08x}",
+                expected=f"{stated.crc32:08x}",
+                hint="the file was damaged after it was written: fetch it again",
+            )
+        checked += stated.nbytes
+    return checked

@@ -1,0 +1,101 @@
+"""JSON from hostile files: strict text, no key twice, bounded depth, our errors."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NoReturn
+
+from ggferry.formats.errors import CorruptError, DuplicateError, EncodingError, NotFoundError, OutOfRangeError
+from ggferry.formats.limits import MAX_JSON, MAX_JSON_DEPTH
+
+BOM = b"\xef\xbb\xbf"
+
+
+def load_json(path: str, cap: int = MAX_JSON) -> Any:
+    """The value in the JSON file `path` of at most `cap` bytes.
+
+    A byte-order mark is skipped and NaN and Infinity are read (transformers writes them into config.json). Raises
+    NotFoundError, OutOfRangeError (too large), EncodingError (not UTF-8, not JSON), DuplicateError (a key twice).
+    """
+    try:
+        size = os.path.getsize(path)
+        if size > cap:
+            raise OutOfRangeError("too large for a JSON file of its kind", path=path, found=size, expected=f"≤ {cap}")
+        with open(path, "rb") as file:
+            data = file.read(cap + 1)
+    except OSError as error:
+        raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+    skipped = len(BOM) if data.startswith(BOM) else 0
+    return parse_json(data[skipped:], path, skipped, constants=True)
+
+
+def load_object(path: str, cap: int = MAX_JSON) -> dict[str, Any]:
+    """`load_json`, whose value must be an object."""
+    value = load_json(path, cap)
+    if not isinstance(value, dict):
+        raise CorruptError("is not a JSON object", path=path, found=type(value).__name__, expected="{…}")
+    return value
+
+
+def parse_json(data: bytes, path: str, offset: int = 0, *, constants: bool = False) -> Any:
+    """The JSON value that is all of `data`, which stands at `offset` of `path`.
+
+    `constants`: NaN, Infinity and -Infinity are read. Raises EncodingError or DuplicateError.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EncodingError("JSON text is not UTF-8", path=path, offset=offset + error.start) from None
+
+    def refuse_constant(word: str) -> NoReturn:
+        raise EncodingError("not a JSON number", path=path, offset=offset, found=word)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            place = data.rfind(json.dumps(twice, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+            raise DuplicateError("a JSON key twice in one object", path=path, offset=offset + max(place, 0), found=twice)
+        return table
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=None if constants else refuse_constant)
+    except json.JSONDecodeError as error:
+        place = offset + len(text[: error.pos].encode())
+        raise EncodingError(f"not JSON: {error.msg}", path=path, offset=place) from None
+    except RecursionError:
+        raise EncodingError("JSON nested too deep", path=path, offset=offset, expected=MAX_JSON_DEPTH) from None
+    except ValueError as error:  # an integer of more than sys.get_int_max_str_digits() digits
+        raise EncodingError(f"not JSON we read: {error}", path=path, offset=offset) from None
+    _check_tree(value, path, offset, surrogates="\\u" in text)
+    return value
+
+
+def _check_tree(value: Any, path: str, offset: int, *, surrogates: bool) -> None:
+    """Depth is bounded, and no string holds half a character (`surrogates`: an escape could have made one)."""
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_JSON_DEPTH:
+            raise EncodingError("JSON nested too deep", path=path, offset=offset, expected=f"≤ {MAX_JSON_DEPTH} levels")
+        depth += 1
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+                if surrogates:
+                    below.extend(item)
+            elif isinstance(item, list):
+                below.extend(item)
+            elif surrogates and isinstance(item, str) and not _is_text(item):
+                raise EncodingError("half of a UTF-16 pair in JSON text", path=path, offset=offset, found=repr(item))
+        level = below
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
