@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ggferry.formats import limits
-from ggferry.formats.errors import CorruptError, MissingError, OutOfRangeError, TruncatedError, UsageError
+from ggferry.formats.errors import GgferryError, MissingError, OutOfRangeError, TruncatedError, UsageError
 from ggferry.formats.sources import Source
 
 CODES = {
@@ -25,7 +25,7 @@ _NUMBER = {
 _FIRST_WINDOW = 1 << 16
 _LAST_WINDOW = 1 << 22
 
-Error = TypeVar("Error", bound=CorruptError)
+Error = TypeVar("Error", bound=GgferryError)
 
 
 class Cursor:

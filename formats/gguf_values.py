@@ -57,3 +57,46 @@ def string(value: str) -> Value:
 
 def array(items: ValueType, data: Sequence[Any]) -> Value:
     return Value(ValueType.ARRAY, tuple(data), items)
+
+
+def i32(value: int) -> Value:
+    return Value(ValueType.INT32, int(value))
+
+
+def u16(value: int) -> Value:
+    return Value(ValueType.UINT16, int(value))
+
+
+def u64(value: int) -> Value:
+    return Value(ValueType.UINT64, int(value))
+
+
+NUMBER_CODES = {
+    ValueType.UINT8: "u8", ValueType.UINT16: "u16", ValueType.UINT32: "u32", ValueType.UINT64: "u64",
+    ValueType.INT8: "i8", ValueType.INT16: "i16", ValueType.INT32: "i32", ValueType.INT64: "i64",
+    ValueType.FLOAT32: "f32", ValueType.FLOAT64: "f64",
+}  # fmt: skip
+"""The value types that are plain numbers, as `formats.fields` codes."""
+
+KEY_PATTERN = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
+"""Metadata keys that are read and written. The specification wants lower_snake_case segments joined by dots; hyphens
+are in the keys of current architectures (`gpt-oss.block_count`) and gguf-py keeps the upper case of chat template names
+(`tokenizer.chat_template.{name}`)."""
+
+DEFAULT_ALIGNMENT = 32
+"""GGUF_DEFAULT_ALIGNMENT: where `general.alignment` is absent."""
+ALIGNMENT_KEY = "general.alignment"
+
+COUNT_CODES = {1: "u32", 2: "u64", 3: "u64"}
+"""Type of every count, length and dimension by GGUF version (llama.cpp #2821 widened them in v2). Tensor offsets are
+u64 in all three, type numbers u32."""
+
+
+def is_alignment(value: int) -> bool:
+    """What tensor data may be aligned to: a multiple of 8 (the specification) or a power of two (ggml)."""
+    return value > 0 and (value % 8 == 0 or value & (value - 1) == 0)
+
+
+def align(offset: int, alignment: int) -> int:
+    """The next multiple of `alignment` from `offset` on."""
+    return -(-offset // alignment) * alignment

@@ -1,0 +1,103 @@
+"""GGUF models that llama-gguf-split and gguf-py cut into NAME-00001-of-0000N.gguf, as one checkpoint.
+
+Each shard is a GGUF file of its own: the first holds all metadata, every one holds `split.no` (from 0), `split.count`
+and `split.tensors.count` (llama.cpp, tools/gguf-split; gguf-py, add_shard_kv_data).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ggferry.formats import limits
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.errors import DuplicateError, InconsistentError, NotFoundError, OutOfRangeError
+from ggferry.formats.gguf_values import ALIGNMENT_KEY
+from ggferry.formats.sources import LocalFile, Source
+
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+Parse = Callable[[Source, int], Checkpoint]
+
+
+def shard_number(path: str) -> int:
+    """The number from 0 that the name gives a shard; 0 for any other name."""
+    match = _SHARD.fullmatch(path)
+    return max(0, int(match["number"]) - 1) if match else 0
+
+
+def shard_paths(path: str, count: object) -> list[str]:
+    """The names of all shards beside the one at `path`, which says that there are `count`. Raises NotFoundError for
+    a name that tells no siblings and for an absent sibling, OutOfRangeError for an impossible count."""
+    if not isinstance(count, int) or not 2 <= count <= limits.MAX_SHARDS:
+        raise OutOfRangeError("split.count", path=path, found=count, expected=f"0..{limits.MAX_SHARDS}")
+    match = _SHARD.fullmatch(path)
+    if match is None or int(match["count"]) != count:
+        raise NotFoundError(
+            "the other shards of this split model cannot be found by this file's name",
+            path=path,
+            expected=f"NAME-00001-of-{count:05}.gguf",
+            hint="give the shards the names they were made with",
+        )
+    paths = [f"{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    for name in paths:
+        if not os.path.exists(name):
+            raise NotFoundError(f"a shard of {os.path.basename(path)} is missing", path=name)
+    return paths
+
+
+def open_shards(found: Checkpoint, number: int, parse: Parse) -> Checkpoint:
+    """All shards as one checkpoint, `found` being shard `number`. `parse(source, file)` reads a single file."""
+    shards = {number: found}
+    try:
+        for other, path in enumerate(shard_paths(found.path, found.metadata["split.count"].data)):
+            if other != number:
+                shards[other] = parse(LocalFile(path), other)
+        return _join([shards[key] for key in sorted(shards)])
+    except BaseException:
+        for shard in shards.values():
+            shard.close()
+        raise
+
+
+def _join(shards: Sequence[Checkpoint]) -> Checkpoint:
+    """Metadata, header and alignment of the first, tensors, files and notes of all."""
+    first = shards[0]
+    tensors: dict[str, TensorRef] = {}
+    for number, shard in enumerate(shards):
+        _check(shard, number, first)
+        for tensor in shard.tensors.values():
+            if tensor.name in tensors:
+                raise DuplicateError(f"tensor {tensor.name!r} is in an earlier shard too", path=shard.path)
+            tensors[tensor.name] = tensor
+    total = first.metadata.get("split.tensors.count")
+    if total is not None and total.data != len(tensors):
+        raise InconsistentError("split.tensors.count", path=first.path, found=total.data, expected=len(tensors))
+    files = tuple(shard.files[0] for shard in shards)
+    notes = tuple(f"{os.path.basename(shard.path)}: {note}" for shard in shards for note in shard.notes)
+    return replace(first, tensors=tensors, files=files, notes=notes)
+
+
+def _check(shard: Checkpoint, number: int, first: Checkpoint) -> None:
+    """Raises InconsistentError when the shard is not number `number` of the model `first` begins."""
+    for key, expected in (("split.no", number), ("split.count", first.metadata["split.count"].data)):
+        value = shard.metadata.get(key)
+        if value is None or value.data != expected:
+            found = "nothing" if value is None else value.data
+            raise InconsistentError(
+                f"{key} contradicts the file's name", path=shard.path, found=found, expected=expected
+            )
+    if shard.big_endian != first.big_endian:
+        raise InconsistentError("shards of different byte order", path=shard.path)
+    own = ("split.no", ALIGNMENT_KEY)
+    differing = [key for key, value in shard.metadata.items() if key not in own and first.metadata.get(key) != value]
+    if differing:
+        message = "metadata that differs from the first shard's"
+        raise InconsistentError(message, path=shard.path, found=shortened(differing))
+
+
+def shortened(names: Sequence[str], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,393 @@
+"""GGUF v1, v2 and v3, either byte order, whole or split into shards.
+
+Structure: the GGUF specification ("File Structure"). v1: counts, lengths and dimensions are u32 and everything else is
+as in v2, padding included (llama.cpp 6381d4e11 … #2821; ggml f03d74aa). Nothing here reads tensor data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ggferry.formats import limits
+from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
+from ggferry.formats.errors import (
+    DuplicateError,
+    EncodingError,
+    MissingError,
+    OutOfRangeError,
+    OverlapError,
+    ShapeError,
+    TrailingBytesError,
+    TruncatedError,
+    UnknownFormatError,
+    UnsupportedTypeError,
+    UnsupportedVersionError,
+)
+from ggferry.formats.fields import Cursor, Struct
+from ggferry.formats.gguf_shards import open_shards, shard_number, shortened
+from ggferry.formats.gguf_values import (
+    ALIGNMENT_KEY,
+    COUNT_CODES,
+    DEFAULT_ALIGNMENT,
+    KEY_PATTERN,
+    NUMBER_CODES,
+    Value,
+    ValueType,
+    align,
+    is_alignment,
+)
+from ggferry.formats.reader import HeaderLayout, Match, Reader, describe
+from ggferry.formats.sources import LocalFile, Source
+from ggferry.quant.codec import types_by_id
+from ggferry.quant.types import BlockError, BlockType
+
+MAGIC = b"GGUF"
+COUNTS = {
+    version: Struct(
+        f"GGUF v{version} header",
+        f"""
+        tensor_count      {code} 0..MAX_TENSORS tensors in this file
+        metadata_kv_count {code} 0..MAX_KV      metadata keys
+        """,
+    )
+    for version, code in ((1, "u32"), (2, "i64"), (3, "i64"))  # i64 as gguf.cpp reads them: -1 is shown as such
+}
+ERAS = {
+    1: "the first GGUF of August 2023; llama.cpp reads it no more since November 2023 (#3901)",
+    2: "GGUF of September and October 2023",
+    3: "GGUF since October 2023",
+}
+REMOVED_TYPES = {
+    4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
+}  # fmt: skip
+LEGACY_MAGICS = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "ggla (a LoRA adapter)", b"ccgg": "ggcc"}
+
+_KEY = re.compile(KEY_PATTERN)
+
+
+def probe(head: bytes, path: str, size: int) -> Match | None:
+    """Claims files that begin with the magic (any case, or cut within it: `open` then says what is wrong)."""
+    if head[:4] == MAGIC and len(head) >= 8:
+        return Match("gguf", _version_of(head[4:8])[0])
+    if head and (head[:4].upper() == MAGIC or MAGIC.startswith(head[:4])):
+        return Match("gguf")
+    return None
+
+
+def open_gguf(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
+    """The checkpoint at `path`; given any shard of a split model, all its shards as one.
+
+    Metadata values are `gguf_values.Value`. Raises NotFoundError (also for an absent shard), UnsupportedVersionError,
+    UnsupportedTypeError or a CorruptError.
+    """
+    number = shard_number(path)
+    found = parse(LocalFile(path), number)
+    count = found.metadata.get("split.count")
+    if count is not None and count.data not in (0, 1):  # llama-gguf-split --merge leaves 0
+        return open_shards(found, number, parse)
+    if number:  # a name like a shard's, and nothing in the file that says so
+        found.close()
+        return parse(LocalFile(path))
+    return found
+
+
+def parse(source: Source, file: int = 0) -> Checkpoint:
+    """The checkpoint in one file; `file` is the number its spans carry. Closes `source` when it raises."""
+    try:
+        return _Parser(source).checkpoint(file)
+    except BaseException:
+        source.close()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Info:
+    """A line of the tensor table. `at`: where it stands; `offset`: of its data, relative to the data section."""
+
+    name: str
+    type: BlockType
+    shape: tuple[int, ...]
+    nbytes: int
+    offset: int
+    at: int
+
+
+class _Parser:
+    def __init__(self, source: Source) -> None:
+        self.notes: list[str] = []
+        self.undecodable: list[str] = []
+        self.version, big_endian = _version(source)
+        self.cursor = Cursor(source, 8, big_endian)
+        self.count_code = COUNT_CODES[self.version]
+        self.header: dict[str, Any] = {"version": self.version, **COUNTS[self.version].read(self.cursor)}
+        if big_endian and self.version < 3:
+            self.notes.append(f"big-endian, which GGUF v{self.version} does not provide for")
+
+    def checkpoint(self, file: int) -> Checkpoint:
+        cursor = self.cursor
+        metadata = self.metadata()
+        alignment = self.alignment(metadata)
+        self.header["tensor_info_offset"] = cursor.offset
+        infos = self.infos()
+        start = self.data_offset(alignment, bool(infos))
+        self.header["data_offset"] = start
+        self.check_spans(infos, start, alignment)
+        self.check_architecture(metadata, bool(infos))
+        if self.undecodable:
+            self.notes.append(f"not UTF-8, kept byte for byte: {shortened(self.undecodable)}")
+        big = cursor.big_endian
+        tensors = {
+            i.name: TensorRef(i.name, i.type, i.shape, (Span(file, start + i.offset, i.shape),), big_endian=big)
+            for i in infos
+        }
+        return Checkpoint(
+            container="gguf",
+            version=self.version,
+            files=(cursor.source,),
+            tensors=tensors,
+            header=self.header,
+            metadata=metadata,
+            era=ERAS[self.version],
+            big_endian=big,
+            alignment=alignment,
+            notes=tuple(self.notes),
+        )
+
+    def metadata(self) -> dict[str, Value]:
+        count = self.header["metadata_kv_count"]
+        width = 4 if self.version == 1 else 8
+        self.cursor.require(count * (width + 1 + 4 + 1), f"{count} metadata keys")
+        found: dict[str, Value] = {}
+        self.header["metadata_offsets"] = offsets = {}
+        for _ in range(count):
+            at = self.cursor.offset
+            key = self.key()
+            if key in found:
+                raise self.cursor.error(DuplicateError, f"metadata key {key!r} a second time", at)
+            offsets[key] = at
+            found[key] = self.value(key, self.value_type(f"type of {key!r}"))
+        return found
+
+    def key(self) -> str:
+        cursor = self.cursor
+        at = cursor.offset
+        size = cursor.integer(self.count_code, "length of a metadata key", 1, limits.MAX_KEY)
+        raw = cursor.take(size, "a metadata key")
+        key = raw.decode("ascii", "replace")
+        if not _KEY.fullmatch(key):
+            raise cursor.error(EncodingError, "metadata key", at, found=raw, expected="lower_snake_case.parts in ASCII")
+        if key != key.lower():
+            self.notes.append(f"metadata key {key!r} is not lower case")
+        return key
+
+    def value_type(self, what: str) -> ValueType:
+        at = self.cursor.offset
+        number = self.cursor.integer("u32", what)
+        try:
+            return ValueType(number)
+        except ValueError:
+            raise self.cursor.error(OutOfRangeError, what, at, found=number, expected="0..12") from None
+
+    def value(self, key: str, kind: ValueType, depth: int = 0) -> Value:
+        cursor = self.cursor
+        if kind in NUMBER_CODES:
+            return Value(kind, cursor.number(NUMBER_CODES[kind], f"value of {key!r}"))
+        if kind is ValueType.BOOL:
+            return Value(kind, self.bools(key, 1)[0])
+        if kind is ValueType.STRING:
+            raw = cursor.string(self.count_code, f"value of {key!r}", limits.MAX_STRING)
+            return Value(kind, self.texts(key, [raw])[0])
+        if depth == limits.MAX_ARRAY_DEPTH:
+            raise cursor.error(OutOfRangeError, f"nesting of arrays in {key!r}", found=depth + 1, expected=f"≤ {depth}")
+        return self.array(key, depth + 1)
+
+    def array(self, key: str, depth: int) -> Value:
+        cursor = self.cursor
+        items = self.value_type(f"element type of {key!r}")
+        count = cursor.integer(self.count_code, f"length of {key!r}", 0, limits.MAX_ARRAY)
+        data: Sequence[Any]
+        if items in NUMBER_CODES:
+            data = cursor.numbers(NUMBER_CODES[items], count, f"elements of {key!r}")
+        elif items is ValueType.BOOL:
+            data = self.bools(key, count)
+        elif items is ValueType.STRING:
+            label = f"element of {key!r}"
+            data = self.texts(key, cursor.strings(count, self.count_code, label, limits.MAX_STRING))
+        else:
+            if depth == 1:
+                self.notes.append(f"{key!r} is an array of arrays: the specification allows it, llama.cpp refuses it")
+            cursor.require(count * (8 if self.version == 1 else 12), f"elements of {key!r}")
+            data = [self.value(key, items, depth) for _ in range(count)]
+        return Value(ValueType.ARRAY, tuple(data), items)
+
+    def bools(self, key: str, count: int) -> tuple[bool, ...]:
+        at = self.cursor.offset
+        raw = self.cursor.take(count, f"value of {key!r}")
+        if raw.translate(None, b"\0\1"):
+            index = next(i for i, byte in enumerate(raw) if byte > 1)
+            raise self.cursor.error(
+                OutOfRangeError, f"boolean in {key!r}", at + index, found=raw[index], expected="0 or 1"
+            )
+        return tuple(map(bool, raw))
+
+    def texts(self, key: str, raw: list[bytes]) -> list[str]:
+        try:
+            return [item.decode() for item in raw]
+        except UnicodeDecodeError:
+            self.undecodable.append(key)
+            return [item.decode(errors="surrogateescape") for item in raw]
+
+    def alignment(self, metadata: Mapping[str, Value]) -> int:
+        value = metadata.get(ALIGNMENT_KEY)
+        if value is None:
+            return DEFAULT_ALIGNMENT
+        at = self.header["metadata_offsets"][ALIGNMENT_KEY]
+        if value.type is not ValueType.UINT32:
+            raise self.cursor.error(
+                OutOfRangeError, f"type of {ALIGNMENT_KEY}", at, found=value.type.name, expected=ValueType.UINT32.name
+            )
+        alignment = int(value.data)
+        if not is_alignment(alignment) or alignment > limits.MAX_ALIGNMENT:
+            expected = f"a power of two or a multiple of 8, at most {limits.MAX_ALIGNMENT}"
+            raise self.cursor.error(OutOfRangeError, ALIGNMENT_KEY, at, found=alignment, expected=expected)
+        if alignment % 8 or alignment & (alignment - 1):
+            rule = "the specification wants a multiple of 8" if alignment % 8 else "ggml wants a power of two"
+            self.notes.append(f"alignment {alignment}: {rule}")
+        return alignment
+
+    def infos(self) -> list[_Info]:
+        count = self.header["tensor_count"]
+        smallest = 25 if self.version == 1 else 33  # name of one byte, one dimension
+        self.cursor.require(count * smallest, f"{count} lines of the tensor table")
+        types = types_by_id()
+        names: set[str] = set()
+        infos = []
+        for number in range(count):
+            info = self.info(number, types)
+            if info.name in names:
+                raise self.cursor.error(DuplicateError, f"tensor name {info.name!r} a second time", info.at)
+            names.add(info.name)
+            infos.append(info)
+        return infos
+
+    def info(self, number: int, types: Mapping[int, BlockType]) -> _Info:
+        cursor, at = self.cursor, self.cursor.offset
+        name = self.tensor_name(number)
+        what = f"tensor {number} {name!r}"
+        n_dims = cursor.integer("u32", f"{what}: number of dimensions", 1, limits.MAX_DIMS)
+        code = self.count_code
+        ne = [cursor.integer(code, f"{what}: dimension {i}", 1, limits.MAX_DIM) for i in range(n_dims)]
+        place = cursor.offset
+        type_id = cursor.integer("u32", f"{what}: type")
+        kind = types.get(type_id)
+        if kind is None:
+            raise self.unknown_type(what, type_id, place)
+        shape = tuple(reversed(ne))
+        try:
+            nbytes = kind.nbytes(shape)
+        except BlockError as error:
+            raise cursor.error(ShapeError, f"{what}: {error}", at) from None
+        return _Info(name, kind, shape, nbytes, cursor.integer("u64", f"{what}: offset"), at)
+
+    def tensor_name(self, number: int) -> str:
+        cursor, at = self.cursor, self.cursor.offset
+        what = f"name of tensor {number}"
+        raw = cursor.take(cursor.integer(self.count_code, f"length of the {what}", 1, limits.MAX_GGUF_NAME), what)
+        try:
+            name = raw.decode()
+        except UnicodeDecodeError:
+            name = ""
+        if not name.isprintable() or not name:
+            raise cursor.error(EncodingError, what, at, found=raw, expected="printable UTF-8")
+        return name
+
+    def unknown_type(self, what: str, type_id: int, at: int) -> UnsupportedTypeError:
+        if type_id not in REMOVED_TYPES:
+            return self.cursor.error(
+                UnsupportedTypeError, f"{what}: type", at, found=type_id, expected="one of ggml's types"
+            )
+        return self.cursor.error(
+            UnsupportedTypeError,
+            f"{what}: type {REMOVED_TYPES[type_id]} was removed from ggml",
+            at,
+            found=type_id,
+            hint="quantise the original model again",
+        )
+
+    def data_offset(self, alignment: int, has_data: bool) -> int:
+        """Passes over the padding behind the tensor table. Without tensors a file may end before it (gguf-py)."""
+        start = align(self.cursor.offset, alignment)
+        size = start - self.cursor.offset
+        if not has_data:
+            size = min(size, self.cursor.remaining)
+        if any(self.cursor.take(size, "the padding behind the tensor table")):
+            self.notes.append("the padding behind the tensor table is not zero")
+        return start
+
+    def check_spans(self, infos: list[_Info], start: int, alignment: int) -> None:
+        """The data section must be covered by the tensors, each padded, without overlap, gap or remainder."""
+        ordered = sorted(infos, key=lambda info: info.offset)
+        if ordered != infos:
+            self.notes.append("the tensor table is not in the order of the data, which ggml refuses")
+        size, end, last = self.cursor.source.size, 0, "the start of the data"
+        for info in ordered:
+            if info.offset != end:
+                raise self.misplaced(info, end, last, alignment)
+            if start + info.offset + info.nbytes > size:
+                message = f"the file ends inside tensor {info.name!r}"
+                at, found = start + info.offset, f"{max(0, size - start - info.offset)} bytes"
+                raise self.cursor.error(TruncatedError, message, at, found, f"{info.nbytes} bytes")
+            end, last = align(info.offset + info.nbytes, alignment), repr(info.name)
+        if size > start + end:
+            message, found = "bytes that no tensor claims", f"{size - start - end} bytes"
+            raise self.cursor.error(TrailingBytesError, message, start + end, found, "the end of the file")
+        if ordered and size < start + end:
+            self.notes.append("the padding behind the last tensor is missing")
+
+    def misplaced(self, info: _Info, end: int, last: str, alignment: int) -> OverlapError:
+        if info.offset % alignment:
+            fault = f"is not aligned to {alignment}"
+        else:
+            fault = f"overlaps {last}" if info.offset < end else f"leaves a gap behind {last}"
+        message = f"data of tensor {info.name!r} {fault}: offset"
+        return self.cursor.error(OverlapError, message, info.at, found=info.offset, expected=end)
+
+    def check_architecture(self, metadata: Mapping[str, Value], has_data: bool) -> None:
+        """Required by the specification; what is not a model (`general.type` imatrix) and later shards lack it."""
+        value = metadata.get("general.architecture")
+        if value is not None and value.type is not ValueType.STRING:
+            at = self.header["metadata_offsets"]["general.architecture"]
+            found = value.type.name
+            raise self.cursor.error(OutOfRangeError, "type of general.architecture", at, found, ValueType.STRING.name)
+        other = metadata.get("general.type", Value(ValueType.STRING, "model")).data != "model"
+        later = metadata.get("split.no", Value(ValueType.UINT16, 0)).data != 0
+        if value is None and has_data and not other and not later:
+            raise self.cursor.error(MissingError, "no general.architecture: nothing says what model this is", 8)
+
+
+def _version_of(raw: bytes) -> tuple[int, bool]:
+    """Version and whether its bytes are big-endian, told as gguf.cpp and gguf-py do: no version reaches 2^16, so low
+    bits of zero are the high bits of the other order."""
+    swapped = raw[:2] == b"\0\0" and raw != b"\0\0\0\0"
+    return int.from_bytes(raw, "big" if swapped else "little"), swapped
+
+
+def _version(source: Source) -> tuple[int, bool]:
+    cursor = Cursor(source)
+    magic = source.read(0, min(4, source.size))
+    if magic != MAGIC and not MAGIC.startswith(magic):
+        legacy = LEGACY_MAGICS.get(magic)
+        found = f"the magic of {legacy}" if legacy else describe(source.read(0, min(64, source.size)), source.path)
+        raise cursor.error(UnknownFormatError, "not a GGUF file", found=found, expected="the magic GGUF")
+    cursor.skip(4, "the magic")
+    version, swapped = _version_of(cursor.take(4, "the version"))
+    if version not in COUNTS:
+        raise cursor.error(UnsupportedVersionError, "GGUF version", 4, found=version, expected="1, 2 or 3")
+    return version, swapped
+
+
+SPEC = Reader("gguf", probe, open_gguf)
