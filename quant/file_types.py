@@ -1,0 +1,177 @@
+"""`general.file_type`: the number that says of what a file is mostly made, and how to find the right one.
+
+Sources: the GGUF specification for 0–18, `facts/today.md` §8 for 19–41 and 1024, §4 for the mixtures. The `ftype` of
+LLaMA-family legacy headers has the same numbers; ggml's own examples number 10–14 differently (`facts/legacy-other.md`
+§0.1), which is one more reason why a stated number is believed only when the tensors agree with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+GUESSED = 1024
+"""LLAMA_FTYPE_GUESSED: no entry describes the file (all tensors i32, say)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileType:
+    """One value of `general.file_type`.
+
+    `name`: as llama-quantize and file names spell it ('Q4_K_M'; ALL_ and MOSTLY_ are cut). `main`: the block types
+    that may dominate such a file, the recipe's own first. `mixture`: other types the recipe gives to whole roles,
+    which outnumber the main one in some architectures. `removed`: no GGUF of today can hold it. `plain`: it is what
+    its main type means when nothing else is known.
+    """
+
+    id: int
+    name: str
+    main: tuple[str, ...]
+    mixture: frozenset[str] = frozenset()
+    removed: bool = False
+    plain: bool = False
+
+
+def _table(text: str) -> dict[int, FileType]:
+    """Lines `ID NAME MAIN… [| MIXTURE…]`; `-` before a removed id, `+` before the one its main type means."""
+    types = {}
+    for line in text.strip().splitlines():
+        head, _, mixture = line.partition("|")
+        number, name, *main = head.split()
+        id = abs(int(number))
+        types[id] = FileType(id, name, tuple(main), frozenset(mixture.split()), "-" in number, "+" in number)
+    return types
+
+
+FILE_TYPES: Mapping[int, FileType] = _table("""
+    +0   F32            F32
+    +1   F16            F16
+    +2   Q4_0           Q4_0
+    +3   Q4_1           Q4_1
+    4    Q4_1_SOME_F16  Q4_1
+    -5   Q4_2           Q4_2
+    -6   Q4_3           Q4_3
+    +7   Q8_0           Q8_0
+    +8   Q5_0           Q5_0
+    +9   Q5_1           Q5_1
+    +10  Q2_K           Q2_K     | Q3_K Q4_K
+    11   Q3_K_S         Q3_K
+    12   Q3_K_M         Q3_K     | Q4_K Q5_K
+    13   Q3_K_L         Q3_K     | Q4_K Q5_K
+    14   Q4_K_S         Q4_K     | Q5_K
+    15   Q4_K_M         Q4_K     | Q5_K Q6_K
+    16   Q5_K_S         Q5_K
+    17   Q5_K_M         Q5_K     | Q6_K
+    +18  Q6_K           Q6_K
+    +19  IQ2_XXS        IQ2_XXS  | Q2_K Q4_K
+    +20  IQ2_XS         IQ2_XS   | Q2_K Q4_K
+    21   Q2_K_S         Q2_K     | Q4_K
+    22   IQ3_XS         IQ3_S IQ3_XXS | Q4_K
+    +23  IQ3_XXS        IQ3_XXS  | IQ3_S IQ2_S Q3_K Q4_K
+    +24  IQ1_S          IQ1_S    | IQ2_XXS Q2_K Q4_K
+    +25  IQ4_NL         IQ4_NL   | Q5_K
+    +26  IQ3_S          IQ3_S    | Q4_K
+    27   IQ3_M          IQ3_S    | Q4_K
+    28   IQ2_S          IQ2_XS IQ2_S | IQ3_S Q4_K
+    29   IQ2_M          IQ2_S    | IQ3_S Q4_K
+    +30  IQ4_XS         IQ4_XS   | Q5_K
+    +31  IQ1_M          IQ1_M    | IQ2_XXS Q2_K Q4_K
+    +32  BF16           BF16
+    -33  Q4_0_4_4       Q4_0_4_4
+    -34  Q4_0_4_8       Q4_0_4_8
+    -35  Q4_0_8_8       Q4_0_8_8
+    +36  TQ1_0          TQ1_0    | Q4_K
+    +37  TQ2_0          TQ2_0    | Q4_K
+    +38  MXFP4_MOE      MXFP4    | Q8_0
+    +39  NVFP4          NVFP4
+    +40  Q1_0           Q1_0
+    +41  Q2_0           Q2_0     | Q4_K
+    1024 GUESSED        -
+""")
+
+_BY_NAME = {entry.name: entry.id for entry in FILE_TYPES.values()}
+_ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}  # llama-quantize's
+
+Types = Mapping[str, tuple[str, int]]
+
+
+def file_type_name(id: int) -> str:
+    """The name of a file type, as it stands in file names: 15 → 'Q4_K_M'. An unknown id gives 'TYPE_<id>'."""
+    entry = FILE_TYPES.get(id)
+    return f"TYPE_{id}" if entry is None else entry.name
+
+
+def parse_file_type(text: str) -> int | None:
+    """The id of a name in any of its spellings ('q4_k_m', 'MOSTLY_Q4_K_M', 'ALL_F32', 'Q4_K'), or None."""
+    name = text.strip().upper().removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
+    return _BY_NAME.get(_ALIASES.get(name, name))
+
+
+def file_type_of(types: Types, stated: int | None = None) -> int:
+    """The `general.file_type` of a file with these tensors: what is in it, not what was asked for.
+
+    `types`: name in GGUF → (name of the block type, elements), of every tensor with two or more dimensions (vectors
+    are F32 in every recipe and say nothing). `stated`: the recipe asked for, or the source header's ftype; it is kept
+    only when the tensors bear it out, because it tells apart what types alone cannot (Q4_K_S and Q4_K_M). Without any
+    tensor a stated value stands unopposed; nothing stated gives 0.
+    """
+    counts: Counter[str] = Counter()
+    for block_type, elements in types.values():
+        counts[block_type] += elements
+    if stated is not None and _borne_out(stated, types, counts):
+        return stated
+    if not counts:
+        return 0
+    for block_type, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if block_type in _DERIVED:
+            return _DERIVED[block_type](types)
+    return GUESSED
+
+
+def _borne_out(stated: int, types: Types, counts: Mapping[str, int]) -> bool:
+    entry = FILE_TYPES.get(stated)
+    if entry is None or entry.removed or stated == GUESSED:
+        return False
+    if not counts:
+        return True
+    if stated == 4 and "F16" not in counts:
+        return False
+    main = max(counts.get(name, 0) for name in entry.main)
+    above = {name for name, elements in counts.items() if elements > main}
+    # In GPT-NeoX the Q2_K recipe gives Q3_K to the fused qkv, the attention output and ffn_down: two thirds of the
+    # weights. Such a file is what every llama.cpp calls Q2_K; its main type keeps the ffn_up third.
+    return main > 0 and (not above or (above <= entry.mixture and 4 * main >= sum(counts.values())))
+
+
+def _always(id: int) -> Callable[[Types], int]:
+    return lambda types: id
+
+
+def _q3_k(types: Types) -> int:
+    found = Counter(block_type for name, (block_type, _) in types.items() if ".ffn_down" in name)
+    if found["Q5_K"] > found["Q4_K"]:
+        return 13
+    return 12 if found["Q4_K"] or found["Q5_K"] else 11
+
+
+def _with_q6_k(medium: int, small: int) -> Callable[[Types], int]:
+    """The _M recipes give Q6_K to half of the attn_v (or fused qkv) and ffn_down tensors; the _S ones never do."""
+    roles = (".attn_v.", ".attn_qkv.", ".ffn_down")
+
+    def choose(types: Types) -> int:
+        more = any(kind == "Q6_K" and any(role in name for role in roles) for name, (kind, _) in types.items())
+        return medium if more else small
+
+    return choose
+
+
+# Which id a dominant block type means when nothing was stated. A recipe that shares its main type with a plainer one
+# (IQ2_M, IQ3_M, Q2_K_S, Q4_1_SOME_F16 …) is never derived: the plain one describes the file as truly.
+_DERIVED: Mapping[str, Callable[[Types], int]] = {
+    **{entry.main[0]: _always(entry.id) for entry in FILE_TYPES.values() if entry.plain},
+    "IQ2_S": _always(28),
+    "Q3_K": _q3_k,
+    "Q4_K": _with_q6_k(15, 14),
+    "Q5_K": _with_q6_k(17, 16),
+}
