@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from typing import Any, NoReturn
 
 from ggferry.formats.errors import CorruptError, DuplicateError, EncodingError, NotFoundError, OutOfRangeError
@@ -54,10 +55,9 @@ def parse_json(data: bytes, path: str, offset: int = 0, *, constants: bool = Fal
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            place = data.rfind(json.dumps(twice, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-            raise DuplicateError("a JSON key twice in one object", path=path, offset=offset + max(place, 0), found=twice)
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            place = offset + max(0, data.rfind(json.dumps(twice, ensure_ascii=False).encode("utf-8", "surrogatepass")))
+            raise DuplicateError("a JSON key twice in one object", path=path, offset=place, found=twice)
         return table
 
     try:
@@ -75,6 +75,7 @@ def parse_json(data: bytes, path: str, offset: int = 0, *, constants: bool = Fal
 
 def _check_tree(value: Any, path: str, offset: int, *, surrogates: bool) -> None:
     """Depth is bounded, and no string holds half a character (`surrogates`: an escape could have made one)."""
+    wanted = (dict, list, str) if surrogates else (dict, list)
     level, depth = [value], 0
     while level:
         if depth > MAX_JSON_DEPTH:
@@ -82,14 +83,14 @@ def _check_tree(value: Any, path: str, offset: int, *, surrogates: bool) -> None
         depth += 1
         below: list[Any] = []
         for item in level:
-            if isinstance(item, dict):
-                below.extend(item.values())
-                if surrogates:
-                    below.extend(item)
-            elif isinstance(item, list):
+            if isinstance(item, str):
+                if not _is_text(item):
+                    raise EncodingError("half of a UTF-16 pair in JSON", path=path, offset=offset, found=repr(item))
+                continue
+            inside = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+            below.extend(each for each in inside if isinstance(each, wanted))
+            if surrogates and isinstance(item, dict):
                 below.extend(item)
-            elif surrogates and isinstance(item, str) and not _is_text(item):
-                raise EncodingError("half of a UTF-16 pair in JSON text", path=path, offset=offset, found=repr(item))
         level = below
 
 
