@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import NotFoundError, UnknownFormatError
+from ggferry.formats.errors import NotFoundError, TruncatedError, UnknownFormatError
+from ggferry.formats.fields import Struct
 from ggferry.quant.registry import scan
 
 HEAD_BYTES = 4096
@@ -24,22 +25,23 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class HeaderLayout:
-    """How one architecture shaped a GGML-era file. Owned by `converters/arch`, handed to the GGML reader as data.
+    """How one architecture shaped a GGML-era file. Owned by `converters/arch`, handed to the readers as data.
 
-    `fields`: the int32 fields after magic and version, in order. `column_split`: shell patterns of the tensors that
-    multi-part models split along the columns (all other matrices split along the rows, vectors are repeated).
-    `names`: shell patterns of tensor names that only this architecture has: what decides between layouts whose
-    headers both parse. `embedding`: the tensor from which parts are counted; `width`: the field it is measured by.
+    `containers`: (container, version) pairs it occurs in. `header`: the fields after magic and version. `names`:
+    shell patterns of tensor names that only this architecture has: what decides between layouts whose headers both
+    parse. `embedding`: the tensor from whose columns the parts of a split model are counted, `width` the header field
+    that gives the whole. `column_split`: shell patterns of the tensors that parts split along the columns (all other
+    matrices are split along the rows, vectors are repeated). `options`: what else this family does differently.
     """
 
     name: str
-    containers: tuple[str, ...]
-    fields: tuple[str, ...]
+    containers: tuple[tuple[str, int | None], ...]
+    header: Struct
     names: tuple[str, ...]
     embedding: str = ""
     width: str = "n_embd"
     column_split: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ def find_reader(path: str) -> tuple[Reader, Match]:
         match = reader.probe(head, path, size)
         if match is not None:
             return reader, match
+    if not os.path.isdir(path) and size < 4:
+        raise TruncatedError("no room for any magic number", path=path, offset=size, found=f"{size} bytes")
     raise UnknownFormatError("no known model container", path=path, offset=0, found=describe(head, path))
 
 
@@ -90,8 +94,6 @@ def describe(head: bytes, path: str) -> str:
     )
     if os.path.isdir(path):
         return "a directory without a checkpoint"
-    if not head:
-        return "an empty file"
     for prefix, words in looks:
         if head.lstrip()[: len(prefix)].lower() == prefix.lower():
             return words

@@ -1,0 +1,219 @@
+"""One file from source to proven GGUF: open, understand, plan, write, re-read, verify, publish, receipt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ggferry.converters import receipt as receipts
+from ggferry.converters.graph import ModelGraph
+from ggferry.converters.load import load_tokenizer, open_checkpoint, understand
+from ggferry.converters.metadata import Entry
+from ggferry.converters.model_metadata import assemble, output_name
+from ggferry.converters.plan import Options, Plan, place, plan_steps
+from ggferry.converters.run import Progress, run
+from ggferry.converters.tokenizers.base import Tokenizer, encoder
+from ggferry.converters.tokenizers.check import compare
+from ggferry.converters.verify import Proof, verify
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import GgferryError, RefusedError, VerificationError
+from ggferry.formats.gguf_write import GGUFFile
+from ggferry.formats.sources import LocalFile
+
+Stage = Callable[[str, int], AbstractContextManager[Progress]]
+"""Opens a progress display: title, bytes in all → context yielding a function of the bytes just done."""
+LEVELS = ("none", "fast", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A conversion as asked for. `out`: file or folder, None beside the source."""
+
+    source: str
+    out: str | None = None
+    options: Options = field(default_factory=Options)
+    hparams: Mapping[str, str] = field(default_factory=dict)
+    tokenizer_model: str | None = None
+    model_name: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    level: str = "full"
+    force: bool = False
+    jobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished conversion: the file, its receipt, and the three lines a person reads."""
+
+    path: str
+    receipt: Mapping[str, Any]
+    lines: tuple[str, str, str]
+
+
+def _silent(title: str, total: int) -> AbstractContextManager[Progress]:
+    return nullcontext(lambda done: None)
+
+
+def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
+    """Everything that will happen, without reading tensor data."""
+    graph = understand(checkpoint, request.hparams, request.options.vocab_only)
+    rows = graph.sizes.get("n_vocab", 0)
+    tokenizer = load_tokenizer(checkpoint, rows, request.tokenizer_model)
+    steps = plan_steps(graph, request.options)
+    metadata: dict[str, Entry] = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
+    placed, layout = place(steps, metadata, request.options)
+    notes = tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
+    return Plan(graph, request.options, metadata, placed, layout, notes), tokenizer
+
+
+def convert(request: Request, stage: Stage = _silent) -> Result:
+    """Convert, verify, publish. Raises one of `formats.errors`; then nothing is left but the source."""
+    checkpoint = open_checkpoint(request.source)
+    try:
+        plan, tokenizer = make_plan(request, checkpoint)
+        target = _target(request, plan)
+        _check_space(target, plan)
+        with GGUFFile(target, plan.layout, overwrite=request.force) as file:
+            with stage("writing", plan.layout.size) as progress:
+                run(plan, file, jobs=request.jobs, progress=progress)
+            file.finish()
+            proof = prove(plan, tokenizer, file.partial, request, stage)
+            receipt = _receipt(plan, proof, target, file.partial, request)
+            _write_whole(target + receipts.SUFFIX, receipts.to_json(receipt))
+            file.publish()
+        return Result(target, receipt, _lines(plan, proof, target))
+    finally:
+        checkpoint.close()
+
+
+def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, stage: Stage) -> Proof:
+    """Re-read the file at `path`, knowing nothing, and compare it with the source."""
+    again = open_checkpoint(path)
+    try:
+        check_metadata(plan, again)
+        output = understand(again, vocab_only=request.options.vocab_only)
+        tokens = check_tokenizer(tokenizer, load_tokenizer(again, output.sizes.get("n_vocab", 0)), path)
+        if request.level == "none":
+            return Proof("none", (), {}, None, tokens)
+        with stage("verifying", plan.layout.size) as progress:
+            return verify(
+                plan.graph, output, level=request.level, tokenizer=tokens, jobs=request.jobs, progress=progress
+            )
+    finally:
+        again.close()
+
+
+def check_metadata(plan: Plan, again: Checkpoint) -> None:
+    """Every key of the plan stands in the file with its value, and no other. Raises VerificationError."""
+    expected = {key: entry.value for key, entry in plan.metadata.items()}
+    if plan.options.alignment != 32:
+        expected.setdefault("general.alignment", again.metadata.get("general.alignment"))
+    odd = sorted(set(expected) ^ set(again.metadata))
+    if odd:
+        raise VerificationError("metadata key on one side only", path=again.path, found=odd[0])
+    for key, value in expected.items():
+        if not _same_value(value, again.metadata[key]):
+            raise VerificationError(f"metadata {key}", path=again.path, found=again.metadata[key], expected=value)
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    # float32 keys come back rounded to float32: compare what a file can hold.
+    import struct
+
+    def narrow(value: Any) -> Any:
+        if value.type.name == "FLOAT32":
+            return struct.pack("<f", value.data)
+        if value.items is not None and value.items.name == "FLOAT32":
+            return struct.pack(f"<{len(value.data)}f", *value.data)
+        return value.data
+
+    return bool(a.type == b.type and a.items == b.items and narrow(a) == narrow(b))
+
+
+def check_tokenizer(source: Tokenizer | None, output: Tokenizer | None, path: str) -> dict[str, Any]:
+    """Both vocabularies encode the fixed texts alike. Raises VerificationError."""
+    if source is None or output is None:
+        if source is not output:
+            raise VerificationError("the vocabulary is on one side only", path=path)
+        return {"texts": 0, "equal": 0, "why": "no vocabulary"}
+    check = compare(encoder(source), encoder(output))
+    if check.equal != check.texts:
+        raise VerificationError("the vocabularies tokenise differently", path=path, found=check.first_difference)
+    return {"model": output.model, "tokens": len(output.tokens), "texts": check.texts, "equal": check.equal}
+
+
+def _target(request: Request, plan: Plan) -> str:
+    """Where the output goes: as named, else by the naming convention in the folder named or the source's."""
+    out = request.out
+    if out is None or os.path.isdir(out):
+        folder = out or os.path.dirname(os.path.abspath(request.source))
+        return os.path.join(folder, output_name(plan.metadata, plan.options))
+    return out
+
+
+def _check_space(target: str, plan: Plan) -> None:
+    folder = os.path.dirname(os.path.abspath(target))
+    if not os.path.isdir(folder):
+        return
+    free = os.statvfs(folder)
+    if free.f_bavail * free.f_frsize < plan.layout.size:
+        raise RefusedError(
+            "not enough room", path=folder, found=f"{free.f_bavail * free.f_frsize:,} bytes free",
+            expected=f"{plan.layout.size:,} bytes",
+        )  # fmt: skip
+
+
+def _receipt(plan: Plan, proof: Proof, target: str, partial: str, request: Request) -> dict[str, Any]:
+    with LocalFile(partial) as written:
+        output = [{**receipts.file_record(written), "name": os.path.basename(target)}]
+    source = [receipts.file_record(file) for file in plan.graph.checkpoint.files]
+    options = {
+        **asdict(request.options),
+        "hparams": dict(request.hparams),
+        "tokenizer_model": os.path.basename(request.tokenizer_model) if request.tokenizer_model else None,
+        "model_name": request.model_name,
+        "verify": request.level,
+    }
+    return receipts.make_receipt(plan, proof, output, source, options)
+
+
+def _write_whole(path: str, text: str) -> None:
+    """Write through a temporary name, so that no half receipt is ever seen."""
+    partial = f"{path}.partial"
+    try:
+        with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise GgferryError(f"cannot be written: {error.strerror}", path=path) from None
+
+
+def _lines(plan: Plan, proof: Proof, target: str) -> tuple[str, str, str]:
+    checkpoint = plan.graph.checkpoint
+    count = len(checkpoint.files)
+    parts = f" ({count} files)" if count > 1 else ""
+    kinds = ", ".join(dict.fromkeys(f"{step.type}" for step in plan.steps)) or "vocabulary only"
+    return (
+        f"read     {checkpoint.path}{parts}: {receipts.what_was_read(checkpoint)}",
+        f"wrote    {target}: GGUF v3, {plan.graph.architecture.name}, {len(plan.steps)} tensors ({kinds}), "
+        f"{plan.layout.size:,} bytes",
+        f"proved   {receipts.how_it_was_proved(proof)}",
+    )
+
+
+def graph_of(path: str, hparams: Mapping[str, str] | None = None) -> ModelGraph:
+    """A file bound to its architecture, for the forward pass. The caller closes its checkpoint."""
+    checkpoint = open_checkpoint(path)
+    try:
+        return understand(checkpoint, hparams)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+__all__ = ["Request", "Result", "convert", "graph_of", "make_plan", "prove", "replace"]

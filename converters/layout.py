@@ -1,0 +1,333 @@
+"""Permutation as data: how tensors of a source dialect become tensors of GGUF.
+
+Every layout is a frozen value over *rows* (the last axis is the row, as in ggml). Block-safe layouts move whole rows
+and never look inside one, so they are byte gathers, exact for every block type. Sizes are names of hparams, bound
+late by `bind`. Streaming needs one thing only: for any output rows, which rows of which input they are (`locate`).
+
+Source of the idea: DESIGN §5. Patterns are einops' notation for merged axes: '(h two d) -> (h d two)'.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.expression import evaluate
+from ggferry.quant.registry import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+else:
+    np = lazy("numpy")
+
+Shape = tuple[int, ...]
+Sizes = Mapping[str, int]
+
+
+def row_count(shape: Shape) -> int:
+    """Rows of a tensor: the product of all axes but the last. A vector is a column of one-element rows, so that
+    layouts permute the elements of a bias as they permute the rows of its matrix."""
+    return shape[0] if len(shape) == 1 else math.prod(shape[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Base of all layouts. `block_safe`: moves whole rows only."""
+
+    @property
+    def block_safe(self) -> bool:
+        return True
+
+    def bind(self, sizes: Sizes) -> Layout:
+        """The layout with every named size replaced by its value. Raises KeyError for a size nobody gave."""
+        return self
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """Shape of the output. Raises ValueError when the inputs cannot be laid out so."""
+        raise NotImplementedError
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        """Where output rows (int64) come from: (input number, row within that input), both int64."""
+        raise NotImplementedError
+
+    def apply(self, *arrays: Array) -> Array:
+        """The whole output, for tensors small enough to hold (tests, vectors)."""
+        shapes = tuple(array.shape for array in arrays)
+        shape = self.shape(*shapes)
+        source, row = self.locate(np.arange(row_count(shape)), *shapes)
+        tables = [array.reshape(row_count(array.shape), -1) for array in arrays]
+        out = np.empty((len(row), tables[0].shape[1]), arrays[0].dtype)
+        for number, table in enumerate(tables):
+            mine = source == number
+            out[mine] = table[row[mine]]
+        return out.reshape(shape)
+
+    def inverse(self) -> Layout:
+        """The layout that undoes this one."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Same(Layout):
+    """The tensor as it is."""
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        return only
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), rows
+
+    def inverse(self) -> Layout:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Rearrange(Layout):
+    """Permutes rows: '(h two d) -> (h d two)' with all sizes but one given.
+
+    `sizes` maps axis names to hparam names, expressions or integers. The row axis itself is not written.
+    """
+
+    pattern: str
+    sizes: tuple[tuple[str, str | int], ...] = ()
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return replace(self, sizes=tuple((axis, evaluate(value, sizes)) for axis, value in self.sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        _row_permutation(self.pattern, self.sizes, row_count(only))
+        return only
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        permutation = _row_permutation(self.pattern, self.sizes, row_count(inputs[0]))
+        return np.zeros_like(rows), permutation[rows]
+
+    def inverse(self) -> Layout:
+        left, right = self.pattern.split("->")
+        return Rearrange(f"{right.strip()} -> {left.strip()}", self.sizes)
+
+
+@lru_cache(maxsize=16)
+def _row_permutation(pattern: str, sizes: tuple[tuple[str, str | int], ...], rows: int) -> Array:
+    left, right = ([re.findall(r"\w+", side)] for side in pattern.split("->"))
+    before, after = left[0], right[0]
+    if sorted(before) != sorted(after):
+        raise ValueError(f"{pattern!r} does not name the same axes on both sides")
+    known = {axis: int(value) for axis, value in sizes}
+    free = [axis for axis in before if axis not in known]
+    fixed = math.prod(known[axis] for axis in before if axis in known)
+    if len(free) > 1 or fixed == 0 or rows % fixed or (not free and fixed != rows):
+        raise ValueError(f"{rows} rows do not split as {pattern!r} with {known}")
+    if free:
+        known[free[0]] = rows // fixed
+    index = np.arange(rows).reshape([known[axis] for axis in before])
+    return np.ascontiguousarray(index.transpose([before.index(axis) for axis in after]).reshape(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Layout):
+    """Rows `start` to `stop` (expressions over hparams) of the one input."""
+
+    start: str | int
+    stop: str | int
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Split(evaluate(self.start, sizes), evaluate(self.stop, sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        start, stop = int(self.start), int(self.stop)
+        if not 0 <= start < stop <= only[0]:
+            raise ValueError(f"rows {start}..{stop} of {only[0]}")
+        return (stop - start, *only[1:])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        inner = math.prod(inputs[0][1:-1]) if len(inputs[0]) > 2 else 1
+        return np.zeros_like(rows), rows + int(self.start) * inner
+
+
+@dataclass(frozen=True, slots=True)
+class Concat(Layout):
+    """Inputs one below the other along the first axis."""
+
+    def shape(self, *inputs: Shape) -> Shape:
+        if len({shape[1:] for shape in inputs}) != 1:
+            raise ValueError(f"cannot concatenate {inputs}")
+        return (sum(shape[0] for shape in inputs), *inputs[0][1:])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        ends = np.cumsum([row_count(shape) for shape in inputs])
+        source = np.searchsorted(ends, rows, side="right")
+        return source, rows - np.concatenate(([0], ends))[source]
+
+    def parts(self, *inputs: Shape) -> tuple[Split, ...]:
+        """The splits that undo it, one an input."""
+        ends = [0]
+        for shape in inputs:
+            ends.append(ends[-1] + shape[0])
+        return tuple(Split(a, b) for a, b in zip(ends, ends[1:], strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Stack(Layout):
+    """Equal inputs along a new first axis (the experts of a layer)."""
+
+    def shape(self, *inputs: Shape) -> Shape:
+        if len(set(inputs)) != 1:
+            raise ValueError(f"cannot stack {sorted(set(inputs))}")
+        return (len(inputs), *inputs[0])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        source, row = np.divmod(rows, math.prod(inputs[0][:-1]))
+        return source, row
+
+
+@dataclass(frozen=True, slots=True)
+class Unstack(Layout):
+    """Item `index` of the first axis."""
+
+    index: int
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if not 0 <= self.index < only[0]:
+            raise ValueError(f"item {self.index} of {only[0]}")
+        return only[1:]
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), rows + self.index * math.prod(inputs[0][1:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Squeeze(Layout):
+    """Removes an axis of size one that is not the last."""
+
+    axis: int
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if not 0 <= self.axis < len(only) - 1 or only[self.axis] != 1:
+            raise ValueError(f"axis {self.axis} of {only} is not one")
+        return only[: self.axis] + only[self.axis + 1 :]
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), rows
+
+    def inverse(self) -> Layout:
+        return Unsqueeze(self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsqueeze(Layout):
+    """Inserts an axis of size one before the last."""
+
+    axis: int
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if not 0 <= self.axis < len(only):
+            raise ValueError(f"axis {self.axis} of {only}")
+        return (*only[: self.axis], 1, *only[self.axis :])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), rows
+
+    def inverse(self) -> Layout:
+        return Squeeze(self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose(Layout):
+    """Swaps the two axes of a matrix (GPT-2's Conv1D). Looks inside rows: plain element types only."""
+
+    @property
+    def block_safe(self) -> bool:
+        return False
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if len(only) != 2:
+            raise ValueError(f"cannot transpose {only}")
+        return only[::-1]
+
+    def apply(self, *arrays: Array) -> Array:
+        return np.ascontiguousarray(arrays[0].T)
+
+    def inverse(self) -> Layout:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise(Layout):
+    """A named function of every value, with a named inverse. Needs float values."""
+
+    function: str
+
+    @property
+    def block_safe(self) -> bool:
+        return False
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        return only
+
+    def apply(self, *arrays: Array) -> Array:
+        return POINTWISE[self.function][0](arrays[0])
+
+    def inverse(self) -> Layout:
+        return Pointwise(POINTWISE[self.function][1])
+
+
+POINTWISE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "neg_exp": (lambda x: -np.exp(x), "log_neg"),
+    "log_neg": (lambda x: np.log(-x), "neg_exp"),
+    "add_one": (lambda x: x + np.float32(1), "sub_one"),
+    "sub_one": (lambda x: x - np.float32(1), "add_one"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Then(Layout):
+    """`first`, then `second` on its output."""
+
+    first: Layout
+    second: Layout
+
+    @property
+    def block_safe(self) -> bool:
+        return self.first.block_safe and self.second.block_safe
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Then(self.first.bind(sizes), self.second.bind(sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        return self.second.shape(self.first.shape(*inputs))
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        _, middle = self.second.locate(rows, self.first.shape(*inputs))
+        return self.first.locate(middle, *inputs)
+
+    def apply(self, *arrays: Array) -> Array:
+        return self.second.apply(self.first.apply(*arrays))
+
+    def inverse(self) -> Layout:
+        return Then(self.second.inverse(), self.first.inverse())
+
+
+SAME = Same()
+
+
+def heads_halves_to_pairs(heads: str) -> Rearrange:
+    """HF's rotate-half order of Q/K rows → the interleaved pairs of Meta, GGML and GGUF's `llama`.
+
+    `heads` names the hparam: the K rows of a grouped-query model have n_head_kv heads (TinyLlama#24).
+    """
+    return Rearrange("(h two d) -> (h d two)", (("h", heads), ("two", 2)))

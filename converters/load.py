@@ -1,0 +1,92 @@
+"""From a path to a ModelGraph: find the reader, the architecture, the dialect, and bind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+from ggferry.converters.graph import ModelGraph, bind
+from ggferry.converters.spec import Architecture
+from ggferry.converters.tokenizers.base import Tokenizer
+from ggferry.converters.tokenizers.legacy import from_raw_vocab
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import MissingError, UnsupportedError
+from ggferry.formats.gguf_values import Value
+from ggferry.formats.reader import HeaderLayout, find_reader
+from ggferry.quant.registry import scan
+
+LEGACY = ("ggml", "ggmf", "ggjt")
+
+
+@cache
+def architectures() -> Mapping[str, Architecture]:
+    """Every architecture by name."""
+    return {spec.name: spec for spec in scan("ggferry.converters.arch", "SPEC")}
+
+
+def header_layouts() -> tuple[HeaderLayout, ...]:
+    """The GGML-era header layouts of all architectures, to hand to the readers."""
+    return tuple(layout for spec in architectures().values() for layout in spec.headers)
+
+
+def open_checkpoint(path: str) -> Checkpoint:
+    """Open `path` with the reader that claims it. Raises one of `formats.errors`."""
+    reader, _ = find_reader(path)
+    return reader.open(path, header_layouts())
+
+
+def understand(checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None, vocab_only: bool = False) -> ModelGraph:
+    """Bind a checkpoint to its architecture. `hparams`: `--hparam` overrides.
+
+    `vocab_only`: the tensors, if any, are left aside. Raises MissingError for a legacy file that ends right behind its
+    vocabulary unless it was asked for as such: it cannot be told from a model cut there.
+    """
+    architecture, dialect = _architecture_of(checkpoint)
+    if not checkpoint.tensors and not vocab_only:
+        raise MissingError(
+            "a vocabulary and no tensor: a vocab-only file, or a model cut exactly there",
+            path=checkpoint.path, offset=checkpoint.nbytes, hint="--vocab-only converts the vocabulary",
+        )  # fmt: skip
+    if vocab_only:
+        checkpoint = replace(checkpoint, tensors={}, dropped=())
+    return bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
+
+
+def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
+    known = architectures()
+    if checkpoint.container in LEGACY:
+        spec = next(spec for spec in known.values() for layout in spec.headers if layout.name == checkpoint.layout)
+        return spec, "ggml"
+    if checkpoint.container == "gguf":
+        stated = checkpoint.metadata.get("general.architecture")
+        name = stated.data if isinstance(stated, Value) else None
+        if not isinstance(name, str):
+            raise MissingError("general.architecture is absent or not a string", path=checkpoint.path)
+        if name not in known:
+            raise UnsupportedError("architecture", path=checkpoint.path, found=name, expected=", ".join(known))
+        return known[name], "gguf"
+    raise UnsupportedError("no architecture is known for this container", path=checkpoint.path, found=checkpoint.container)
+
+
+def load_tokenizer(checkpoint: Checkpoint, rows: int, tokenizer_model: str | None = None) -> Tokenizer | None:
+    """The checkpoint's vocabulary as GGUF will hold it, or None where it has none.
+
+    `rows`: rows of the embedding. `tokenizer_model`: path of the original SentencePiece model, which wins.
+    """
+    if checkpoint.container == "gguf":
+        has = "tokenizer.ggml.tokens" in checkpoint.metadata
+        return Tokenizer.from_kv(checkpoint.metadata, rows=rows, path=checkpoint.path) if has else None
+    if checkpoint.vocab is None:
+        return None
+    return from_raw_vocab(
+        checkpoint.vocab, tokenizer_model=tokenizer_model, model_rows=rows, path=checkpoint.path
+    )
+
+
+def vocabulary_rows(checkpoint: Checkpoint) -> int:
+    """Rows the vocabulary should have, without binding the model: the header's count, or the tokens there are."""
+    if checkpoint.container == "gguf":
+        tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
+        return len(tokens.data) if isinstance(tokens, Value) else 0
+    return int(checkpoint.header.get("n_vocab", 0))

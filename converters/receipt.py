@@ -1,0 +1,128 @@
+"""What did happen, with numbers: the JSON that stands beside every output.
+
+The same inputs and options give the same receipt: no clock, no machine, no absolute path in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import ggferry
+from ggferry.converters.plan import RESCALED, Plan, count_types, step_record
+from ggferry.converters.verify import Proof
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.sources import Source
+
+FORMAT = 1
+SUFFIX = ".receipt.json"
+_BLOCK = 8 << 20
+
+
+def digest(source: Source) -> str:
+    """BLAKE3 of a file, hex; streamed. (Why not SHA-256: docs/decisions/digest.md.)"""
+    from blake3 import blake3
+
+    state = blake3(max_threads=blake3.AUTO)
+    buffer = bytearray(min(_BLOCK, source.size) or 1)
+    view = memoryview(buffer)
+    for offset in range(0, source.size, len(buffer)):
+        piece = view[: min(len(buffer), source.size - offset)]
+        source.read_into(offset, piece)
+        state.update(piece)
+    return str(state.hexdigest())
+
+
+def file_record(source: Source) -> dict[str, Any]:
+    return {"name": os.path.basename(source.path), "bytes": source.size, "blake3": digest(source)}
+
+
+def make_receipt(
+    plan: Plan,
+    proof: Proof,
+    output: Sequence[Mapping[str, Any]],
+    source: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The receipt as plain data. `output`, `source`: file records."""
+    graph, checkpoint = plan.graph, plan.graph.checkpoint
+    measured = {tensor.name: tensor for tensor in proof.tensors}
+    tensors = []
+    for step in plan.steps:
+        record = step_record(step)
+        found = measured[step.name]
+        record |= {"grade": found.grade, "max_error": found.max_error, "relative_rms": found.relative_rms}
+        tensors.append(record)
+    return {
+        "ggferry": ggferry.__version__,
+        "format": FORMAT,
+        "source": {
+            "files": list(source),
+            "container": checkpoint.container,
+            "version": checkpoint.version,
+            "era": checkpoint.era,
+            "header": dict(checkpoint.header),
+            "types": count_types(list(checkpoint.tensors.values())),
+        },
+        "output": {"files": list(output), "types": _output_types(plan)},
+        "options": dict(options),
+        "architecture": graph.architecture.name,
+        "runtimes": {
+            "run_it": list(graph.architecture.runtimes),
+            "none": not graph.architecture.runtimes,
+        },
+        "hparams": {
+            name: {"value": param.value, "origin": param.origin} for name, param in graph.hparams.items()
+        },
+        "metadata": {key: entry.origin for key, entry in plan.metadata.items()},
+        "tensors": tensors,
+        "dropped": [{"name": d.ref.name, "file": d.ref.spans[0].file, "reason": d.reason} for d in graph.dropped],
+        "tokenizer": dict(proof.tokenizer),
+        "logits": asdict(proof.logits) if proof.logits else None,
+        "verified": proof.level,
+        "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes))),
+    }  # fmt: skip
+
+
+def _output_types(plan: Plan) -> str:
+    counts: dict[str, int] = {}
+    for step in plan.steps:
+        counts[step.type.name] = counts.get(step.type.name, 0) + 1
+    return ", ".join(f"{name} ×{n}" for name, n in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def to_json(receipt: Mapping[str, Any]) -> str:
+    return json.dumps(receipt, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def what_was_read(checkpoint: Checkpoint) -> str:
+    """'GGJT v3, 5 June – 21 August 2023 …, Q4_K ×13, F32 ×5'."""
+    name = checkpoint.container.upper() + (f" v{checkpoint.version}" if checkpoint.version is not None else "")
+    types = count_types(list(checkpoint.tensors.values())) or "no tensors"
+    return ", ".join(part for part in (name, checkpoint.era, types) if part)
+
+
+def how_it_was_proved(proof: Proof) -> str:
+    """The last of the three lines: grades, worst error, logits, tokenizer."""
+    grades: dict[str, int] = {}
+    for tensor in proof.tensors:
+        grades[tensor.grade] = grades.get(tensor.grade, 0) + 1
+    parts = [", ".join(f"{count} {grade}" for grade, count in grades.items()) or "no tensors"]
+    worst = proof.worst
+    if worst is not None and worst.relative_rms:
+        word = "scales rounded to f16" if worst.grade == RESCALED else "rounding"
+        parts.append(f"largest relative RMS error {worst.relative_rms:.2g} ({worst.name}, {word})")
+    if proof.logits:
+        logits = proof.logits
+        parts.append(
+            f"logits of both sides differ by {logits.relative_rms:.2g} relative RMS, "
+            f"top-1 agreement {logits.top1_agreement:.0%}"
+        )
+    elif proof.level == "fast":
+        parts.append("no forward pass (--verify fast)")
+    if proof.tokenizer.get("texts"):
+        parts.append(f"{proof.tokenizer['equal']} of {proof.tokenizer['texts']} texts tokenise alike")
+    return "; ".join(parts)

@@ -1,0 +1,95 @@
+"""`ggferry verify SOURCE OUTPUT`: the proof made again, of a file that stands already."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from ggferry.converters.convert import check_tokenizer
+from ggferry.converters.load import load_tokenizer, open_checkpoint, understand
+from ggferry.converters.receipt import SUFFIX, digest, how_it_was_proved
+from ggferry.converters.run import Progress
+from ggferry.converters.verify import Proof, verify
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import CorruptError, UsageError, VerificationError
+
+MAX_RECEIPT = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The proof, what a user should know beside it, and the line that says it."""
+
+    proof: Proof
+    notes: list[str]
+    line: str
+
+
+def reverify(
+    source: str,
+    output: str,
+    *,
+    level: str,
+    hparams: Mapping[str, str],
+    tokenizer_model: str | None,
+    jobs: int | None,
+    stage: Callable[[str, int], AbstractContextManager[Progress]],
+) -> Report:
+    """Compare `output` with `source`. Where a receipt stands beside the output, its `--hparam` values are taken for
+    what the source does not state, and both files must be the ones it was written for. Raises VerificationError."""
+    if level not in ("fast", "full"):
+        raise UsageError("--level", found=level, expected="fast, full")
+    before, after = open_checkpoint(source), open_checkpoint(output)
+    try:
+        receipt, notes = _receipt(after)
+        if receipt:
+            _check_digests(receipt, before, after)
+            hparams = {**_stated(receipt), **hparams}
+        vocab_only = not after.tensors
+        graph, mirror = understand(before, hparams, vocab_only), understand(after, vocab_only=vocab_only)
+        tokens = check_tokenizer(
+            load_tokenizer(before, graph.sizes.get("n_vocab", 0), tokenizer_model),
+            load_tokenizer(after, mirror.sizes.get("n_vocab", 0)),
+            output,
+        )
+        with stage("verifying", after.nbytes) as progress:
+            proof = verify(graph, mirror, level=level, tokenizer=tokens, jobs=jobs, progress=progress)
+        return Report(proof, notes, f"proved   {how_it_was_proved(proof)}")
+    finally:
+        before.close()
+        after.close()
+
+
+def _receipt(output: Checkpoint) -> tuple[dict[str, Any] | None, list[str]]:
+    path = output.path + SUFFIX
+    if not os.path.isfile(path):
+        return None, ["no receipt beside the output: defaults stand for what the source does not state"]
+    try:
+        with open(path, encoding="utf-8") as file:
+            receipt = json.loads(file.read(MAX_RECEIPT))
+        if not isinstance(receipt, dict) or not isinstance(receipt.get("options"), dict):
+            raise ValueError("not a receipt")
+    except (ValueError, OSError, RecursionError) as error:
+        raise CorruptError(f"the receipt cannot be read: {error}", path=path) from None
+    return receipt, []
+
+
+def _stated(receipt: Mapping[str, Any]) -> dict[str, str]:
+    stated = receipt["options"].get("hparams")
+    return {str(key): str(value) for key, value in stated.items()} if isinstance(stated, dict) else {}
+
+
+def _check_digests(receipt: Mapping[str, Any], *sides: Checkpoint) -> None:
+    for name, side in zip(("source", "output"), sides, strict=True):
+        records = receipt.get(name, {}).get("files", ())
+        for record, file in zip(records, side.files, strict=False):
+            found = digest(file)
+            if record.get("blake3") != found:
+                raise VerificationError(
+                    f"not the {name} its receipt was written for", path=file.path, found=found,
+                    expected=record.get("blake3"),
+                )  # fmt: skip

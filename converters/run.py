@@ -1,0 +1,134 @@
+"""Carries a Plan out: workers read, convert and write chunks at offsets known beforehand.
+
+Output bytes do not depend on the number of workers: every chunk has its place, and rows are independent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ggferry.converters import values
+from ggferry.converters.plan import COPY, GATHER, REPACK, Plan, Step
+from ggferry.formats.checkpoint import Dropped
+from ggferry.formats.errors import BadValueError, GgferryError, InconsistentError
+from ggferry.quant.codec import codec
+from ggferry.quant.registry import lazy
+from ggferry.quant.types import BlockError
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes just finished, from any worker."""
+
+
+class Output(Protocol):
+    """Where tensor data goes: `formats.gguf_write.GGUFFile`."""
+
+    def pwrite(self, name: str, offset: int, data: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Rows `start:stop` of one step, as streamed (`values.view_for_streaming`)."""
+
+    step: Step
+    node: Any
+    start: int
+    stop: int
+
+
+def workers(asked: int | None = None) -> int:
+    """Worker threads: as asked, or one a core this process may use."""
+    return asked or len(os.sched_getaffinity(0))
+
+
+def run(plan: Plan, output: Output, *, jobs: int | None = None, progress: Progress | None = None) -> None:
+    """Write every tensor of `plan` to `output`. Raises the first error of any worker, the others being stopped."""
+    for drop in plan.graph.dropped:
+        check_replica(plan, drop)
+
+    def work(job: Job) -> None:
+        data = convert(plan, job)
+        output.pwrite(job.step.name, job.start * data.shape[1], data)
+        if progress:
+            progress(data.nbytes)
+
+    each(jobs_of(plan), work, workers(jobs))
+
+
+def jobs_of(plan: Plan) -> Iterator[Job]:
+    """All chunks in the order of the source file, so that disks read forward."""
+    order = sorted(plan.steps, key=lambda step: (step.node.inputs[0].spans[0].file, step.node.inputs[0].spans[0].offset))
+    for step in order:
+        node = values.view_for_streaming(step.node, step.type)
+        for start, stop in values.row_chunks(node, step.type):
+            yield Job(step, node, start, stop)
+
+
+def convert(plan: Plan, job: Job) -> Any:
+    """The output bytes of a chunk, uint8 `(rows, bytes a row of the target type)`, little-endian."""
+    checkpoint, step = plan.graph.checkpoint, job.step
+    try:
+        if step.route in (COPY, GATHER):
+            return values.laid_out(checkpoint, job.node, job.start, job.stop)
+        if step.route == REPACK:
+            repack = codec(step.source_type.name).repack
+            assert repack is not None
+            return values.laid_out(checkpoint, job.node, job.start, job.stop, lambda r, c: repack.apply(r, c)[0])
+        encode = codec(step.type.name).encode
+        assert encode is not None, step.type.name
+        decoded = values.laid_out_values(checkpoint, job.node, job.start, job.stop)
+        return encode(np.ascontiguousarray(decoded), None)
+    except BlockError as error:
+        hint = "--outtype bf16 or f32 holds such values" if step.type.name == "F16" else None
+        raise BadValueError(
+            f"tensor {step.node.inputs[0].name!r}, rows {job.start}..{job.stop}: {error}",
+            path=checkpoint.path, hint=hint,
+        ) from None  # fmt: skip
+
+
+def each(items: Iterator[Job], work: Callable[[Job], None], count: int) -> None:
+    """`work` on every item by `count` threads; at most two items a thread are in flight."""
+    if count == 1:
+        for item in items:
+            work(item)
+        return
+    pending: set[Future[None]] = set()
+    with ThreadPoolExecutor(count, "ggferry") as pool:
+        try:
+            for item in items:
+                if len(pending) >= 2 * count:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        future.result()
+                pending.add(pool.submit(work, item))
+            for future in pending:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def check_replica(plan: Plan, drop: Dropped) -> None:
+    """A tensor dropped because it repeats another must repeat it byte for byte. Raises InconsistentError."""
+    if drop.same_as is None:
+        return
+    checkpoint = plan.graph.checkpoint
+    for start in range(0, drop.ref.rows):
+        a = values.raw_rows(checkpoint, drop.ref, start, start + 1)
+        b = values.raw_rows(checkpoint, drop.same_as, start, start + 1)
+        if not np.array_equal(a, b):
+            raise InconsistentError(
+                f"{drop.ref.name!r} differs between the parts of the model",
+                path=checkpoint.files[drop.ref.spans[0].file].path, offset=drop.ref.spans[0].offset,
+            )  # fmt: skip
+
+
+__all__ = ["GgferryError", "Job", "Output", "Progress", "check_replica", "convert", "each", "jobs_of", "run", "workers"]

@@ -1,0 +1,257 @@
+"""The proof: what was read is what was written.
+
+Two bound graphs are compared, the source's and the one of the re-read output. Nothing the converter decided is
+trusted: the output side knows only what its file says. Levels: `fast` = accounting, hparams, every tensor's values,
+tokenizer; `full` = that and the logits of both sides on fixed prompts.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters import values
+from ggferry.converters.forward.decoder import forward
+from ggferry.converters.graph import ModelGraph, Node
+from ggferry.converters.layout import SAME
+from ggferry.converters.plan import IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED
+from ggferry.converters.run import Progress, each, workers
+from ggferry.formats.errors import VerificationError
+from ggferry.quant.bounds import narrowing_bound, rescaling_bound
+from ggferry.quant.codec import codec
+from ggferry.quant.registry import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+PROMPT_LENGTH = 16
+EXACT_LOGITS = 2e-6
+"""Relative RMS below which two float32 passes over equal values in another order are the same."""
+AMPLIFICATION = 40.0
+"""Logits may differ by at most this many times the worst tensor's relative error. Measured on the legacy oracle:
+weights 2.1e-4 → logits 9e-4, 5.2e-3 → 2.2e-2 (a factor of 4–5); a wrong layout gives 0.1–1.4."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProof:
+    """What became of one tensor: grade, and over all its values max |Δ| and RMS(Δ)/RMS(source)."""
+
+    name: str
+    source_type: str
+    type: str
+    grade: str
+    max_error: float = 0.0
+    relative_rms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsProof:
+    """The two forward passes compared over all positions of the prompts."""
+
+    tokens: tuple[int, ...]
+    max_error: float
+    relative_rms: float
+    limit: float
+    top1_agreement: float
+    kl_divergence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The verifier's findings. `tokenizer`: texts compared and equal, or why there was nothing to compare."""
+
+    level: str
+    tensors: tuple[TensorProof, ...]
+    hparams: Mapping[str, Any]
+    logits: LogitsProof | None = None
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> TensorProof | None:
+        """The tensor with the largest relative error."""
+        return max(self.tensors, key=lambda proof: proof.relative_rms, default=None)
+
+
+def verify(
+    source: ModelGraph,
+    output: ModelGraph,
+    *,
+    level: str = "full",
+    tokenizer: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Proof:
+    """Compare the two sides. Raises VerificationError naming the first thing that differs beyond its bound."""
+    hparams = check_hparams(source, output)
+    check_accounting(source, output)
+    tensors = tuple(check_tensor(source, output, node, jobs, progress) for node in output.nodes)
+    logits = check_logits(source, output, tensors) if level == "full" and output.nodes else None
+    return Proof(level, tensors, hparams, logits, tokenizer or {})
+
+
+def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
+    """Every hparam must have one value on both sides. Raises VerificationError."""
+    if source.architecture.name != output.architecture.name:
+        raise VerificationError(
+            "architecture", path=output.checkpoint.path, found=output.architecture.name, expected=source.architecture.name
+        )
+    for name, param in source.hparams.items():
+        other = output.hparams.get(name)
+        if other is None or not _same(param.value, other.value):
+            key = next((p.key for p in source.architecture.hparams if p.name == name and p.key), name)
+            hint = f"the source does not state it ({param.origin}): --hparam {key}=…" if "default" in param.origin else None
+            raise VerificationError(
+                f"{key} differs", path=output.checkpoint.path, found=other.value if other else None,
+                expected=param.value, hint=hint,
+            )  # fmt: skip
+    return {name: param.value for name, param in output.hparams.items()}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(np.float32(a) == np.float32(b)) if isinstance(a, float) or isinstance(b, float) else bool(a == b)
+
+
+def check_accounting(source: ModelGraph, output: ModelGraph) -> None:
+    """The same tensors, with the same shapes, on both sides. Raises VerificationError."""
+    odd = sorted(set(source.by_name) ^ set(output.by_name))
+    if odd:
+        side = "source" if odd[0] in source.by_name else "output"
+        raise VerificationError(f"tensor {odd[0]!r} is only in the {side}", path=output.checkpoint.path)
+    for node in output.nodes:
+        if node.shape != source.by_name[node.name].shape:
+            raise VerificationError(
+                f"shape of {node.name!r}", path=output.checkpoint.path, found=node.shape,
+                expected=source.by_name[node.name].shape,
+            )  # fmt: skip
+
+
+class _Sums:
+    """Errors of one tensor, added up over its chunks by several threads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.error = self.power = self.largest = 0.0
+        self.equal = True
+
+    def add(self, expected: Any, found: Any) -> None:
+        delta = np.abs(found - expected)
+        error = float(np.square(delta, dtype=np.float64).sum())
+        power = float(np.square(expected, dtype=np.float64).sum())
+        largest = float(delta.max(initial=0.0))
+        with self.lock:
+            self.error += error
+            self.power += power
+            self.largest = max(self.largest, largest)
+            self.equal &= largest == 0.0
+
+    @property
+    def relative_rms(self) -> float:
+        return math.sqrt(self.error / self.power) if self.power else math.sqrt(self.error)
+
+
+def check_tensor(
+    source: ModelGraph, output: ModelGraph, node: Node, jobs: int | None = None, progress: Progress | None = None
+) -> TensorProof:
+    """One tensor's values on both sides, through the source's layout. Raises VerificationError."""
+    origin = source.by_name[node.name]
+    before, after = origin.inputs[0].type, node.inputs[0].type
+    origin = values.view_for_streaming(origin, after)
+    mirror = values.view_for_streaming(node, before) if origin.shape != node.shape else node
+    bitwise = before == after and origin.layout.block_safe
+    pair = codec(before.name).repack
+    rescaled = pair is not None and pair.target == after.name
+    sums = _Sums()
+
+    def compare(chunk: tuple[int, int]) -> None:
+        start, stop = chunk
+        if bitwise:
+            expected = values.laid_out(source.checkpoint, origin, start, stop)
+            found = values.laid_out(output.checkpoint, mirror, start, stop)
+            if not np.array_equal(expected, found):
+                row = start + int(np.flatnonzero((expected != found).any(axis=1))[0])
+                raise _difference(output, node, row, "bytes differ from the source's")
+        else:
+            expected = values.laid_out_values(source.checkpoint, origin, start, stop)
+            found = values.laid_out_values(output.checkpoint, mirror, start, stop)
+            bound = (rescaling_bound if rescaled else narrowing_bound)(after.name, expected)
+            outside = ~np.isfinite(found) | (False if bound is None else np.abs(found - expected) > bound)
+            if outside.any():
+                row, column = (int(i) for i in np.argwhere(outside)[0])
+                raise _difference(
+                    output, node, start + row, "lies further from the source than its type rounds",
+                    f"{found[row, column]!r}", f"{expected[row, column]!r}",
+                )  # fmt: skip
+            sums.add(expected, found)
+        if progress:
+            progress(expected.nbytes if bitwise else (stop - start) * after.row_bytes(mirror.shape[-1]))
+
+    each(values.row_chunks(origin, after), compare, workers(jobs))
+    if bitwise:
+        grade = IDENTICAL if origin.layout == SAME else PERMUTED
+    elif sums.equal:
+        grade = REPACKED
+    else:
+        grade = RESCALED if rescaled else ROUNDED
+    return TensorProof(node.name, before.name, after.name, grade, sums.largest, 0.0 if bitwise else sums.relative_rms)
+
+
+def _difference(
+    output: ModelGraph, node: Node, row: int, message: str, found: object = None, expected: object = None
+) -> VerificationError:
+    span = node.inputs[0].spans[0]
+    return VerificationError(
+        f"tensor {node.name!r}, row {row}: {message}", path=output.checkpoint.path, offset=span.offset,
+        found=found, expected=expected,
+    )  # fmt: skip
+
+
+def prompt(n_vocab: int, length: int = PROMPT_LENGTH) -> list[int]:
+    """Token ids spread over the whole vocabulary, the same for every model of that size."""
+    return [(1 + i * 0x9E3779B1) % n_vocab for i in range(length)]
+
+
+def check_logits(
+    source: ModelGraph,
+    output: ModelGraph,
+    tensors: tuple[TensorProof, ...] = (),
+    progress: Callable[[int], None] | None = None,
+) -> LogitsProof:
+    """Both forward passes on the fixed prompt. Raises VerificationError when they differ by more than the tensors'
+    own rounding explains."""
+    tokens = prompt(source.sizes["n_vocab"])
+    proof = compare_logits(forward(source, tokens, progress), forward(output, tokens, progress))
+    worst = max((tensor.relative_rms for tensor in tensors), default=0.0)
+    limit = EXACT_LOGITS + AMPLIFICATION * worst
+    proof = replace(proof, tokens=tuple(tokens), limit=limit)
+    if not proof.relative_rms <= limit:
+        raise VerificationError(
+            "the forward pass of the output differs from the source's", path=output.checkpoint.path,
+            found=f"relative RMS {proof.relative_rms:.3g}", expected=f"at most {limit:.3g}",
+        )  # fmt: skip
+    return proof
+
+
+def compare_logits(expected: Any, found: Any) -> LogitsProof:
+    """Figures of two logits arrays `(tokens, n_vocab)`: max |Δ|, relative RMS, top-1 agreement, mean KL in nats."""
+    a, b = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+    delta = b - a
+    scale = math.sqrt(float(np.square(a).mean())) or 1.0
+
+    def log_softmax(x: Any) -> Any:
+        x = x - x.max(axis=-1, keepdims=True)
+        return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+    p, q = log_softmax(a), log_softmax(b)
+    return LogitsProof(
+        tokens=(),
+        max_error=float(np.abs(delta).max()),
+        relative_rms=math.sqrt(float(np.square(delta).mean())) / scale,
+        limit=math.inf,
+        top1_agreement=float((a.argmax(-1) == b.argmax(-1)).mean()),
+        kl_divergence=float((np.exp(p) * (p - q)).sum(-1).mean()),
+    )

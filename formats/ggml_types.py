@@ -1,0 +1,61 @@
+"""Which block layout a tensor-type code means: it depends on the container, its version and the era.
+
+Source: facts/legacy-llama.md §1, §2, §6. Codes 2, 3, 6, 7, 8 changed their bytes without changing their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Version = tuple[str, int | None]
+
+_PLAIN = {0: "F32", 1: "F16"}
+_V1_4BIT = {2: "Q4_0_V1", 3: "Q4_1_V1"}
+_K = {10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K"}
+
+TYPE_CODES: Mapping[Version, Mapping[int, str]] = {
+    ("ggml", None): _PLAIN | _V1_4BIT,
+    ("ggmf", 1): _PLAIN | _V1_4BIT,
+    ("ggjt", 1): _PLAIN | _V1_4BIT
+    | {4: "Q4_2", 5: "Q4_3", 6: "Q5_0_V1", 7: "Q5_1_V1", 8: "Q8_0_V1"},
+    ("ggjt", 2): _PLAIN | {2: "Q4_0_V2", 3: "Q4_1_V2", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0_V1"},
+    ("ggjt", 3): _PLAIN | {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0"} | _K,
+}  # fmt: skip
+
+PLANAR = {"Q4_0_V1": "Q4_0_PLANAR", "Q4_1_V1": "Q4_1_PLANAR"}
+"""The same byte sizes, laid out row by row in planes: unversioned GGML of 10–17 March 2023 (facts §6)."""
+
+SMALL_K = {code: f"{name}_64" for code, name in _K.items()}
+"""k-quant blocks of builds with LLAMA_QKK_64 (26 June 2023 on). Nothing in the file says so (facts §6)."""
+
+ALTERNATIVES: Mapping[Version, tuple[tuple[Mapping[int, str], str], ...]] = {
+    ("ggjt", 1): (({6: "Q8_0_V1"}, "type code 6 is Q8_0, as quantize wrote it on 25 and 26 April 2023"),),
+    ("ggjt", 3): ((SMALL_K, "k-quant blocks of 64: a build with LLAMA_QKK_64, which the file does not record"),),
+}
+"""Other meanings of the codes, tried when the usual one does not end at the last byte. Block sizes differ, so at most
+one walk does."""
+
+ERAS: tuple[tuple[Version, frozenset[str], str], ...] = (
+    # The first line whose version matches and whose types intersect the file's (empty: any) names the era.
+    (("ggml", None), frozenset({"Q4_0_PLANAR"}), "10–11 March 2023, planar Q4_0 rows (llama.cpp before 007a8f6f4)"),
+    (("ggml", None), frozenset({"Q4_1_PLANAR"}), "10–17 March 2023, planar Q4_1 rows (llama.cpp before 904d2a8d6)"),
+    (("ggml", None), frozenset({"Q4_0_V1"}), "11–20 March 2023 (llama.cpp 007a8f6f4..074bea2eb)"),
+    (("ggml", None), frozenset({"Q4_1_V1"}), "17–20 March 2023 (llama.cpp 904d2a8d6..074bea2eb)"),
+    (("ggml", None), frozenset(), "10–20 March 2023 (llama.cpp before 074bea2eb)"),
+    (("ggmf", 1), frozenset(), "20–30 March 2023 (llama.cpp 074bea2eb..78ca9838e)"),
+    (("ggjt", 1), frozenset({"Q4_3"}), "20–28 April 2023 (llama.cpp e0305ead3..36d19a603)"),
+    (("ggjt", 1), frozenset({"Q4_2"}), "18 April – 12 May 2023 (llama.cpp 77a73403c..b9fd7eee5)"),
+    (("ggjt", 1), frozenset({"Q5_0_V1", "Q5_1_V1"}), "26 April – 12 May 2023 (llama.cpp 574406dc7..b9fd7eee5)"),
+    (("ggjt", 1), frozenset({"Q8_0_V1"}), "25 April – 12 May 2023 (llama.cpp 7a32fcb3b..b9fd7eee5)"),
+    (("ggjt", 1), frozenset({"Q4_0_V1", "Q4_1_V1"}), "30 March – 12 May 2023 (llama.cpp 78ca9838e..b9fd7eee5)"),
+    (("ggjt", 1), frozenset(), "30 March – 21 August 2023 (convert.py wrote v1 until GGUF)"),
+    (("ggjt", 2), frozenset(), "12–19 May 2023 (llama.cpp b9fd7eee5..2d5db4837)"),
+    (("ggjt", 3), frozenset(SMALL_K.values()), "26 June – 21 August 2023, built with LLAMA_QKK_64"),
+    (("ggjt", 3), frozenset(_K.values()), "5 June – 21 August 2023 (llama.cpp 99009e72f..6381d4e11)"),
+    (("ggjt", 3), frozenset(), "19 May – 21 August 2023 (llama.cpp 2d5db4837..6381d4e11)"),
+)
+
+
+def era_of(version: Version, types: frozenset[str]) -> str:
+    """When such bytes were written, in words."""
+    return next((words for v, some, words in ERAS if v == version and (not some or some & types)), "unknown era")

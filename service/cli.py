@@ -1,0 +1,317 @@
+"""The command line. Data to stdout, everything else to stderr; exit codes of DESIGN §9; no traceback for a user."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from ggferry.formats.errors import GgferryError, RefusedError, UsageError
+
+app = typer.Typer(
+    name="ggferry",
+    help="Carries language-model weights out of legacy and training formats into GGUF v3, and proves the result.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+HParams = Annotated[
+    list[str] | None,
+    typer.Option("--hparam", metavar="KEY=VALUE", help="A GGUF key without its architecture, e.g. attention.head_count=4."),
+]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, max=256, help="Worker threads (default: one a core).")]
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="A model file, the first part of one, or a folder.")],
+    out: Annotated[str | None, typer.Option("--outfile", "-o", help="File or folder (default: beside the source).")] = None,
+    to: Annotated[str, typer.Option("--to", help="The format to write.")] = "gguf",
+    outtype: Annotated[str, typer.Option("--outtype", help="keep, f32, f16, bf16 or q8_0.")] = "keep",
+    verify: Annotated[str, typer.Option("--verify", help="full: with forward passes; fast: without; none.")] = "full",
+    expand: Annotated[
+        str, typer.Option("--expand", help="f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64).")
+    ] = "f16",
+    allow_requantize: Annotated[bool, typer.Option("--allow-requantize", help="Quantise what is quantised already.")] = False,
+    hparam: HParams = None,
+    tokenizer_model: Annotated[
+        str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model; checked, and it wins.")
+    ] = None,
+    model_name: Annotated[str | None, typer.Option("--model-name", help="general.name.")] = None,
+    metadata: Annotated[str | None, typer.Option("--metadata", help="JSON file of general.* values.")] = None,
+    vocab_only: Annotated[bool, typer.Option("--vocab-only", help="The vocabulary without the tensors.")] = False,
+    bigendian: Annotated[bool, typer.Option("--bigendian", help="Write for big-endian machines.")] = False,
+    alignment: Annotated[int, typer.Option("--alignment", help="Bytes each tensor's data is aligned to.")] = 32,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
+    jobs: Jobs = None,
+    as_json: Json = False,
+) -> None:
+    """Convert a model to GGUF v3 and prove it."""
+    from ggferry.converters.convert import LEVELS, Request
+    from ggferry.converters.convert import convert as run
+    from ggferry.converters.plan import Options
+    from ggferry.service.progress import byte_progress
+
+    if to != "gguf":
+        raise UsageError("--to", found=to, expected="gguf")
+    if verify not in LEVELS:
+        raise UsageError("--verify", found=verify, expected=", ".join(LEVELS))
+    options = Options(outtype.lower(), expand.lower(), allow_requantize, alignment, bigendian, vocab_only)
+    options.check()
+    request = Request(
+        source, out, options, _pairs(hparam), tokenizer_model, model_name, _json_file(metadata), verify, force, jobs
+    )
+    if dry_run:
+        _print_plan(request, as_json)
+        return
+    result = run(request, lambda title, total: byte_progress(title, total, wanted=not as_json))
+    if as_json:
+        _print_json({"path": result.path, "receipt": result.receipt})
+        return
+    for note in result.receipt["notes"]:
+        _say(f"note     {note}")
+    for name, param in result.receipt["hparams"].items():
+        if param["origin"].startswith("default"):
+            _say(f"assumed  {name} = {param['value']} ({param['origin'].removeprefix('default: ')})")
+    for line in result.lines:
+        print(line)
+
+
+@app.command()
+def inspect(
+    file: Annotated[str, typer.Argument(help="Any model container ggferry knows.")],
+    full: Annotated[bool, typer.Option("--full", help="Arrays and long texts of the metadata whole.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a file holds, without reading its tensor data."""
+    from ggferry.converters.load import open_checkpoint
+    from ggferry.service.inspect import describe, lines
+
+    checkpoint = open_checkpoint(file)
+    facts = describe(checkpoint, full)
+    checkpoint.close()
+    if as_json:
+        _print_json(facts)
+    else:
+        print("\n".join(lines(facts)))
+
+
+@app.command()
+def verify(
+    source: Annotated[str, typer.Argument(help="What was converted.")],
+    output: Annotated[str, typer.Argument(help="The GGUF file made of it.")],
+    level: Annotated[str, typer.Option("--level", help="full or fast (no forward passes).")] = "full",
+    hparam: HParams = None,
+    tokenizer_model: Annotated[str | None, typer.Option("--tokenizer-model", help="As given to convert.")] = None,
+    jobs: Jobs = None,
+    as_json: Json = False,
+) -> None:
+    """Compare a source with its conversion: accounting, hparams, every tensor, tokenizer, logits."""
+    from dataclasses import asdict
+
+    from ggferry.converters.reverify import reverify
+    from ggferry.service.progress import byte_progress
+
+    report = reverify(
+        source, output, level=level, hparams=_pairs(hparam), tokenizer_model=tokenizer_model, jobs=jobs,
+        stage=lambda title, total: byte_progress(title, total, wanted=not as_json),
+    )  # fmt: skip
+    if as_json:
+        _print_json({"verified": True, **asdict(report.proof), "notes": report.notes})
+        return
+    for note in report.notes:
+        _say(f"note     {note}")
+    print(report.line)
+
+
+@app.command()
+def forward(
+    file: Annotated[str, typer.Argument(help="Any model ggferry can read.")],
+    tokens: Annotated[str, typer.Option("--tokens", help="Token ids, comma-separated.")],
+    out: Annotated[str, typer.Option("--out", help="The .npy file to write.")],
+    npy_dtype: Annotated[str, typer.Option("--npy-dtype", help="f32, f16 or f64.")] = "f32",
+    hparam: HParams = None,
+    as_json: Json = False,
+) -> None:
+    """Run the reference forward pass: logits of every position, shape (tokens, vocabulary)."""
+    from ggferry.converters.convert import graph_of
+    from ggferry.converters.forward.decoder import forward as run
+
+    dtypes = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
+    if npy_dtype not in dtypes:
+        raise UsageError("--npy-dtype", found=npy_dtype, expected=", ".join(dtypes))
+    ids = _ids(tokens)
+    graph = graph_of(file, _pairs(hparam))
+    for note in (*graph.checkpoint.notes, *graph.notes):
+        _say(f"note     {note}")
+    logits = run(graph, ids).astype(dtypes[npy_dtype])
+    graph.checkpoint.close()
+    _save_array(out, logits)
+    if as_json:
+        _print_json({"path": out, "shape": list(logits.shape), "dtype": npy_dtype, "top1": logits.argmax(-1).tolist()})
+    else:
+        print(f"{out}: {logits.shape[0]} × {logits.shape[1]} {npy_dtype}")
+
+
+@app.command()
+def tokenize(
+    file: Annotated[str, typer.Argument(help="A model or vocabulary file.")],
+    text: Annotated[list[str] | None, typer.Option("--text", help="Text to encode; may be repeated.")] = None,
+    text_file: Annotated[str | None, typer.Option("--file", help="Encode each line of this UTF-8 file.")] = None,
+    no_bos: Annotated[bool, typer.Option("--no-bos", help="Without the beginning-of-sequence token.")] = False,
+    special: Annotated[bool, typer.Option("--special", help="Texts of control tokens become those tokens.")] = False,
+    tokenizer_model: Annotated[str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model.")] = None,
+) -> None:
+    """Encode text by the file's own vocabulary: one JSON list of ids a line."""
+    from ggferry.converters.load import load_tokenizer, open_checkpoint, vocabulary_rows
+    from ggferry.converters.tokenizers.base import encoder
+
+    texts = list(text or [])
+    if text_file is not None:
+        texts += _text_lines(text_file)
+    if not texts:
+        raise UsageError("nothing to encode", hint="--text TEXT or --file FILE")
+    checkpoint = open_checkpoint(file)
+    tokenizer = load_tokenizer(checkpoint, vocabulary_rows(checkpoint), tokenizer_model)
+    if tokenizer is None:
+        raise RefusedError("the file has no vocabulary", path=file)
+    encode = encoder(tokenizer).encode
+    for line in texts:
+        print(json.dumps(encode(line, bos=False if no_bos else None, special=special)))
+
+
+def _print_plan(request: Any, as_json: bool) -> None:
+    from ggferry.converters.convert import make_plan
+    from ggferry.converters.load import open_checkpoint
+
+    checkpoint = open_checkpoint(request.source)
+    plan, _ = make_plan(request, checkpoint)
+    checkpoint.close()
+    facts = plan.as_dict()
+    if as_json:
+        _print_json(facts)
+        return
+    for t in facts["tensors"]:
+        shape = "×".join(map(str, t["shape"]))
+        print(f"{t['name']:<32}  {shape:<14}  {t['source_type']} → {t['type']}  {t['route']}, {t['grade']}  {t['bytes']:,}")
+    for drop in facts["dropped"]:
+        print(f"{drop['name']:<32}  not carried over: {drop['reason']}")
+    print(f"{len(facts['tensors'])} tensors, {facts['bytes_read']:,} bytes read, {facts['bytes_written']:,} bytes written")
+
+
+def _pairs(items: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for item in items or ():
+        key, sign, value = item.partition("=")
+        if not sign or not key or not value:
+            raise UsageError("--hparam", found=item, expected="KEY=VALUE")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise UsageError("--tokens", found=text, expected="integers separated by commas") from None
+
+
+def _json_file(path: str | None) -> dict[str, Any] | None:
+    from ggferry.formats.folder import load_json
+
+    return None if path is None else load_json(path)
+
+
+def _text_lines(path: str) -> list[str]:
+    from ggferry.formats.errors import EncodingError, NotFoundError
+
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read().removesuffix("\n").split("\n")
+    except OSError as error:
+        raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+    except UnicodeDecodeError as error:
+        raise EncodingError("not UTF-8 text", path=path, offset=error.start) from None
+
+
+def _save_array(path: str, array: Any) -> None:
+    import numpy as np
+
+    partial = f"{path}.partial"
+    try:
+        with open(partial, "wb") as file:
+            np.save(file, array)
+        os.replace(partial, path)
+    except OSError as error:
+        raise GgferryError(f"cannot be written: {error.strerror}", path=path) from None
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=True, allow_nan=False))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code of a command line, with every error as one line on stderr (and as JSON with `--json`)."""
+    from ggferry import __version__
+
+    if arguments[:1] == ["--version"]:
+        print(f"ggferry {__version__}")
+        return 0
+    try:
+        app(args=arguments, prog_name="ggferry", standalone_mode=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except GgferryError as error:
+        if "--json" in arguments:
+            _print_json({"error": error.as_dict()})
+        _say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted; nothing was left behind")
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        _say("error: out of memory")
+        return 1
+    except Exception as error:
+        if os.environ.get("GGFERRY_TRACEBACK"):
+            raise
+        _say(f"error: internal: {type(error).__name__}: {error} (GGFERRY_TRACEBACK=1 shows where; please report it)")
+        return INTERNAL_ERROR
+    return 0
+
+
+def _exit(run: Callable[[], int]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    code = run()
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def main() -> None:
+    """The command `ggferry`."""
+    _exit(lambda: _run(sys.argv[1:]))
+
+
+def convert_main() -> None:
+    """The command `convert`: `convert old.bin --to gguf`."""
+    _exit(lambda: _run(["convert", *sys.argv[1:]] if sys.argv[1:2] != ["--version"] else ["--version"]))

@@ -1,0 +1,142 @@
+"""What a file is, without reading its tensor data: plain data for `--json`, and the same for a person."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.gguf_values import Value, ValueType
+
+SHOWN_ITEMS = 8
+SHOWN_TEXT = 200
+
+
+def describe(checkpoint: Checkpoint, full: bool = False) -> dict[str, Any]:
+    """Container, header, hparams or metadata, vocabulary summary, tensors with type, shape, offset, bytes and spans.
+
+    Shapes are outermost first. `full`: arrays and long texts of the metadata whole.
+    """
+    return {
+        "container": checkpoint.container,
+        "version": checkpoint.version,
+        "era": checkpoint.era,
+        "layout": checkpoint.layout,
+        "big_endian": checkpoint.big_endian,
+        "alignment": checkpoint.alignment,
+        "files": [{"path": source.path, "bytes": source.size} for source in checkpoint.files],
+        "header": dict(checkpoint.header),
+        "metadata": {key: _value(value, full) for key, value in checkpoint.metadata.items()},
+        "vocabulary": _vocabulary(checkpoint),
+        "tensors": [_tensor(ref) for ref in checkpoint.tensors.values()],
+        "dropped": [{"name": drop.ref.name, "reason": drop.reason} for drop in checkpoint.dropped],
+        "sidecars": {role: os.path.basename(path) for role, path in checkpoint.sidecars.items()},
+        "notes": list(checkpoint.notes),
+    }
+
+
+def _tensor(ref: TensorRef) -> dict[str, Any]:
+    return {
+        "name": ref.name,
+        "type": ref.type.name,
+        "shape": list(ref.shape),
+        "offset": ref.spans[0].offset,
+        "bytes": ref.nbytes,
+        "spans": [{"file": s.file, "offset": s.offset, "shape": list(s.shape)} for s in ref.spans],
+    }
+
+
+def _value(value: Any, full: bool) -> Any:
+    if not isinstance(value, Value):
+        return value
+    if value.type is not ValueType.ARRAY:
+        return {"type": value.type.name.lower(), "value": _plain(value.data, full)}
+    items = value.data if full else value.data[:SHOWN_ITEMS]
+    return {
+        "type": "array",
+        "items": value.items.name.lower() if value.items is not None else None,
+        "length": len(value.data),
+        "value": [_value(item, full) if isinstance(item, Value) else _plain(item, full) for item in items],
+    }
+
+
+def _plain(item: Any, full: bool) -> Any:
+    if isinstance(item, float) and not math.isfinite(item):
+        return str(item)
+    if isinstance(item, str):
+        item = item.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        return item if full or len(item) <= SHOWN_TEXT else item[:SHOWN_TEXT] + "…"
+    return item
+
+
+def _vocabulary(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, Value):
+        model = checkpoint.metadata.get("tokenizer.ggml.model")
+        return {"tokens": len(tokens.data), "model": model.data if isinstance(model, Value) else None}
+    vocab = checkpoint.vocab
+    if vocab is None:
+        return None
+    return {
+        "tokens": len(vocab.tokens),
+        "scores": vocab.scores is not None,
+        "single_bytes": sum(len(token) == 1 for token in vocab.tokens),
+        "empty": sum(not token for token in vocab.tokens),
+        "not_utf8": sum(not _is_utf8(token) for token in vocab.tokens if len(token) > 1),
+        "longest": max(map(len, vocab.tokens), default=0),
+    }
+
+
+def _is_utf8(token: bytes) -> bool:
+    try:
+        token.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """`describe` for a person, line by line."""
+    version = "" if facts["version"] is None else f" v{facts['version']}"
+    endian = ", big-endian" if facts["big_endian"] else ""
+    yield f"{facts['container'].upper()}{version}{endian}" + (f", {facts['era']}" if facts["era"] else "")
+    for file in facts["files"]:
+        yield f"  {file['path']}  {file['bytes']:,} bytes"
+    for note in facts["notes"]:
+        yield f"  note: {note}"
+    yield from _table("header", facts["header"].items())
+    yield from _table("metadata", ((key, _short(value)) for key, value in facts["metadata"].items()))
+    if facts["vocabulary"]:
+        yield from _table("vocabulary", facts["vocabulary"].items())
+    tensors = facts["tensors"]
+    yield f"{len(tensors)} tensors, {sum(t['bytes'] for t in tensors):,} bytes"
+    width = max((len(t["name"]) for t in tensors), default=0)
+    for t in tensors:
+        shape = "×".join(map(str, t["shape"]))
+        parts = f"  in {len(t['spans'])} parts" if len(t["spans"]) > 1 else ""
+        yield f"  {_safe(t['name']):<{width}}  {t['type']:<8}  {shape:<14}  {t['offset']:#012x}  {t['bytes']:>14,}{parts}"
+    for drop in facts["dropped"]:
+        yield f"  not carried over: {_safe(drop['name'])} ({drop['reason']})"
+
+
+def _table(title: str, items: Any) -> Iterator[str]:
+    rows = [(_safe(str(key)), _safe(str(value))) for key, value in items]
+    if rows:
+        yield title
+        width = max(len(key) for key, _ in rows)
+        yield from (f"  {key:<{width}}  {value}" for key, value in rows)
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    if value["type"] == "array":
+        more = " …" if value["length"] > len(value["value"]) else ""
+        return f"{value['items']}[{value['length']}] {value['value']}{more}"
+    return f"{value['value']}"
+
+
+def _safe(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
