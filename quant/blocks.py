@@ -1,0 +1,160 @@
+"""Blocks as arrays: the one place where a block type's field table meets numpy.
+
+A codec family states how the fields of a block become values (`Unpack`), for any number of blocks at once; the
+functions here cut rows into tiles that stay in the cache and hand out the fields as views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ggferry.quant.registry import lazy
+from ggferry.quant.types import BlockError, BlockType
+
+if TYPE_CHECKING:
+    import numpy as np
+    from ggferry.quant.codec import Bytes, Floats
+else:
+    np = lazy("numpy")
+
+Array = Any
+Parts = dict[str, Array]
+"""Field name → array `(rows, blocks, count)` of the field's little-endian dtype (`bf16`: its bits as uint16)."""
+
+Unpack = Callable[[Parts, Array], None]
+"""Fills float32 `(rows, blocks, elements)` from the fields."""
+
+Tile = tuple[slice, slice]
+
+TILE_ELEMENTS = 1 << 18
+"""256 KiB of float32: with its scratch arrays a tile stays in a core's second-level cache."""
+
+
+@cache
+def dtype_of(kind: BlockType) -> Any:
+    """The structured little-endian dtype of one block."""
+    return np.dtype([(f.name, _item(f.dtype), (f.count,)) for f in kind.fields])
+
+
+def _item(dtype: str) -> str:
+    return "<" + ("u2" if dtype == "bf16" else dtype)
+
+
+def check_rows(kind: BlockType, rows: Bytes, columns: int) -> None:
+    """Raises BlockError unless `rows` is uint8 `(R, row_bytes(columns))`."""
+    found = (rows.dtype.str, rows.ndim, rows.shape[-1] if rows.ndim else 0)
+    if found != ("|u1", 2, kind.row_bytes(columns)):
+        wanted = f"uint8 (R, {kind.row_bytes(columns)})"
+        raise BlockError(f"{kind.name} rows of {columns} elements are {wanted}, not {rows.dtype} {rows.shape}")
+
+
+def check_values(kind: BlockType, values: Floats) -> None:
+    """Raises BlockError unless `values` is float32 `(R, columns)` with whole blocks."""
+    if values.dtype != np.float32 or values.ndim != 2:
+        raise BlockError(f"{kind.name} is encoded from float32 (R, columns), not {values.dtype} {values.shape}")
+    kind.row_bytes(values.shape[1])
+
+
+def as_blocks(kind: BlockType, rows: Bytes) -> Parts:
+    """The fields of `rows`, uint8 `(R, row bytes)`, C-contiguous, as views of the same memory: writable if it is.
+
+    Interleaved types come as one long row, `(1, R × blocks, count)`: block borders know nothing of rows.
+    """
+    if not kind.planar:
+        blocks = rows.reshape(1, rows.size // kind.block_bytes, kind.block_bytes).view(dtype_of(kind))[..., 0]
+        return {field.name: blocks[field.name] for field in kind.fields}
+    count, parts, start = rows.shape[1] // kind.block_bytes, {}, 0
+    for field in kind.fields:
+        plane = rows[:, start : start + count * field.nbytes].view(_item(field.dtype))
+        parts[field.name] = plane.reshape(len(rows), count, field.count)
+        start += count * field.nbytes
+    return parts
+
+
+def tiles(kind: BlockType, count: int, columns: int) -> Iterator[Tile]:
+    """Index pairs that together cover what `as_blocks` gives for `count` rows, each about TILE_ELEMENTS values."""
+    blocks = columns // kind.elements
+    if not kind.planar:
+        count, blocks = 1, count * blocks
+    width = min(max(1, TILE_ELEMENTS // kind.elements), max(1, blocks))
+    height = max(1, TILE_ELEMENTS // (width * kind.elements))
+    for row in range(0, count, height):
+        for block in range(0, blocks, width):
+            yield slice(row, row + height), slice(block, block + width)
+
+
+def cut(parts: Parts, tile: Tile) -> Parts:
+    """The fields of the blocks of one tile."""
+    return {name: array[tile] for name, array in parts.items()}
+
+
+def by_block(kind: BlockType, values: Floats) -> Array:
+    """`(R, columns)` values in the shape of `as_blocks`: `(1, R × blocks, elements)`, or `(R, blocks, elements)`."""
+    rows = len(values) if kind.planar else 1
+    return values.reshape(rows, values.size // (kind.elements * rows) if rows else 0, kind.elements)
+
+
+def decoder(kind: BlockType, unpack: Unpack) -> Callable[[Bytes, int], Floats]:
+    """A `Codec.decode` from what happens to a tile of blocks."""
+
+    def decode(rows: Bytes, columns: int) -> Floats:
+        check_rows(kind, rows, columns)
+        values = np.empty((len(rows), columns), np.float32)
+        parts, target = as_blocks(kind, np.ascontiguousarray(rows)), by_block(kind, values)
+        with np.errstate(all="ignore"):  # infinite and NaN scales decode to what they are
+            for tile in tiles(kind, len(rows), columns):
+                unpack(cut(parts, tile), target[tile])
+        return values
+
+    return decode
+
+
+def planes(packed: Array, width: int) -> Array:
+    """Unpack `width`-bit fields: uint8 `(…, n)` → `(…, 8 / width, n)`, plane k holding bits `k·width` and up.
+
+    Shifts run over the whole array, and planes are put in place as n-byte items: loops of length n would cost more
+    than the arithmetic.
+    """
+    flat, item = np.ascontiguousarray(packed), f"V{packed.shape[-1]}"
+    out = np.empty((*packed.shape[:-1], 8 // width, packed.shape[-1]), np.uint8)
+    items = out.view(item)[..., 0]
+    for plane in range(8 // width):
+        bits = flat >> plane * width
+        bits &= (1 << width) - 1
+        items[..., plane] = bits.view(item)[..., 0]
+    return out
+
+
+def translate(codes: Array, levels: bytes) -> Array:
+    """int8 of the shape of uint8 `codes`, `levels[code]` each; `levels` holds 256 signed bytes."""
+    return np.frombuffer(codes.tobytes().translate(levels), np.int8).reshape(codes.shape)
+
+
+def affine(levels: Callable[[Parts], Array], coefficients: Callable[[Parts], tuple[Array, ...]]) -> Unpack:
+    """value = level × scale, or level × scale + shift, in that order and in float32.
+
+    `levels` gives 8-bit integers `(R, B, …)` in the order of the elements; `coefficients` the scales and, where there
+    are any, the shifts: float32 `(R, B, groups)`, a group being elements / groups neighbours.
+    """
+
+    def unpack(parts: Parts, out: Array) -> None:
+        np.copyto(out, levels(parts).reshape(out.shape))
+        scale, *shift = coefficients(parts)
+        out *= spread(scale, out.shape[-1])
+        if shift:
+            out += spread(shift[0], out.shape[-1])
+
+    return unpack
+
+
+def spread(groups: Array, elements: int) -> Array:
+    """`(…, groups)` → `(…, elements)`, each value repeated. Broadcasting would run loops of one group's length, and
+    is half as fast as this copy and one long loop (measured with numpy 2.4, groups of 32)."""
+    return groups.repeat(elements // groups.shape[-1], axis=-1)
+
+
+def floats(*fields: str) -> Callable[[Parts], tuple[Array, ...]]:
+    """The float fields of these names as float32."""
+    return lambda parts: tuple(parts[field].astype(np.float32) for field in fields)

@@ -1,0 +1,75 @@
+"""Four-bit floats with shared scales: MXFP4 and NVFP4.
+
+E2M1 levels are kept doubled, so scales are halved. Layouts: `block_mxfp4`, `block_nvfp4` of ggml-common.h; scales:
+`ggml_e8m0_to_fp32_half` and `ggml_ue4m3_to_fp32` of ggml-impl.h.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ggferry.quant.blocks import Array, Parts, affine, decoder, planes, translate
+from ggferry.quant.codec import Codec
+from ggferry.quant.registry import lazy
+from ggferry.quant.types import table
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+TYPES = table(
+    """
+    MXFP4 39 32 e:u1   qs:u1*16
+    NVFP4 40 64 d:u1*4 qs:u1*32
+    """
+)
+
+LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""`kvalues_mxfp4`: E2M1, doubled; negative zero is zero."""
+
+
+@cache
+def _table() -> bytes:
+    return bytes(level & 255 for level in LEVELS) + bytes(240)
+
+
+def _mxfp4_levels(parts: Parts) -> Array:
+    return translate(planes(parts["qs"], 4), _table())
+
+
+def _nvfp4_levels(parts: Parts) -> Array:
+    """Sixteen elements share a scale: eight bytes, low nibbles first."""
+    qs = parts["qs"]
+    return translate(planes(qs.reshape(*qs.shape[:-1], 4, 8), 4), _table())
+
+
+@cache
+def half_e8m0() -> Array:
+    """float32 `(256,)`: 2^(e − 128), subnormal for 0 and 1."""
+    return np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
+
+
+@cache
+def half_ue4m3() -> Array:
+    """float32 `(256,)`: exponent bias 7, halved; 0x7F (NaN elsewhere) is 0, and the sign bit is not looked at,
+    except that 0xFF therefore is 240."""
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    values = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0)) / 2
+    values[0x7F] = 0
+    return values.astype(np.float32)
+
+
+def _mxfp4_scales(parts: Parts) -> tuple[Array]:
+    return (half_e8m0()[parts["e"]],)
+
+
+def _nvfp4_scales(parts: Parts) -> tuple[Array]:
+    return (half_ue4m3()[parts["d"]],)
+
+
+UNPACK = {"MXFP4": affine(_mxfp4_levels, _mxfp4_scales), "NVFP4": affine(_nvfp4_levels, _nvfp4_scales)}
+
+CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name])) for name, kind in TYPES.items())

@@ -1,0 +1,201 @@
+"""Block layouts of the eras before GGUF, and how those that have a successor become it without leaving their levels.
+
+Source: llama.cpp's history of 2023: planar until 007a8f6f4 (Q4_0) and 904d2a8d6 (Q4_1);
+V1 = GGML, GGMF, GGJT v1, nibbles interleaved (byte j: elements 2j, 2j + 1); V2 = GGJT v2 (b9fd7eee5), nibbles split as
+today; float16 scales since GGJT v3 (2d5db4837). *_64 = builds with LLAMA_QKK_64 (6769e944c), k_quants.h. Q8_0_V1 is
+also GGJT v2's Q8_0; GGJT v2's Q5_0 and Q5_1 are today's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ggferry.quant.blocks import Array, Parts, affine, as_blocks, check_rows, cut, decoder, floats, planes, tiles
+from ggferry.quant.codec import Codec, Repack
+from ggferry.quant.codecs import simple
+from ggferry.quant.registry import lazy
+from ggferry.quant.types import BlockError, BlockType, table
+
+if TYPE_CHECKING:
+    import numpy as np
+    from ggferry.quant.codec import Bytes
+else:
+    np = lazy("numpy")
+
+PLANAR = table(
+    """
+    Q4_0_PLANAR - 32      d:f4 qs:u1*16
+    Q4_1_PLANAR - 32 m:f4 d:f4 qs:u1*16
+    """,
+    planar=True,
+)
+TYPES = PLANAR | table(
+    """
+    Q4_0_V1 - 32 d:f4           qs:u1*16
+    Q4_1_V1 - 32 d:f4 m:f4      qs:u1*16
+    Q4_2    - 16 d:f2           qs:u1*8
+    Q4_3    - 16 d:f2 m:f2      qs:u1*8
+    Q5_0_V1 - 32 d:f2      qh:u4 qs:u1*16
+    Q5_1_V1 - 32 d:f2 m:f2 qh:u4 qs:u1*16
+    Q8_0_V1 - 32 d:f4           qs:i1*32
+    Q4_0_V2 - 32 d:f4           qs:u1*16
+    Q4_1_V2 - 32 d:f4 m:f4      qs:u1*16
+    Q2_K_64 - 64 scales:u1*4 qs:u1*16 d:f2 dmin:f2
+    Q3_K_64 - 64 hmask:u1*8 qs:u1*16 scales:u1*2 d:f2
+    Q4_K_64 - 64 d:f2 dmin:f2 scales:u1*2 qs:u1*32
+    Q5_K_64 - 64 d:f2 scales:i1*4 qh:u1*8 qs:u1*32
+    Q6_K_64 - 64 ql:u1*32 qh:u1*16 scales:i1*4 d:f2
+    """
+)
+
+Levels = Callable[[Parts], Array]
+
+
+def _deinterleaved(parts: Parts) -> Parts:
+    """The same fields with the nibbles split: byte j holds element j and element j + n, n being the bytes."""
+    qs = parts["qs"]
+    half = qs.shape[-1] // 2
+    first, second = qs[..., :half], qs[..., half:]
+    out = np.empty(qs.shape, np.uint8)
+    np.bitwise_or(first & 15, second << 4, out=out[..., 0::2])
+    np.bitwise_or(first >> 4, second & 0xF0, out=out[..., 1::2])
+    return parts | {"qs": out}
+
+
+def _interleaved(levels: Levels) -> Levels:
+    return lambda parts: levels(_deinterleaved(parts))
+
+
+def _q2_64_levels(parts: Parts) -> Array:
+    return planes(parts["qs"], 2)
+
+
+def _q3_64_levels(parts: Parts) -> Array:
+    """Bit 2 of element 8k + l is bit k of hmask's byte l; ggml subtracts 4 where it is clear."""
+    out = planes(parts["qs"], 2)
+    out |= (planes(parts["hmask"], 1) << 2).reshape(out.shape)
+    signed = out.view(np.int8)
+    signed -= 4
+    return signed
+
+
+def _q5_64_levels(parts: Parts) -> Array:
+    """Bit 4 of element 8k + l is bit k of qh's byte l."""
+    out = planes(parts["qs"], 4)
+    out |= (planes(parts["qh"], 1) << 4).reshape(out.shape)
+    signed = out.view(np.int8)
+    signed -= 16
+    return signed
+
+
+def _q6_64_levels(parts: Parts) -> Array:
+    out = planes(parts["ql"], 4)
+    out |= (planes(parts["qh"], 2) << 4).reshape(out.shape)
+    signed = out.view(np.int8)
+    signed -= 32
+    return signed
+
+
+def _scales_and_mins(parts: Parts) -> tuple[Array, Array]:
+    """A byte a group: the low nibble times d, less the high nibble times dmin."""
+    d, dmin = parts["d"].astype(np.float32), parts["dmin"].astype(np.float32)
+    return d * (parts["scales"] & 15), -dmin * (parts["scales"] >> 4)
+
+
+def _q3_64_scales(parts: Parts) -> tuple[Array]:
+    packed = parts["scales"]
+    scales = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], 4)
+    return (parts["d"].astype(np.float32) * (scales.view(np.int8) - np.int8(8)),)
+
+
+def _byte_scales(parts: Parts) -> tuple[Array]:
+    return (parts["d"].astype(np.float32) * parts["scales"],)
+
+
+UNPACK = {
+    "Q4_0_PLANAR": affine(_interleaved(simple.nibbles_less_8), floats("d")),
+    "Q4_1_PLANAR": affine(_interleaved(simple.nibbles), floats("d", "m")),
+    "Q4_0_V1": affine(_interleaved(simple.nibbles_less_8), floats("d")),
+    "Q4_1_V1": affine(_interleaved(simple.nibbles), floats("d", "m")),
+    "Q4_2": affine(_interleaved(simple.nibbles_less_8), floats("d")),
+    "Q4_3": affine(_interleaved(simple.nibbles), floats("d", "m")),
+    "Q5_0_V1": affine(_interleaved(simple.five_bits_less_16), floats("d")),
+    "Q5_1_V1": affine(_interleaved(simple.five_bits), floats("d", "m")),
+    "Q8_0_V1": affine(simple.bytes_as_they_are, floats("d")),
+    "Q4_0_V2": affine(simple.nibbles_less_8, floats("d")),
+    "Q4_1_V2": affine(simple.nibbles, floats("d", "m")),
+    "Q2_K_64": affine(_q2_64_levels, _scales_and_mins),
+    "Q3_K_64": affine(_q3_64_levels, _q3_64_scales),
+    "Q4_K_64": affine(simple.nibbles, _scales_and_mins),
+    "Q5_K_64": affine(_q5_64_levels, _byte_scales),
+    "Q6_K_64": affine(_q6_64_levels, _byte_scales),
+}
+
+
+def _as_it_is(parts: Parts) -> Parts:
+    return parts
+
+
+def repack(
+    rows: Bytes, columns: int, *, source: BlockType, target: BlockType, rearrange: Callable[[Parts], Parts]
+) -> tuple[Bytes, int]:
+    """Blocks of `source` as blocks of `target`, which has the same fields: levels move, scales and mins become float16.
+
+    Returns uint8 `(R, target row bytes)` and the number of blocks with a scale or min that is not exactly a float16
+    (rounded to nearest even, or too small and flushed). Raises BlockError, naming the row, for one that is NaN,
+    infinite or beyond float16.
+    """
+    check_rows(source, rows, columns)
+    out = np.empty((len(rows), target.row_bytes(columns)), np.uint8)
+    old, new = as_blocks(source, np.ascontiguousarray(rows)), as_blocks(target, out)
+    if source.planar:
+        new = {name: array.reshape(*old["d"].shape[:2], array.shape[2]) for name, array in new.items()}
+    inexact = 0
+    with np.errstate(all="ignore"):
+        for tile in tiles(source, len(rows), columns):
+            inexact += _repack_tile(rearrange(cut(old, tile)), cut(new, tile))
+    for name in _scales(target):
+        if not np.isfinite(new[name]).all():
+            block = int(np.argmin(np.isfinite(new[name])))
+            value = old[name].reshape(-1)[block]
+            row = block * source.elements // columns
+            raise BlockError(f"row {row}: {name} of a {source.name} block is {value}: not a finite float16")
+    return out, inexact
+
+
+def _scales(kind: BlockType) -> list[str]:
+    return [field.name for field in kind.fields if field.dtype == "f2"]
+
+
+def _repack_tile(old: Parts, new: Parts) -> int:
+    changed = np.zeros((*new["d"].shape[:2], 1), bool)
+    for name, array in new.items():
+        array[...] = old[name]
+        if array.dtype == np.float16:
+            changed |= array.astype(np.float32) != old[name]
+    return int(np.count_nonzero(changed))
+
+
+def _repack_to(name: str, target: str, rearrange: Callable[[Parts], Parts]) -> Repack:
+    apply = partial(repack, source=TYPES[name], target=simple.TYPES[target], rearrange=rearrange)
+    return Repack(target, apply)
+
+
+REPACK = {
+    name: _repack_to(name, target, rearrange)
+    for name, target, rearrange in (
+        ("Q4_0_PLANAR", "Q4_0", _deinterleaved),
+        ("Q4_1_PLANAR", "Q4_1", _deinterleaved),
+        ("Q4_0_V1", "Q4_0", _deinterleaved),
+        ("Q4_1_V1", "Q4_1", _deinterleaved),
+        ("Q5_0_V1", "Q5_0", _deinterleaved),
+        ("Q5_1_V1", "Q5_1", _deinterleaved),
+        ("Q8_0_V1", "Q8_0", _as_it_is),
+        ("Q4_0_V2", "Q4_0", _as_it_is),
+        ("Q4_1_V2", "Q4_1", _as_it_is),
+    )
+}
+
+CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name]), repack=REPACK.get(name)) for name, kind in TYPES.items())

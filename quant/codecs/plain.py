@@ -1,0 +1,139 @@
+"""One number an element: F32, F16, BF16, F64 and the integers of GGUF.
+
+Rounding is to nearest, ties to even, as in ggml's `ggml_compute_fp32_to_fp16` and `ggml_compute_fp32_to_bf16`. Encoders
+raise ValueRefused for NaN, infinity, and a finite value that would become infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ggferry.quant.blocks import Array, Parts, check_rows, check_values, decoder
+from ggferry.quant.codec import Codec
+from ggferry.quant.registry import lazy
+from ggferry.quant.types import BlockType, table
+from ggferry.quant.values import ValueRefused, refuse_nonfinite
+
+if TYPE_CHECKING:
+    import numpy as np
+    from ggferry.quant.codec import Bytes, Floats
+else:
+    np = lazy("numpy")
+
+TYPES = table(
+    """
+    F32  0  1 x:f4
+    F16  1  1 x:f2
+    I8   24 1 x:i1
+    I16  25 1 x:i2
+    I32  26 1 x:i4
+    I64  27 1 x:i8
+    F64  28 1 x:f8
+    BF16 30 1 x:bf16
+    """,
+    quantised=False,
+)
+
+Encode = Callable[["Floats", "Floats | None"], "Bytes"]
+
+_STEP = 1 << 15
+"""Values encoded at a time: five scratch arrays of them fit the second-level cache."""
+
+
+def _convert(parts: Parts, out: Array) -> None:
+    np.copyto(out, parts["x"], casting="unsafe")
+
+
+def _widen_f16(parts: Parts, out: Array) -> None:
+    """Move the 15 lower bits to a float32's place and make up for the difference of the exponents' biases, 127 − 15,
+    by an exact product; subnormals come out right as well. Infinity and NaN do not: tiles with them are converted."""
+    bits = parts["x"].view("<i2")
+    words = np.left_shift(bits, 13, out=out.view(np.int32), dtype=np.int32)
+    words &= np.int32(-0x70000001)
+    out *= np.float32(2.0**112)
+    if ((bits & 0x7C00) == 0x7C00).any():
+        _convert(parts, out)
+
+
+def _widen_bf16(parts: Parts, out: Array) -> None:
+    np.left_shift(parts["x"], 16, out=out.view(np.uint32), dtype=np.uint32)
+
+
+def _round_f16(values: Array, limit: float = 65520.0) -> Array:
+    """uint16 of float32 `(n,)` whose magnitudes are below `limit`, from which on float16 rounds to infinity.
+
+    Adding 2^(e+13), e being the exponent or −14 below float16's normal range, rounds to a multiple of 2^(e−10) in the
+    adder: exactly float16's step there.
+    """
+    size = np.abs(values)
+    magic = np.maximum(size.view(np.uint32) & 0x7F800000, 113 << 23, dtype=np.uint32)
+    magic += 13 << 23
+    size += magic.view(np.float32)
+    steps = size.view(np.uint32)
+    steps -= magic
+    magic >>= 13
+    magic -= 126 << 10
+    steps += magic
+    steps |= values.view(np.uint32) >> 16 & 0x8000
+    return steps
+
+
+def _round_bf16(values: Array) -> Array:
+    words = values.view(np.uint32)
+    odd = words >> 16
+    odd &= 1
+    odd += 0x7FFF
+    odd += words
+    odd >>= 16
+    return odd
+
+
+def _encode_rounded(
+    values: Floats, weights: Floats | None = None, *, kind: BlockType, limit: float, rounded: Callable[[Array], Array]
+) -> Bytes:
+    """`limit`: the least magnitude that rounds to infinity."""
+    check_values(kind, values)
+    out = np.empty(values.shape, "<u2")
+    flat, target = np.ascontiguousarray(values).reshape(-1), out.reshape(-1)
+    for start in range(0, flat.size, _STEP):
+        step = flat[start : start + _STEP]
+        if not (step.max() < limit and step.min() > -limit):
+            refuse_nonfinite(kind, values)
+            _refuse_large(kind, values, limit)
+        np.copyto(target[start : start + _STEP], rounded(step), casting="unsafe")
+    return out.view(np.uint8)
+
+
+def _refuse_large(kind: BlockType, values: Floats, limit: float) -> None:
+    row, column = np.argwhere(np.abs(values) >= limit)[0].tolist()
+    raise ValueRefused(row, column, f"{values[row, column]} is beyond the range of {kind.name}")
+
+
+def _decode_f32(rows: Bytes, columns: int) -> Floats:
+    check_rows(TYPES["F32"], rows, columns)
+    values: Floats = np.ascontiguousarray(rows).view("<f4").astype(np.float32)
+    return values
+
+
+def _encode_f32(values: Floats, weights: Floats | None = None) -> Bytes:
+    check_values(TYPES["F32"], values)
+    refuse_nonfinite(TYPES["F32"], values)
+    copy: Any = values.astype("<f4", order="C")
+    rows: Bytes = copy.view(np.uint8)
+    return rows
+
+
+UNPACK = {"F16": _widen_f16, "BF16": _widen_bf16}
+
+DECODE = {name: decoder(kind, UNPACK.get(name, _convert)) for name, kind in TYPES.items()} | {"F32": _decode_f32}
+
+ENCODE: dict[str, Encode] = {
+    "F32": _encode_f32,
+    "F16": partial(_encode_rounded, kind=TYPES["F16"], limit=65520.0, rounded=_round_f16),
+    # midway between the largest bfloat16, 0x7F7F, and infinity
+    "BF16": partial(_encode_rounded, kind=TYPES["BF16"], limit=float.fromhex("0x1.ffp127"), rounded=_round_bf16),
+}
+
+CODECS = tuple(Codec(kind, DECODE[name], ENCODE.get(name)) for name, kind in TYPES.items())

@@ -1,0 +1,127 @@
+"""Blocks of 32 with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and the activation format Q8_1.
+
+Layouts: `block_q4_0` … `block_q8_1` of ggml-common.h; values: `dequantize_row_*` of ggml-quants.c. Nibbles are split:
+byte j holds element j low and element j + 16 high. qh is read as one u32 (bit e belongs to element e), hence its dtype.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ggferry.quant.blocks import (
+    Array,
+    Parts,
+    affine,
+    as_blocks,
+    by_block,
+    check_values,
+    cut,
+    decoder,
+    floats,
+    planes,
+    tiles,
+)
+from ggferry.quant.codec import Codec
+from ggferry.quant.registry import lazy
+from ggferry.quant.types import BlockType, table
+from ggferry.quant.values import ValueRefused, refuse_nonfinite
+
+if TYPE_CHECKING:
+    import numpy as np
+    from ggferry.quant.codec import Bytes, Floats
+else:
+    np = lazy("numpy")
+
+TYPES = table(
+    """
+    Q4_0 2 32 d:f2           qs:u1*16
+    Q4_1 3 32 d:f2 m:f2      qs:u1*16
+    Q5_0 6 32 d:f2      qh:u4 qs:u1*16
+    Q5_1 7 32 d:f2 m:f2 qh:u4 qs:u1*16
+    Q8_0 8 32 d:f2           qs:i1*32
+    Q8_1 9 32 d:f2 s:f2      qs:i1*32
+    """
+)
+
+
+def nibbles(parts: Parts) -> Array:
+    """uint8 `(…, 2, n)` of split nibbles `qs` `(…, n)`: the low ones, then the high ones."""
+    return planes(parts["qs"], 4)
+
+
+def nibbles_less_8(parts: Parts) -> Array:
+    signed = nibbles(parts).view(np.int8)
+    signed -= 8
+    return signed
+
+
+def five_bits(parts: Parts) -> Array:
+    """uint8: nibbles with bit e of qh as the fifth bit of element e."""
+    out = nibbles(parts)
+    bits = np.unpackbits(np.frombuffer(parts["qh"].tobytes(), np.uint8), bitorder="little")
+    out |= np.left_shift(bits, 4, out=bits).reshape(out.shape)
+    return out
+
+
+def five_bits_less_16(parts: Parts) -> Array:
+    signed = five_bits(parts).view(np.int8)
+    signed -= 16
+    return signed
+
+
+def bytes_as_they_are(parts: Parts) -> Array:
+    return parts["qs"]
+
+
+UNPACK = {
+    "Q4_0": affine(nibbles_less_8, floats("d")),
+    "Q4_1": affine(nibbles, floats("d", "m")),
+    "Q5_0": affine(five_bits_less_16, floats("d")),
+    "Q5_1": affine(five_bits, floats("d", "m")),
+    "Q8_0": affine(bytes_as_they_are, floats("d")),
+    "Q8_1": affine(bytes_as_they_are, floats("d")),
+}
+
+
+def encode_q8_0(values: Floats, weights: Floats | None = None) -> Bytes:
+    """`quantize_row_q8_0_ref` of ggml-quants.c: d = absmax / 127, levels rounded half away from zero with 1 / d.
+
+    Raises ValueRefused for a NaN, an infinity, and a block whose scale exceeds float16 (ggml writes infinity there).
+    """
+    kind = TYPES["Q8_0"]
+    check_values(kind, values)
+    rows = np.empty((len(values), kind.row_bytes(values.shape[1])), np.uint8)
+    source, parts = by_block(kind, np.ascontiguousarray(values)), as_blocks(kind, rows)
+    with np.errstate(all="ignore"):
+        for tile in tiles(kind, *values.shape):
+            _pack_q8_0(source[tile], cut(parts, tile))
+    if not np.isfinite(parts["d"]).all():
+        _refuse_q8_0(kind, values, parts["d"])
+    return rows
+
+
+def _pack_q8_0(blocks: Array, parts: Parts) -> None:
+    d = np.abs(blocks).max(axis=-1, keepdims=True)
+    d /= np.float32(127)
+    inverse = np.divide(1, d, dtype=np.float32)
+    inverse[~np.isfinite(inverse)] = 0  # d is 0, or so small that 1/d overflows; the C code's levels are 0 there too
+    scaled = blocks * inverse
+    whole = np.trunc(scaled)
+    scaled -= whole
+    scaled += scaled
+    whole += np.trunc(scaled, out=scaled)  # roundf: half away from zero, exact for every float32
+    parts["d"][...] = d
+    np.copyto(parts["qs"], whole, casting="unsafe")
+
+
+def _refuse_q8_0(kind: BlockType, values: Floats, scales: Array) -> None:
+    refuse_nonfinite(kind, values)
+    block = int(np.argmin(np.isfinite(scales)))
+    row, first = divmod(block * kind.elements, values.shape[1])
+    column = first + int(np.abs(values[row, first : first + kind.elements]).argmax())
+    raise ValueRefused(row, column, f"{values[row, column]} needs a Q8_0 scale beyond float16")
+
+
+ENCODE = {"Q8_0": encode_q8_0}
+
+CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name]), ENCODE.get(name)) for name, kind in TYPES.items())

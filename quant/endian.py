@@ -1,0 +1,33 @@
+"""Byte order of tensor data: big-endian GGUF holds the same blocks with every field's items reversed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ggferry.quant.blocks import as_blocks
+from ggferry.quant.registry import lazy
+from ggferry.quant.types import BlockError, BlockType
+
+if TYPE_CHECKING:
+    import numpy as np
+    from ggferry.quant.codec import Bytes
+else:
+    np = lazy("numpy")
+
+
+def swap(kind: BlockType, rows: Bytes) -> Bytes:
+    """uint8 `(R, row bytes)` in the other byte order, a new array; its own inverse.
+
+    Every item of every field of the block's table is reversed; fields of bytes stay. Raises BlockError when a row is
+    not whole blocks.
+    """
+    if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] % kind.block_bytes:
+        raise BlockError(
+            f"{kind.name} rows are uint8 (R, multiple of {kind.block_bytes}), not {rows.dtype} {rows.shape}"
+        )
+    swapped: Bytes = np.array(rows, order="C")
+    parts = as_blocks(kind, swapped)
+    for field in kind.fields:
+        if field.item_bytes > 1:
+            parts[field.name].byteswap(inplace=True)
+    return swapped
