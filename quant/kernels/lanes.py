@@ -1,0 +1,302 @@
+"""Explicit SIMD for numba: eight, sixteen … float32 or int32 in one value.
+
+LLVM's loop vectoriser gives up on short inner loops, several accumulators and reductions, which is all a quantiser
+consists of. Here `load(a, i)` yields eight lanes, operators work on them (scalars are spread; `+ - * /` are IEEE and
+never fused), comparisons yield a mask for `where` and `bits`. The eight lanes are one AVX register, or two of SSE or
+NEON: LLVM splits them, so one source serves every machine and no flag decides whether a kernel is fast. Kernels that
+want more lanes, so that several registers are in flight at once, make their own `loader` and `spreader`.
+
+Array arguments are C-contiguous; the index is that of the flattened array and nothing checks it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+WIDTH = 8
+
+_I1, _I8, _I32, _F32 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.FloatType()
+
+
+class Lanes(types.Type):  # type: ignore[misc]
+    """The numba type of `width` lanes of `scalar`: float32, int32 or boolean."""
+
+    def __init__(self, scalar: Any, width: int = WIDTH) -> None:
+        self.scalar, self.width = scalar, width
+        super().__init__(name=f"Lanes({scalar}, {width})")
+
+    def of(self, scalar: Any) -> Lanes:
+        """As many lanes of another scalar."""
+        return Lanes(scalar, self.width)
+
+
+floats, ints, mask = Lanes(types.float32), Lanes(types.int32), Lanes(types.boolean)
+_ELEMENT = {types.float32: _F32, types.int32: _I32, types.boolean: _I1}
+
+
+def _vector(lanes: Lanes) -> Any:
+    return ir.VectorType(_ELEMENT[lanes.scalar], lanes.width)
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, fe_type: Lanes) -> None:
+        super().__init__(manager, fe_type, _vector(fe_type))
+
+
+def _spread(builder: Any, value: Any, width: int) -> Any:
+    """`width` copies of a scalar."""
+    none = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
+    one = builder.insert_element(none, value, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(one, none, ir.Constant(ir.VectorType(_I32, width), [0] * width))
+
+
+def _operands(context: Any, builder: Any, sig: Any, args: Any) -> tuple[Lanes, list[Any]]:
+    """The lanes type of an operation on lanes and scalars, and its operands, all as lanes."""
+    lanes = next(t for t in sig.args if isinstance(t, Lanes))
+    spread = []
+    for given, value in zip(sig.args, args, strict=True):
+        if not isinstance(given, Lanes):
+            value = _spread(builder, context.cast(builder, value, given, lanes.scalar), lanes.width)
+        spread.append(value)
+    return lanes, spread
+
+
+def _define(
+    operators: tuple[Any, ...], result: Callable[[Lanes], Lanes], build: Callable[[Any, Lanes, Any, Any], Any]
+) -> None:
+    """Teach numba the binary `operators` on lanes, or on lanes and a scalar."""
+
+    class Template(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, args: Any, kws: Any) -> Any:
+            found = [t for t in args if isinstance(t, Lanes)]
+            if len(args) != 2 or not found or any(t not in (found[0], ) and isinstance(t, Lanes) for t in args):
+                return None
+            return signature(result(found[0]), *args)
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes, (a, b) = _operands(context, builder, sig, args)
+        return build(builder, lanes, a, b)
+
+    for op in operators:
+        infer_global(op)(type(f"Lanes_{op.__name__}", (Template,), {}))
+        for pair in ((Lanes, Lanes), (Lanes, types.Number), (types.Number, Lanes)):
+            lower_builtin(op, *pair)(lower)
+
+
+def _same(lanes: Lanes) -> Lanes:
+    return lanes
+
+
+def _by_kind(on_floats: str, on_ints: str) -> Callable[[Any, Lanes, Any, Any], Any]:
+    return lambda builder, lanes, a, b: getattr(builder, on_floats if lanes.scalar == types.float32 else on_ints)(a, b)
+
+
+def _compare(sign: str) -> Callable[[Any, Lanes, Any, Any], Any]:
+    def build(builder: Any, lanes: Lanes, a: Any, b: Any) -> Any:
+        if lanes.scalar != types.float32:
+            return builder.icmp_signed(sign, a, b)
+        return (builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered)(sign, a, b)
+
+    return build
+
+
+_define((operator.add, operator.iadd), _same, _by_kind("fadd", "add"))
+_define((operator.sub, operator.isub), _same, _by_kind("fsub", "sub"))
+_define((operator.mul, operator.imul), _same, _by_kind("fmul", "mul"))
+_define((operator.truediv, operator.itruediv), _same, _by_kind("fdiv", "sdiv"))
+_define((operator.and_, operator.iand), _same, _by_kind("and_", "and_"))
+_define((operator.or_, operator.ior), _same, _by_kind("or_", "or_"))
+_define((operator.xor, operator.ixor), _same, _by_kind("xor", "xor"))
+_define((operator.lshift, operator.ilshift), _same, _by_kind("shl", "shl"))
+_define((operator.rshift, operator.irshift), _same, _by_kind("ashr", "ashr"))
+for _op, _sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():
+    _define((getattr(operator, _op),), lambda lanes: lanes.of(types.boolean), _compare(_sign))
+
+
+def _pointer(context: Any, builder: Any, array: Any, value: Any, index: Any, width: int) -> Any:
+    """Where lane 0 of a load or store at `index` stands."""
+    place = builder.gep(context.make_array(array)(context, builder, value).data, [index])
+    return builder.bitcast(place, ir.VectorType(context.get_data_type(array.dtype), width).as_pointer())
+
+
+def _holds(array: Any, dtype: Any) -> bool:
+    return isinstance(array, types.Array) and array.dtype == dtype and array.layout == "C"
+
+
+def loader(dtype: Any, result: Lanes) -> Any:
+    """`load(array of dtype, index)`: neighbours as lanes; int8 and uint8 are widened to int32."""
+    target = _vector(result)
+
+    @intrinsic  # type: ignore[misc]
+    def load(typing_context: Any, array: Any, index: Any) -> Any:
+        if not _holds(array, dtype):
+            return None
+
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            at = context.cast(builder, args[1], sig.args[1], types.intp)
+            found = builder.load(_pointer(context, builder, array, args[0], at, result.width), align=1)
+            if dtype.bitwidth == 8:
+                found = (builder.sext if dtype.signed else builder.zext)(found, target)
+            return found
+
+        return result(array, index), lower
+
+    return load
+
+
+def strided_loader(dtype: Any, result: Lanes) -> Any:
+    """`load(array of dtype, index, stride)`: lane k is the element at `index + k * stride`."""
+
+    @intrinsic  # type: ignore[misc]
+    def load(typing_context: Any, array: Any, index: Any, stride: Any) -> Any:
+        if not _holds(array, dtype):
+            return None
+
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            at, step = (context.cast(builder, args[i], sig.args[i], types.intp) for i in (1, 2))
+            data = context.make_array(array)(context, builder, args[0]).data
+            found = ir.Constant(_vector(result), ir.Undefined)
+            for lane in range(result.width):
+                found = builder.insert_element(found, builder.load(builder.gep(data, [at])), ir.Constant(_I32, lane))
+                at = builder.add(at, step)
+            return found
+
+        return result(array, index, stride), lower
+
+    return load
+
+
+load = loader(types.float32, floats)
+load_ints = loader(types.int32, ints)
+load_bytes = loader(types.int8, ints)
+
+
+@intrinsic  # type: ignore[misc]
+def store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Write lanes to an array of their scalar, or the low bytes of int32 lanes to one of uint8."""
+    narrow = value.scalar == types.int32 and _holds(array, types.uint8)
+    if not (narrow or _holds(array, value.scalar)):
+        return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = context.cast(builder, args[1], sig.args[1], types.intp)
+        lanes = builder.trunc(args[2], ir.VectorType(_I8, value.width)) if narrow else args[2]
+        builder.store(lanes, _pointer(context, builder, array, args[0], at, value.width), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, index, value), lower
+
+
+def _unary(given: Any, result: Callable[[Lanes], Any], build: Callable[[Any, Lanes, Any], Any]) -> Any:
+    @intrinsic  # type: ignore[misc]
+    def function(typing_context: Any, value: Any) -> Any:
+        if not isinstance(value, Lanes) or value.scalar != given:
+            return None
+        return result(value)(value), lambda context, builder, sig, args: build(builder, value, args[0])
+
+    return function
+
+
+def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
+    """A call of LLVM's intrinsic `name` for the vector type of the arguments."""
+    kind = "f32" if args[0].type.element == _F32 else "i32"
+    function = ir.FunctionType(result, [a.type for a in args])
+    full = f"llvm.{name}.v{args[0].type.count}{kind}"
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, full), args)
+
+
+def _scalar(lanes: Lanes) -> Any:
+    return lanes.scalar
+
+
+_float_lanes, _int_lanes = (lambda lanes: lanes.of(types.float32)), (lambda lanes: lanes.of(types.int32))
+
+as_ints = _unary(types.float32, _int_lanes, lambda b, t, v: b.bitcast(v, _vector(_int_lanes(t))))
+as_floats = _unary(types.int32, _float_lanes, lambda b, t, v: b.bitcast(v, _vector(_float_lanes(t))))
+to_floats = _unary(types.int32, _float_lanes, lambda b, t, v: b.sitofp(v, _vector(_float_lanes(t))))
+to_ints = _unary(types.float32, _int_lanes, lambda b, t, v: b.fptosi(v, _vector(_int_lanes(t))))
+sqrt = _unary(types.float32, _same, lambda b, t, v: _call(b, "sqrt", v.type, v))
+absolute = _unary(types.float32, _same, lambda b, t, v: _call(b, "fabs", v.type, v))
+lowest = _unary(types.int32, _scalar, lambda b, t, v: _call(b, "vector.reduce.smin", _I32, v))
+highest = _unary(types.int32, _scalar, lambda b, t, v: _call(b, "vector.reduce.smax", _I32, v))
+bits = _unary(
+    types.boolean,
+    lambda lanes: types.Integer.from_bitwidth(lanes.width, signed=False),
+    lambda b, t, v: b.bitcast(v, ir.IntType(t.width)),
+)
+
+
+def _scalar_cast(given: Any, result: Any) -> Any:
+    @intrinsic  # type: ignore[misc]
+    def function(typing_context: Any, value: Any) -> Any:
+        if value != given:
+            return None
+        return result(value), lambda context, builder, sig, args: builder.bitcast(args[0], _ELEMENT[result])
+
+    return function
+
+
+scalar_bits = _scalar_cast(types.float32, types.int32)
+scalar_float = _scalar_cast(types.int32, types.float32)
+
+
+def spreader(width: int) -> Any:
+    """`spread(value)`: a float32 or int32 in each of `width` lanes."""
+
+    @intrinsic  # type: ignore[misc]
+    def spread(typing_context: Any, value: Any) -> Any:
+        if value not in (types.float32, types.int32):
+            return None
+        return Lanes(value, width)(value), lambda context, builder, sig, args: _spread(builder, args[0], width)
+
+    return spread
+
+
+spread = spreader(WIDTH)
+
+
+@intrinsic  # type: ignore[misc]
+def lane_numbers(typing_context: Any) -> Any:
+    """0, 1, … 7."""
+    return ints(), lambda context, builder, sig, args: ir.Constant(_vector(ints), list(range(WIDTH)))
+
+
+@intrinsic  # type: ignore[misc]
+def where(typing_context: Any, condition: Any, a: Any, b: Any) -> Any:
+    """Lane by lane `a` where the mask is set, else `b`; one of the two may be a scalar."""
+    if not any(isinstance(t, Lanes) and condition == t.of(types.boolean) for t in (a, b)):
+        return None
+    result = next(t for t in (a, b) if isinstance(t, Lanes))
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pair = signature(result, *sig.args[1:])
+        _, (yes, no) = _operands(context, builder, pair, args[1:])
+        return builder.select(args[0], yes, no)
+
+    return result(condition, a, b), lower
+
+
+def _extreme(name: str) -> Any:
+    @intrinsic  # type: ignore[misc]
+    def function(typing_context: Any, a: Any, b: Any) -> Any:
+        if not isinstance(a, Lanes) or a.scalar != types.int32 or not (b == a or isinstance(b, types.Integer)):
+            return None
+
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            _, pair = _operands(context, builder, sig, args)
+            return _call(builder, name, pair[0].type, *pair)
+
+        return a(a, b), lower
+
+    return function
+
+
+minimum, maximum = _extreme("smin"), _extreme("smax")
