@@ -136,7 +136,7 @@ class _Parser:
         start = self.data_offset(alignment, bool(infos))
         self.header["data_offset"] = start
         self.check_spans(infos, start, alignment)
-        self.check_architecture(metadata, bool(infos))
+        self.check_architecture(metadata, bool(infos) and not file)
         if self.undecodable:
             self.notes.append(f"not UTF-8, kept byte for byte: {shortened(self.undecodable)}")
         big = cursor.big_endian
@@ -356,7 +356,7 @@ class _Parser:
         message = f"data of tensor {info.name!r} {fault}: offset"
         return self.cursor.error(OverlapError, message, info.at, found=info.offset, expected=end)
 
-    def check_architecture(self, metadata: Mapping[str, Value], has_data: bool) -> None:
+    def check_architecture(self, metadata: Mapping[str, Value], required: bool) -> None:
         """Required by the specification; what is not a model (`general.type` imatrix) and later shards lack it."""
         value = metadata.get("general.architecture")
         if value is not None and value.type is not ValueType.STRING:
@@ -365,7 +365,7 @@ class _Parser:
             raise self.cursor.error(OutOfRangeError, "type of general.architecture", at, found, ValueType.STRING.name)
         other = metadata.get("general.type", Value(ValueType.STRING, "model")).data != "model"
         later = metadata.get("split.no", Value(ValueType.UINT16, 0)).data != 0
-        if value is None and has_data and not other and not later:
+        if value is None and required and not other and not later:
             raise self.cursor.error(MissingError, "no general.architecture: nothing says what model this is", 8)
 
 
