@@ -1,0 +1,108 @@
+"""The import rule, and what must not be loaded for a quick answer."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+ROOMS = ("quant", "formats", "converters", "service")
+FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+HEAVY = {"numpy", "torch", "numba", "sentencepiece", "regex", "rich", "safetensors", "blake3"}
+
+
+def imports(path: Path, top_level_only: bool = False) -> list[str]:
+    """Dotted names a module imports (`from a import b` counts as a.b)."""
+    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(tree)) if not top_level_only else list(top_level(tree))
+    names = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def top_level(tree: ast.Module):
+    """Statements run at import time: not in functions, not under TYPE_CHECKING."""
+    todo = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo += node.orelse
+            continue
+        yield node
+        todo += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_arrows_never_run_back(path: Path) -> None:
+    room = ROOMS.index(path.relative_to(ROOT).parts[0])
+    for name in imports(path):
+        if name.startswith("ggferry."):
+            other = name.split(".")[1]
+            assert other not in ROOMS or ROOMS.index(other) <= room, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "formats/readers").glob("*.py")), ids=lambda p: p.name)
+def test_readers_do_not_import_each_other(path: Path) -> None:
+    assert not [name for name in imports(path) if name.startswith("ggferry.formats.readers")]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "converters/arch").glob("*.py")), ids=lambda p: p.name)
+def test_architectures_are_tables(path: Path) -> None:
+    """`arch/*` imports the vocabulary of the tables and nothing that computes, and holds no control flow."""
+    allowed = (
+        "ggferry.converters.spec", "ggferry.converters.layout", "ggferry.converters.arch",
+        "ggferry.formats.gguf_values", "ggferry.formats.fields", "ggferry.formats.reader",
+    )  # fmt: skip
+    for name in imports(path):
+        assert not name.startswith("ggferry.") or name.startswith(allowed), f"{path.name} imports {name}"
+    banned = (ast.If, ast.For, ast.While, ast.Try, ast.FunctionDef, ast.ClassDef, ast.Lambda)
+    found = [type(node).__name__ for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, banned)]
+    assert not found, f"{path.name} holds {found[0]}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if "kernels" not in p.parts], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_nothing_heavy_is_imported_at_import_time(path: Path) -> None:
+    heavy = {name.split(".")[0] for name in imports(path, top_level_only=True)} & HEAVY
+    assert not heavy, f"{path} imports {heavy} when it is loaded"
+
+
+def test_typer_is_only_in_the_command_line() -> None:
+    users = {str(path.relative_to(ROOT)) for path in FILES if any(n.split(".")[0] == "typer" for n in imports(path))}
+    assert users == {"service/cli.py"}
+
+
+def test_every_folder_of_modules_is_packaged() -> None:
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    found = {"ggferry." + ".".join(p.parent.relative_to(ROOT).parts) for p in FILES}
+    assert found <= listed, f"absent from the wheel: {found - listed}"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["inspect", "{file}"], ["inspect", "--json", "{file}"]])
+def test_quick_answers_load_neither_torch_nor_numba(arguments: list[str], fixtures: Path) -> None:
+    file = str(fixtures / "legacy-llama" / "ggjt3-20230821" / "q4_0.bin")
+    script = (
+        "import sys, resource\n"
+        "from ggferry.service.cli import _run\n"
+        f"code = _run({[a.format(file=file) for a in arguments]!r})\n"
+        "loaded = [m for m in ('torch', 'numba', 'llvmlite', 'transformers') if m in sys.modules]\n"
+        "assert code == 0 and not loaded, (code, loaded)\n"
+        "import types\n"
+        "numpy = sys.modules.get('numpy')\n"
+        "assert numpy is None or 'ndarray' not in object.__getattribute__(numpy, '__dict__'), 'numpy was loaded'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,173 @@
+"""Layouts: the inverse undoes, blocks are moved whole, and rows come from where the array form says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggferry.converters.expression import evaluate, holds, solve
+from ggferry.converters.layout import (
+    POINTWISE,
+    SAME,
+    Concat,
+    Pointwise,
+    Rearrange,
+    Same,
+    Split,
+    Squeeze,
+    Stack,
+    Then,
+    Transpose,
+    Unsqueeze,
+    Unstack,
+    heads_halves_to_pairs,
+    row_count,
+)
+from ggferry.quant.codec import codecs
+
+SIZES = {"n_head": 6, "n_head_kv": 3, "head_dim": 16, "n_embd": 96}
+QKV = Rearrange("(g three d) -> (three g d)", (("g", "n_head"), ("three", 3)))
+UNARY = {
+    "same": (SAME, (96, 64)),
+    "q": (heads_halves_to_pairs("n_head"), (96, 64)),
+    "k": (heads_halves_to_pairs("n_head_kv"), (48, 64)),
+    "bias": (heads_halves_to_pairs("n_head"), (96,)),
+    "qkv": (QKV, (288, 64)),
+    "experts": (heads_halves_to_pairs("n_head"), (4, 24, 64)),
+    "squeeze": (Squeeze(1), (48, 1, 64)),
+    "unsqueeze": (Unsqueeze(1), (48, 64)),
+    "then": (Then(QKV, heads_halves_to_pairs("n_head")), (288, 64)),
+    "transpose": (Transpose(), (48, 64)),
+}
+
+
+def bound(layout):
+    return layout.bind(SIZES)
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_inverse_undoes(name: str) -> None:
+    layout, shape = UNARY[name]
+    layout = bound(layout)
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    y = layout.apply(x)
+    assert y.shape == layout.shape(shape)
+    assert np.array_equal(layout.inverse().apply(y), x)
+    assert layout.inverse().shape(y.shape) == shape
+
+
+@pytest.mark.parametrize("function", POINTWISE)
+def test_pointwise_inverse(function: str) -> None:
+    x = -np.linspace(0.5, 4, 50, dtype=np.float32) if function == "log_neg" else np.linspace(-2, 2, 50, dtype=np.float32)
+    layout = Pointwise(function)
+    assert np.allclose(layout.inverse().apply(layout.apply(x)), x, rtol=1e-6, atol=1e-6)
+
+
+def test_halves_to_pairs_is_the_specifications_permute() -> None:
+    """gguf-spec.md, LLaMA: reshape(n_head, 2, rows // n_head // 2, …).swapaxes(1, 2)."""
+    x = np.arange(96 * 8).reshape(96, 8)
+    expected = x.reshape(6, 2, 96 // 6 // 2, 8).swapaxes(1, 2).reshape(x.shape)
+    assert np.array_equal(bound(heads_halves_to_pairs("n_head")).apply(x), expected)
+    # With these sizes neither the identity nor an involution, so a dropped or doubled one is seen.
+    assert not np.array_equal(expected, x)
+    assert not np.array_equal(bound(heads_halves_to_pairs("n_head")).apply(expected), x)
+
+
+def test_concat_and_its_parts() -> None:
+    a, b = np.arange(12).reshape(3, 4), np.arange(12, 32).reshape(5, 4)
+    joined = Concat().apply(a, b)
+    assert np.array_equal(joined, np.concatenate([a, b]))
+    for part, piece in zip(Concat().parts(a.shape, b.shape), (a, b), strict=True):
+        assert np.array_equal(part.apply(joined), piece)
+
+
+def test_stack_and_unstack() -> None:
+    items = [np.arange(12).reshape(3, 4) + 100 * i for i in range(4)]
+    stacked = Stack().apply(*items)
+    assert np.array_equal(stacked, np.stack(items))
+    for i, item in enumerate(items):
+        assert np.array_equal(Unstack(i).apply(stacked), item)
+
+
+@pytest.mark.parametrize("name", [name for name in UNARY if UNARY[name][0].block_safe])
+def test_rows_come_from_where_the_array_form_says(name: str) -> None:
+    layout, shape = UNARY[name]
+    layout = bound(layout)
+    x = np.arange(np.prod(shape)).reshape(shape)
+    whole = layout.apply(x)
+    rows = row_count(whole.shape)
+    wanted = np.random.default_rng(1).permutation(rows)[: rows // 2]
+    source, row = layout.locate(wanted, shape)
+    assert (source == 0).all()
+    table = x.reshape(row_count(shape), -1)
+    assert np.array_equal(table[row], whole.reshape(rows, -1)[wanted])
+
+
+@pytest.mark.parametrize("name", sorted(codecs()))
+@pytest.mark.parametrize("layout", ["q", "k", "qkv", "then"])
+def test_block_safe_layouts_commute_with_every_codec(name: str, layout: str) -> None:
+    codec = codecs()[name]
+    form, shape = bound(UNARY[layout][0]), UNARY[layout][1]
+    columns = max(64, codec.type.elements)
+    rng = np.random.default_rng(7)
+    blocks = rng.integers(0, 60, (shape[0], codec.type.row_bytes(columns)), dtype=np.uint8)
+    moved = codec.decode(form.apply(blocks), columns)
+    decoded = form.apply(codec.decode(blocks, columns))
+    assert np.array_equal(moved, decoded, equal_nan=True)
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.permutations(["a", "b", "c"]))
+@settings(max_examples=50, deadline=None)
+def test_any_row_permutation_has_an_inverse(a: int, b: int, c: int, order: list[str]) -> None:
+    layout = Rearrange(f"(a b c) -> ({' '.join(order)})", (("a", a), ("b", b)))
+    x = np.arange(a * b * c * 2).reshape(a * b * c, 2)
+    y = layout.apply(x)
+    expected = x.reshape(a, b, c, 2).transpose([*["abc".index(axis) for axis in order], 3]).reshape(x.shape)
+    assert np.array_equal(y, expected)
+    assert np.array_equal(layout.inverse().apply(y), x)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [
+        (heads_halves_to_pairs("n_head"), (95, 64)),
+        (Split("n_embd", 200), (150, 4)),
+        (Squeeze(1), (48, 2, 64)),
+        (Transpose(), (4, 5, 6)),
+        (Unstack(4), (4, 5, 6)),
+    ],
+)
+def test_what_does_not_fit_is_refused(layout, shape) -> None:
+    with pytest.raises(ValueError):
+        bound(layout).shape(shape)
+
+
+def test_unknown_size_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        heads_halves_to_pairs("n_expert").bind(SIZES)
+
+
+def test_same_is_its_own_inverse_and_safe() -> None:
+    assert Same().inverse() == SAME and SAME.block_safe and not Transpose().block_safe
+
+
+def test_expressions() -> None:
+    assert evaluate("n_head * head_dim", SIZES) == 96
+    assert evaluate("n_embd / n_head", SIZES) == 16
+    with pytest.raises(ValueError):
+        evaluate("n_embd / 7", SIZES)
+    with pytest.raises(ValueError):
+        evaluate("n_embd / (n_head - 6)", SIZES)
+    with pytest.raises(ValueError):
+        evaluate("__import__('os')", SIZES)
+    assert solve("n_ff", 160, SIZES) == ("n_ff", 160)
+    assert solve("n_kv*head_dim", 48, SIZES) == ("n_kv", 3)
+    assert solve("2*n_ff + n_embd", 416, SIZES) == ("n_ff", 160)
+    assert solve("n_x*n_y", 48, SIZES) is None
+    assert solve("n_head", 48, SIZES) is None
+    with pytest.raises(ValueError):
+        solve("n_kv*head_dim", 49, SIZES)
+    assert holds("n_head_kv < n_head and n_embd == 96", SIZES)
+    assert not holds("n_head_kv != 3", SIZES) and not holds("unknown < 3", SIZES) and holds("", SIZES)
