@@ -31,7 +31,7 @@ def refuse_nonfinite(kind: BlockType, values: Floats) -> None:
     bad = ~np.isfinite(values)
     if bad.any():
         row, column = np.argwhere(bad)[0].tolist()
-        raise ValueRefused(row, column, f"{values[row, column]} cannot be stored as {kind.name}")
+        raise ValueRefused(row, column, f"{values[row, column]!s} cannot be stored as {kind.name}")
 
 
 _SUSPECT_DTYPES: dict[str, Callable[[Array], Array]] = {

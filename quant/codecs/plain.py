@@ -108,7 +108,7 @@ def _encode_rounded(
 
 def _refuse_large(kind: BlockType, values: Floats, limit: float) -> None:
     row, column = np.argwhere(np.abs(values) >= limit)[0].tolist()
-    raise ValueRefused(row, column, f"{values[row, column]} is beyond the range of {kind.name}")
+    raise ValueRefused(row, column, f"{values[row, column]!s} is beyond the range of {kind.name}")
 
 
 def _decode_f32(rows: Bytes, columns: int) -> Floats:

@@ -119,7 +119,7 @@ def _refuse_q8_0(kind: BlockType, values: Floats, scales: Array) -> None:
     block = int(np.argmin(np.isfinite(scales)))
     row, first = divmod(block * kind.elements, values.shape[1])
     column = first + int(np.abs(values[row, first : first + kind.elements]).argmax())
-    raise ValueRefused(row, column, f"{values[row, column]} needs a Q8_0 scale beyond float16")
+    raise ValueRefused(row, column, f"{values[row, column]!s} needs a Q8_0 scale beyond float16")
 
 
 ENCODE = {"Q8_0": encode_q8_0}
