@@ -1,0 +1,344 @@
+"""The GGUF naming convention: made, parsed, and guessed from the names that legacy files go by.
+
+`<BaseName>-<SizeLabel>-<FineTune>-<Version>-<Encoding>-<Type>-<Shard>.gguf`; the pattern and its five examples are the
+GGUF specification's. How a name falls into these parts follows today's converter (`facts/today.md` §7); what differs,
+and why:
+
+* the size label is counted, a name's size word only checked (a file called 7b may be anything);
+* container and quantisation words (ggmlv3, q4_0, GPTQ-4bit-128g, hf) say how the *source* was stored, so they go;
+* words are split at `_` too (`open_llama_3b`), and `Phi.2` at the dot, `2.7b` not;
+* a leading size word is a size (`30B-Lazarus`), a dotted `v1.3` ends the base name (`gpt4all-j-v1.3-groovy`), a bare
+  whole number is no version (`Llama-2` and `Llama-2-7b` have one base name).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from urllib.parse import unquote
+
+
+@dataclass(frozen=True, slots=True)
+class NameParts:
+    """The components of a GGUF file name. `version` None: not stated (the specification then assumes v1.0)."""
+
+    base_name: str
+    size_label: str | None = None
+    fine_tune: str | None = None
+    version: str | None = None
+    encoding: str | None = None
+    type: str | None = None
+    shard: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a path says about the model in it.
+
+    `name`: for people ('Wizard Vicuna 30B Uncensored'). `parts.size_label`: the name's own size word where it agrees
+    with the counted weights. `repository`: 'org/name' when the path is one of Hugging Face's. `notes`: what was left
+    out of the name or could not be used, for the user.
+    """
+
+    parts: NameParts
+    name: str
+    organization: str | None = None
+    repository: str | None = None
+    origin: str = "file name"
+    notes: tuple[str, ...] = ()
+
+
+# The specification's own expression with three changes that leave its language and its captures alone: Python's
+# spelling of groups; ASCII classes plus JavaScript's white space; and the all-digits segment starts with a digit, so
+# that a segment of spaces matches in one way only (as printed, `a- - - -…` takes time exponential in its length).
+_SPACE = r"\s\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_SIZE = r"(?:\d+x)?(?:\d+\.)?\d+[A-Za-z](?:-[A-Za-z]+(?:\d+\.)?\d+[A-Za-z]+)?"
+_CONVENTION = re.compile(
+    rf"(?P<base_name>[A-Za-z0-9{_SPACE}]*(?:-(?:[A-Za-z{_SPACE}][A-Za-z0-9{_SPACE}]*|[0-9][0-9{_SPACE}]*|))*)-"
+    rf"(?:(?P<size_label>{_SIZE})(?:-(?P<fine_tune>[A-Za-z0-9{_SPACE}-]+))?)?-"
+    r"(?P<version>v\d+(?:\.\d+)*)(?:-(?P<encoding>(?!LoRA|vocab)[\w_]+))?"
+    r"(?:-(?P<type>LoRA|vocab))?(?:-(?P<shard>\d{5}-of-\d{5}))?\.gguf",
+    re.ASCII,
+)
+_LONGEST = 255  # bytes of a file name on every system that matters
+_LONGEST_PATH = 4096
+
+
+def parse_filename(name: str) -> NameParts | None:
+    """The parts of a file name (no directories) that keeps the convention; None for one that does not.
+
+    Captures are those of the specification's expression. Names longer than 255 characters are no file names.
+    """
+    match = _CONVENTION.fullmatch(name) if len(name) <= _LONGEST else None
+    return None if match is None else NameParts(**match.groupdict())
+
+
+def file_name(parts: NameParts) -> str:
+    """The file name of a model: always one that `parse_filename` accepts, of ASCII letters, digits and `-_.` only.
+
+    Spaces and everything unsafe become dashes (also the dot of 'Llama-3.1': the convention has none in a base name).
+    Without a version it is v1.0, without a size label two dashes stand together, as the convention wants it. A size
+    label or version that the convention cannot express is kept as a word of the fine tune, a fine tune without size
+    label as words of the base name. At most 241 characters.
+    """
+    base, fine = [parts.base_name], [parts.fine_tune or ""]
+    label, version = _upper_scale(parts.size_label or ""), _version(parts.version or "v1.0")
+    if len(label) > 24 or not re.fullmatch(_SIZE, label, re.ASCII):
+        base.append(label)
+        label = ""
+    if version is None:
+        fine.append(parts.version or "")
+        version = "v1.0"
+    if not label:
+        base, fine = base + fine, []
+    elif "-" not in label and (active := re.match(r"[A-Za-z]{1,8}\d{1,4}\.\d{1,4}[A-Za-z](?=-|$)", fine[0], re.ASCII)):
+        label, fine[0] = f"{label}-{active[0]}", fine[0][active.end() :]  # 14B-A2.7B is one label
+    text = f"{_dashed(base, 80, lead=True) or 'model'}-{label}"
+    tuned = _dashed(fine, 56)
+    pieces = [text, *([tuned] if tuned else []), version]
+    encoding = re.sub(r"\W+", "_", _ascii(parts.encoding or ""), flags=re.ASCII).strip("_").upper()
+    if encoding:
+        pieces.append(encoding[:24])
+    kind = {"lora": "LoRA", "vocab": "vocab"}.get((parts.type or "").lower())
+    if kind:
+        pieces.append(kind)
+    if re.fullmatch(r"\d{5}-of-\d{5}", parts.shard or "", re.ASCII):
+        pieces.append(parts.shard or "")
+    return "-".join(pieces) + ".gguf"
+
+
+def shard_label(number: int, total: int) -> str:
+    """The shard component: 3 of 9 → '00003-of-00009'. Numbers start at 1."""
+    if not 1 <= number <= total <= 99999:
+        raise ValueError(f"shard {number} of {total}")
+    return f"{number:05}-of-{total:05}"
+
+
+def size_label(parameters: int, experts: int = 0, expert_parameters: int = 0) -> str:
+    """The size class of a model, as today's converter prints it: 6 738 415 616 → '6.7B'.
+
+    `parameters`: weights of all tensors. With `experts`, `expert_parameters` are those of all routed experts together
+    and the label is '<experts>x<the rest plus one expert>': Mixtral 8x7B has '8x7.2B'.
+    """
+    if experts > 0:
+        return f"{experts}x{_rounded(parameters - expert_parameters + expert_parameters // experts)}"
+    return _rounded(parameters)
+
+
+def _rounded(count: int) -> str:
+    scale, letter = next(((10.0**-e, c) for e, c in ((12, "T"), (9, "B"), (6, "M")) if count > 10**e), (1e-3, "K"))
+    scaled = count * scale
+    digits = max(2 - len(str(round(scaled)).lstrip("0")), 0)
+    return f"{scaled:.{digits}f}{letter}"
+
+
+def _ascii(text: str) -> str:
+    return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+
+
+def _dashed(texts: list[str], limit: int, *, lead: bool = False) -> str:
+    words = re.findall(r"[A-Za-z0-9]+", _ascii("-".join(texts)))
+    if lead:  # in a base name only the first segment may be digits before letters: '4bit' → '4-bit'
+        words = words[:1] + [re.sub(r"^(\d+)(?=\D)", r"\1-", word) for word in words[1:]]
+    return "-".join(words)[:limit].rstrip("-")
+
+
+def _version(text: str) -> str | None:
+    match = re.fullmatch(r"[vV]?(\d{1,6}(?:\.\d{1,6}){0,3})", text.strip(), re.ASCII)
+    return f"v{match[1]}" if match else None
+
+
+def _upper_scale(label: str) -> str:
+    return re.sub(r"^[\dx.]+[kmbtq](?=-|$)", lambda match: match[0][:-1] + match[0][-1].upper(), label)
+
+
+def visible(text: str) -> str:
+    """`text` without what does not show (controls, zero-width and other format characters, lone surrogates, private
+    and unassigned code points), white space collapsed, in NFC."""
+    shown = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
+    return unicodedata.normalize("NFC", " ".join(shown.split()))
+
+
+_EXTENSIONS = re.compile(
+    r"(?:\.(?:gguf|ggml|bin|pth|pt|ckpt|safetensors|json|index|model|partial|part|tmp|old|orig|bak|zip|tar|gz)"
+    r"(?:\.\d{1,3})?)+$",
+    re.IGNORECASE | re.ASCII,
+)
+_STORAGE = re.compile(
+    r"(?<![^\W_])(?:"
+    r"gg(?:ml|mf|jt|cc|uf|la)(?:v?\d)?|safetensors|"  # containers
+    r"i?q\d(?:_(?:\d|k|xxs|xs|nl|s|m|l|some_f16))*|tq\d_\d|(?:mx|nv)?fp4|nf4|int[48]|"  # block types
+    r"b?f(?:p|loat)?(?:8|16|32)|"  # number types
+    r"\d{1,2}-?bits?(?:-\d{1,4}g)?|(?:32|64|128|1024)g|gptq|awq|exl2|bnb|(?:no-)?act-?order|quanti[sz]ed|"
+    r"\d{5}-of-\d{5}|part\d+of\d+|split-[a-z]"  # pieces
+    r")(?![^\W_])",
+    re.IGNORECASE | re.ASCII,
+)
+_VERSION_WORD = re.compile(r"v\d{1,3}(?:\.\d{1,4}){0,3}|\d{1,3}(?:\.\d{1,4}){1,3}", re.IGNORECASE | re.ASCII)
+_GENERIC = re.compile(
+    r"(?:(?:pytorch |adapter |tf |flax )?models?|adapter|consolidated|weights?|checkpoints?|ckpt|original|params|"
+    r"config|tokenizer|vocab|merged|final|latest|output|out|snapshots?|blobs?|resolve|main|raw|hub|files?|downloads?|"
+    r"content|data|te?mp|workspace|root|home|users|mnt|media|opt|srv|usr|var|share|desktop|documents|[a-z]:?|"
+    r"[0-9a-f]{12,64})(?: \d+)*",
+    re.IGNORECASE | re.ASCII,
+)
+_REPOSITORY = (
+    re.compile(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/snapshots/[^/]+)?(?=/|$)", re.ASCII),
+    re.compile(
+        r"^(?:hf://|https?://huggingface\.co/)([\w.-]+)/([\w.-]+)(?:/(?:resolve|blob|tree|raw)/[^/]+)?(?=/|$)", re.ASCII
+    ),
+)
+
+
+def guess(
+    path: str | os.PathLike[str], *, parameters: int = 0, adapter: bool = False, fallback: str = "model"
+) -> Guess:
+    """What the path of a legacy file, a checkpoint or its directory says about the model.
+
+    Only the text is looked at: pass an absolute path where the directory's name may count ('ggml-model-q4_0.bin' says
+    nothing, its directory does; two levels up at most, and never a home directory). `parameters`: the counted
+    weights, against which size words are checked (0: unknown, all are believed); an `adapter` may be any times
+    smaller than the model it names. `fallback`: the base name where the path gives none, as a rule the architecture.
+    """
+    names, repository = _candidates(os.fsdecode(path)[-_LONGEST_PATH:])
+    organization = repository.partition("/")[0] if repository else None
+    convention = parse_filename(visible(names[0])) if names else None
+    if convention and not _GENERIC.fullmatch(convention.base_name.replace("-", " ").removeprefix("ggml ")):
+        parts = replace(convention, encoding=None, shard=None)
+        known = (parts.base_name, parts.size_label, parts.fine_tune)
+        words = [word for text in known if text for word in text.split("-") if word]
+        return Guess(parts, _title(words), organization, repository)
+    words, dropped, level = _usable(names)
+    tagged, notes = _tag(words, _agreement(parameters, adapter), parameters)
+    if level:
+        notes = [f"the file name does not name the model; its directory {names[level]!r} does", *notes]
+    if dropped:
+        notes.append(f"left out of the name, as they tell of the storage only: {', '.join(dropped)}")
+    origin = "file name" if level == 0 and names and _EXTENSIONS.search(names[0]) else "directory name"
+    if not any(tag == "base" for tag, _ in tagged):
+        tagged.insert(0, ("base", visible(fallback) or "model"))
+        notes.append(f"the path does not name the model; called {tagged[0][1]!r}")
+        origin = "architecture"
+    elif repository and level == len(names) - 1:
+        origin = "repository name"
+    return Guess(_parts(tagged), _title([w for _, w in tagged]), organization, repository, origin, tuple(notes))
+
+
+def _candidates(path: str) -> tuple[list[str], str | None]:
+    """The names to try, best first, and the Hugging Face repository the path lies in."""
+    if "://" in path:
+        path = unquote(re.split(r"[?#]", path, maxsplit=1)[0])
+    path = path.replace("\\", "/")
+    for pattern in _REPOSITORY:
+        match = pattern.search(path)
+        if match:
+            below = [part for part in path[match.end() :].split("/") if part]
+            return [*below[::-1][:2], match[2]], f"{match[1]}/{match[2]}"
+    parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
+    names = [
+        part
+        for above, part in zip(["", *parts], parts, strict=False)
+        if above.lower() not in {"home", "users"} or part is parts[-1]
+    ]
+    return names[::-1][:3], None
+
+
+def _usable(names: list[str]) -> tuple[list[str], list[str], int]:
+    """Words of the first candidate that names a model, storage words dropped on the way, and its position. Sizes met
+    below it ('llama/7B/ggml-model-q4_0.bin') are appended."""
+    dropped: list[str] = []
+    sizes: list[str] = []
+    for level, name in enumerate(names):
+        words, storage = _words(name)
+        dropped += [word for word in storage if word not in dropped]
+        if all(_size_word(word) or not any(c.isalpha() for c in word) for word in words):
+            sizes += [word for word in words if _size_word(word)]
+        elif not _GENERIC.fullmatch(" ".join(words)):
+            missing = [] if any(_size_word(word) for word in words) else sizes[:1]
+            return words + missing, dropped, level
+    return sizes[:1], dropped, 0
+
+
+def _words(name: str) -> tuple[list[str], list[str]]:
+    """The words of one path component, and the storage words found among them."""
+    stem = _EXTENSIONS.sub("", visible(name).lstrip("."))
+    storage = _STORAGE.findall(stem)
+    stem = re.sub(r"(?<![^\W_])(\d)_(?=\d+[bm](?![^\W_]))", r"\1.", _STORAGE.sub(" ", stem), flags=re.I)  # 1_3b
+    found = re.split(r"[-_\s+,;:()\[\]{}'\"!?&~=@#]+|(?<!\d)\.|\.(?!\d)", stem)
+    words = [word for word in found if any(c.isalnum() for c in word)]
+    if len(words) > 1 and words[-1].lower() == "hf":  # stored by transformers
+        storage.append(words.pop())
+    return words, storage
+
+
+def _size_word(word: str) -> str | None:
+    """The size label a word spells: '7b' → '7B', '7b1' → '7.1B', '8X7B' → '8x7B', '560m' → '560M'; None: no size."""
+    match = re.fullmatch(r"(?:(\d{1,4})x)?(\d{1,4}(?:\.\d{1,4})?)([kmbt])(\d?)", word, re.IGNORECASE | re.ASCII)
+    if match is None or (match[4] and "." in match[2]):
+        return None
+    experts, count, scale, tail = match.groups()
+    return f"{experts + 'x' if experts else ''}{count}{'.' + tail if tail else ''}{scale.upper()}"
+
+
+def _agreement(parameters: int, adapter: bool) -> Callable[[str], bool]:
+    """Whether a label may be the size of so many weights: within 7/8 of them either way, as today's tool has it."""
+
+    def agrees(label: str) -> bool:
+        experts, _, count = label.rpartition("x")
+        stated = int(experts or 1) * float(count[:-1]) * 1000.0 ** " KMBT".index(count[-1])
+        if adapter:
+            return stated >= parameters // 8
+        return parameters == 0 or abs(stated - parameters) <= 7 * parameters // 8
+
+    return agrees
+
+
+def _tag(words: list[str], agrees: Callable[[str], bool], parameters: int) -> tuple[list[tuple[str, str]], list[str]]:
+    """Give every word its place: 'base', 'size', 'fine' or 'version'."""
+    tagged: list[tuple[str, str]] = []
+    notes = []
+    start = True  # still in the base name
+    for word in words:
+        tags = {tag for tag, _ in tagged}
+        label = _size_word(word)
+        version = _VERSION_WORD.fullmatch(word)
+        if label and agrees(label):
+            if ("size", label) not in tagged:
+                tagged.append(("fine" if "size" in tags else "size", label))
+            start = start and "base" not in tags
+        elif label:
+            notes.append(f"{word!r} in the name is not the size of {parameters} weights; kept in the fine tune")
+            tagged.append(("fine", word))
+            start = start and "base" not in tags
+        elif version and (not start or re.match(r"v.*\.", word, re.IGNORECASE)):
+            tagged.append(("version", word))
+            start = start and "base" not in tags
+        elif tagged and re.fullmatch(r"chat|instruct|vision|lora|a\d+(?:\.\d+)?[bm]", word, re.IGNORECASE):
+            tagged.append(("fine", word))
+            start = False
+        else:
+            tagged.append(("base" if start else "fine", word))
+    if len(tagged) > 1 and tagged[-1][0] == "base" and _VERSION_WORD.fullmatch(tagged[-1][1]):
+        tagged[-1] = ("version", tagged[-1][1])
+    versions = [index for index, (tag, _) in enumerate(tagged) if tag == "version"]
+    named = [index for index in versions if tagged[index][1][0] in "vV"] or versions
+    for index in versions:
+        if index != named[-1]:
+            tagged[index] = ("fine", tagged[index][1])
+    return tagged, notes
+
+
+def _parts(tagged: list[tuple[str, str]]) -> NameParts:
+    def joined(tag: str) -> str | None:
+        return "-".join(word for found, word in tagged if found == tag) or None
+
+    version = joined("version")
+    return NameParts(joined("base") or "", joined("size"), joined("fine"), version and _version(version))
+
+
+def _title(words: list[str]) -> str:
+    lower = [word.islower() and not re.match(r"v\d", word) for word in words]
+    return " ".join(word[0].upper() + word[1:] if small else word for word, small in zip(words, lower, strict=True))
