@@ -339,7 +339,8 @@ class _Parser:
                 raise self.misplaced(info, end, last, alignment)
             if start + info.offset + info.nbytes > size:
                 message = f"the file ends inside tensor {info.name!r}"
-                at, found = start + info.offset, f"{max(0, size - start - info.offset)} bytes"
+                at = min(start + info.offset, size)
+                found = f"{size - at} bytes"
                 raise self.cursor.error(TruncatedError, message, at, found, f"{info.nbytes} bytes")
             end, last = align(info.offset + info.nbytes, alignment), repr(info.name)
         if size > start + end:
