@@ -1,39 +1,22 @@
-"""From a path to a ModelGraph: find the reader, the architecture, the dialect, and bind."""
+"""From a Checkpoint to a ModelGraph and a Tokenizer: the architecture, the dialect, and bind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
 from ggferry.converters.graph import ModelGraph, bind
+from ggferry.converters.open import architectures, open_checkpoint
 from ggferry.converters.spec import Architecture
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.converters.tokenizers.legacy import from_raw_vocab
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import MissingError, UnsupportedError
 from ggferry.formats.gguf_values import Value
-from ggferry.formats.reader import HeaderLayout, find_reader
-from ggferry.quant.registry import scan
 
 LEGACY = ("ggml", "ggmf", "ggjt")
 
-
-@cache
-def architectures() -> Mapping[str, Architecture]:
-    """Every architecture by name."""
-    return {spec.name: spec for spec in scan("ggferry.converters.arch", "SPEC")}
-
-
-def header_layouts() -> tuple[HeaderLayout, ...]:
-    """The GGML-era header layouts of all architectures, to hand to the readers."""
-    return tuple(layout for spec in architectures().values() for layout in spec.headers)
-
-
-def open_checkpoint(path: str) -> Checkpoint:
-    """Open `path` with the reader that claims it. Raises one of `formats.errors`."""
-    reader, _ = find_reader(path)
-    return reader.open(path, header_layouts())
+__all__ = ["load_tokenizer", "open_checkpoint", "understand", "vocabulary_rows"]
 
 
 def understand(checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None, vocab_only: bool = False) -> ModelGraph:

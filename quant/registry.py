@@ -26,9 +26,15 @@ def scan(package: str, attribute: str) -> tuple[Any, ...]:
 
 
 def _plugins(group: str) -> list[Any]:
+    return [point.load() for point in _installed() if point.group == group]
+
+
+@cache
+def _installed() -> tuple[Any, ...]:
+    # All groups at once: every call of entry_points reads the metadata of every distribution again.
     from importlib.metadata import entry_points
 
-    return [point.load() for point in entry_points(group=group)]
+    return tuple(point for point in entry_points() if point.group.startswith("ggferry."))
 
 
 def lazy(name: str) -> ModuleType:

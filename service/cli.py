@@ -95,7 +95,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what a file holds, without reading its tensor data."""
-    from ggferry.converters.load import open_checkpoint
+    from ggferry.converters.open import open_checkpoint
     from ggferry.service.inspect import describe, lines
 
     checkpoint = open_checkpoint(file)
