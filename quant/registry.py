@@ -26,15 +26,16 @@ def scan(package: str, attribute: str) -> tuple[Any, ...]:
 
 
 def _plugins(group: str) -> list[Any]:
-    return [point.load() for point in _installed() if point.group == group]
+    return [point.load() for point in _installed().select(group=group)]
 
 
 @cache
-def _installed() -> tuple[Any, ...]:
+def _installed() -> Any:
     # All groups at once: every call of entry_points reads the metadata of every distribution again.
-    from importlib.metadata import entry_points
+    from importlib.metadata import EntryPoints, distributions
 
-    return tuple(point for point in entry_points() if point.group.startswith("ggferry."))
+    points = (point for distribution in distributions() for point in distribution.entry_points)
+    return EntryPoints(point for point in points if point.group.startswith("ggferry."))
 
 
 def lazy(name: str) -> ModuleType:
