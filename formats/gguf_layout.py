@@ -133,6 +133,16 @@ def _checked_size(name: str, kind: BlockType, shape: tuple[int, ...]) -> int:
         raise UsageError(f"tensor {name!r}: {error}") from None
 
 
+def _encoded(text: Any, what: str) -> bytes:
+    """UTF-8, surrogate escapes as the bytes they stand for."""
+    if not isinstance(text, str):
+        raise OutOfRangeError(what, found=text, expected="text")
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise EncodingError(f"{what}: a lone surrogate", found=text[error.start]) from None
+
+
 class _Packer:
     """Numbers, strings, values and tables in one version and byte order."""
 
@@ -174,13 +184,18 @@ class _Packer:
         return self.number(self.count_code, value, what)
 
     def text(self, text: Any, what: str) -> bytes:
-        if not isinstance(text, str):
-            raise OutOfRangeError(what, found=text, expected="text")
+        return self.texts((text,), what)
+
+    def texts(self, texts: Sequence[Any], what: str) -> bytes:
+        """Strings behind their lengths: vocabularies of hundreds of thousands pass here."""
         try:
-            raw = text.encode(errors="surrogateescape")
-        except UnicodeEncodeError as error:
-            raise EncodingError(f"{what}: a lone surrogate", found=text[error.start]) from None
-        return self.count(len(raw), what, limits.MAX_STRING) + raw
+            raws = [text.encode() for text in texts]
+        except (AttributeError, UnicodeEncodeError):
+            raws = [_encoded(text, what) for text in texts]
+        longest = max(map(len, raws), default=0)
+        self.count(longest, f"length of {what}", limits.MAX_STRING)
+        prefix = struct.Struct(self.mark + CODES[self.count_code]).pack
+        return b"".join([part for raw in raws for part in (prefix(len(raw)), raw)])
 
     def bools(self, values: Sequence[Any], what: str) -> bytes:
         wrong = [value for value in values if not isinstance(value, bool)]
@@ -203,7 +218,7 @@ class _Packer:
         if self.version == 1 and kind >= _V1_TYPES:
             raise OutOfRangeError(key, found=kind.name, expected="a type of GGUF v1")
         if kind is ValueType.STRING:
-            return b"".join([self.text(text, key) for text in data])
+            return self.texts(data, key)
         if kind is ValueType.BOOL:
             return self.bools(data, key)
         if kind is not ValueType.ARRAY:
