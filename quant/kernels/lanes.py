@@ -6,7 +6,9 @@ never fused), comparisons yield a mask for `where` and `bits`. The eight lanes a
 NEON: LLVM splits them, so one source serves every machine and no flag decides whether a kernel is fast. Kernels that
 want more lanes, so that several registers are in flight at once, make their own `loader` and `spreader`.
 
-Array arguments are C-contiguous; the index is that of the flattened array and nothing checks it.
+Memory is a C-contiguous array, indexed as if flat, or a pointer: `pointer(array)`, or `float_room(n)` and its kin on the
+stack. Functions that call each other a million times hand on pointers: an array's reference count and shape cost more
+than the arithmetic. Nothing checks an index.
 """
 
 from __future__ import annotations
@@ -121,14 +123,24 @@ for _op, _sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne
     _define((getattr(operator, _op),), lambda lanes: lanes.of(types.boolean), _compare(_sign))
 
 
-def _pointer(context: Any, builder: Any, array: Any, value: Any, index: Any, width: int) -> Any:
+def _data(context: Any, builder: Any, memory: Any, value: Any) -> Any:
+    """The LLVM pointer of an array or pointer."""
+    if isinstance(memory, types.CPointer):
+        return value
+    return context.make_array(memory)(context, builder, value).data
+
+
+def _pointer(context: Any, builder: Any, memory: Any, value: Any, index: Any, width: int) -> Any:
     """Where lane 0 of a load or store at `index` stands."""
-    place = builder.gep(context.make_array(array)(context, builder, value).data, [index])
-    return builder.bitcast(place, ir.VectorType(context.get_data_type(array.dtype), width).as_pointer())
+    place = builder.gep(_data(context, builder, memory, value), [index])
+    return builder.bitcast(place, ir.VectorType(place.type.pointee, width).as_pointer())
 
 
-def _holds(array: Any, dtype: Any) -> bool:
-    return isinstance(array, types.Array) and array.dtype == dtype and array.layout == "C"
+def _holds(memory: Any, dtype: Any) -> bool:
+    """Is it a C-contiguous array of, or a pointer to, `dtype`?"""
+    if isinstance(memory, types.CPointer):
+        return bool(memory.dtype == dtype)
+    return isinstance(memory, types.Array) and memory.dtype == dtype and memory.layout == "C"
 
 
 def loader(dtype: Any, result: Lanes) -> Any:
@@ -162,7 +174,7 @@ def strided_loader(dtype: Any, result: Lanes) -> Any:
 
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             at, step = (context.cast(builder, args[i], sig.args[i], types.intp) for i in (1, 2))
-            data = context.make_array(array)(context, builder, args[0]).data
+            data = _data(context, builder, array, args[0])
             found = ir.Constant(_vector(result), ir.Undefined)
             for lane in range(result.width):
                 found = builder.insert_element(found, builder.load(builder.gep(data, [at])), ir.Constant(_I32, lane))
@@ -193,6 +205,47 @@ def store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, index, value), lower
+
+
+@intrinsic  # type: ignore[misc]
+def pointer(typing_context: Any, array: Any) -> Any:
+    """Where the data of a C-contiguous array begin. The caller keeps the array alive."""
+    if not isinstance(array, types.Array) or array.layout != "C":
+        return None
+    return types.CPointer(array.dtype)(array), lambda context, builder, sig, args: _data(
+        context, builder, sig.args[0], args[0]
+    )
+
+
+@intrinsic  # type: ignore[misc]
+def skip(typing_context: Any, pointer: Any, items: Any) -> Any:
+    """A pointer `items` further on."""
+    if not isinstance(pointer, types.CPointer):
+        return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.gep(args[0], [context.cast(builder, args[1], sig.args[1], types.intp)])
+
+    return pointer(pointer, items), lower
+
+
+def _rooms(item: Any) -> Any:
+    @intrinsic(prefer_literal=True)  # type: ignore[misc]
+    def room(typing_context: Any, items: Any) -> Any:
+        if not isinstance(items, types.IntegerLiteral):
+            return None
+
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            area = ir.ArrayType(context.get_data_type(item), items.literal_value)
+            return builder.bitcast(cgutils.alloca_once(builder, area), context.get_data_type(item).as_pointer())
+
+        return types.CPointer(item)(items), lower
+
+    return room
+
+
+float_room, int_room, byte_room = _rooms(types.float32), _rooms(types.int32), _rooms(types.uint8)
+"""Pointers to uninitialised memory on the stack for a constant number of items."""
 
 
 def _unary(given: Any, result: Callable[[Lanes], Any], build: Callable[[Any, Lanes, Any], Any]) -> Any:
@@ -282,6 +335,19 @@ def where(typing_context: Any, condition: Any, a: Any, b: Any) -> Any:
         return builder.select(args[0], yes, no)
 
     return result(condition, a, b), lower
+
+
+@intrinsic  # type: ignore[misc]
+def loose_fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """a·b + c, rounded once or twice as the machine does it faster: for estimates, never for results."""
+    if not isinstance(a, Lanes) or a.scalar != types.float32 or c != a:
+        return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, operands = _operands(context, builder, sig, args)
+        return _call(builder, "fmuladd", operands[0].type, *operands)
+
+    return a(a, b, c), lower
 
 
 def _extreme(name: str) -> Any:
