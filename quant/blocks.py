@@ -6,6 +6,7 @@ functions here cut rows into tiles that stay in the cache and hand out the field
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -111,19 +112,41 @@ def decoder(kind: BlockType, unpack: Unpack) -> Callable[[Bytes, int], Floats]:
     return decode
 
 
-def planes(packed: Array, width: int) -> Array:
-    """Unpack `width`-bit fields: uint8 `(…, n)` → `(…, 8 / width, n)`, plane k holding bits `k·width` and up.
+def as_items(array: Array) -> Array:
+    """`(…, n)` → `(…)` with items of n elements' bytes. numpy copies such an item at once; a loop of length n would
+    cost several times as much."""
+    return array.view(f"V{array.itemsize * array.shape[-1]}")[..., 0]
 
-    Shifts run over the whole array, and planes are put in place as n-byte items: loops of length n would cost more
-    than the arithmetic.
-    """
-    flat, item = np.ascontiguousarray(packed), f"V{packed.shape[-1]}"
+
+def words_of(packed: Array) -> Array:
+    """The bytes of uint8 `(…, n)`, copied into uint64 `(words,)` and padded: arithmetic on eight bytes at a time."""
+    items = as_items(packed)
+    words = np.empty(-(-packed.size // 8), np.uint64)
+    words.view(np.uint8)[: packed.size].view(items.dtype).reshape(items.shape)[...] = items
+    return words
+
+
+def bytes_of(words: Array, shape: tuple[int, ...]) -> Array:
+    """uint8 of `shape` from uint64 words that hold at least so many bytes; a view."""
+    return words.view(np.uint8)[: math.prod(shape)].reshape(shape)
+
+
+def every_byte(value: int) -> Any:
+    """The uint64 whose eight bytes are `value`."""
+    return np.uint64(value * 0x0101010101010101)
+
+
+def planes(packed: Array, width: int, at: int = 0) -> Array:
+    """Unpack `width`-bit fields: uint8 `(…, n)` → `(…, 8 / width, n)`, plane k holding bits `k·width` and up of every
+    byte, moved to bit `at`."""
+    words, mask = words_of(packed), every_byte((1 << width) - 1 << at)
     out = np.empty((*packed.shape[:-1], 8 // width, packed.shape[-1]), np.uint8)
-    items = out.view(item)[..., 0]
+    items = as_items(out)
     for plane in range(8 // width):
-        bits = flat >> plane * width
-        bits &= (1 << width) - 1
-        items[..., plane] = bits.view(item)[..., 0]
+        down = plane * width - at
+        bits = words >> np.uint64(down) if down >= 0 else words << np.uint64(-down)
+        bits &= mask
+        items[..., plane] = as_items(bytes_of(bits, packed.shape))
     return out
 
 

@@ -62,7 +62,10 @@ def scan_bad(kind: BlockType, rows: Bytes, columns: int) -> int | None:
     parts = {name: array for name, array in as_blocks(kind, rows).items() if name in checks}
     for tile in tiles(kind, len(rows), columns):
         fields = cut(parts, tile)
-        suspects = sum(check(fields[name]).any(axis=-1) for name, check in checks.items())
+        marks = [check(fields[name]) for name, check in checks.items()]
+        if not any(mark.any() for mark in marks):
+            continue
+        suspects = np.logical_or.reduce([mark.any(axis=-1) for mark in marks])
         for row in _rows_of(kind, suspects, tile, columns):
             if not np.isfinite(codec(kind.name).decode(rows[row : row + 1], columns)).all():
                 return row

@@ -45,9 +45,9 @@ def nibbles_by_64(parts: Parts) -> Array:
     return planes(_split(parts["qs"], 4), 4)
 
 
-def _with_high(low: Array, high: Array, shift: int) -> Array:
-    """`low`, with `high << shift` put above its bits; both are used up."""
-    low |= np.left_shift(high, shift, out=high).reshape(low.shape)
+def _with(low: Array, high: Array) -> Array:
+    """`low`, with the bits of `high` added to it."""
+    low |= high.reshape(low.shape)
     return low
 
 
@@ -59,17 +59,17 @@ def _signed(levels: Array, zero: int) -> Array:
 
 def q3_levels(parts: Parts) -> Array:
     """int8 in −4 … 3: hmask holds bit 2, plane by plane; ggml subtracts 4 where it is clear."""
-    return _signed(_with_high(two_bits(parts), planes(parts["hmask"], 1), 2), 4)
+    return _signed(_with(two_bits(parts), planes(parts["hmask"], 1, at=2)), 4)
 
 
 def q5_levels(parts: Parts) -> Array:
     """uint8 in 0 … 31: plane k of qh is bit 4 of the k-th 32 elements."""
-    return _with_high(nibbles_by_64(parts), planes(parts["qh"], 1), 4)
+    return _with(nibbles_by_64(parts), planes(parts["qh"], 1, at=4))
 
 
 def q6_levels(parts: Parts) -> Array:
     """int8 in −32 … 31: ql holds 128 elements in 64 bytes, qh their upper two bits in 32 bytes."""
-    return _signed(_with_high(planes(_split(parts["ql"], 2), 4), planes(_split(parts["qh"], 2), 2), 4), 32)
+    return _signed(_with(planes(_split(parts["ql"], 2), 4), planes(_split(parts["qh"], 2), 2, at=4)), 32)
 
 
 def q2_coefficients(parts: Parts) -> tuple[Array, Array]:

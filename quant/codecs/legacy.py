@@ -12,7 +12,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ggferry.quant.blocks import Array, Parts, affine, as_blocks, check_rows, cut, decoder, floats, planes, tiles
+from ggferry.quant.blocks import (
+    Array,
+    Parts,
+    affine,
+    as_blocks,
+    as_items,
+    check_rows,
+    cut,
+    decoder,
+    every_byte,
+    floats,
+    planes,
+    tiles,
+    words_of,
+)
 from ggferry.quant.codec import Codec, Repack
 from ggferry.quant.codecs import simple
 from ggferry.quant.registry import lazy
@@ -57,11 +71,13 @@ def _deinterleaved(parts: Parts) -> Parts:
     """The same fields with the nibbles split: byte j holds element j and element j + n, n being the bytes."""
     qs = parts["qs"]
     half = qs.shape[-1] // 2
-    first, second = qs[..., :half], qs[..., half:]
-    out = np.empty(qs.shape, np.uint8)
-    np.bitwise_or(first & 15, second << 4, out=out[..., 0::2])
-    np.bitwise_or(first >> 4, second & 0xF0, out=out[..., 1::2])
-    return parts | {"qs": out}
+    low, high = every_byte(0x0F), every_byte(0xF0)
+    first, second = words_of(qs[..., :half]), words_of(qs[..., half:])
+    even = (first & low) | (second << np.uint64(4) & high)
+    odd = (first >> np.uint64(4) & low) | (second & high)
+    pairs = np.left_shift(odd.view(np.uint8), 8, dtype="<u2")
+    pairs |= even.view(np.uint8)
+    return parts | {"qs": pairs.view(np.uint8)[: qs.size].reshape(qs.shape)}
 
 
 def _interleaved(levels: Levels) -> Levels:
@@ -75,7 +91,7 @@ def _q2_64_levels(parts: Parts) -> Array:
 def _q3_64_levels(parts: Parts) -> Array:
     """Bit 2 of element 8k + l is bit k of hmask's byte l; ggml subtracts 4 where it is clear."""
     out = planes(parts["qs"], 2)
-    out |= (planes(parts["hmask"], 1) << 2).reshape(out.shape)
+    out |= planes(parts["hmask"], 1, at=2).reshape(out.shape)
     signed = out.view(np.int8)
     signed -= 4
     return signed
@@ -84,7 +100,7 @@ def _q3_64_levels(parts: Parts) -> Array:
 def _q5_64_levels(parts: Parts) -> Array:
     """Bit 4 of element 8k + l is bit k of qh's byte l."""
     out = planes(parts["qs"], 4)
-    out |= (planes(parts["qh"], 1) << 4).reshape(out.shape)
+    out |= planes(parts["qh"], 1, at=4).reshape(out.shape)
     signed = out.view(np.int8)
     signed -= 16
     return signed
@@ -92,7 +108,7 @@ def _q5_64_levels(parts: Parts) -> Array:
 
 def _q6_64_levels(parts: Parts) -> Array:
     out = planes(parts["ql"], 4)
-    out |= (planes(parts["qh"], 2) << 4).reshape(out.shape)
+    out |= planes(parts["qh"], 2, at=4).reshape(out.shape)
     signed = out.view(np.int8)
     signed -= 32
     return signed
@@ -157,8 +173,9 @@ def repack(
         for tile in tiles(source, len(rows), columns):
             inexact += _repack_tile(rearrange(cut(old, tile)), cut(new, tile))
     for name in _scales(target):
-        if not np.isfinite(new[name]).all():
-            block = int(np.argmin(np.isfinite(new[name])))
+        bad = new[name].view("<u2") & 0x7C00 == 0x7C00
+        if bad.any():
+            block = int(np.argmax(bad))
             value = old[name].reshape(-1)[block]
             row = block * source.elements // columns
             raise BlockError(f"row {row}: {name} of a {source.name} block is {value}: not a finite float16")
@@ -172,9 +189,13 @@ def _scales(kind: BlockType) -> list[str]:
 def _repack_tile(old: Parts, new: Parts) -> int:
     changed = np.zeros((*new["d"].shape[:2], 1), bool)
     for name, array in new.items():
-        array[...] = old[name]
         if array.dtype == np.float16:
-            changed |= array.astype(np.float32) != old[name]
+            exact = np.ascontiguousarray(old[name])
+            halves = exact.astype(np.float16)
+            changed |= halves.astype(np.float32) != exact
+            array[...] = halves
+        else:
+            as_items(array)[...] = as_items(old[name])
     return int(np.count_nonzero(changed))
 
 

@@ -59,7 +59,8 @@ def five_bits(parts: Parts) -> Array:
     """uint8: nibbles with bit e of qh as the fifth bit of element e."""
     out = nibbles(parts)
     bits = np.unpackbits(np.frombuffer(parts["qh"].tobytes(), np.uint8), bitorder="little")
-    out |= np.left_shift(bits, 4, out=bits).reshape(out.shape)
+    bits.view(np.uint64)[...] <<= 4
+    out |= bits.reshape(out.shape)
     return out
 
 

@@ -1,0 +1,169 @@
+"""What every codec owes, whoever wrote it: parametrised over the registry, so a new type is tested on its first day."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from ggferry.quant.blocks import as_blocks
+from ggferry.quant.codec import Codec, codec, codecs
+from ggferry.quant.endian import swap
+from ggferry.quant.types import BlockError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+EVERY = pytest.mark.parametrize("one", codecs().values(), ids=lambda one: one.type.name)
+ENCODING = pytest.mark.parametrize(
+    "one", [c for c in codecs().values() if c.encode is not None], ids=lambda one: one.type.name
+)
+LAW = settings(max_examples=5, deadline=None)
+COLUMNS = 512
+
+HALF_STEP = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8}
+"""Largest relative error of rounding to nearest, away from subnormals."""
+
+RELATIVE_RMS = {"Q8": 0.01, "Q6": 0.03, "Q5": 0.06, "Q4": 0.12, "IQ4": 0.12, "MXFP4": 0.15, "NVFP4": 0.15, "Q3": 0.2}
+"""Of Gaussian values, a generous half more than measured; the types below three bits must beat RMS_OF_THE_REST."""
+RMS_OF_THE_REST = 0.75
+
+
+def draw_rows(data: st.DataObject, one: Codec, rows: int, columns: int) -> np.ndarray:
+    return data.draw(hnp.arrays(np.uint8, (rows, one.type.row_bytes(columns))))
+
+
+def bits(values: np.ndarray) -> bytes:
+    """The values' bits, any NaN being any other."""
+    return np.where(np.isnan(values), np.float32(np.nan), values).tobytes()
+
+
+@EVERY
+def test_the_name_finds_the_codec_and_the_fields_make_the_size(one: Codec) -> None:
+    kind = one.type
+    assert codec(kind.name.lower()) is one
+    assert kind.name == kind.name.upper()
+    assert len({field.name for field in kind.fields}) == len(kind.fields) > 0
+    assert kind.block_bytes == sum(field.nbytes for field in kind.fields) > 0
+    assert kind.row_bytes(6 * kind.elements) == 6 * kind.block_bytes
+    parts = as_blocks(kind, np.zeros((4, 6 * kind.block_bytes), np.uint8))
+    assert sum(array.nbytes for array in parts.values()) == 24 * kind.block_bytes
+
+
+@EVERY
+@LAW
+@given(data=st.data())
+def test_any_bytes_decode_to_float32_of_the_shape(one: Codec, data: st.DataObject) -> None:
+    columns = one.type.elements * data.draw(st.integers(1, 5))
+    rows = draw_rows(data, one, data.draw(st.integers(0, 3)), columns)
+    before = rows.tobytes()
+    rows.setflags(write=False)
+    with np.errstate(all="raise"):
+        values = one.decode(rows, columns)
+    assert (values.dtype, values.shape, values.flags.c_contiguous) == (np.float32, (len(rows), columns), True)
+    assert values.flags.writeable
+    assert not np.shares_memory(values, rows)
+    assert rows.tobytes() == before
+
+
+@EVERY
+@LAW
+@given(data=st.data())
+def test_rows_are_independent(one: Codec, data: st.DataObject) -> None:
+    columns = 2 * one.type.elements
+    rows = draw_rows(data, one, 4, columns)
+    order = data.draw(st.permutations(range(4)))
+    values = one.decode(rows, columns)
+    assert bits(one.decode(rows[order], columns)) == bits(values[order])
+    assert bits(one.decode(rows[1::2], columns)) == bits(values[1::2])
+    if not one.type.planar:
+        beside = np.concatenate([rows[:2], rows[2:]], axis=1)
+        assert bits(one.decode(beside, 2 * columns)) == bits(np.concatenate([values[:2], values[2:]], axis=1))
+
+
+@EVERY
+@LAW
+@given(data=st.data())
+def test_byte_order_is_an_involution_and_touches_nothing_else(one: Codec, data: st.DataObject) -> None:
+    rows = draw_rows(data, one, 3, 4 * one.type.elements)
+    other = swap(one.type, rows)
+    assert np.array_equal(swap(one.type, other), rows)
+    assert np.array_equal(np.sort(other, axis=1), np.sort(rows, axis=1))
+
+
+@EVERY
+def test_rows_of_the_wrong_size_are_refused(one: Codec) -> None:
+    size = one.type.row_bytes(2 * one.type.elements)
+    with pytest.raises(ValueError):
+        one.decode(np.zeros((2, size + 1), np.uint8), 2 * one.type.elements)
+
+
+@EVERY
+def test_repack_names_a_type_of_todays_with_blocks_of_the_same_elements(one: Codec) -> None:
+    if one.repack is not None:
+        target = codec(one.repack.target).type
+        assert target.ggml_id is not None
+        assert target.elements == one.type.elements
+        assert one.type.ggml_id is None
+
+
+# Encoders
+
+
+def gaussian(rows: int = 6, columns: int = COLUMNS) -> np.ndarray:
+    values = np.random.default_rng(7).standard_normal((rows, columns)) * np.geomspace(1e-3, 10, rows)[:, None]
+    return values.astype(np.float32)
+
+
+def importance(one: Codec) -> np.ndarray | None:
+    return np.ones(COLUMNS, np.float32) if one.needs_imatrix else None
+
+
+@ENCODING
+def test_encoding_keeps_the_values_within_the_types_bound(one: Codec) -> None:
+    values = gaussian()
+    encoded = one.encode(values, importance(one))
+    assert (encoded.dtype, encoded.shape) == (np.uint8, (len(values), one.type.row_bytes(COLUMNS)))
+    error = one.decode(encoded, COLUMNS).astype(np.float64) - values
+    if one.type.name in HALF_STEP:
+        assert np.all(np.abs(error) <= np.abs(values) * HALF_STEP[one.type.name] + 2.0**-25)
+    if one.type.quantised:
+        family = one.type.name.split("_")[0]
+        relative = np.sqrt((error**2).sum(axis=1) / (values.astype(np.float64) ** 2).sum(axis=1))
+        assert relative.max() < RELATIVE_RMS.get(family, RMS_OF_THE_REST)
+
+
+@ENCODING
+def test_encoded_rows_are_independent(one: Codec) -> None:
+    values, weights = gaussian(), importance(one)
+    encoded = one.encode(values, weights)
+    assert np.array_equal(one.encode(values[::-1], weights), encoded[::-1])
+    assert np.array_equal(one.encode(values[2:3], weights), encoded[2:3])
+    assert one.encode(values[:0], weights).shape == (0, encoded.shape[1])
+
+
+@ENCODING
+def test_zeros_stay_zeros(one: Codec) -> None:
+    encoded = one.encode(np.zeros((2, COLUMNS), np.float32), importance(one))
+    assert not one.decode(encoded, COLUMNS).any()
+
+
+@ENCODING
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_refused_by_row(one: Codec, value: float) -> None:
+    values = gaussian()
+    values[3, 300] = value
+    with pytest.raises(BlockError, match="row 3"):
+        one.encode(values, importance(one))
+
+
+def test_the_registry_loads_no_numpy() -> None:
+    """`inspect` asks for sizes: it must not pay for numpy."""
+    program = (
+        "import sys; from ggferry.quant.codec import codecs;"
+        "import ggferry.quant.endian, ggferry.quant.values;"
+        "assert len(codecs()) > 50; print('numpy._core' in sys.modules, 'torch' in sys.modules, 'numba' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "False"]
