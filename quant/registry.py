@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
 import sys
 from functools import cache
@@ -38,18 +37,22 @@ def _installed() -> Any:
     return EntryPoints(point for point in points if point.group.startswith("ggferry."))
 
 
-def lazy(name: str) -> ModuleType:
+class _Lazy:
+    """Stands for a module and imports it at the first use of an attribute. (importlib.util.LazyLoader is not safe in
+    threads before Python 3.12: a second thread sees the half-made module.)"""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["__name__"] = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(importlib.import_module(self.__name__), attribute)
+        self.__dict__[attribute] = value
+        return value
+
+
+def lazy(name: str) -> Any:
     """The module `name`, imported at the first use of one of its attributes.
 
     numpy costs 0.3 s of CPU to import and torch a second; `ggferry inspect` needs neither.
     """
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return _Lazy(name)
