@@ -98,42 +98,45 @@ def find_weights(folder: str) -> Weights | None:
     return Weights(first.container, folder, first.files, first.index, (*first.notes, *notes))
 
 
-def claims(folder: str, *containers: str) -> bool:
-    """Whether a reader of `containers` should open `folder`: its weights are of one of them, or they are so broken
-    that opening must say why."""
+def claim(folder: str, *containers: str) -> str | None:
+    """The container in `folder` if it is one of `containers`; the first of these when the weights are so broken that
+    opening must say why; None when a reader of `containers` has no business there."""
     try:
         weights = find_weights(folder)
     except (CorruptError, NotFoundError, AmbiguousError):
-        return True
-    return weights is not None and weights.container in containers
+        return containers[0]
+    return weights.container if weights is not None and weights.container in containers else None
 
 
-def locate(path: str) -> Weights:
+def is_meta_part(path: str) -> bool:
+    """Whether `path` is named like a part of one of Meta's models."""
+    return _META.fullmatch(os.path.basename(path)) is not None
+
+
+def locate(path: str, container: str) -> Weights:
     """The weights meant by `path`: a folder, an index, a file, or one shard, which means all of its model.
 
-    Raises NotFoundError, UnknownFormatError, AmbiguousError.
+    `container`: what a single file is, as its bytes have shown. Raises NotFoundError, UnknownFormatError,
+    AmbiguousError, OutOfRangeError.
     """
+    folder, name = os.path.split(path)
     if os.path.isdir(path):
         weights = find_weights(path)
         if weights is None:
             raise UnknownFormatError("no training checkpoint", path=path, found=describe(b"", path))
         return weights
-    folder, name = os.path.split(path)
     if name.endswith(INDEX):
-        kind = name.removesuffix(INDEX).rpartition(".")[2]
-        return Weights(_CONTAINERS.get(kind, "safetensors"), folder, (), path)
-    if _META.fullmatch(name):
-        names = _list(folder)
-        weights = _meta_parts(folder, names)
-        also = (f"{name} is one of {len(weights.files)} parts: all were opened",) if len(weights.files) > 1 else ()
-        return Weights(weights.container, folder, weights.files, None, also)
-    shard = _SHARD.fullmatch(name)
-    if shard is not None:
-        weights = _sharded(folder, _list(folder), shard["stem"], shard["kind"])
-        also = (f"{name} is one shard of a model: the whole model was opened",)
-        if weights is not None and int(shard["count"]) > 1:
-            return Weights(weights.container, folder, weights.files, weights.index, (*also, *weights.notes))
-    return Weights(_CONTAINERS.get(name.rpartition(".")[2].lower(), "pytorch"), folder, (path,))
+        return Weights(container, folder, (), path)
+    shard, whole = _SHARD.fullmatch(name), None
+    if is_meta_part(path):
+        whole = _meta_parts(folder, _list(folder))
+    elif shard is not None and int(shard["count"]) > 1:
+        whole = _sharded(folder, _list(folder), shard["stem"], shard["kind"])
+    if whole is None:
+        return Weights(container, folder, (path,))
+    also = f"{name} is one file of a model in several: the whole model was opened"
+    notes = (also, *whole.notes) if len(whole.files) != 1 else whole.notes
+    return Weights(whole.container, folder, whole.files, whole.index, notes)
 
 
 def _list(folder: str) -> frozenset[str]:

@@ -24,7 +24,7 @@ from ggferry.formats.errors import (
     UnsupportedTypeError,
 )
 from ggferry.formats.folder import (
-    claims,
+    claim,
     configuration,
     locate,
     looks_foreign,
@@ -63,7 +63,7 @@ class _Table:
 def probe(head: bytes, path: str, size: int) -> Match | None:
     """Claims folders of safetensors, their index, files by content, and `.safetensors` that are nothing else."""
     if size == 0 and os.path.isdir(path):
-        return Match(CONTAINER) if claims(path, CONTAINER) else None
+        return None if claim(path, CONTAINER) is None else Match(CONTAINER)
     if path.endswith(".safetensors.index.json"):
         return Match(CONTAINER)
     length = int.from_bytes(head[:PREFIX], "little")
@@ -80,7 +80,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
 
     Raises NotFoundError, UnknownFormatError, UnsupportedTypeError, and every CorruptError.
     """
-    weights = locate(path)
+    weights = locate(path, CONTAINER)
     refuse_container(weights, CONTAINER)
     index = None if weights.index is None else read_index(weights.index)
     files = tuple(LocalFile(file) for file in (weights.files if index is None else index.files))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ggferry.formats import errors
-from ggferry.formats.folder import architectures, claims, configuration, find_weights, load_json, locate, sidecars
+from ggferry.formats.folder import architectures, claim, configuration, find_weights, load_json, locate, sidecars
 
 CASES: tuple[tuple[str, tuple[str, ...], tuple[str, tuple[str, ...], str | None] | None], ...] = (
     ("nothing", ("README.md", "config.json", "ggml-model-q4_0.bin", "x.gguf"), None),
@@ -56,11 +56,12 @@ def fill(folder: Path, names: tuple[str, ...]) -> str:
 def test_the_weights_of_a_folder(case: Any, tmp_path: Path) -> None:
     _, names, expected = case
     weights = find_weights(fill(tmp_path, names))
-    assert claims(os.fspath(tmp_path), "safetensors", "pytorch", "pytorch-meta") == (expected is not None)
+    claimed = claim(os.fspath(tmp_path), "safetensors", "pytorch", "pytorch-meta")
+    assert claimed == (expected and expected[0])
     if expected is None:
         assert weights is None
         with pytest.raises(errors.UnknownFormatError):
-            locate(os.fspath(tmp_path))
+            locate(os.fspath(tmp_path), "safetensors")
         return
     assert weights is not None
     container, files, index = expected
@@ -99,7 +100,7 @@ def test_folders_that_cannot_be_a_model(
 ) -> None:
     with pytest.raises(kind, match=words):
         find_weights(fill(tmp_path, names))
-    assert claims(os.fspath(tmp_path), "safetensors")
+    assert claim(os.fspath(tmp_path), "safetensors") == "safetensors"
 
 
 def test_roles_of_the_files_beside(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def configured(folder: Path, names: tuple[str, ...], **files: str) -> tuple[dict
     fill(folder, names)
     for name, text in files.items():
         (folder / f"{name}.json").write_text(text)
-    weights = locate(os.fspath(folder))
+    weights = locate(os.fspath(folder), "safetensors")
     return configuration(weights, sidecars(weights))
 
 
@@ -215,6 +216,6 @@ def test_oracle_adapters_have_their_configuration(oracle: Path) -> None:
     folders = sorted(path for path in (oracle / "lora").iterdir() if path.is_dir())
     assert folders
     for folder in folders:
-        weights = locate(os.fspath(folder))
+        weights = locate(os.fspath(folder), "safetensors")
         config, _ = configuration(weights, sidecars(weights))
         assert config == json.loads((folder / "adapter_config.json").read_text())
