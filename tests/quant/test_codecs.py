@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -97,6 +99,27 @@ def test_tiles_leave_no_seam(name: str, blocks) -> None:
     whole = codec(name).decode(rows, columns)
     assert np.array_equal(whole, np.concatenate([codec(name).decode(rows[i : i + 1], columns) for i in range(2)]))
     assert kind.planar or np.array_equal(whole[1, :512], codec(name).decode(rows[1:, : kind.row_bytes(512)], 512)[0])
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "Q4_0", "Q8_0", "Q5_K", "IQ3_S", "TQ1_0", "Q4_1_PLANAR", "Q6_K_64"])
+def test_decoding_needs_little_more_than_its_result(name: str, blocks) -> None:
+    kind = block_type(name)
+    for rows, columns in ((512, 8192), (1, 512 * 8192)):
+        data = blocks["any"](kind, rows, columns)
+        tracemalloc.start()
+        values = codec(name).decode(data, columns)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak - values.nbytes < 40 * TILE_ELEMENTS
+
+
+def test_threads_share_the_codecs(blocks, same) -> None:
+    kinds = [block_type(name) for name in ("IQ2_XS", "MXFP4", "Q4_0_V1", "F16", "Q6_K")] * 8
+    rows = {kind: blocks["any"](kind, 16, 4096) for kind in kinds}
+    alone = {kind: codec(kind.name).decode(rows[kind], 4096) for kind in kinds}
+    with ThreadPoolExecutor(8) as pool:
+        for kind, found in zip(kinds, pool.map(lambda k: codec(k.name).decode(rows[k], 4096), kinds), strict=True):
+            assert same(found, alone[kind]).all()
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q4_0_PLANAR", "F32", "BF16"])
