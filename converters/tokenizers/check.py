@@ -1,45 +1,59 @@
-"""Do two vocabularies tokenise alike? Compared over fixed texts of many scripts (`probe_texts`)."""
+"""Two encoders over one fixed set of texts: the tokenizer's part of the proof."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from ggferry.converters.tokenizers.base import Encoder
+from ggferry.converters.tokenizers.texts import TEXTS
 
-TEXTS = (
-    "The quick brown fox jumps over the lazy dog.",
-    "  two leading spaces,\ta tab,\n\na blank line   and three spaces",
-    "1234567890 + 3.14159 = ? 1,000,000 007 2023-08-21",
-    "naïve café — déjà vu, “quotes”, ‘single’, ellipsis…",
-    "Съешь же ещё этих мягких французских булок, да выпей чаю.",
-    "日本語のテスト。中文測試，没有空格的句子。",
-    "안녕하세요 세계, 한국어 문장입니다.",
-    "مرحبا بالعالم، هذا اختبار",
-    "שלום עולם",
-    "ភាសាខ្មែរ ทดสอบภาษาไทย हिन्दी परीक्षण",
-    "🙂 emoji 👩‍👩‍👧‍👦 🇺🇳 and ⁇ unk",
-    "def f(x):\n    return {'a': [1, 2], \"b\": x ** 2}  # comment",
-    "<s> control </s> <unk> <0x41> <|endoftext|> [INST]",
-    "I'm you're he'll we've they'd DON'T can't",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-    "https://example.org/path?query=1&other=%20#fragment",
-    "CamelCase snake_case kebab-case SCREAMING_CASE x1y2z3",
-    "\x00\x01\x7f control bytes \u200b\ufeff zero width",
-    "x",
-    "",
-)
+SHOWN = 24  # ids of each side around the first difference
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerCheck:
-    """How many of the texts both sides encode to the same ids, and the first that they do not."""
+    """What came of comparing: `equal` of `texts` gave the same ids, `tokens` of them in all.
+
+    `restored`: texts that decode back byte for byte on the second side. `first`: the first difference.
+    """
 
     texts: int
     equal: int
-    first_difference: str | None
+    tokens: int
+    restored: int
+    first: Difference | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.equal == self.texts
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "passed": self.passed}
 
 
-def compare(a: Encoder, b: Encoder) -> TokenizerCheck:
-    """Encode all TEXTS both ways."""
-    differing = [text for text in TEXTS if a.encode(text) != b.encode(text)]
-    return TokenizerCheck(len(TEXTS), len(TEXTS) - len(differing), differing[0] if differing else None)
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A text that gives different ids: where they part, and a few ids from there on."""
+
+    text: str
+    position: int
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+
+def compare(a: Encoder, b: Encoder, texts: Sequence[str] = TEXTS) -> TokenizerCheck:
+    """Encode every text with both, special tokens recognised, nothing added in front or behind."""
+    equal = tokens = restored = 0
+    first = None
+    for text in texts:
+        left, right = a.encode(text, bos=False, special=True), b.encode(text, bos=False, special=True)
+        tokens += len(right)
+        restored += b.decode(right, special=True) == text.encode("utf-8", "surrogatepass")
+        if left == right:
+            equal += 1
+        elif first is None:
+            shorter = min(len(left), len(right))
+            at = next((i for i in range(shorter) if left[i] != right[i]), shorter)
+            first = Difference(text, at, tuple(left[at : at + SHOWN]), tuple(right[at : at + SHOWN]))
+    return TokenizerCheck(len(texts), equal, tokens, restored, first)

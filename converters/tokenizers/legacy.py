@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_token, unique
+from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_token
 from ggferry.converters.tokenizers.legacy_bpe import from_raw_bpe, is_byte_bpe
+from ggferry.converters.tokenizers.repairs import distinct
 from ggferry.converters.tokenizers.spm import from_model
 from ggferry.converters.tokenizers.spm_file import Piece, SentencePieceModel, read_model
 from ggferry.formats.checkpoint import RawVocab
@@ -257,25 +258,3 @@ def text_of(token: bytes) -> str:
 
 
 _SPELLED: Mapping[int, str] = {0xDC00 + byte: byte_token(byte) for byte in range(0x80, 0x100)}
-
-
-def distinct(tokenizer: Tokenizer) -> Tokenizer:
-    """Every text once, as llama.cpp asserts (llama-vocab.cpp: id_to_token.size() == token_to_id.size()).
-
-    Special and byte tokens keep their names; among pieces the last keeps its text, because the runtimes of the time
-    let a later token replace an earlier one in their map. The others are renamed `[DUPi]`, type unused.
-    """
-    types = tokenizer.types or (TokenType.NORMAL,) * len(tokenizer.tokens)
-    if len(set(tokenizer.tokens)) == len(tokenizer.tokens):
-        return tokenizer
-    named = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE)
-    order = sorted(range(len(types)), key=lambda i: (0, i) if types[i] in named else (1, -i))
-    taken: set[str] = set()
-    again = [i for i in order if tokenizer.tokens[i] in taken or taken.add(tokenizer.tokens[i])]  # type: ignore[func-returns-value]
-    tokens, kinds = list(tokenizer.tokens), list(types)
-    for i in sorted(again):
-        tokens[i], kinds[i] = unique(f"[DUP{i}]", taken), TokenType.UNUSED
-    return replace(tokenizer, tokens=tuple(tokens), types=tuple(kinds)).noted(
-        f"{len(again)} tokens repeat another's text, the first is id {min(again)} "
-        f"({tokenizer.tokens[min(again)]!r}): renamed [DUPi], type unused; today's runtimes refuse equal texts"
-    )

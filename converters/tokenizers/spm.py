@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterable, Sequence
 
 from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenizerKind, TokenType, byte_of
+from ggferry.converters.tokenizers.merging import Merger
 from ggferry.converters.tokenizers.special import splitters, well_formed
 from ggferry.converters.tokenizers.spm_file import SentencePieceModel
 
@@ -48,47 +48,6 @@ def from_model(model: SentencePieceModel) -> Tokenizer:
     )
 
 
-class ScoreMerger:
-    """Merges neighbours, best score first and leftmost among equals, in O(n log n) (SentencePiece bpe_model.cc)."""
-
-    def __init__(self, score_of: Callable[[str], float | None], longest: int) -> None:
-        self._score_of = score_of
-        self._longest = longest
-
-    def merge(self, symbols: Sequence[str]) -> tuple[list[str], dict[str, tuple[str, str]]]:
-        """The symbols that no merge joins any more, and how each joined text came about."""
-        text = list(symbols)
-        after = [*range(1, len(text)), -1]
-        before = list(range(-1, len(text) - 1))
-        halves: dict[str, tuple[str, str]] = {}
-        queue: list[tuple[float, int, str]] = []
-
-        def propose(left: int, right: int) -> None:
-            if left < 0 or right < 0 or len(text[left]) + len(text[right]) > self._longest:
-                return
-            joined = text[left] + text[right]
-            score = self._score_of(joined)
-            if score is not None:
-                halves[joined] = (text[left], text[right])
-                heappush(queue, (-score, left, joined))
-
-        for right in range(1, len(text)):
-            propose(right - 1, right)
-        while queue:
-            _, left, joined = heappop(queue)
-            right = after[left]
-            # a stale proposal: one of its halves has been merged elsewhere since
-            if not text[left] or right < 0 or text[left] + text[right] != joined:
-                continue
-            text[left], text[right] = joined, ""
-            after[left] = after[right]
-            if after[right] >= 0:
-                before[after[right]] = left
-            propose(before[left], left)
-            propose(left, after[left])
-        return [symbol for symbol in text if symbol], halves
-
-
 class SpmEncoder:
     """Reference encoder of a 'llama' vocabulary: SentencePiece's BPE with byte fallback."""
 
@@ -98,14 +57,13 @@ class SpmEncoder:
         scores = tokenizer.scores or (0.0,) * len(tokenizer.tokens)
         self._types = types
         self._pieces = {text: i for i, text in enumerate(tokenizer.tokens) if types[i] in WHOLE}
-        self._scores = {text: scores[i] for text, i in self._pieces.items()}
+        costs = {text: -scores[i] for text, i in self._pieces.items()}
         self._bytes = {
             value: i
             for i, text in enumerate(tokenizer.tokens)
             if types[i] == TokenType.BYTE and (value := byte_of(text)) is not None
         }
-        longest = max((len(text) for text in self._pieces), default=0)
-        self._merger = ScoreMerger(self._scores.get, longest)
+        self._merger = Merger(lambda left, right: costs.get(left + right))
         self._splitters = splitters(tokenizer)
         self._unknown = tokenizer.ids.get("unk", 0)
         self._prefix = tokenizer.flags.get("add_space_prefix", True)

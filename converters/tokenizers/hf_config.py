@@ -1,0 +1,258 @@
+"""What the files beside a checkpoint say about its tokenizer: added tokens, special roles, flags, chat templates."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ggferry.converters.tokenizers.base import SPECIAL_KEYS, Tokenizer, TokenType
+from ggferry.converters.tokenizers.hf_bpe import Added, read_added
+from ggferry.converters.tokenizers.sidecar import read_text
+from ggferry.formats.errors import CorruptError, NotFoundError
+from ggferry.formats.json_text import load_object
+
+TEMPLATE_FOLDER = "additional_chat_templates"
+NAMES = (
+    "config.json", "generation_config.json", "params.json", "tokenizer.json", "tokenizer.model", "spiece.model",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+    "chat_template.json", "chat_template.jinja", "sentencepiece.bpe.model", "rwkv_vocab_v20230424.txt",
+)  # fmt: skip
+MAX_TEMPLATES = 256
+ROLES = tuple(role for role in SPECIAL_KEYS if role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+TURN_ENDS: Mapping[str, str] = {"<|eot_id|>": "eot", "<|eom_id|>": "eom", "<|im_end|>": "eot", "<end_of_turn>": "eot"}
+
+
+class Sidecars:
+    """Files by base name, and their JSON read once. `files`: base name → path."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.files = dict(files)
+        self._json: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, where: str | Mapping[str, str]) -> Sidecars:
+        """From a directory, or from a mapping whose values are paths (`Checkpoint.sidecars`)."""
+        if not isinstance(where, str):
+            files = {os.path.basename(path): path for path in where.values()}
+            folders = {os.path.dirname(path) for path in where.values()}
+            return cls(files | _templates(folders))
+        if not os.path.isdir(where):
+            raise NotFoundError("no such directory", path=where)
+        files = {name: os.path.join(where, name) for name in NAMES if os.path.isfile(os.path.join(where, name))}
+        return cls(files | _templates([where]))
+
+    def path(self, name: str) -> str | None:
+        return self.files.get(name)
+
+    def object(self, name: str) -> dict[str, Any]:
+        """The JSON object in file `name`; empty when there is no such file."""
+        if name not in self.files:
+            return {}
+        if name not in self._json:
+            self._json[name] = load_object(self.files[name])
+        found: dict[str, Any] = self._json[name]
+        return found
+
+    def preset(self, name: str, value: dict[str, Any]) -> None:
+        """Let `object(name)` be `value`."""
+        self._json[name] = value
+
+    @property
+    def place(self) -> str | None:
+        """A path to name in errors about what is missing."""
+        path = next(iter(self.files.values()), None)
+        return None if path is None else os.path.dirname(path)
+
+
+def _templates(folders: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for folder in sorted(folders):
+        inner = os.path.join(folder, TEMPLATE_FOLDER)
+        names = sorted(os.listdir(inner))[:MAX_TEMPLATES] if os.path.isdir(inner) else []
+        found |= {f"{TEMPLATE_FOLDER}/{name}": os.path.join(inner, name) for name in names if name.endswith(".jinja")}
+    return found
+
+
+def added_tokens(sidecars: Sidecars) -> tuple[Added, ...]:
+    """Added tokens of tokenizer.json, else tokenizer_config.json, else added_tokens.json; by id."""
+    found: dict[int, Added] = {}
+    plain = sidecars.path("added_tokens.json")
+    if plain is not None:
+        for content, token in sidecars.object("added_tokens.json").items():
+            one = read_added(token, {"content": content}, plain)
+            found[one.id] = one
+    config = sidecars.path("tokenizer_config.json")
+    decoder = sidecars.object("tokenizer_config.json").get("added_tokens_decoder") or {}
+    if config is not None and not isinstance(decoder, dict):
+        raise CorruptError("added_tokens_decoder is not an object", path=config, found=type(decoder).__name__)
+    for token, entry in decoder.items():
+        one = read_added(token, entry, config or "")
+        found[one.id] = one
+    whole = sidecars.path("tokenizer.json")
+    entries = sidecars.object("tokenizer.json").get("added_tokens") or []
+    for entry in entries if isinstance(entries, list) else []:
+        one = read_added(entry.get("id") if isinstance(entry, dict) else None, entry, whole or "")
+        found[one.id] = one
+    return tuple(found[token] for token in sorted(found))
+
+
+def with_roles(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
+    """`tokenizer` with the ids of its special tokens.
+
+    A token named in tokenizer_config.json or special_tokens_map.json wins over an id in config.json or
+    generation_config.json; such an id counts only where it is a special token: many configs carry their class's
+    defaults, which point at ordinary pieces.
+    """
+    by_text: dict[str, int] = {}
+    for token, text in enumerate(tokenizer.tokens):
+        by_text.setdefault(text, token)
+    ids, origins, notes = dict(tokenizer.ids), dict(tokenizer.origins), []
+    for role in ROLES:
+        named = _named(role, by_text, sidecars)
+        numbered = _numbered(role, sidecars, len(tokenizer.tokens))
+        if named is not None:
+            ids[role], origins[role] = named
+        elif numbered is not None and role not in ids:
+            token, origin = numbered
+            if tokenizer.type_of(token) == TokenType.NORMAL:
+                notes.append(
+                    f"{role}_token_id {token} of {origin} is the ordinary piece {tokenizer.tokens[token]!r}: not taken"
+                )
+            else:
+                ids[role], origins[role] = token, origin
+        if numbered is not None and role in ids and ids[role] != numbered[0] and named is not None:
+            notes.append(
+                f"{numbered[1]} gives {role} as {numbered[0]}, {origins[role]} as {ids[role]} "
+                f"({tokenizer.tokens[ids[role]]!r}): the latter is taken"
+            )
+    for role, token in _turn_ends(tokenizer, sidecars, ids.get("eos")).items():
+        if role not in ids:
+            ids[role], origins[role] = token, "generation_config.json"
+    return replace(tokenizer, ids=ids, origins=origins, notes=(*tokenizer.notes, *notes))
+
+
+def _named(role: str, by_text: Mapping[str, int], sidecars: Sidecars) -> tuple[int, str] | None:
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        entry = sidecars.object(name).get(f"{role}_token")
+        content = entry.get("content") if isinstance(entry, dict) else entry
+        if isinstance(content, str) and content in by_text:
+            return by_text[content], name
+    return None
+
+
+def _numbered(role: str, sidecars: Sidecars, count: int) -> tuple[int, str] | None:
+    for name in ("config.json", "generation_config.json"):
+        value = sidecars.object(name).get(f"{role}_token_id")
+        if isinstance(value, list) and value:
+            value = value[0]
+        if type(value) is int and 0 <= value < count:
+            return value, name
+    return None
+
+
+def _turn_ends(tokenizer: Tokenizer, sidecars: Sidecars, eos: int | None) -> dict[str, int]:
+    """Ends of turn among the several end tokens of generation_config.json, told by their texts."""
+    ends = sidecars.object("generation_config.json").get("eos_token_id")
+    found: dict[str, int] = {}
+    for token in ends if isinstance(ends, list) else []:
+        if type(token) is int and 0 <= token < len(tokenizer.tokens) and token != eos:
+            role = TURN_ENDS.get(tokenizer.tokens[token])
+            if role is not None:
+                found.setdefault(role, token)
+    return found
+
+
+def with_flags(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
+    """`tokenizer` with add_bos and add_eos: from tokenizer.json's post_processor, else tokenizer_config.json, else
+    what `tokenizer` already says, else False."""
+    flags, origins, notes = dict(tokenizer.flags), dict(tokenizer.origins), list(tokenizer.notes)
+    ids = dict(tokenizer.ids)
+    before, after, between = _template(sidecars.object("tokenizer.json").get("post_processor"))
+    config = sidecars.object("tokenizer_config.json")
+    for flag, role, around in (("add_bos", "bos", before), ("add_eos", "eos", after)):
+        said = config.get(f"{flag}_token")
+        if around is not None:
+            flags[flag], origins[flag] = bool(around), "tokenizer.json's post_processor"
+            if around and _id(around[0], tokenizer) is not None and ids.get(role) != _id(around[0], tokenizer):
+                ids.setdefault(role, _id(around[0], tokenizer) or 0)
+                origins.setdefault(role, origins[flag])
+        elif isinstance(said, bool):
+            flags[flag], origins[flag] = said, "tokenizer_config.json"
+        else:
+            flags.setdefault(flag, False)
+        if flags[flag] and role not in ids:
+            flags[flag] = False
+            notes.append(f"{flag} is asked for but no {role} token is known: not set, runtimes would refuse the file")
+    if between is not None:
+        flags["add_sep"] = len(between) > 1
+    return replace(tokenizer, flags=flags, ids=ids, origins=origins, notes=tuple(notes))
+
+
+def _id(text: str, tokenizer: Tokenizer) -> int | None:
+    return tokenizer.tokens.index(text) if text in tokenizer.tokens else None
+
+
+def _template(node: Any) -> tuple[list[str] | None, list[str] | None, list[str] | None]:
+    """Special tokens that a post_processor puts before, after and between texts; None where it says nothing."""
+    nodes = [node]
+    while nodes:
+        node = nodes.pop(0)
+        if not isinstance(node, dict):
+            continue
+        if node.get("type") == "Sequence" and isinstance(node.get("processors"), list):
+            nodes += node["processors"]
+        elif node.get("type") in ("BertProcessing", "RobertaProcessing"):
+            cls, sep = (_first_text(node.get(name)) for name in ("cls", "sep"))
+            return [cls], [sep], [sep] * (2 if node["type"] == "RobertaProcessing" else 1)
+        elif node.get("type") == "TemplateProcessing":
+            single, pair = _items(node.get("single")), _items(node.get("pair"))
+            at = single.index(None) if None in single else len(single)
+            holes = [i for i, item in enumerate(pair) if item is None]
+            between = pair[holes[0] + 1 : holes[1]] if len(holes) == 2 else []
+            return (
+                [item for item in single[:at] if item],
+                [item for item in single[at + 1 :] if item],
+                [item for item in between if item],
+            )
+    return None, None, None
+
+
+def _first_text(value: Any) -> str:
+    return str(value[0]) if isinstance(value, list) and value else ""
+
+
+def _items(template: Any) -> list[str | None]:
+    """A template as special-token texts, None for the text itself."""
+    items: list[str | None] = []
+    for item in template if isinstance(template, list) else []:
+        special = item.get("SpecialToken") if isinstance(item, dict) else None
+        items.append(str(special.get("id")) if isinstance(special, dict) else None)
+    return items
+
+
+def with_templates(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
+    """`tokenizer` with all chat templates, as text: never parsed, never rendered."""
+    found: dict[str, str] = {}
+    origins = dict(tokenizer.origins)
+
+    def add(name: str, text: Any, origin: str) -> None:
+        key = "" if name == "default" else re.sub(r"[^A-Za-z0-9_-]", "_", name)
+        if isinstance(text, str) and len(found) < MAX_TEMPLATES:
+            found[key] = text
+            origins[f"chat_template.{key}" if key else "chat_template"] = origin
+
+    for file in ("tokenizer_config.json", "chat_template.json"):
+        value = sidecars.object(file).get("chat_template")
+        for entry in value if isinstance(value, list) else []:
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+                add(entry["name"], entry.get("template"), file)
+        add("default", value, file)
+    for name in sorted(sidecars.files):
+        if name == "chat_template.jinja":
+            add("default", read_text(sidecars.files[name]), name)
+        elif name.startswith(TEMPLATE_FOLDER + "/"):
+            add(os.path.basename(name).removesuffix(".jinja"), read_text(sidecars.files[name]), name)
+    return replace(tokenizer, templates=found or tokenizer.templates, origins=origins)

@@ -1,0 +1,289 @@
+"""tokenizer.json → GGUF: byte-level BPE 'gpt2', BPE with byte fallback 'llama', unigram 't5', WordPiece 'bert'."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_of, encoder, unique
+from ggferry.converters.tokenizers.bytelevel import letters
+from ggferry.converters.tokenizers.check import compare
+from ggferry.converters.tokenizers.derive import UNICODE_FORMS, derive
+from ggferry.converters.tokenizers.hf_bpe import Added, BpeDocument, JsonBpe, read_document, read_vocabulary
+from ggferry.converters.tokenizers.hf_config import Sidecars
+from ggferry.converters.tokenizers.pretokenizers import find_pre
+from ggferry.converters.tokenizers.repairs import with_added
+from ggferry.converters.tokenizers.texts import TEXTS
+from ggferry.converters.tokenizers.wordpiece import phantom
+from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError
+from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
+
+ORIGIN = "tokenizer.json"
+UNREACHED_SCORE = -1e9
+
+
+def load_json_tokenizer(sidecars: Sidecars, added: Sequence[Added], pre: str | None) -> Tokenizer:
+    """The tokenizer of tokenizer.json with all `added` tokens, before special roles, flags and padding.
+
+    Raises CorruptError for a file that contradicts itself, UnsupportedError for a kind without a GGUF form.
+    """
+    document = sidecars.object(ORIGIN)
+    path = sidecars.path(ORIGIN) or ORIGIN
+    model = document.get("model")
+    if not isinstance(model, dict):
+        raise CorruptError("no model", path=path, found=type(model).__name__)
+    kind = model.get("type") or ("BPE" if "merges" in model else None)
+    if kind == "BPE":
+        whole = replace(read_document(document, path), added=tuple(added))
+        if _is_byte_level(whole):
+            return _byte_level(whole, pre)
+        if whole.byte_fallback:
+            return _byte_fallback(whole)
+        raise UnsupportedError("a BPE that is neither byte-level nor has a byte fallback", path=path)
+    if kind == "Unigram":
+        return with_added(_unigram(document, path), added)
+    if kind == "WordPiece":
+        return word_piece(read_vocabulary(model.get("vocab"), path), sidecars, added, path)
+    raise UnsupportedError(
+        "a tokenizer.json of this type has no GGUF form", path=path, found=kind, expected="BPE, Unigram, WordPiece"
+    )
+
+
+def in_order(vocabulary: dict[str, int]) -> tuple[tuple[str, ...], tuple[int, ...], list[int]]:
+    """Texts by id, their types, and the ids that nobody uses (named [PADi], type UNUSED)."""
+    by_id = {token: text for text, token in vocabulary.items()}
+    taken = set(vocabulary)
+    texts, types, gaps = [], [], []
+    for token in range(max(by_id) + 1):
+        text = by_id.get(token)
+        if text is None:
+            gaps.append(token)
+        texts.append(unique(f"[PAD{token}]", taken) if text is None else text)
+        types.append(TokenType.UNUSED if text is None else TokenType.NORMAL)
+    return tuple(texts), tuple(types), gaps
+
+
+def gaps_note(gaps: list[int]) -> tuple[str, ...]:
+    if not gaps:
+        return ()
+    return (f"repair 'pad': {len(gaps)} ids without a token, the first {gaps[0]}, became [PADi], type unused",)
+
+
+def _is_byte_level(document: BpeDocument) -> bool:
+    """Whether a step of the file spells bytes as letters, or the vocabulary holds every letter."""
+    todo = [document.pre_tokenizer, document.normalizer, document.decoder]
+    for _ in range(64):
+        if not todo:
+            break
+        node = todo.pop()
+        if isinstance(node, dict):
+            if node.get("type") == "ByteLevel":
+                return True
+            todo += [child for value in node.values() if isinstance(value, list) for child in value]
+    return not document.byte_fallback and all(letter in document.vocabulary for letter in letters())
+
+
+def _byte_level(document: BpeDocument, pre: str | None) -> Tokenizer:
+    source = JsonBpe(document)
+    texts, types, gaps = in_order(document.vocabulary)
+    tokenizer = Tokenizer(
+        model="gpt2",
+        tokens=texts,
+        types=types,
+        merges=tuple(f"{left} {right}" for left, right in document.merges),
+        flags={"add_space_prefix": True} if _adds_space(document) else {},
+        notes=gaps_note(gaps),
+        origins=dict.fromkeys(("tokens", "types", "merges"), ORIGIN),
+    )
+    tokenizer = with_added(tokenizer, document.added)
+    forms = source.normalizer.names
+    if forms:
+        if pre is None and not UNICODE_FORMS.issuperset(forms):
+            raise UnsupportedError(
+                "the normalizer changes ordinary text and byte-level BPE in GGUF has no normalizer",
+                path=document.path, found=", ".join(forms), hint="--pre NAME converts without it",
+            )  # fmt: skip
+        tokenizer = tokenizer.noted(
+            f"tokenizer.json normalises text ({', '.join(forms)}); no GGUF key says so: runtimes take it as it stands"
+        )
+    if _adds_space(document):
+        tokenizer = tokenizer.noted(
+            "tokenizer.json puts a space before the text; runtimes of 'gpt2' vocabularies do not heed add_space_prefix"
+        )
+    if pre is not None:
+        find_pre(pre)
+        return replace(tokenizer, pre=pre, origins={**tokenizer.origins, "pre": "--pre"})
+    found, _ = derive(source, tokenizer)
+    return found
+
+
+def _adds_space(document: BpeDocument) -> bool:
+    todo = [document.pre_tokenizer]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, dict):
+            if node.get("type") == "ByteLevel":
+                return bool(node.get("add_prefix_space", True))
+            children = node.get("pretokenizers")
+            todo += children if isinstance(children, list) else []
+    return False
+
+
+def _byte_fallback(document: BpeDocument) -> Tokenizer:
+    """Llama-2 kind: SentencePiece BPE written as ranked merges. Scores follow from the ranks and are then proved."""
+    texts, types, gaps = in_order(document.vocabulary)
+    rank: dict[str, int] = {}
+    for position, (left, right) in enumerate(document.merges):
+        rank.setdefault(left + right, position)
+    order = {text: -float(place) for place, text in enumerate(sorted(rank, key=rank.__getitem__))}
+    kinds = [
+        TokenType.UNKNOWN if text == document.unk_token else TokenType.BYTE if byte_of(text) is not None else kind
+        for text, kind in zip(texts, types, strict=True)
+    ]
+    single = {text for text in texts if len(text) == 1}
+    scores = [
+        order.get(text, UNREACHED_SCORE if kind == TokenType.NORMAL and text not in single else 0.0)
+        for text, kind in zip(texts, kinds, strict=True)
+    ]
+    source = JsonBpe(document)
+    tokenizer = Tokenizer(
+        model="llama",
+        pre="default",
+        tokens=texts,
+        scores=tuple(scores),
+        types=tuple(kinds),
+        ids={} if document.unk_token not in document.vocabulary else {"unk": document.vocabulary[document.unk_token]},
+        flags={"add_bos": True, "add_eos": False, "add_space_prefix": _starts_with_space(source)},
+        notes=gaps_note(gaps),
+        origins={"tokens": ORIGIN, "types": ORIGIN, "scores": "rank of the first merge that makes a piece, proved"},
+    )
+    tokenizer = with_added(tokenizer, document.added)
+    ours = encoder(tokenizer)
+    plain = [text for text in TEXTS if not any(one.content in text for one in document.added)]
+    check = compare(source, ours, plain)
+    if check.first is not None:
+        raise InconsistentError(
+            f"merges by score give other ids than this tokenizer.json for {check.first.text!r}",
+            path=document.path, found=list(check.first.b), expected=list(check.first.a),
+            hint="the model's tokenizer.model has the scores",
+        )  # fmt: skip
+    if not compare(source, ours).passed:
+        tokenizer = tokenizer.noted(
+            "after a special token this tokenizer.json puts no space, today's runtimes of a 'llama' vocabulary do"
+        )
+    return tokenizer
+
+
+def _starts_with_space(source: JsonBpe) -> bool:
+    texts = {token: text for text, token in source.document.vocabulary.items()}
+    return any(texts.get(token, "").startswith(SPACE) for token in source.encode("a")[:1])
+
+
+def _unigram(document: dict[str, Any], path: str) -> Tokenizer:
+    model = document["model"]
+    entries = model.get("vocab")
+    if not isinstance(entries, list) or not 0 < len(entries) <= MAX_VOCAB:
+        raise CorruptError("no vocabulary", path=path, found=type(entries).__name__, expected="[[piece, score], …]")
+    texts, scores = [], []
+    for token, entry in enumerate(entries):
+        if (
+            not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str)
+            or type(entry[1]) not in (int, float) or entry[1] != entry[1] or len(entry[0]) > MAX_TOKEN_BYTES
+        ):  # fmt: skip
+            raise CorruptError(f"piece {token} is not [text, score]", path=path, found=entry)
+        texts.append(entry[0])
+        scores.append(float(entry[1]))
+    unknown = model.get("unk_id")
+    if unknown is not None and (type(unknown) is not int or not 0 <= unknown < len(texts)):
+        raise OutOfRangeError("unk_id is no piece", path=path, found=unknown)
+    types = [TokenType.BYTE if model.get("byte_fallback") and byte_of(text) is not None else TokenType.NORMAL
+             for text in texts]  # fmt: skip
+    if unknown is not None:
+        types[unknown] = TokenType.UNKNOWN
+    charsmap, tidy = _charsmap(document.get("normalizer"), path)
+    return Tokenizer(
+        model="t5",
+        pre="default",
+        tokens=tuple(texts),
+        scores=tuple(scores),
+        types=tuple(types),
+        ids={} if unknown is None else {"unk": unknown},
+        flags={"add_space_prefix": _metaspace_prefix(document.get("pre_tokenizer")), "remove_extra_whitespaces": tidy},
+        charsmap=charsmap,
+        origins=dict.fromkeys(("tokens", "scores", "types", "charsmap", "add_space_prefix"), ORIGIN),
+    )
+
+
+def _charsmap(node: Any, path: str) -> tuple[bytes | None, bool]:
+    """The charsmap of a normalizer, and whether runs of blanks become one. Raises UnsupportedError for more."""
+    todo, data, tidy = [node], None, False
+    while todo:
+        step = todo.pop(0)
+        if not isinstance(step, dict):
+            continue
+        kind = step.get("type")
+        if kind == "Sequence":
+            todo = [*(step.get("normalizers") or []), *todo]
+        elif kind == "Precompiled":
+            try:
+                data = base64.b64decode(str(step.get("precompiled_charsmap") or ""), validate=True)
+            except (binascii.Error, ValueError):
+                raise CorruptError("precompiled_charsmap is not base64", path=path) from None
+        elif kind == "Replace" and step.get("pattern") in ({"Regex": " {2,}"}, {"Regex": "\\s{2,}"}):
+            tidy = True
+        elif kind != "Strip":
+            raise UnsupportedError("a unigram normalizer without a GGUF form", path=path, found=kind)
+    return data or None, tidy
+
+
+def _metaspace_prefix(node: Any) -> bool:
+    nodes = [node]
+    while nodes:
+        step = nodes.pop()
+        if isinstance(step, dict):
+            if step.get("type") == "Metaspace":
+                scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+                return bool(scheme != "never")
+            children = step.get("pretokenizers")
+            nodes += children if isinstance(children, list) else []
+    return False
+
+
+def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[Added], path: str) -> Tokenizer:
+    """A 'bert' tokenizer from WordPiece tokens by id; normaliser from tokenizer.json or tokenizer_config.json."""
+    texts, types, gaps = in_order(vocabulary)
+    document = sidecars.object(ORIGIN)
+    config = sidecars.object("tokenizer_config.json")
+    model = document.get("model") or {}
+    prefix = model.get("continuing_subword_prefix", "##")
+    bert = document.get("normalizer") or {}
+    if document and bert.get("type") != "BertNormalizer":
+        raise UnsupportedError("a WordPiece whose normalizer is not BERT's", path=path, found=bert.get("type"))
+    lowercase = bool(bert.get("lowercase", config.get("do_lower_case", True)))
+    accents = bert.get("strip_accents", config.get("strip_accents"))
+    flags = {"add_bos": True, "add_eos": True, "add_sep": False, "lowercase": lowercase}
+    if isinstance(accents, bool) and accents != lowercase:
+        flags["strip_accents"] = accents
+    unknown = model.get("unk_token") or "[UNK]"
+    roles = [config.get(f"{role}_token") for role in ("cls", "sep", "pad", "mask")]
+    named = {unknown, *(text for text in roles if isinstance(text, str)), *(one.content for one in added)}
+    kinds = [TokenType.CONTROL if text in named else kind for text, kind in zip(texts, types, strict=True)]
+    taken: set[str] = set()
+    spelled = tuple(unique(phantom(text, prefix) if kind == TokenType.NORMAL else text, taken)
+                    for text, kind in zip(texts, kinds, strict=True))  # fmt: skip
+    special = {"unk": unknown, "cls": "[CLS]", "sep": "[SEP]", "bos": "[CLS]", "eos": "[SEP]"}
+    tokenizer = Tokenizer(
+        model="bert",
+        pre="default",
+        tokens=spelled,
+        types=tuple(kinds),
+        ids={role: vocabulary[text] for role, text in special.items() if text in vocabulary},
+        flags=flags,
+        token_type_count=2,
+        notes=gaps_note(gaps),
+        origins=dict.fromkeys(("tokens", "types", "lowercase"), path),
+    )
+    return with_added(tokenizer, added)

@@ -1,0 +1,311 @@
+"""tokenizer.json's normalizer and pre_tokenizer, interpreted: the source's side of the proof.
+
+Semantics: huggingface/tokenizers 0.2x, tokenizers/src/{normalizers,pre_tokenizers}. Every step is also described by a
+pattern where it can be, so that a pre-tokenizer becomes a chain of patterns to be looked up in `pretokenizers`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.tokenizers.base import SPACE
+from ggferry.converters.tokenizers.bytelevel import spell
+from ggferry.converters.tokenizers.charsmap import Charsmap
+from ggferry.converters.tokenizers.pretokenizers import GPT2, PUNCTUATION, compiled, cut
+from ggferry.formats.errors import CorruptError, UnsupportedError
+from ggferry.quant.registry import lazy
+
+if TYPE_CHECKING:
+    import regex
+else:
+    regex = lazy("regex")
+
+BYTES = "bytes → letters"  # the step that spells bytes, in a chain of patterns
+MAX_STEPS = 64
+
+Parts = list[tuple[str, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pre-tokenizer step: `apply(word, first)` cuts a word; `pattern` says the same, None where none can."""
+
+    apply: Callable[[str, bool], list[str]]
+    pattern: str | None
+
+
+def _isolated(parts: Parts) -> list[str]:
+    return [text for text, _ in parts]
+
+
+def _removed(parts: Parts) -> list[str]:
+    return [text for text, matched in parts if not matched]
+
+
+def _merged_with_previous(parts: Parts) -> list[str]:
+    out: list[str] = []
+    before = False
+    for text, matched in parts:
+        if matched and not before and out:
+            out[-1] += text
+        else:
+            out.append(text)
+        before = matched
+    return out
+
+
+def _merged_with_next(parts: Parts) -> list[str]:
+    turned = _merged_with_previous([(text[::-1], matched) for text, matched in reversed(parts)])
+    return [text[::-1] for text in reversed(turned)]
+
+
+def _contiguous(parts: Parts) -> list[str]:
+    out: list[str] = []
+    before = False
+    for text, matched in parts:
+        if out and matched == before:
+            out[-1] += text
+        else:
+            out.append(text)
+        before = matched
+    return out
+
+
+BEHAVIORS: Mapping[str, Callable[[Parts], list[str]]] = {
+    "Isolated": _isolated,
+    "Removed": _removed,
+    "MergedWithPrevious": _merged_with_previous,
+    "MergedWithNext": _merged_with_next,
+    "Contiguous": _contiguous,
+}
+
+
+def splitting(pattern: str, behavior: str = "Isolated", invert: bool = False) -> Step:
+    """A Split step. Raises UnsupportedError for a behavior nobody knows."""
+    arrange, matcher = BEHAVIORS.get(behavior), compiled(pattern)
+    if arrange is None:
+        raise UnsupportedError("unknown behavior of a Split", found=behavior, expected=", ".join(BEHAVIORS))
+
+    def apply(word: str, first: bool) -> list[str]:
+        return arrange([(text, matched != invert) for text, matched in cut(matcher, word)])
+
+    described: str | None = None
+    if behavior == "Isolated":
+        described = pattern
+    elif behavior == "Contiguous" and not invert and pattern.endswith("]"):
+        described = pattern + "+"
+    return Step(apply, described)
+
+
+def pre_tokenizer(spec: Any, path: str | None = None) -> list[Step]:
+    """The steps of tokenizer.json's `pre_tokenizer`; none for null. Raises UnsupportedError for a step unknown here,
+    CorruptError for one that is malformed."""
+    steps: list[Step] = []
+    todo = [spec]
+    while todo:
+        node = todo.pop(0)
+        if node is None:
+            continue
+        if not isinstance(node, dict) or len(steps) + len(todo) > MAX_STEPS:
+            raise CorruptError("malformed pre_tokenizer", path=path, found=type(node).__name__)
+        if node.get("type") == "Sequence":
+            todo = [*_list(node, "pretokenizers", path), *todo]
+            continue
+        maker = _STEPS.get(str(node.get("type")))
+        if maker is None:
+            raise UnsupportedError(
+                "a pre-tokenizer step we do not interpret", path=path, found=node.get("type"),
+                expected=", ".join(_STEPS), hint="--pre NAME",
+            )  # fmt: skip
+        steps += maker(node)
+    return steps
+
+
+def run(steps: list[Step], text: str) -> list[str]:
+    """The words that `steps` make of `text`."""
+    words = [text] if text else []
+    for step in steps:
+        words = [piece for at, word in enumerate(words) for piece in step.apply(word, at == 0) if piece]
+    return words
+
+
+def _list(node: Mapping[str, Any], key: str, path: str | None) -> list[Any]:
+    value = node.get(key)
+    if not isinstance(value, list):
+        raise CorruptError(f"a Sequence without its {key}", path=path, found=type(value).__name__)
+    return value
+
+
+def _pattern(node: Mapping[str, Any]) -> str:
+    pattern = node.get("pattern")
+    if isinstance(pattern, dict) and isinstance(pattern.get("Regex"), str):
+        return str(pattern["Regex"])
+    literal = pattern.get("String") if isinstance(pattern, dict) else pattern
+    if not isinstance(literal, str):
+        raise CorruptError("a pattern that is neither Regex nor String", found=type(literal).__name__)
+    return str(regex.escape(literal, special_only=True))
+
+
+def _byte_level(node: Mapping[str, Any]) -> list[Step]:
+    steps = [_prefixed(" ")] if node.get("add_prefix_space", True) else []
+    if node.get("use_regex", True):
+        steps.append(splitting(GPT2))
+    return [*steps, Step(lambda word, _: [spell(word.encode())], BYTES)]
+
+
+def _prefixed(prefix: str) -> Step:
+    return Step(lambda word, _: [word if word.startswith(prefix) else prefix + word], None)
+
+
+def _metaspace(node: Mapping[str, Any]) -> list[Step]:
+    sign = str(node.get("replacement", SPACE)) or SPACE
+    scheme = node.get("prepend_scheme", "always" if node.get("add_prefix_space", True) else "never")
+
+    def replace(word: str, first: bool) -> list[str]:
+        word = word.replace(" ", sign)
+        wanted = scheme == "always" or (scheme == "first" and first)
+        return [sign + word if wanted and not word.startswith(sign) else word]
+
+    steps = [Step(replace, None)]
+    if node.get("split", True):
+        steps.append(splitting(str(regex.escape(sign)), "MergedWithNext"))
+    return steps
+
+
+_STEPS: Mapping[str, Callable[[Mapping[str, Any]], list[Step]]] = {
+    "ByteLevel": _byte_level,
+    "Metaspace": _metaspace,
+    "Split": lambda node: [
+        splitting(_pattern(node), str(node.get("behavior", "Isolated")), bool(node.get("invert", False)))
+    ],
+    "Digits": lambda node: [splitting(r"\p{N}" if node.get("individual_digits") else r"\p{N}+")],
+    "Punctuation": lambda node: [splitting(PUNCTUATION, str(node.get("behavior", "Isolated")))],
+    "Whitespace": lambda _: [splitting(r"\w+|[^\w\s]+", "Removed", invert=True)],
+    "WhitespaceSplit": lambda _: [splitting(r"\s", "Removed")],
+    "CharDelimiterSplit": lambda node: [splitting(str(regex.escape(str(node.get("delimiter", " ")))), "Removed")],
+    "BertPreTokenizer": lambda _: [splitting(r"\s", "Removed"), splitting(PUNCTUATION)],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Normalizer:
+    """`apply(text)`; `names`: the types of its steps, in order."""
+
+    steps: tuple[Callable[[str], str], ...]
+    names: tuple[str, ...]
+
+    def apply(self, text: str) -> str:
+        for step in self.steps:
+            text = step(text)
+        return text
+
+
+def normalizer(spec: Any, path: str | None = None) -> Normalizer:
+    """tokenizer.json's `normalizer`; the identity for null. Raises as `pre_tokenizer` does."""
+    steps: list[Callable[[str], str]] = []
+    names: list[str] = []
+    todo = [spec]
+    while todo:
+        node = todo.pop(0)
+        if node is None:
+            continue
+        if not isinstance(node, dict) or len(steps) + len(todo) > MAX_STEPS:
+            raise CorruptError("malformed normalizer", path=path, found=type(node).__name__)
+        kind = str(node.get("type"))
+        if kind == "Sequence":
+            todo = [*_list(node, "normalizers", path), *todo]
+            continue
+        maker = _NORMALIZERS.get(kind)
+        if maker is None:
+            raise UnsupportedError(
+                "a normalizer we do not interpret", path=path, found=kind, expected=", ".join(_NORMALIZERS)
+            )
+        steps.append(maker(node))
+        names.append(kind)
+    return Normalizer(tuple(steps), tuple(names))
+
+
+def strip_accents(text: str) -> str:
+    return "".join(sign for sign in unicodedata.normalize("NFD", text) if unicodedata.category(sign) != "Mn")
+
+
+CJK = (
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF),
+    (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
+# 0x2B920 stands in tokenizers' bert.rs where BERT's own code has 0x2B820; ids follow what runs
+
+
+def is_cjk(sign: str) -> bool:
+    return any(low <= ord(sign) <= high for low, high in CJK)
+
+
+def clean(text: str) -> str:
+    """BertNormalizer's clean_text: no NUL, U+FFFD or control characters, every white space a blank."""
+    out = []
+    for sign in text:
+        if sign in "\t\n\r" or unicodedata.category(sign) == "Zs" or sign in "\u0085\u2028\u2029\x0b\x0c":
+            out.append(" " if sign not in "\x0b\x0c\u0085" else "")
+        elif sign not in "\x00\ufffd" and unicodedata.category(sign) not in ("Cc", "Cf", "Co"):
+            out.append(sign)
+    return "".join(out)
+
+
+def _bert(node: Mapping[str, Any]) -> Callable[[str], str]:
+    lowercase = bool(node.get("lowercase", True))
+    accents = node.get("strip_accents")
+
+    def apply(text: str) -> str:
+        if node.get("clean_text", True):
+            text = clean(text)
+        if node.get("handle_chinese_chars", True):
+            text = "".join(f" {sign} " if is_cjk(sign) else sign for sign in text)
+        if accents or (accents is None and lowercase):
+            text = strip_accents(text)
+        return text.lower() if lowercase else text
+
+    return apply
+
+
+def _strip(node: Mapping[str, Any]) -> Callable[[str], str]:
+    left, right = node.get("strip_left", True), node.get("strip_right", True)
+    return lambda text: (text.strip() if right else text.lstrip()) if left else text.rstrip() if right else text
+
+
+def _replace(node: Mapping[str, Any]) -> Callable[[str], str]:
+    pattern, content = compiled(_pattern(node)), str(node.get("content", ""))
+    return lambda text: str(pattern.sub(lambda _: content, text))
+
+
+def _precompiled(node: Mapping[str, Any]) -> Callable[[str], str]:
+    try:
+        data = base64.b64decode(str(node.get("precompiled_charsmap") or ""), validate=True)
+    except (binascii.Error, ValueError):
+        raise CorruptError("precompiled_charsmap is not base64") from None
+    return Charsmap(data).normalize if data else lambda text: text
+
+
+def _prepend(node: Mapping[str, Any]) -> Callable[[str], str]:
+    prefix = str(node.get("prepend", ""))
+    return lambda text: prefix + text if text else text
+
+
+def _form(form: Any) -> Callable[[Mapping[str, Any]], Callable[[str], str]]:
+    return lambda _: lambda text: unicodedata.normalize(form, text)
+
+
+_NORMALIZERS: Mapping[str, Callable[[Mapping[str, Any]], Callable[[str], str]]] = {
+    **{form: _form(form) for form in ("NFC", "NFD", "NFKC", "NFKD")},
+    "Lowercase": lambda _: str.lower,
+    "StripAccents": lambda _: lambda text: "".join(s for s in text if not unicodedata.category(s).startswith("M")),
+    "Strip": _strip,
+    "Prepend": _prepend,
+    "Replace": _replace,
+    "Precompiled": _precompiled,
+    "BertNormalizer": _bert,
+}

@@ -1,0 +1,48 @@
+"""Texts on which two tokenizers are held against each other: scripts, code, digits, blanks, signs, broken input."""
+
+from __future__ import annotations
+
+TEXTS: tuple[str, ...] = (
+    "Hello world",
+    "The quick brown fox jumps over the lazy dog.",
+    " leading space",
+    "two  spaces   three    four",
+    "trailing   ",
+    "I've they're WE'LL you'D isn't it's 'tis O'Neil rock'n'roll",
+    "12345 3.14 1,000,000 0x1F 2024-06-05 1e-9 007 1234567890123",
+    "１２３ ²³¹ ½ Ⅻ ٣٤٥ १२३ ௧௨ ①②",
+    "tab\there\nnew line\r\n\r\n\n\nthree\n \n  \t\tend\n",
+    "def f(x):\n    return {k: v**2 for k, v in x.items() if k != '_id'}  # ok?\n\n\tpass",
+    '#include <vector>\nint main(int argc, char** argv) { return a->b[0] ? 1 : -1; } // "str\\n"',
+    "<div class=\"a\">&nbsp;</div> https://example.org/?q=1&r=%20#frag user@host.tld",
+    "naïve café déjà vu — Ångström Straße İstanbul ŒUVRE œuvre ǅ",
+    "cafe\u0301 A\u030a n\u0303 \u1100\u1161\u11a8 decomposed",
+    "今天天气很好,机器学习。数据2024年，「引号」",
+    "日本語のテスト。カタカナ ｶﾀｶﾅ ひらがな々〆",
+    "한국어 문장입니다. 띄어쓰기, ㅋㅋㅋ",
+    "Это пример текста на русском языке. Ёж",
+    "مرحبا بالعالم، كيف حالك؟ السَّلَامُ",
+    "שלום עולם, מה שלומך? שָׁלוֹם",
+    "नमस्ते दुनिया। क्षत्रिय ज्ञान",
+    "สวัสดีชาวโลก ไม่เป็นไร",
+    "ជំរាបសួរ​ពិភពលោក កម្ពុជា",
+    "வணக்கம் உலகம் తెలుగు বাংলা ქართული Հայերեն ἀρχή",
+    "🚀🦙✅ 👩‍👩‍👧‍👦 🏳️‍🌈 🇺🇳 é🙂é ☺️ \U0001f9d1\U0001f3fd‍💻",
+    "∀x∈ℝ: ⌈x⌉ = −⌊−x⌋ ≤ 10⁻³ € £5 ©®™ … “quoted” ‘single’ «guillemets» ¿¡",
+    "!!!???...--- ,,,;;; ((([[[{{{ }}}]]])))  ~`^|\\/ $$$ %%% &&& *** +++ === <<< >>> ___",
+    "<s> </s> <unk> <|endoftext|> <|im_start|>user<|im_end|> [INST] [CLS] [MASK] <0x41> <pad>",
+    "▁visible▁▁space ⁇ unknown \ufffd replacement Ġ Ċ âĢĻ",
+    "a\u00a0b\u2003c\u200bd\u3000e\u2028f\u2029g\u0085h\ufeffi\u00adj",
+    "\x00\x01\x1b[0m\x7f\x80\x9f\ufffe\U000e0001\U0010ffff",
+    "camelCaseWord PascalCaseWord SCREAMING_SNAKE kebab-case iPhone15Pro HTTPServer2 mRNA",
+    "a b c d e f g, x.y.z!k?m:n;o'p\"q",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "                                " + "x" + "\n\n\n\n\n\n\n\n" + "\t\t\t\t",
+    "supercalifragilisticexpialidocious Donaudampfschifffahrtsgesellschaftskapitän",
+    "Lorem ipsum\n\n1. first\n2. second\n   - nested\n\n| a | b |\n|---|---|\n| 1 | 2 |\n```py\nx=1\n```",
+    "",
+    " ",
+    "\n",
+)
+"""At least: emoji, CJK, Arabic, Khmer, code, digit runs, whitespace runs, special-token texts, text that is nearly
+invalid. Order and content are part of the receipt: add at the end."""
