@@ -6,15 +6,16 @@ Output bytes do not depend on the number of workers: every chunk has its place, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ggferry.converters import values
+from ggferry.converters.graph import Node
 from ggferry.converters.plan import COPY, GATHER, REPACK, Plan, Step
 from ggferry.formats.checkpoint import Dropped
-from ggferry.formats.errors import BadValueError, GgferryError, InconsistentError
+from ggferry.formats.errors import BadValueError, InconsistentError
 from ggferry.quant.codec import codec
 from ggferry.quant.registry import lazy
 from ggferry.quant.types import BlockError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
+Item = TypeVar("Item")
 Progress = Callable[[int], None]
 """Called with the number of bytes just finished, from any worker."""
 
@@ -36,12 +38,14 @@ class Output(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows `start:stop` of one step, as streamed (`values.view_for_streaming`)."""
+    """Rows `start:stop` of one step, as streamed (`values.view_for_streaming`); bytes where the source is one run of
+    bytes that is taken as it is (`run`: file, offset, size)."""
 
     step: Step
-    node: Any
+    node: Node
     start: int
     stop: int
+    run: tuple[int, int, int] | None = None
 
 
 def workers(asked: int | None = None) -> int:
@@ -55,8 +59,13 @@ def run(plan: Plan, output: Output, *, jobs: int | None = None, progress: Progre
         check_replica(plan, drop)
 
     def work(job: Job) -> None:
-        data = convert(plan, job)
-        output.pwrite(job.step.name, job.start * data.shape[1], data)
+        if job.run:
+            data: Any = values.scratch(job.stop - job.start)
+            plan.graph.checkpoint.files[job.run[0]].read_into(job.run[1] + job.start, data)
+            output.pwrite(job.step.name, job.start, data)
+        else:
+            data = convert(plan, job)
+            output.pwrite(job.step.name, job.start * data.shape[1], data)
         if progress:
             progress(data.nbytes)
 
@@ -67,6 +76,11 @@ def jobs_of(plan: Plan) -> Iterator[Job]:
     """All chunks in the order of the source file, so that disks read forward."""
     order = sorted(plan.steps, key=lambda step: (step.node.inputs[0].spans[0].file, step.node.inputs[0].spans[0].offset))
     for step in order:
+        run = values.run_of_bytes(step.node) if step.route == COPY and not plan.options.big_endian else None
+        if run:
+            for start in range(0, run[2], values.CHUNK):
+                yield Job(step, step.node, start, min(run[2], start + values.CHUNK), run)
+            continue
         node = values.view_for_streaming(step.node, step.type)
         for start, stop in values.row_chunks(node, step.type):
             yield Job(step, node, start, stop)
@@ -94,7 +108,7 @@ def convert(plan: Plan, job: Job) -> Any:
         ) from None  # fmt: skip
 
 
-def each(items: Iterator[Job], work: Callable[[Job], None], count: int) -> None:
+def each(items: Iterable[Item], work: Callable[[Item], None], count: int) -> None:
     """`work` on every item by `count` threads; at most two items a thread are in flight."""
     if count == 1:
         for item in items:
@@ -129,6 +143,3 @@ def check_replica(plan: Plan, drop: Dropped) -> None:
                 f"{drop.ref.name!r} differs between the parts of the model",
                 path=checkpoint.files[drop.ref.spans[0].file].path, offset=drop.ref.spans[0].offset,
             )  # fmt: skip
-
-
-__all__ = ["GgferryError", "Job", "Output", "Progress", "check_replica", "convert", "each", "jobs_of", "run", "workers"]

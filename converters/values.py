@@ -7,6 +7,7 @@ repacked one by one and joined afterwards, because rows of planar eras are plana
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,26 @@ def row_chunks(node: Node, target: BlockType) -> Iterator[tuple[int, int]]:
     step = max(1, CHUNK // widest)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
+
+
+def run_of_bytes(node: Node) -> tuple[int, int, int] | None:
+    """(file, offset, bytes) where the node is one unbroken run of bytes taken as it is, else None."""
+    ref = node.inputs[0]
+    span = ref.spans[0]
+    if node.layout != SAME or len(ref.spans) > 1 or span.strides or ref.big_endian:
+        return None
+    return span.file, span.offset, ref.nbytes
+
+
+_scratch = threading.local()
+
+
+def scratch(size: int, number: int = 0) -> memoryview:
+    """A buffer of this thread's own, `size` ≤ CHUNK bytes, used again and again: fresh pages cost more than the copy."""
+    buffers: dict[int, bytearray] = _scratch.__dict__.setdefault("buffers", {})
+    if number not in buffers:
+        buffers[number] = bytearray(CHUNK)
+    return memoryview(buffers[number])[:size]
 
 
 def laid_out(
