@@ -18,6 +18,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from urllib.parse import unquote
 
 
@@ -38,7 +39,8 @@ class NameParts:
 class Guess:
     """What a path says about the model in it.
 
-    `name`: for people ('Wizard Vicuna 30B Uncensored'). `parts.size_label`: the name's own size word where it agrees
+    `name`: for people ('Wizard Vicuna 30B Uncensored'). `organization`: of the repository, unless it only repacks the
+    model of others (…-GGML, …-GPTQ). `parts.size_label`: the name's own size word where it agrees
     with the counted weights. `repository`: 'org/name' when the path is one of Hugging Face's. `notes`: what was left
     out of the name or could not be used, for the user.
     """
@@ -182,7 +184,7 @@ _GENERIC = re.compile(
     r"(?:(?:pytorch |adapter |tf |flax )?models?|adapter|consolidated|weights?|checkpoints?|ckpt|original|params|"
     r"config|tokenizer|vocab|merged|final|latest|output|out|snapshots?|blobs?|resolve|main|raw|hub|files?|downloads?|"
     r"content|data|te?mp|workspace|root|home|users|mnt|media|opt|srv|usr|var|share|desktop|documents|[a-z]:?|"
-    r"[0-9a-f]{12,64})(?: \d+)*",
+    r"tmp[a-z0-9 ]{8}|[0-9a-f]{12,64})(?: \d+)*",
     re.IGNORECASE | re.ASCII,
 )
 _REPOSITORY = (
@@ -204,13 +206,14 @@ def guess(
     smaller than the model it names. `fallback`: the base name where the path gives none, as a rule the architecture.
     """
     names, repository = _candidates(os.fsdecode(path)[-_LONGEST_PATH:])
-    organization = repository.partition("/")[0] if repository else None
+    organization, _, name = (repository or "").partition("/")
+    organization = "" if _STORAGE.search(name) else organization  # who repacked it is not who made it
     convention = parse_filename(visible(names[0])) if names else None
     if convention and not _GENERIC.fullmatch(convention.base_name.replace("-", " ").removeprefix("ggml ")):
         parts = replace(convention, encoding=None, shard=None)
         known = (parts.base_name, parts.size_label, parts.fine_tune)
         words = [word for text in known if text for word in text.split("-") if word]
-        return Guess(parts, _title(words), organization, repository)
+        return Guess(parts, title(words), organization or None, repository)
     words, dropped, level = _usable(names)
     tagged, notes = _tag(words, _agreement(parameters, adapter), parameters)
     if level:
@@ -224,7 +227,7 @@ def guess(
         origin = "architecture"
     elif repository and level == len(names) - 1:
         origin = "repository name"
-    return Guess(_parts(tagged), _title([w for _, w in tagged]), organization, repository, origin, tuple(notes))
+    return Guess(_parts(tagged), title([w for _, w in tagged]), organization or None, repository, origin, tuple(notes))
 
 
 def _candidates(path: str) -> tuple[list[str], str | None]:
@@ -238,12 +241,10 @@ def _candidates(path: str) -> tuple[list[str], str | None]:
             below = [part for part in path[match.end() :].split("/") if part]
             return [*below[::-1][:2], match[2]], f"{match[1]}/{match[2]}"
     parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
-    names = [
-        part
-        for above, part in zip(["", *parts], parts, strict=False)
-        if above.lower() not in {"home", "users"} or part is parts[-1]
-    ]
-    return names[::-1][:3], None
+    people = {part for above, part in pairwise(parts) if above.lower() in {"home", "users"}}
+    if parts and _EXTENSIONS.search(parts[-1]):
+        people.discard(parts[-1])
+    return [part for part in reversed(parts) if part not in people][:3], None
 
 
 def _usable(names: list[str]) -> tuple[list[str], list[str], int]:
@@ -339,6 +340,7 @@ def _parts(tagged: list[tuple[str, str]]) -> NameParts:
     return NameParts(joined("base") or "", joined("size"), joined("fine"), version and _version(version))
 
 
-def _title(words: list[str]) -> str:
+def title(words: list[str]) -> str:
+    """Words of a name for people: lower-case ones get a capital, versions do not."""
     lower = [word.islower() and not re.match(r"v\d", word) for word in words]
     return " ".join(word[0].upper() + word[1:] if small else word for word, small in zip(words, lower, strict=True))

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import gguf
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from ggferry.converters.naming import (
     NameParts,
     file_name,
@@ -18,8 +21,6 @@ from ggferry.converters.naming import (
     visible,
 )
 from ggferry.formats.readers.gguf import SPEC
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 # The five test cases of the specification's Node.js program.
 SPEC_CASES = [
@@ -231,6 +232,10 @@ DIRECTORIES = [
     # nothing there names a model, and people's home directories are nobody's business
     ("/home/jane/ggml-model-q4_0.bin", "llama", None, "architecture"),
     ("/Users/jane/model.safetensors", "llama", None, "architecture"),
+    ("/home/jane", "llama", None, "architecture"),
+    ("/home/jane/", "llama", None, "architecture"),
+    ("/tmp/tmpx3k9q_2a/model.safetensors", "llama", None, "architecture"),
+    ("/home/jane.bin", "jane", None, "file name"),
     ("/models/7B/ggml-model-q4_0.bin", "llama", "7B", "architecture"),
     ("ggml-model-q4_0.bin", "llama", None, "architecture"),
     ("/mnt/data/f16.bin", "llama", None, "architecture"),
@@ -246,7 +251,7 @@ def test_the_directory_speaks_where_the_file_does_not(path: str, base: str, size
     in_repository = "meta-llama" in path
     assert found.repository == ("meta-llama/Llama-2-7b-hf" if in_repository else None)
     assert found.organization == ("meta-llama" if in_repository else None)
-    assert "jane" not in repr(found)
+    assert "jane" not in repr(found) or base == "jane"
     if origin == "architecture":
         assert any("does not name the model" in note for note in found.notes)
 
@@ -313,3 +318,8 @@ def test_size_labels_of_the_oracle(oracle: Path) -> None:
         mixtures += bool(routed)
         checkpoint.close()
     assert seen >= 25 and mixtures >= 2
+
+
+def test_who_repacks_a_model_is_not_its_maker() -> None:
+    found = guess("https://huggingface.co/TheBloke/Llama-2-7B-GGML/resolve/main/llama-2-7b.ggmlv3.q4_0.bin")
+    assert found.organization is None and found.repository == "TheBloke/Llama-2-7B-GGML"
