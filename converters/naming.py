@@ -230,11 +230,23 @@ def guess(
     return Guess(_parts(tagged), title([w for _, w in tagged]), organization or None, repository, origin, tuple(notes))
 
 
+def shown_name(path: str | os.PathLike[str]) -> str:
+    """What may be told of a source's path: the last component, with the Hugging Face repository it lies in; no
+    query of an address (it may be a signature), no directories of a machine, no name of a home directory."""
+    names, repository = _candidates(os.fsdecode(path)[-_LONGEST_PATH:])
+    if repository:
+        return visible(repository if len(names) == 1 else f"{repository}/{names[0]}")
+    last = _slashed(os.fsdecode(path)).rstrip("/").rpartition("/")[2]
+    return visible(last) if names and names[0] == last else "a directory"
+
+
+def _slashed(path: str) -> str:
+    return (unquote(re.split(r"[?#]", path, maxsplit=1)[0]) if "://" in path else path).replace("\\", "/")
+
+
 def _candidates(path: str) -> tuple[list[str], str | None]:
     """The names to try, best first, and the Hugging Face repository the path lies in."""
-    if "://" in path:
-        path = unquote(re.split(r"[?#]", path, maxsplit=1)[0])
-    path = path.replace("\\", "/")
+    path = _slashed(path)
     for pattern in _REPOSITORY:
         match = pattern.search(path)
         if match:
@@ -343,4 +355,5 @@ def _parts(tagged: list[tuple[str, str]]) -> NameParts:
 def title(words: list[str]) -> str:
     """Words of a name for people: lower-case ones get a capital, versions do not."""
     lower = [word.islower() and not re.match(r"v\d", word) for word in words]
-    return " ".join(word[0].upper() + word[1:] if small else word for word, small in zip(words, lower, strict=True))
+    shown = (word[0].upper() + word[1:] if small else word for word, small in zip(words, lower, strict=True))
+    return " ".join(word for word in shown if word)
