@@ -111,11 +111,11 @@ def describe_origin(
 ) -> str:
     """'Converted from llama-7b.ggmlv3.q4_0.bin (GGJT v3, 19 May – 21 August 2023) by ggferry 0.1.0'.
 
-    Of `path` only what `naming.shown_name` leaves is told.
+    Of `path` only what `naming.shown_name` leaves is told; of `era` not the commits in brackets.
     """
     names = {"safetensors": "safetensors", "pytorch": "PyTorch", "pytorch-meta": "PyTorch, Meta's layout"}
     what = names.get(container, container.upper()) + ("" if version is None else f" v{version}")
-    when = f", {era}" if era and not era.startswith("unknown") else ""
+    when = f", {era.partition(' (')[0]}" if era and not era.startswith("unknown") else ""
     return f"Converted from {shown_name(path)} ({what}{when}) by {tool}"
 
 
@@ -210,9 +210,9 @@ def _take_overrides(found: _Collector, overrides: Mapping[str, Any]) -> None:
             found.settled |= {key, f"general.{GROUPS.get(short, short)}"}
         elif short in GROUPS:
             found.origins(GROUPS[short], value, OVERRIDE)
-            found.settled.add(f"general.{GROUPS[short]}")
             if short == "datasets":
                 found.texts(short, (item for item in value if isinstance(item, str)), OVERRIDE)
+            found.settled |= {key, f"general.{GROUPS[short]}"}
         elif short.startswith("sampling."):
             made = sampling_value(short.removeprefix("sampling."), value)
             if made is not None:
@@ -275,9 +275,7 @@ def _take_name(found: _Collector, guessed: Guess, config: Mapping[str, Any], par
         elif told.repository and told.parts == guessed.parts:
             found.text("organization", told.organization and title(told.organization.split("-")), "config.json")
         elif told.repository:
-            found.notes.append(
-                f"config.json came from {stated!r}, but is not kept under that name; not used as the name"
-            )
+            found.notes.append(f"config.json names {stated!r}, the path another model; the path's name was taken")
     parts = guessed.parts
     found.text("name", guessed.name, guessed.origin)
     if guessed.origin != "architecture" and (parts.size_label or parts.fine_tune or parts.version):
