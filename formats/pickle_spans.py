@@ -81,20 +81,22 @@ class _Machine:
     def run(self) -> Any:
         if len(self.data) > MAX_PICKLE:
             self.fail(OutOfRangeError, "size of the pickle", found=len(self.data), expected=f"≤ {MAX_PICKLE}")
-        while (code := self.instruction()) != _STOP:
-            step = _STEPS.get(code)
+        data, end, steps = self.data, len(self.data), _STEPS
+        while self.next < end:
+            self.at = self.next
+            self.next += 1
+            self.left -= 1
+            code = data[self.at]
+            if code == _STOP:
+                return self.finish()
+            step = steps.get(code)
             if step is None:
                 self.refuse_instruction(code)
+            if self.left < 0:
+                self.spend(0)
             step(self)
-        return self.finish()
-
-    def instruction(self) -> int:
-        self.spend(1)
-        self.at = self.next
-        if self.at == len(self.data):
-            self.fail(TruncatedError, "the pickle has no end")
-        self.next += 1
-        return self.data[self.at]
+        self.at = end
+        return self.fail(TruncatedError, "the pickle has no end")
 
     def finish(self) -> Any:
         if self.next != len(self.data):
@@ -261,8 +263,9 @@ class _Machine:
         self.set_items(items)
 
     def tuple_of(self, count: int) -> None:
-        items = [self.pop() for _ in range(count)]
-        self.push(tuple(reversed(items)))
+        if len(self.stack) < count:
+            self.fail(CorruptError, "the pickle takes a value that is not there")
+        self.stack[-count:] = [tuple(self.stack[-count:])]
 
     def persistent(self) -> None:
         self.push(make_storage(self, self.storages, self.pop()))

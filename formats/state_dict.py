@@ -40,10 +40,8 @@ def find_state(value: Any, path: str) -> State:
         raise UnsupportedError("an optimizer's state, not a model", path=path, hint=_SAVE)
     state, rest = value, []
     keys: list[str] = []
-    while not any(isinstance(item, View) for item in state.values()):
-        key = next((key for key in WRAPPERS if isinstance(state.get(key), dict) and len(keys) < MAX_STATE_DEPTH), None)
-        if key is None:
-            break
+    probe = _Walk(path)
+    while (key := _wrapper(state, probe)) is not None and len(keys) < MAX_STATE_DEPTH:
         rest.append((".".join(keys), {other: item for other, item in state.items() if other != key}))
         keys.append(key)
         state = state[key]
@@ -59,6 +57,13 @@ def find_state(value: Any, path: str) -> State:
     return State(tensors, others, wrapper, (*notes, *walk.notes()))
 
 
+def _wrapper(state: dict[Any, Any], probe: _Walk) -> str | None:
+    """The key under which the model is, when `state` itself has no tensors but wraps a dictionary that has."""
+    if any(isinstance(item, View) for item in state.values()):
+        return None
+    return next((key for key in WRAPPERS if isinstance(state.get(key), dict) and probe.finds(state[key])), None)
+
+
 class _Walk:
     """Goes through nested values once, whatever they share; counts what it sees."""
 
@@ -67,6 +72,10 @@ class _Walk:
         self.left = MAX_PICKLE_OPS
         self.plain: list[str] = []
         self.plain_count = 0
+
+    def finds(self, items: dict[Any, Any]) -> bool:
+        """Whether there is a tensor anywhere in `items`."""
+        return next(self._leaves("", items), None) is not None
 
     def collect(self, prefix: str, items: dict[Any, Any]) -> dict[str, View]:
         tensors: dict[str, View] = {}
