@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from ggferry.converters.naming import guess, title, visible
@@ -75,6 +74,8 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
         short = key.removeprefix("general.")
         if not key.startswith("general.") or short not in _KNOWN:
+            from difflib import get_close_matches  # 15 ms that only a mistake should cost
+
             near = get_close_matches(key, [f"general.{known}" for known in _KNOWN], 1, 0.5)
             hint = f"did you mean {near[0]}?" if near else "general.* keys of authorship, lineage and sampling only"
             raise UsageError("--metadata: not a key it can set", found=key, hint=hint)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ggferry.converters.front_matter import MAX_CARD, front_matter, read_card
-from ggferry.formats.errors import NotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from ggferry.converters.front_matter import MAX_CARD, front_matter, read_card
+from ggferry.formats.errors import NotFoundError
 
 
 def same(ours: object, theirs: object) -> bool:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import gguf
 import pytest
-from ggferry.formats.readers.gguf import SPEC
-from ggferry.quant.file_types import FILE_TYPES, GUESSED, file_type_name, file_type_of, parse_file_type
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from ggferry.formats.readers.gguf import SPEC
+from ggferry.quant.file_types import FILE_TYPES, GUESSED, file_type_name, file_type_of, parse_file_type
 
 MATRICES = ("token_embd", "output", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
