@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ggferry.converters import receipt as receipts
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import load_tokenizer, open_checkpoint, understand
-from ggferry.converters.metadata import Entry
 from ggferry.converters.model_metadata import assemble, output_name
 from ggferry.converters.plan import Options, Plan, place, plan_steps
 from ggferry.converters.run import Progress, run
@@ -63,9 +62,9 @@ def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer
     rows = graph.sizes.get("n_vocab", 0)
     tokenizer = load_tokenizer(checkpoint, rows, request.tokenizer_model)
     steps = plan_steps(graph, request.options)
-    metadata: dict[str, Entry] = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
+    metadata, notes = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
     placed, layout = place(steps, metadata, request.options)
-    notes = tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
+    notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
     return Plan(graph, request.options, metadata, placed, layout, notes), tokenizer
 
 
@@ -140,9 +139,9 @@ def check_tokenizer(source: Tokenizer | None, output: Tokenizer | None, path: st
             raise VerificationError("the vocabulary is on one side only", path=path)
         return {"texts": 0, "equal": 0, "why": "no vocabulary"}
     check = compare(encoder(source), encoder(output))
-    if check.equal != check.texts:
-        raise VerificationError("the vocabularies tokenise differently", path=path, found=check.first_difference)
-    return {"model": output.model, "tokens": len(output.tokens), "texts": check.texts, "equal": check.equal}
+    if not check.passed:
+        raise VerificationError("the vocabularies tokenise differently", path=path, found=check.first)
+    return {"model": output.model, "vocabulary": len(output.tokens), **check.as_dict()}
 
 
 def _target(request: Request, plan: Plan) -> str:
@@ -214,6 +213,3 @@ def graph_of(path: str, hparams: Mapping[str, str] | None = None) -> ModelGraph:
     except BaseException:
         checkpoint.close()
         raise
-
-
-__all__ = ["Request", "Result", "convert", "graph_of", "make_plan", "prove", "replace"]

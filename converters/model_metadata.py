@@ -7,10 +7,57 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ggferry.converters.graph import ModelGraph
-from ggferry.converters.metadata import Entry
-from ggferry.converters.plan import Options, Step
+from ggferry.converters.metadata import Entry, describe_origin, general_metadata, name_parts
+from ggferry.converters.naming import file_name, guess
+from ggferry.converters.plan import Options, Step, type_table
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.formats.gguf_values import Value, ValueType
+from ggferry.quant.file_types import file_type_of, parse_file_type
+
+SPLIT = "split."
+
+
+def assemble(
+    graph: ModelGraph,
+    steps: Sequence[Step],
+    tokenizer: Tokenizer | None,
+    options: Options,
+    model_name: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, Entry], tuple[str, ...]]:
+    """All keys of the output but `general.alignment` (the writer's), in order, and notes for the user."""
+    checkpoint = graph.checkpoint
+    inherited = {k: v for k, v in checkpoint.metadata.items() if isinstance(v, Value) and not k.startswith(SPLIT)}
+    guessed = guess(os.path.abspath(checkpoint.path), parameters=graph.parameters, fallback=graph.architecture.name)
+    general, notes = general_metadata(
+        architecture=graph.architecture.name,
+        guessed=guessed,
+        description=describe_origin(checkpoint.path, checkpoint.container, checkpoint.version, checkpoint.era),
+        parameters=graph.parameters,
+        file_type=file_type_of(type_table(steps), _stated(graph, options)) if steps else None,
+        quantised=any(step.type.quantised for step in steps),
+        model_name=model_name,
+        overrides=overrides,
+        inherited=inherited,
+    )
+    ours = {**general, **architecture_entries(graph), **tokenizer_entries(tokenizer)}
+    rest = {
+        key: Entry(value, f"key {key} of the source")
+        for key, value in inherited.items()
+        if key not in ours and not key.startswith("general.")
+    }
+    return {**ours, **rest}, (*guessed.notes, *notes)
+
+
+def _stated(graph: ModelGraph, options: Options) -> int | None:
+    """The file type the source or the user names; it stands only where the tensors bear it out."""
+    if options.outtype != "keep":
+        return parse_file_type(options.outtype)
+    stated = graph.checkpoint.header.get("ftype")
+    if stated is None:
+        value = graph.checkpoint.metadata.get("general.file_type")
+        stated = value.data if isinstance(value, Value) else None
+    return stated if isinstance(stated, int) else None
 
 
 def architecture_entries(graph: ModelGraph) -> dict[str, Entry]:
@@ -36,3 +83,8 @@ def tokenizer_entries(tokenizer: Tokenizer | None) -> dict[str, Entry]:
         key: Entry(value, origins.get(key.rsplit(".", 1)[-1].removesuffix("_token_id"), "the source's vocabulary"))
         for key, value in tokenizer.to_kv().items()
     }
+
+
+def output_name(metadata: Mapping[str, Entry], options: Options) -> str:
+    """The file name by the GGUF naming convention."""
+    return file_name(name_parts(metadata, vocab_only=options.vocab_only))

@@ -106,7 +106,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {file['path']}  {file['bytes']:,} bytes"
     for note in facts["notes"]:
         yield f"  note: {note}"
-    yield from _table("header", facts["header"].items())
+    yield from _table("header", ((k, v) for k, v in facts["header"].items() if not isinstance(v, dict)))
     yield from _table("metadata", ((key, _short(value)) for key, value in facts["metadata"].items()))
     if facts["vocabulary"]:
         yield from _table("vocabulary", facts["vocabulary"].items())

@@ -1,0 +1,37 @@
+"""A current llama.cpp (PyPI xllamacpp) as a witness: loads a file and continues a prompt greedily."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import json, sys
+import xllamacpp
+for path in sys.argv[3:]:
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    params.n_ctx, params.n_parallel, params.n_gpu_layers, params.warmup, params.verbosity = 128, 1, 0, False, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    server, prompt, found = xllamacpp.Server(params), json.loads(sys.argv[1]), []
+    for _ in range(int(sys.argv[2])):  # one at a time: tokens that are no whole characters would come merged
+        answer = server.handle_completions({"prompt": prompt, "max_tokens": 1, "temperature": 0, "n_probs": 1})
+        if not answer["choices"][0]["logprobs"]:  # the end-of-sequence token has no text and no entry
+            break
+        token = answer["choices"][0]["logprobs"]["content"][0]
+        found.append([token["id"], token["logprob"]])
+        prompt.append(token["id"])
+    print("ANSWER", json.dumps(found))
+"""
+
+
+def continuations(prompt: list[int], count: int, *paths: Path) -> list[list[tuple[int, float]]]:
+    """Greedy (token id, log-probability) pairs for each file, to the end of sequence; by one process that may not
+    crash."""
+    command = [sys.executable, "-c", SCRIPT, json.dumps(prompt), str(count), *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    assert len(lines) == len(paths), done.stderr[-2000:]
+    return [[tuple(pair) for pair in json.loads(line.removeprefix("ANSWER "))] for line in lines]
