@@ -29,6 +29,7 @@ from ggferry.formats.limits import MAX_PARTS, MAX_SHARDS
 from ggferry.formats.reader import describe
 
 INDEX = ".index.json"
+META = "pytorch-meta"  # the container of Meta's parts
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<kind>safetensors|bin)", re.ASCII)
 _META = re.compile(r"consolidated\.(?P<number>\d\d)\.pth", re.ASCII)
 
@@ -37,7 +38,7 @@ _STEMS = (
     ("safetensors", "model", "safetensors"),
     ("safetensors", "consolidated", "safetensors"),
     ("pytorch", "pytorch_model", "bin"),
-    ("pytorch-meta", "consolidated", "pth"),
+    (META, "consolidated", "pth"),
     ("safetensors", "adapter_model", "safetensors"),
     ("pytorch", "adapter_model", "bin"),
 )
@@ -147,7 +148,7 @@ def _list(folder: str) -> frozenset[str]:
 
 
 def _by_stem(folder: str, names: frozenset[str], container: str, stem: str, kind: str) -> Weights | None:
-    if container == "pytorch-meta":
+    if container == META:
         return _meta_parts(folder, names) if any(map(_META.fullmatch, names)) else None
     single = f"{stem}.{kind}"
     if single in names:  # transformers too takes the single file before the index
@@ -182,7 +183,7 @@ def _meta_parts(folder: str, names: frozenset[str]) -> Weights:
         raise OutOfRangeError("number of parts", path=folder, found=count, expected=f"≤ {MAX_PARTS}")
     wanted = [f"consolidated.{i:02}.pth" for i in range(count)]
     _require(folder, names, wanted)
-    return Weights("pytorch-meta", folder, tuple(os.path.join(folder, name) for name in wanted))
+    return Weights(META, folder, tuple(os.path.join(folder, name) for name in wanted))
 
 
 def _lone(folder: str, names: frozenset[str]) -> Weights | None:
@@ -226,7 +227,7 @@ def sidecars(weights: Weights) -> dict[str, str]:
             if name.endswith(".jinja"):
                 found[f"chat_template:{name.removesuffix('.jinja')}"] = os.path.join(weights.folder, _TEMPLATES, name)
     above = os.path.join(weights.folder or ".", os.pardir, "tokenizer.model")
-    if weights.container == "pytorch-meta" and "tokenizer.model" not in found and os.path.isfile(above):
+    if weights.container == META and "tokenizer.model" not in found and os.path.isfile(above):
         found["tokenizer.model"] = os.path.normpath(above)
     return found
 
@@ -235,7 +236,7 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str
     """The model's own configuration as found (config.json, Meta's params.json or adapter_config.json; {} without one)
     and what a user should know about it. Raises EncodingError, DuplicateError or CorruptError for a broken file."""
     adapter = os.path.basename(weights.index or weights.files[0]).startswith("adapter_model")
-    roles = ("params.json", "config") if weights.container == "pytorch-meta" else ("config", "params.json")
+    roles = ("params.json", "config") if weights.container == META else ("config", "params.json")
     role = next((role for role in ("adapter_config", *roles) if role in beside and (role in roles or adapter)), None)
     notes = []
     if role is None:

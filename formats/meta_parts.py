@@ -20,9 +20,9 @@ from ggferry.formats.errors import (
     UnexpectedTensorError,
     UnsupportedError,
 )
+from ggferry.formats.folder import META
 from ggferry.formats.reader import HeaderLayout
 
-CONTAINER = "pytorch-meta"
 Parts = Sequence[Mapping[str, TensorRef]]
 
 
@@ -77,7 +77,7 @@ def _check_alike(paths: Sequence[str], parts: Parts) -> None:
 
 
 def _describes(layout: HeaderLayout, part: Mapping[str, TensorRef]) -> bool:
-    if not any(container == CONTAINER for container, _ in layout.containers):
+    if not any(container == META for container, _ in layout.containers):
         return False
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in layout.names for name in part)
 
