@@ -10,7 +10,7 @@ from typing import Any
 
 from ggferry.converters import receipt as receipts
 from ggferry.converters.graph import ModelGraph
-from ggferry.converters.load import load_tokenizer, open_checkpoint, understand
+from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.model_metadata import assemble, output_name
 from ggferry.converters.plan import Options, Plan, place, plan_steps
 from ggferry.converters.run import Progress, run
@@ -35,7 +35,7 @@ class Request:
     out: str | None = None
     options: Options = field(default_factory=Options)
     hparams: Mapping[str, str] = field(default_factory=dict)
-    tokenizer_model: str | None = None
+    vocab: VocabOptions = field(default_factory=VocabOptions)
     model_name: str | None = None
     metadata: Mapping[str, Any] | None = None
     level: str = "full"
@@ -60,7 +60,7 @@ def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer
     """Everything that will happen, without reading tensor data."""
     graph = understand(checkpoint, request.hparams, request.options.vocab_only)
     rows = graph.sizes.get("n_vocab", 0)
-    tokenizer = load_tokenizer(checkpoint, rows, request.tokenizer_model)
+    tokenizer = load_tokenizer(checkpoint, rows, request.vocab)
     steps = plan_steps(graph, request.options)
     metadata, notes = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
     placed, layout = place(steps, metadata, request.options)
@@ -172,7 +172,7 @@ def _receipt(plan: Plan, proof: Proof, target: str, partial: str, request: Reque
     options = {
         **asdict(request.options),
         "hparams": dict(request.hparams),
-        "tokenizer_model": os.path.basename(request.tokenizer_model) if request.tokenizer_model else None,
+        "vocab": {**asdict(request.vocab), "model": os.path.basename(request.vocab.model or "") or None},
         "model_name": request.model_name,
         "verify": request.level,
     }

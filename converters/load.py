@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ggferry.converters.graph import ModelGraph, bind
 from ggferry.converters.open import architectures, open_checkpoint
@@ -12,9 +12,11 @@ from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.converters.tokenizers.legacy import from_raw_vocab
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import MissingError, UnsupportedError
+from ggferry.formats.folder import architectures as class_names
 from ggferry.formats.gguf_values import Value
 
 LEGACY = ("ggml", "ggmf", "ggjt")
+TRAINING = ("safetensors", "pytorch")
 
 __all__ = ["load_tokenizer", "open_checkpoint", "understand", "vocabulary_rows"]
 
@@ -49,22 +51,61 @@ def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
         if name not in known:
             raise UnsupportedError("architecture", path=checkpoint.path, found=name, expected=", ".join(known))
         return known[name], "gguf"
+    if checkpoint.container == "pytorch-meta":
+        return known["llama"], "meta"
+    if checkpoint.container in TRAINING:
+        return _by_class(checkpoint, known), "hf"
     raise UnsupportedError("no architecture is known for this container", path=checkpoint.path, found=checkpoint.container)
 
 
-def load_tokenizer(checkpoint: Checkpoint, rows: int, tokenizer_model: str | None = None) -> Tokenizer | None:
-    """The checkpoint's vocabulary as GGUF will hold it, or None where it has none.
+def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> Architecture:
+    """The architecture of the class that config.json names. Raises MissingError without one, UnsupportedError naming
+    the known ones for any other."""
+    by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
+    named = class_names(checkpoint.metadata, checkpoint.path)
+    for name in named:
+        if name in by_class:
+            return by_class[name]
+    raise UnsupportedError(
+        "architecture of config.json", path=checkpoint.path, found=", ".join(named), expected=", ".join(sorted(by_class))
+    )
 
-    `rows`: rows of the embedding. `tokenizer_model`: path of the original SentencePiece model, which wins.
+
+@dataclass(frozen=True, slots=True)
+class VocabOptions:
+    """What the user says about the vocabulary. `model`: path of the original tokenizer.model, which wins; `pre`: the
+    pre-tokenizer by name; `keep_json`: carry tokenizer.json along whole; `trim`: drop pieces without embedding rows;
+    `none`: write no vocabulary."""
+
+    model: str | None = None
+    pre: str | None = None
+    keep_json: bool = False
+    trim: bool = False
+    none: bool = False
+
+
+def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = VocabOptions()) -> Tokenizer | None:
+    """The checkpoint's vocabulary as GGUF will hold it, or None where it has none. `rows`: rows of the embedding.
+
+    Raises MissingError when a training checkpoint's folder holds no tokenizer.
     """
+    if options.none:
+        return None
     if checkpoint.container == "gguf":
         has = "tokenizer.ggml.tokens" in checkpoint.metadata
         return Tokenizer.from_kv(checkpoint.metadata, rows=rows, path=checkpoint.path) if has else None
-    if checkpoint.vocab is None:
-        return None
-    return from_raw_vocab(
-        checkpoint.vocab, tokenizer_model=tokenizer_model, model_rows=rows, path=checkpoint.path
-    )
+    if checkpoint.vocab is not None:
+        return from_raw_vocab(
+            checkpoint.vocab, tokenizer_model=options.model, model_rows=rows, pre=options.pre, path=checkpoint.path
+        )
+    from ggferry.converters.tokenizers.load import load
+
+    sidecars = dict(checkpoint.sidecars) | ({"tokenizer.model": options.model} if options.model else {})
+    try:
+        return load(sidecars, rows=rows or None, pre=options.pre, keep_json=options.keep_json, trim=options.trim)
+    except MissingError as error:
+        error.hint = error.hint or "--tokenizer-model FILE, or --no-vocab writes the tensors alone"
+        raise
 
 
 def vocabulary_rows(checkpoint: Checkpoint) -> int:

@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ggferry.converters.front_matter import read_card
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.metadata import Entry, describe_origin, general_metadata, name_parts
 from ggferry.converters.naming import file_name, guess
 from ggferry.converters.plan import Options, Step, type_table
 from ggferry.converters.tokenizers.base import Tokenizer
-from ggferry.formats.gguf_values import Value, ValueType
+from ggferry.formats.folder import load_json
+from ggferry.formats.gguf_values import Value
 from ggferry.quant.file_types import file_type_of, parse_file_type
 
 SPLIT = "split."
@@ -28,17 +30,26 @@ def assemble(
     """All keys of the output but `general.alignment` (the writer's), in order, and notes for the user."""
     checkpoint = graph.checkpoint
     inherited = {k: v for k, v in checkpoint.metadata.items() if isinstance(v, Value) and not k.startswith(SPLIT)}
+    beside = checkpoint.sidecars
+    card, card_notes = read_card(beside["README.md"]) if "README.md" in beside else ({}, ())
+    generation = load_json(beside["generation_config"]) if "generation_config" in beside else {}
+    experts = graph.sizes.get("n_expert", 0)
     guessed = guess(os.path.abspath(checkpoint.path), parameters=graph.parameters, fallback=graph.architecture.name)
     general, notes = general_metadata(
         architecture=graph.architecture.name,
         guessed=guessed,
         description=describe_origin(checkpoint.path, checkpoint.container, checkpoint.version, checkpoint.era),
         parameters=graph.parameters,
+        experts=experts if isinstance(experts, int) else 0,
+        expert_parameters=sum(r.elements for n in graph.nodes if "_exps" in n.name for r in n.inputs),
         file_type=file_type_of(type_table(steps), _stated(graph, options)) if steps else None,
         quantised=any(step.type.quantised for step in steps),
         model_name=model_name,
         overrides=overrides,
         inherited=inherited,
+        card=card,
+        config={} if inherited else checkpoint.metadata,
+        generation_config=generation,
     )
     ours = {**general, **architecture_entries(graph), **tokenizer_entries(tokenizer)}
     rest = {
@@ -46,7 +57,7 @@ def assemble(
         for key, value in inherited.items()
         if key not in ours and not key.startswith("general.")
     }
-    return {**ours, **rest}, (*guessed.notes, *notes)
+    return {**ours, **rest}, (*guessed.notes, *card_notes, *notes)
 
 
 def _stated(graph: ModelGraph, options: Options) -> int | None:
@@ -62,16 +73,7 @@ def _stated(graph: ModelGraph, options: Options) -> int | None:
 
 def architecture_entries(graph: ModelGraph) -> dict[str, Entry]:
     """The hparams under their GGUF keys."""
-    entries = {}
-    for spec in graph.architecture.hparams:
-        param = graph.hparams.get(spec.name)
-        if spec.key and param is not None:
-            entries[f"{graph.architecture.name}.{spec.key}"] = Entry(_value(spec.kind, param.value), param.origin)
-    return entries
-
-
-def _value(kind: ValueType, data: Any) -> Value:
-    return Value(kind, float(data) if kind in (ValueType.FLOAT32, ValueType.FLOAT64) else data)
+    return {key: Entry(value, origin) for key, value, origin in graph.written()}
 
 
 def tokenizer_entries(tokenizer: Tokenizer | None) -> dict[str, Entry]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggferry.converters.convert import check_tokenizer
-from ggferry.converters.load import load_tokenizer, open_checkpoint, understand
+from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.receipt import SUFFIX, digest, how_it_was_proved
 from ggferry.converters.run import Progress
 from ggferry.converters.verify import Proof, verify
@@ -35,7 +35,7 @@ def reverify(
     *,
     level: str,
     hparams: Mapping[str, str],
-    tokenizer_model: str | None,
+    vocab: VocabOptions,
     jobs: int | None,
     stage: Callable[[str, int], AbstractContextManager[Progress]],
 ) -> Report:
@@ -51,8 +51,11 @@ def reverify(
             hparams = {**_stated(receipt), **hparams}
         vocab_only = not after.tensors
         graph, mirror = understand(before, hparams, vocab_only), understand(after, vocab_only=vocab_only)
+        if vocab == VocabOptions() and "tokenizer.ggml.tokens" not in after.metadata:
+            vocab = VocabOptions(none=True)
+            notes.append("the output has no vocabulary; the source's was not looked at")
         tokens = check_tokenizer(
-            load_tokenizer(before, graph.sizes.get("n_vocab", 0), tokenizer_model),
+            load_tokenizer(before, graph.sizes.get("n_vocab", 0), vocab),
             load_tokenizer(after, mirror.sizes.get("n_vocab", 0)),
             output,
         )

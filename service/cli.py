@@ -29,6 +29,8 @@ HParams = Annotated[
     list[str] | None,
     typer.Option("--hparam", metavar="KEY=VALUE", help="A GGUF key without its architecture, e.g. attention.head_count=4."),
 ]
+Pre = Annotated[str | None, typer.Option("--pre", help="The pre-tokenizer by name, where it cannot be derived.")]
+TrimVocab = Annotated[bool, typer.Option("--trim-vocab", help="Drop pieces that have no embedding row.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, max=256, help="Worker threads (default: one a core).")]
 
 
@@ -47,6 +49,12 @@ def convert(
     tokenizer_model: Annotated[
         str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model; checked, and it wins.")
     ] = None,
+    pre: Pre = None,
+    huggingface_json: Annotated[
+        bool, typer.Option("--huggingface-json", help="Carry tokenizer.json along as tokenizer.huggingface.json.")
+    ] = False,
+    trim_vocab: TrimVocab = False,
+    no_vocab: Annotated[bool, typer.Option("--no-vocab", help="The tensors without a vocabulary.")] = False,
     model_name: Annotated[str | None, typer.Option("--model-name", help="general.name.")] = None,
     metadata: Annotated[str | None, typer.Option("--metadata", help="JSON file of general.* values.")] = None,
     vocab_only: Annotated[bool, typer.Option("--vocab-only", help="The vocabulary without the tensors.")] = False,
@@ -60,6 +68,7 @@ def convert(
     """Convert a model to GGUF v3 and prove it."""
     from ggferry.converters.convert import LEVELS, Request
     from ggferry.converters.convert import convert as run
+    from ggferry.converters.load import VocabOptions
     from ggferry.converters.plan import Options
     from ggferry.service.progress import byte_progress
 
@@ -69,8 +78,9 @@ def convert(
         raise UsageError("--verify", found=verify, expected=", ".join(LEVELS))
     options = Options(outtype.lower(), expand.lower(), allow_requantize, alignment, bigendian, vocab_only)
     options.check()
+    vocab = VocabOptions(tokenizer_model, pre, huggingface_json, trim_vocab, no_vocab)
     request = Request(
-        source, out, options, _pairs(hparam), tokenizer_model, model_name, _json_file(metadata), verify, force, jobs
+        source, out, options, _pairs(hparam), vocab, model_name, _json_file(metadata), verify, force, jobs
     )
     if dry_run:
         _print_plan(request, as_json)
@@ -114,17 +124,21 @@ def verify(
     level: Annotated[str, typer.Option("--level", help="full or fast (no forward passes).")] = "full",
     hparam: HParams = None,
     tokenizer_model: Annotated[str | None, typer.Option("--tokenizer-model", help="As given to convert.")] = None,
+    pre: Pre = None,
+    trim_vocab: TrimVocab = False,
     jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:
     """Compare a source with its conversion: accounting, hparams, every tensor, tokenizer, logits."""
     from dataclasses import asdict
 
+    from ggferry.converters.load import VocabOptions
     from ggferry.converters.reverify import reverify
     from ggferry.service.progress import byte_progress
 
     report = reverify(
-        source, output, level=level, hparams=_pairs(hparam), tokenizer_model=tokenizer_model, jobs=jobs,
+        source, output, level=level, hparams=_pairs(hparam), jobs=jobs,
+        vocab=VocabOptions(tokenizer_model, pre, trim=trim_vocab),
         stage=lambda title, total: byte_progress(title, total, wanted=not as_json),
     )  # fmt: skip
     if as_json:
@@ -172,9 +186,10 @@ def tokenize(
     no_bos: Annotated[bool, typer.Option("--no-bos", help="Without the beginning-of-sequence token.")] = False,
     special: Annotated[bool, typer.Option("--special", help="Texts of control tokens become those tokens.")] = False,
     tokenizer_model: Annotated[str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model.")] = None,
+    pre: Pre = None,
 ) -> None:
     """Encode text by the file's own vocabulary: one JSON list of ids a line."""
-    from ggferry.converters.load import load_tokenizer, open_checkpoint, vocabulary_rows
+    from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, vocabulary_rows
     from ggferry.converters.tokenizers.base import encoder
 
     texts = list(text or [])
@@ -183,7 +198,7 @@ def tokenize(
     if not texts:
         raise UsageError("nothing to encode", hint="--text TEXT or --file FILE")
     checkpoint = open_checkpoint(file)
-    tokenizer = load_tokenizer(checkpoint, vocabulary_rows(checkpoint), tokenizer_model)
+    tokenizer = load_tokenizer(checkpoint, vocabulary_rows(checkpoint), VocabOptions(tokenizer_model, pre))
     if tokenizer is None:
         raise RefusedError("the file has no vocabulary", path=file)
     encode = encoder(tokenizer).encode
