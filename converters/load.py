@@ -21,7 +21,9 @@ TRAINING = ("safetensors", "pytorch")
 __all__ = ["load_tokenizer", "open_checkpoint", "understand", "vocabulary_rows"]
 
 
-def understand(checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None, vocab_only: bool = False) -> ModelGraph:
+def understand(
+    checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None, vocab_only: bool = False
+) -> ModelGraph:
     """Bind a checkpoint to its architecture. `hparams`: `--hparam` overrides.
 
     `vocab_only`: the tensors, if any, are left aside. Raises MissingError for a legacy file that ends right behind its
@@ -55,7 +57,9 @@ def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
         return known["llama"], "meta"
     if checkpoint.container in TRAINING:
         return _by_class(checkpoint, known), "hf"
-    raise UnsupportedError("no architecture is known for this container", path=checkpoint.path, found=checkpoint.container)
+    raise UnsupportedError(
+        "no architecture is known for this container", path=checkpoint.path, found=checkpoint.container
+    )
 
 
 def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> Architecture:
@@ -67,8 +71,9 @@ def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> Arch
         if name in by_class:
             return by_class[name]
     raise UnsupportedError(
-        "architecture of config.json", path=checkpoint.path, found=", ".join(named), expected=", ".join(sorted(by_class))
-    )
+        "architecture of config.json", path=checkpoint.path, found=", ".join(named),
+        expected=", ".join(sorted(by_class)),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,9 @@ def run(plan: Plan, output: Output, *, jobs: int | None = None, progress: Progre
 
 def jobs_of(plan: Plan) -> Iterator[Job]:
     """All chunks in the order of the source file, so that disks read forward."""
-    order = sorted(plan.steps, key=lambda step: (step.node.inputs[0].spans[0].file, step.node.inputs[0].spans[0].offset))
+    order = sorted(
+        plan.steps, key=lambda step: (step.node.inputs[0].spans[0].file, step.node.inputs[0].spans[0].offset)
+    )
     for step in order:
         run = values.run_of_bytes(step.node) if step.route == COPY and not plan.options.big_endian else None
         if run:
@@ -135,7 +137,7 @@ def check_replica(plan: Plan, drop: Dropped) -> None:
     if drop.same_as is None:
         return
     checkpoint = plan.graph.checkpoint
-    for start in range(0, drop.ref.rows):
+    for start in range(drop.ref.rows):
         a = values.raw_rows(checkpoint, drop.ref, start, start + 1)
         b = values.raw_rows(checkpoint, drop.same_as, start, start + 1)
         if not np.array_equal(a, b):

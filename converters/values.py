@@ -100,16 +100,15 @@ _scratch = threading.local()
 
 
 def scratch(size: int, number: int = 0) -> memoryview:
-    """A buffer of this thread's own, `size` ≤ CHUNK bytes, used again and again: fresh pages cost more than the copy."""
+    """A buffer of this thread's own, `size` ≤ CHUNK bytes, used again and again:
+    fresh pages cost more than the copy."""
     buffers: dict[int, bytearray] = _scratch.__dict__.setdefault("buffers", {})
     if number not in buffers:
         buffers[number] = bytearray(CHUNK)
     return memoryview(buffers[number])[:size]
 
 
-def laid_out(
-    checkpoint: Checkpoint, node: Node, start: int, stop: int, convert: Convert | None = None
-) -> Array:
+def laid_out(checkpoint: Checkpoint, node: Node, start: int, stop: int, convert: Convert | None = None) -> Array:
     """Rows `start:stop` of the node's output: blocks of the source's type, or what `convert` makes of them.
 
     Only for block-safe layouts; others change values and go through `laid_out_values`.

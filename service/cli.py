@@ -27,7 +27,9 @@ INTERRUPTED = 130
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 HParams = Annotated[
     list[str] | None,
-    typer.Option("--hparam", metavar="KEY=VALUE", help="A GGUF key without its architecture, e.g. attention.head_count=4."),
+    typer.Option(
+        "--hparam", metavar="KEY=VALUE", help="A GGUF key without its architecture, e.g. attention.head_count=4."
+    ),
 ]
 Pre = Annotated[str | None, typer.Option("--pre", help="The pre-tokenizer by name, where it cannot be derived.")]
 TrimVocab = Annotated[bool, typer.Option("--trim-vocab", help="Drop pieces that have no embedding row.")]
@@ -37,14 +39,19 @@ Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, max=256, help="
 @app.command()
 def convert(
     source: Annotated[str, typer.Argument(help="A model file, the first part of one, or a folder.")],
-    out: Annotated[str | None, typer.Option("--outfile", "-o", help="File or folder (default: beside the source).")] = None,
+    out: Annotated[
+        str | None, typer.Option("--outfile", "-o", help="File or folder (default: beside the source).")
+    ] = None,
     to: Annotated[str, typer.Option("--to", help="The format to write.")] = "gguf",
     outtype: Annotated[str, typer.Option("--outtype", help="keep, f32, f16, bf16 or q8_0.")] = "keep",
     verify: Annotated[str, typer.Option("--verify", help="full: with forward passes; fast: without; none.")] = "full",
     expand: Annotated[
-        str, typer.Option("--expand", help="f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64).")
+        str,
+        typer.Option("--expand", help="f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64)."),
     ] = "f16",
-    allow_requantize: Annotated[bool, typer.Option("--allow-requantize", help="Quantise what is quantised already.")] = False,
+    allow_requantize: Annotated[
+        bool, typer.Option("--allow-requantize", help="Quantise what is quantised already.")
+    ] = False,
     hparam: HParams = None,
     tokenizer_model: Annotated[
         str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model; checked, and it wins.")
@@ -185,7 +192,9 @@ def tokenize(
     text_file: Annotated[str | None, typer.Option("--file", help="Encode each line of this UTF-8 file.")] = None,
     no_bos: Annotated[bool, typer.Option("--no-bos", help="Without the beginning-of-sequence token.")] = False,
     special: Annotated[bool, typer.Option("--special", help="Texts of control tokens become those tokens.")] = False,
-    tokenizer_model: Annotated[str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model.")] = None,
+    tokenizer_model: Annotated[
+        str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model.")
+    ] = None,
     pre: Pre = None,
 ) -> None:
     """Encode text by the file's own vocabulary: one JSON list of ids a line."""
@@ -219,10 +228,13 @@ def _print_plan(request: Any, as_json: bool) -> None:
         return
     for t in facts["tensors"]:
         shape = "×".join(map(str, t["shape"]))
-        print(f"{t['name']:<32}  {shape:<14}  {t['source_type']} → {t['type']}  {t['route']}, {t['grade']}  {t['bytes']:,}")
+        what = f"{t['source_type']} → {t['type']}  {t['route']}, {t['grade']}"
+        print(f"{t['name']:<32}  {shape:<14}  {what}  {t['bytes']:,}")
     for drop in facts["dropped"]:
         print(f"{drop['name']:<32}  not carried over: {drop['reason']}")
-    print(f"{len(facts['tensors'])} tensors, {facts['bytes_read']:,} bytes read, {facts['bytes_written']:,} bytes written")
+    print(
+        f"{len(facts['tensors'])} tensors, {facts['bytes_read']:,} bytes read, {facts['bytes_written']:,} bytes written"
+    )
 
 
 def _pairs(items: list[str] | None) -> dict[str, str]:

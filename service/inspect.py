@@ -116,7 +116,9 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     for t in tensors:
         shape = "×".join(map(str, t["shape"]))
         parts = f"  in {len(t['spans'])} parts" if len(t["spans"]) > 1 else ""
-        yield f"  {_safe(t['name']):<{width}}  {t['type']:<8}  {shape:<14}  {t['offset']:#012x}  {t['bytes']:>14,}{parts}"
+        yield (
+            f"  {_safe(t['name']):<{width}}  {t['type']:<8}  {shape:<14}  {t['offset']:#012x}  {t['bytes']:>14,}{parts}"
+        )
     for drop in facts["dropped"]:
         yield f"  not carried over: {_safe(drop['name'])} ({drop['reason']})"
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import Llama
-from conftest import FIXTURES, ORACLE, legacy_manifest
 from llama_cpp import continuations
 
 from ggferry.converters.convert import Request, convert, graph_of
@@ -19,6 +17,9 @@ from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.converters.tokenizers.base import encoder
 from ggferry.formats.errors import MissingError, RefusedError, UsageError
+
+from builders import Llama
+from conftest import FIXTURES, ORACLE, legacy_manifest
 
 # The runtime of those two folders used LayerNorm with eps 1e-5 (facts §1); the weights are ordinary LLaMA's.
 LAYER_NORM = ("ggml-20230310-planar", "ggml-20230315", "ggml-20230315-2part")
@@ -156,7 +157,9 @@ def test_one_part_and_two_parts_give_the_same_tensors(tmp_path: Path) -> None:
     assert list(a.tensors) == list(b.tensors)
     for name in a.tensors:
         first, second = a.tensors[name], b.tensors[name]
-        assert a.files[0].read(first.spans[0].offset, first.nbytes) == b.files[0].read(second.spans[0].offset, second.nbytes)
+        assert a.files[0].read(first.spans[0].offset, first.nbytes) == b.files[0].read(
+            second.spans[0].offset, second.nbytes
+        )
     assert [drop["reason"] for drop in two.receipt["dropped"]] == ["part 1 repeats the vector of part 0"] * 5
 
 

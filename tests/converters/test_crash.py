@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from builders import Llama
 
 from ggferry.converters.open import open_checkpoint
+
+from builders import Llama
 
 
 def convert(source: Path, target: Path) -> list[str]:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import Llama
-from conftest import FIXTURES, ORACLE
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.decoder import forward
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.values import values_of
+
+from builders import Llama
+from conftest import FIXTURES, ORACLE
 
 EPS = 1e-5
 TOKENS = [1, 17, 299, 260, 5, 5, 130]

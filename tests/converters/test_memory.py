@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from builders import Llama, record
 
 # The child measures itself: pytest's own memory would hide what it adds.

@@ -8,8 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from builders import MAGIC, Llama, record
-from conftest import FIXTURES, ORACLE, legacy_manifest
+
 from ggferry.converters.load import open_checkpoint, understand
 from ggferry.converters.values import values_of
 from ggferry.formats.errors import (
@@ -27,6 +26,9 @@ from ggferry.formats.errors import (
     UnexpectedTensorError,
     UnsupportedError,
 )
+
+from builders import MAGIC, Llama, record
+from conftest import FIXTURES, ORACLE, legacy_manifest
 
 SMALL = {"n_vocab": 262, "n_embd": 32, "n_head": 4, "n_head_kv": 2, "n_layer": 2, "n_ff": 64}
 FILES = [(root, entry) for root in (FIXTURES, ORACLE) for entry in legacy_manifest(root / "legacy-llama")]
@@ -127,7 +129,12 @@ def test_cut_at_any_byte_is_one_of_our_errors(tmp_path: Path, container: str, ve
     path.write_bytes(data)
     prelude = len(Llama(**SMALL, container=container, version=version).prelude())
     # Every byte where structures meet, every eleventh and 97th where the same record repeats itself.
-    cuts = [*range(120), *range(120, prelude, 11), *range(prelude - 30, prelude + 90), *range(len(data) - 40, len(data))]
+    cuts = [
+        *range(120),
+        *range(120, prelude, 11),
+        *range(prelude - 30, prelude + 90),
+        *range(len(data) - 40, len(data)),
+    ]
     cuts += range(prelude, len(data), 97)
     for cut in sorted(set(cuts), reverse=True):
         os.truncate(path, cut)
@@ -142,7 +149,9 @@ def test_header_fields_out_of_range(tmp_path: Path, field: int, value: int) -> N
     data[8 + 4 * field : 12 + 4 * field] = struct.pack("<i", value)
     path = tmp_path / "bad.bin"
     path.write_bytes(data)
-    harmless = (field == 2 and 0 < value <= 1 << 20) or (field == 5 and 0 <= value <= 1 << 20) or (field, value) == (6, 0)
+    harmless = (
+        (field == 2 and 0 < value <= 1 << 20) or (field == 5 and 0 <= value <= 1 << 20) or (field, value) == (6, 0)
+    )
     if harmless:  # n_mult and n_rot are obsolete: the tensors know better; ftype 0 is this file's own
         assert understand(open_checkpoint(str(path))).sizes["n_ff"] == 64
     else:
@@ -192,7 +201,10 @@ CASES = {
     "three dims": (lambda r: r.__setitem__(1, [r[1][0], 0, (1, 1, 32), bytes(128)]), OutOfRangeError),
     "empty name": (_edit(1, 0, ""), OutOfRangeError),
     "long name": (_edit(1, 0, "n" * 5000), OutOfRangeError),
-    "other family": (lambda r: [x.__setitem__(0, f"transformer.h.{i}.x") for i, x in enumerate(r)], UnexpectedTensorError),
+    "other family": (
+        lambda r: [x.__setitem__(0, f"transformer.h.{i}.x") for i, x in enumerate(r)],
+        UnexpectedTensorError,
+    ),
 }
 
 

@@ -60,7 +60,11 @@ def test_inverse_undoes(name: str) -> None:
 
 @pytest.mark.parametrize("function", POINTWISE)
 def test_pointwise_inverse(function: str) -> None:
-    x = -np.linspace(0.5, 4, 50, dtype=np.float32) if function == "log_neg" else np.linspace(-2, 2, 50, dtype=np.float32)
+    x = (
+        -np.linspace(0.5, 4, 50, dtype=np.float32)
+        if function == "log_neg"
+        else np.linspace(-2, 2, 50, dtype=np.float32)
+    )
     layout = Pointwise(function)
     assert np.allclose(layout.inverse().apply(layout.apply(x)), x, rtol=1e-6, atol=1e-6)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import Llama
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.graph import ModelGraph
@@ -22,6 +21,8 @@ from ggferry.formats.errors import CorruptError, VerificationError
 from ggferry.formats.gguf_values import Value
 from ggferry.formats.gguf_write import write_gguf
 from ggferry.formats.readers.gguf import open_gguf
+
+from builders import Llama
 
 MODEL = Llama(kind="F32", version=1)
 SIZES = {"n_head": MODEL.n_head, "n_head_kv": MODEL.n_head_kv}
@@ -128,7 +129,9 @@ def test_the_forward_pass_alone_shows_it(name: str, right: tuple[Path, Path], tm
         check_logits(graph_of(str(source)), graph_of(str(wrong)))
 
 
-@pytest.mark.parametrize(("key", "value"), [("attention.head_count_kv", 6), ("block_count", 2), ("feed_forward_length", 96)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("attention.head_count_kv", 6), ("block_count", 2), ("feed_forward_length", 96)]
+)
 def test_counts_that_the_tensors_contradict_do_not_even_bind(
     key: str, value: int, right: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import Llama
 
 from ggferry.converters.naming import parse_filename
+
+from builders import Llama
 
 BIN = Path(sys.executable).parent
 
