@@ -261,6 +261,20 @@ def test_a_directory_that_needs_zip64_and_has_none(tmp_path: Path) -> None:
         open_checkpoint(write(tmp_path, data))
 
 
+def test_a_million_entries_are_refused_unread(tmp_path: Path) -> None:
+    """P14: the file is a hole of the right size with consistent end records behind it."""
+    count, size = 1_000_000, 46_000_000
+    end64 = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, 64)
+    locator = struct.pack("<4sIQI", b"PK\6\7", 0, 64 + size, 1)
+    short = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    path = write(tmp_path, PYTHON[:64])
+    with open(path, "r+b") as file:
+        file.seek(64 + size)
+        file.write(end64 + locator + short)
+    with pytest.raises(errors.OutOfRangeError, match="1000000"):
+        open_checkpoint(path)
+
+
 @pytest.mark.parametrize(
     ("data", "name", "kind", "words"),
     [
