@@ -1,49 +1,72 @@
-"""Sizes written as text: 'n_head * head_dim', evaluated over the hparams, or solved for the one that is unknown."""
+"""Sizes written as text: 'n_head * head_dim', evaluated over the hparams, or solved for the one that is unknown; and
+conditions on them: 'n < n_dense and gating == "sigmoid"'."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2048)
 def _parse(expression: str) -> ast.expr:
     return ast.parse(expression.strip(), mode="eval").body
 
 
-def evaluate(expression: str | int, sizes: Mapping[str, int]) -> int:
-    """The value of `expression` (+ - * / // over integers and names; / must divide).
+def evaluate(expression: str | int, sizes: Mapping[str, Any]) -> int:
+    """The whole number `expression` stands for (+ - * / // % over integers and names; / must divide; `int(…)` cuts a
+    fraction off, so that 'int(head_dim * fraction)' is allowed).
 
-    Raises KeyError naming a size that is not known, ValueError where a division leaves a rest.
+    Raises KeyError naming a size that is not known, ValueError where a division leaves a rest or the result is not
+    whole.
     """
     if isinstance(expression, int):
         return expression
-    return _value(_parse(expression), sizes)
+    value = _value(_parse(expression), sizes)
+    if not isinstance(value, int):
+        raise ValueError(f"{expression} = {value!r} is not a whole number")
+    return int(value)
 
 
-def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
+def _value(node: ast.expr, sizes: Mapping[str, Any]) -> Any:
     match node:
-        case ast.Constant(value=int(value)):
+        case ast.Constant(value=int() | str() as value):
             return value
         case ast.Name(id=name):
-            return int(sizes[name])
+            return sizes[name]
         case ast.BinOp(left=left, op=op, right=right):
-            a, b = _value(left, sizes), _value(right, sizes)
-            match op:
-                case ast.Mult():
-                    return a * b
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.FloorDiv() if b:
-                    return a // b
-                case ast.Div() if b and a % b == 0:
-                    return a // b
-                case ast.Div():
-                    raise ValueError(f"{ast.unparse(node)} = {a} / {b} is not whole")
+            return _combine(node, op, _value(left, sizes), _value(right, sizes))
+        case ast.Call(func=ast.Name(id="int"), args=[inner]):
+            return int(_number(inner, _value(inner, sizes)))
     raise ValueError(f"not a size expression: {ast.unparse(node)}")
+
+
+def _combine(node: ast.expr, op: ast.operator, left: Any, right: Any) -> Any:
+    a, b = _number(node, left), _number(node, right)
+    match op:
+        case ast.Mult():
+            return a * b
+        case ast.Add():
+            return a + b
+        case ast.Sub():
+            return a - b
+        case ast.FloorDiv() if b:
+            return a // b
+        case ast.Mod() if b:
+            return a % b
+        case ast.Div() if b and a % b == 0:
+            return a // b
+        case ast.Div():
+            raise ValueError(f"{ast.unparse(node)} = {a} / {b} is not whole")
+    raise ValueError(f"not a size expression: {ast.unparse(node)}")
+
+
+def _number(node: ast.expr, value: Any) -> Any:
+    if not isinstance(value, int | float) or abs(value) == float("inf") or value != value:
+        raise ValueError(f"{value!r} in {ast.unparse(node)} is not a number")
+    return value
 
 
 def solve(expression: str, value: int, sizes: Mapping[str, int]) -> tuple[str, int] | None:
@@ -84,20 +107,35 @@ def _undo(op: ast.operator, value: int, other: int, other_is_left: bool, express
     raise ValueError(f"no whole number makes {expression} equal {value}")
 
 
-def holds(condition: str, sizes: Mapping[str, int]) -> bool:
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}  # fmt: skip
+
+
+def holds(condition: str, sizes: Mapping[str, Any]) -> bool:
     """Whether a comparison of expressions is true ('n_head_kv < n_head', 'a != b and c == 256'). False when a name in
     it has no value; an empty condition always holds."""
-    return not condition or _truth(_parse(condition), sizes)
+    return verdict(condition, sizes) is True
 
 
-def _truth(node: ast.expr, sizes: Mapping[str, int]) -> bool:
+def verdict(condition: str, sizes: Mapping[str, Any]) -> bool | None:
+    """As `holds`, but None when a name in the condition has no value and the rest does not decide it."""
+    return True if not condition else _truth(_parse(condition), sizes)
+
+
+def _truth(node: ast.expr, sizes: Mapping[str, Any]) -> bool | None:
     match node:
-        case ast.BoolOp(op=ast.And(), values=parts):
-            return all(_truth(part, sizes) for part in parts)
+        case ast.BoolOp(op=op, values=parts):
+            found = [_truth(part, sizes) for part in parts]
+            decisive = isinstance(op, ast.Or)
+            if decisive in found:
+                return decisive
+            return None if None in found else not decisive
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             try:
                 a, b = _value(left, sizes), _value(right, sizes)
-            except (KeyError, ValueError):
-                return False
-            return {ast.Lt: a < b, ast.NotEq: a != b, ast.Eq: a == b}[type(op)]
+                return _COMPARISONS[type(op)](a, b)
+            except (KeyError, ValueError, TypeError):
+                return None
     raise ValueError(f"not a condition: {ast.unparse(node)}")

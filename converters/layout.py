@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.expression import evaluate
@@ -173,7 +174,7 @@ class Concat(Layout):
         ends = [0]
         for shape in inputs:
             ends.append(ends[-1] + shape[0])
-        return tuple(Split(a, b) for a, b in zip(ends, ends[1:], strict=False))
+        return tuple(Split(a, b) for a, b in pairwise(ends))
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,6 @@ def tokenizer_entries(tokenizer: Tokenizer | None) -> dict[str, Entry]:
     }
 
 
-def output_name(metadata: Mapping[str, Entry], options: Options) -> str:
-    """The file name by the GGUF naming convention."""
-    return file_name(name_parts(metadata, vocab_only=options.vocab_only))
+def output_name(metadata: Mapping[str, Entry], options: Options, shard: str | None = None) -> str:
+    """The file name by the GGUF naming convention. `shard`: '00001-of-00003'."""
+    return file_name(name_parts(metadata, vocab_only=options.vocab_only, shard=shard))

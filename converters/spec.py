@@ -8,7 +8,7 @@ and a GGUF key without its architecture ('attention.head_count').
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ggferry.converters.layout import SAME, Layout
@@ -20,22 +20,30 @@ from ggferry.formats.reader import HeaderLayout
 class Default:
     """A value no source states, and why it is the one to take.
 
-    `when`: a comparison of two size expressions ('n_head_kv < n_head'), `named`: a pattern searched in the source's
-    file and folder names; both must hold where given. The first default that holds is taken.
+    `when`: a condition on the hparams ('n_head_kv < n_head'), `named`: a pattern searched in the source's file and
+    folder names, `dialect`: the only one it is for; all must hold where given. The first default that holds is taken.
     """
 
     value: Any
     why: str
     when: str = ""
     named: str = ""
+    dialect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HParam:
     """One hyper-parameter: its short name, GGUF key and type, where each dialect keeps it, how else to know it.
 
-    Order of authority: `--hparam`; the source's field; the tensors' shapes (always compared with the former);
-    `derive` (an expression over other hparams); `defaults`. `key` None: used in shapes, not written.
+    Order of authority: `--hparam`; what the dialect fixes (`Dialect.given`); the source's field; the tensors' shapes
+    (always compared with the former); `derive`; `defaults`; `absent`.
+
+    `key` None: known to the source only, or used in shapes; not written. `many`: a tuple of `kind`, written as an
+    array. `fields`: dialect → place. 'a.b|c' is field b in a, or else c; a dialect's null is nothing. For 'gguf' it is
+    the key without its architecture, `key` if not given. `words`: what the source's words mean here; a word that is
+    not among them is refused. `derive`: an expression over other hparams, or '@name' of a function in `derived`.
+    `absent`: what a GGUF file without the key means; that value is never written. `implied`: readers derive it
+    themselves, so it is written only where the source states it or it differs from what they would derive.
     """
 
     name: str
@@ -45,25 +53,40 @@ class HParam:
     derive: str = ""
     defaults: tuple[Default, ...] = ()
     required: bool = True
+    words: Mapping[Any, Any] = field(default_factory=dict)
+    absent: Any = None
+    implied: bool = False
+    many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Where a dialect keeps a role: name patterns with {n} (block) and {e} (expert), and the layout to GGUF."""
+    """Where a dialect keeps a role: name patterns with {n} (block) and {e} (expert), and the layout to GGUF.
+
+    Several patterns, and the items of {e}, are the layout's inputs in order. One source tensor may fill several roles
+    (the halves of a fused one). `computed`: no tensor holds it; the function of that name in `derived` makes its
+    float32 values from the hparams, or None where the model has no such tensor.
+    """
 
     patterns: tuple[str, ...]
     layout: Layout = SAME
+    computed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A tensor of the GGUF model: name, shape (outermost first, expressions over hparams), its origin per dialect."""
+    """A tensor of the GGUF model: name, shape (outermost first, expressions over hparams), its origin per dialect.
+
+    `when`: the condition on hparams (and `n`, the block) under which the model has it: then it must be there, and
+    else it must not. Where the condition cannot be decided, and for an `optional` one, presence is free.
+    """
 
     name: str
     shape: tuple[str, ...]
     sources: Mapping[str, From]
     optional: bool = False
     always_f32: bool = False
+    when: str = ""
 
     @property
     def per_block(self) -> bool:
@@ -72,10 +95,17 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Source tensors (shell pattern) that are not carried over, and why that loses nothing."""
+    """Source tensors that are not carried over, and why that loses nothing.
+
+    `pattern`: a shell pattern, in which {n} is a block number. `when`: a condition on hparams the source states, and
+    `n`; a drop with one goes before the roles, one without takes only what no role wants. `same_as`: the role whose
+    bytes it must repeat.
+    """
 
     pattern: str
     reason: str
+    when: str = ""
+    same_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +120,19 @@ class Remark:
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One naming of the weights. `names`: the column of the role table it uses (its own name if empty).
-    `conventions`: what its forward pass does differently from GGUF's (`forward.recipe.Recipe` fields)."""
+    `conventions`: what its forward pass does differently from GGUF's (`forward.recipe.Recipe` fields). `given`:
+    hparams that are what they are in this dialect. `within`: the part of the configuration that describes this model,
+    where there is one (the text half of a vision model). `renames`: (prefix, replacement), the first that fits.
+    """
 
     name: str
     names: str = ""
     conventions: Mapping[str, Any] = field(default_factory=dict)
     drops: tuple[Drop, ...] = ()
     remarks: tuple[Remark, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+    within: str = ""
+    renames: tuple[tuple[str, str], ...] = ()
 
     @property
     def column(self) -> str:
@@ -107,8 +143,9 @@ class Dialect:
 class Architecture:
     """Everything ggferry knows of one model family.
 
-    `hf_classes`: the `architectures` strings of config.json. `headers`: its GGML-era header layouts. `recipe`: the
-    forward pass on the GGUF side (`forward.recipe.Recipe` fields). `runtimes`: programs of today that run it.
+    `name`: GGUF's `general.architecture`. `hf_classes`: the `architectures` strings of config.json. `headers`: its
+    GGML-era header layouts. `recipe`: the forward pass on the GGUF side (`forward.recipe.Recipe` fields). `runtimes`:
+    programs of today that run it.
     """
 
     name: str
@@ -124,24 +161,46 @@ class Architecture:
     def role(self, name: str) -> Role:
         return next(role for role in self.roles if role.name == name)
 
+    def hparam(self, name: str) -> HParam:
+        return next(hparam for hparam in self.hparams if hparam.name == name)
+
 
 def roles(text: str, **layouts: Layout) -> tuple[Role, ...]:
     """Read a role table. One line a role:
 
-        NAME [flags] : shape … | dialect pattern… [@layout] | dialect …
+        NAME [flags] : shape … | dialect pattern… [@layout] | dialect =function | dialect …
 
-    Flags: `optional`, `f32`. Several patterns of one dialect are the layout's inputs in order. '-' as the shape is a
-    scalar-free vector's absence and never used.
+    Flags: `optional`, `f32`, `when=CONDITION` (without blanks; 'and' is written '&'). Several patterns of one dialect
+    are the layout's inputs in order. '=function' names what computes the tensor.
     """
     table = []
-    for line in text.strip().splitlines():
-        head, _, rest = line.partition(":")
+    for line in filter(str.strip, text.splitlines()):
+        head, _, rest = line.partition(" : ")
         name, *flags = head.split()
-        shape, *origins = (part.split() for part in rest.split("|"))
-        sources = {}
-        for dialect, *words in origins:
-            patterns = tuple(word for word in words if not word.startswith("@"))
-            named = [word[1:] for word in words if word.startswith("@")]
-            sources[dialect] = From(patterns, layouts[named[0]] if named else SAME)
-        table.append(Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags))
+        shape, *origins = (part.split() for part in rest.split(" |"))
+        when = next((flag.removeprefix("when=") for flag in flags if flag.startswith("when=")), "")
+        sources = {dialect: _origin(words, layouts) for dialect, *words in origins}
+        table.append(
+            Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.replace("&", " and "))
+        )
     return tuple(table)
+
+
+def also(table: tuple[Role, ...], dialect: str, text: str, **layouts: Layout) -> tuple[Role, ...]:
+    """`table` with one more dialect. One line a role: NAME pattern… [@layout]."""
+    words = (line.split() for line in filter(str.strip, text.splitlines()))
+    more = {name: _origin(rest, layouts) for name, *rest in words}
+    unknown = set(more) - {role.name for role in table}
+    if unknown:
+        raise ValueError(f"no such role: {sorted(unknown)[0]}")
+    return tuple(
+        replace(role, sources={**role.sources, dialect: more[role.name]}) if role.name in more else role
+        for role in table
+    )
+
+
+def _origin(words: list[str], layouts: Mapping[str, Layout]) -> From:
+    patterns = tuple(word for word in words if word[0] not in "@=")
+    named = [word[1:] for word in words if word.startswith("@")]
+    computed = [word[1:] for word in words if word.startswith("=")]
+    return From(patterns, layouts[named[0]] if named else SAME, computed[0] if computed else "")

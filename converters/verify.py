@@ -102,6 +102,8 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
         )
     for name, param in source.hparams.items():
         other = output.hparams.get(name)
+        if other is None and source.architecture.hparam(name).key is None:
+            continue  # only the source has it: what follows from it is in the other hparams and in the tensors
         if other is None or not _same(param.value, other.value):
             key = next((p.key for p in source.architecture.hparams if p.name == name and p.key), name)
             hint = f"the source does not state it ({param.origin}): --hparam {key}=…" if "default" in param.origin else None

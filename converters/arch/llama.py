@@ -2,13 +2,16 @@
 
 Sources: facts/legacy-llama.md §2–4 (headers, names, what is absent), gguf-spec.md "LLaMA", llama.cpp's
 `src/models/llama.cpp` for the graph. Meta, GGML and GGUF store Q and K rows as interleaved rotary pairs, Hugging Face
-as halves: only the latter is permuted.
+as halves: only the latter is permuted. Mistral and Mixtral are `llama` in GGUF: the same graph, with experts or a
+sliding window.
 """
 
-from ggferry.converters.layout import heads_halves_to_pairs
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
+from dataclasses import replace
+
+from ggferry.converters.arch import _common as common
+from ggferry.converters.layout import Stack, heads_halves_to_pairs
+from ggferry.converters.spec import Architecture, Default, Dialect, Drop, Remark, also, roles
 from ggferry.formats.fields import Struct
-from ggferry.formats.gguf_values import ValueType
 from ggferry.formats.reader import HeaderLayout
 
 _LLAMA2 = r"(?i)llama[-_. ]?(v)?2(?![0-9])"
@@ -34,62 +37,71 @@ HEADER = HeaderLayout(
     column_split=("tok_embeddings.weight", "*.attention.wo.weight", "*.feed_forward.w2.weight"),
 )
 
-HPARAMS = (
-    HParam("n_vocab", "vocab_size", fields={"ggml": "n_vocab", "gguf": "llama.vocab_size"}),
-    HParam(
-        "n_ctx",
-        "context_length",
-        fields={"gguf": "llama.context_length"},
-        defaults=(
-            Default(4096, "grouped-query attention in a legacy file: LLaMA-2, trained on 4096 tokens", when=_GQA),
-            Default(4096, "the name says LLaMA-2, trained on 4096 tokens", named=_LLAMA2),
-            Default(2048, "LLaMA-1 was trained on 2048 tokens; legacy files do not store it"),
-        ),
-    ),
-    HParam("n_embd", "embedding_length", fields={"ggml": "n_embd", "gguf": "llama.embedding_length"}),
-    HParam("n_layer", "block_count", fields={"ggml": "n_layer", "gguf": "llama.block_count"}),
-    HParam("n_ff", "feed_forward_length", fields={"gguf": "llama.feed_forward_length"}),
-    HParam("n_head", "attention.head_count", fields={"ggml": "n_head", "gguf": "llama.attention.head_count"}),
-    HParam("n_head_kv", "attention.head_count_kv", fields={"gguf": "llama.attention.head_count_kv"}),
-    HParam("head_dim", None, fields={"gguf": "llama.attention.key_length"}, derive="n_embd / n_head"),
-    HParam("n_rot", "rope.dimension_count", fields={"gguf": "llama.rope.dimension_count"}, derive="head_dim"),
-    HParam(
-        "eps",
-        "attention.layer_norm_rms_epsilon",
-        ValueType.FLOAT32,
-        fields={"gguf": "llama.attention.layer_norm_rms_epsilon"},
-        defaults=(
-            Default(1e-5, "grouped-query attention in a legacy file: LLaMA-2, trained with 1e-5", when=_GQA),
-            Default(1e-5, "the name says LLaMA-2, trained with 1e-5", named=_LLAMA2),
-            Default(1e-6, "LLaMA-1 was trained with 1e-6, and llama.cpp used it from 19 March to 24 July 2023"),
-        ),
-    ),
-    HParam(
-        "rope_base",
-        "rope.freq_base",
-        ValueType.FLOAT32,
-        fields={"gguf": "llama.rope.freq_base"},
-        defaults=(Default(10000.0, "the base of LLaMA-1 and LLaMA-2; legacy files do not store it"),),
+N_CTX = replace(
+    common.N_CTX,
+    defaults=(
+        Default(131072, "rotary scaling of LLaMA 3.1", when="rope_kind == 'llama3'", dialect="meta"),
+        Default(8192, "a rotary base of 500000: LLaMA 3, trained on 8192 tokens", when="rope_base == 500000"),
+        Default(4096, "grouped-query attention in a legacy file: LLaMA-2, trained on 4096 tokens", when=_GQA),
+        Default(4096, "the name says LLaMA-2, trained on 4096 tokens", named=_LLAMA2),
+        Default(2048, "LLaMA-1 was trained on 2048 tokens; legacy files do not store it"),
     ),
 )
+EPS = replace(
+    common.RMS_EPS,
+    fields={"hf": "rms_norm_eps", "meta": "norm_eps"},
+    defaults=(
+        *common.RMS_EPS.defaults,
+        Default(1e-5, "grouped-query attention in a legacy file: LLaMA-2, trained with 1e-5", when=_GQA),
+        Default(1e-5, "the name says LLaMA-2, trained with 1e-5", named=_LLAMA2),
+        Default(1e-6, "LLaMA-1 was trained with 1e-6, and llama.cpp used it from 19 March to 24 July 2023"),
+    ),
+)
+HPARAMS = (
+    common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
+    common.HEAD_DIM, common.HEAD_DIM_V, EPS, *common.ROPE_WITH_FACTORS, common.N_SWA, common.N_EXPERT,
+    common.N_EXPERT_USED, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
+)  # fmt: skip
 
-ROLES = roles(
+_MIXTRAL = "model.layers.{n}.block_sparse_moe.experts.{e}."
+MOE = """
+blk.{n}.ffn_gate_inp.weight f32 FLAG : n_expert n_embd      | hf model.layers.{n}.block_sparse_moe.gate.weight
+blk.{n}.ffn_gate_exps.weight FLAG    : n_expert n_ff n_embd | hf EXPERTw1.weight @stack
+blk.{n}.ffn_down_exps.weight FLAG    : n_expert n_embd n_ff | hf EXPERTw2.weight @stack
+blk.{n}.ffn_up_exps.weight FLAG      : n_expert n_ff n_embd | hf EXPERTw3.weight @stack
+""".replace("EXPERT", _MIXTRAL)
+ROLES = also(
+    roles(
+        common.EMBEDDING
+        + common.ROPE_FACTOR_ROLES
+        + common.ATTENTION_NORM
+        + common.ATTENTION
+        + common.QKV_BIAS.replace("FLAG", "when=attention_bias==1")
+        + common.OUTPUT_BIAS.replace("FLAG", "when=attention_bias==1")
+        + common.FFN_NORM
+        + common.GATED.replace("FLAG", "when=n_expert==0")
+        + common.GATED_BIAS.replace("FLAG", "when=mlp_bias==1")
+        + MOE.replace("FLAG", "when=n_expert>0"),
+        q=heads_halves_to_pairs("n_head"),
+        k=heads_halves_to_pairs("n_head_kv"),
+        stack=Stack(),
+    ),
+    "meta",
     """
-    token_embd.weight               : n_vocab n_embd             | meta tok_embeddings.weight
-    output_norm.weight f32          : n_embd                     | meta norm.weight
-    output.weight                   : n_vocab n_embd             | meta output.weight
-    blk.{n}.attn_norm.weight f32    : n_embd                     | meta layers.{n}.attention_norm.weight
-    blk.{n}.attn_q.weight           : n_head*head_dim n_embd     | meta layers.{n}.attention.wq.weight
-    blk.{n}.attn_k.weight           : n_head_kv*head_dim n_embd  | meta layers.{n}.attention.wk.weight
-    blk.{n}.attn_v.weight           : n_head_kv*head_dim n_embd  | meta layers.{n}.attention.wv.weight
-    blk.{n}.attn_output.weight      : n_embd n_head*head_dim     | meta layers.{n}.attention.wo.weight
-    blk.{n}.ffn_norm.weight f32     : n_embd                     | meta layers.{n}.ffn_norm.weight
-    blk.{n}.ffn_gate.weight         : n_ff n_embd                | meta layers.{n}.feed_forward.w1.weight
-    blk.{n}.ffn_down.weight         : n_embd n_ff                | meta layers.{n}.feed_forward.w2.weight
-    blk.{n}.ffn_up.weight           : n_ff n_embd                | meta layers.{n}.feed_forward.w3.weight
+    token_embd.weight          tok_embeddings.weight
+    output_norm.weight         norm.weight
+    output.weight              output.weight
+    rope_freqs.weight          =llama3_factors
+    blk.{n}.attn_norm.weight   layers.{n}.attention_norm.weight
+    blk.{n}.attn_q.weight      layers.{n}.attention.wq.weight
+    blk.{n}.attn_k.weight      layers.{n}.attention.wk.weight
+    blk.{n}.attn_v.weight      layers.{n}.attention.wv.weight
+    blk.{n}.attn_output.weight layers.{n}.attention.wo.weight
+    blk.{n}.ffn_norm.weight    layers.{n}.ffn_norm.weight
+    blk.{n}.ffn_gate.weight    layers.{n}.feed_forward.w1.weight
+    blk.{n}.ffn_down.weight    layers.{n}.feed_forward.w2.weight
+    blk.{n}.ffn_up.weight      layers.{n}.feed_forward.w3.weight
     """,
-    q=heads_halves_to_pairs("n_head"),
-    k=heads_halves_to_pairs("n_head_kv"),
 )
 
 _N_FF = "(8 * n_embd // 3 + header_n_mult - 1) // header_n_mult * header_n_mult"
@@ -106,15 +118,35 @@ REMARKS = (
         "the header's n_mult={header_n_mult} does not lead to the feed-forward width of the tensors, {n_ff}: "
         "the tensors' is taken",
     ),
-    Remark("header_n_rot != n_rot", "the header's n_rot={header_n_rot} is obsolete: {n_rot} = n_embd / n_head is taken"),
+    Remark(
+        "header_n_rot != n_rot",
+        "the header's n_rot={header_n_rot} is obsolete: {n_rot} = n_embd / n_head is taken",
+    ),
+)
+
+WINDOW = Remark(
+    "n_swa > 0",
+    "attention reaches back {n_swa} tokens: written, but llama.cpp's llama attends to all that stand in its context",
 )
 
 SPEC = Architecture(
     name="llama",
     display_name="LLaMA",
+    hf_classes=("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "LLaMAForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={"ggml": Dialect("ggml", names="meta", remarks=REMARKS), "gguf": Dialect("gguf")},
+    dialects={
+        "ggml": Dialect("ggml", names="meta", remarks=REMARKS, given={"tied": False}),
+        "meta": Dialect(
+            "meta",
+            drops=(Drop("rope.freqs", "a buffer: rotary frequencies follow from the rotary base"),),
+            given={"tied": False},
+        ),
+        "hf": Dialect(
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*common.ROPE_REMARKS, WINDOW)
+        ),
+        "gguf": Dialect("gguf"),
+    },
     recipe={"norm": "rms", "rope": "pairs", "ffn": "gated", "activation": "silu"},
     headers=(HEADER,),
 )

@@ -1,0 +1,203 @@
+"""Which tensor of a source fills which role: names matched against the patterns of a dialect, both ways accounted."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ggferry.converters.expression import holds, verdict
+from ggferry.converters.layout import SAME
+from ggferry.converters.spec import Architecture, Dialect, Drop, From, Role
+from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
+from ggferry.formats.errors import DuplicateError, MissingError, OutOfRangeError, UnexpectedTensorError
+from ggferry.formats.limits import MAX_LAYERS
+
+# No leading zeros and no more digits than any model has blocks: 'layers.007.' is another name, not block 7.
+_NUMBER = r"(?:0|[1-9]\d{0,4})"
+_NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)")
+Assigned = Mapping[tuple[str, int | None], tuple[TensorRef, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A role of one block (`n`, None for the model's own), and the tensors found for it."""
+
+    role: Role
+    n: int | None
+    refs: tuple[TensorRef, ...]
+    origin: From
+
+    @property
+    def name(self) -> str:
+        return self.role.name.format(n=self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matcher:
+    regex: re.Pattern[str]
+    role: Role
+    number: int
+
+
+def origin_of(role: Role, dialect: Dialect) -> From | None:
+    """Where `dialect` keeps `role`; None where it has no such tensor. GGUF keeps each under its own name."""
+    return From((role.name,), SAME) if dialect.name == "gguf" else role.sources.get(dialect.column)
+
+
+def pattern_regex(pattern: str) -> re.Pattern[str]:
+    """A name pattern with {n} and {e} as a regular expression with groups of those names."""
+    text = re.escape(pattern)
+    for group in "ne":
+        text = text.replace(rf"\{{{group}\}}", rf"(?P<{group}>{_NUMBER})")
+    return re.compile(text)
+
+
+def spelled(name: str, dialect: Dialect) -> str:
+    """`name` as the dialect's patterns spell it."""
+    for prefix, replacement in dialect.renames:
+        if name.startswith(prefix):
+            return replacement + name[len(prefix) :]
+    return name
+
+
+def assign(
+    checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, values: Mapping[str, Any]
+) -> tuple[Assigned, list[Dropped]]:
+    """The tensors of every (role name, block), in the order the layout wants them, and those that are dropped.
+
+    `values`: the hparams the source states, for drops that depend on them. Raises UnexpectedTensorError,
+    DuplicateError, MissingError for a hole among parts or experts.
+    """
+    index = _index(architecture, dialect)
+    found: dict[tuple[str, int | None], dict[tuple[int, int], TensorRef]] = defaultdict(dict)
+    dropped: list[tuple[TensorRef, Drop]] = []
+    for ref in checkpoint.tensors.values():
+        name = spelled(ref.name, dialect)
+        drop = _dropped(name, dialect, values, early=True)
+        places = [] if drop else list(_places(name, index))
+        drop = drop or (None if places else _dropped(name, dialect, values, early=False))
+        if drop:
+            dropped.append((ref, drop))
+        elif not places:
+            raise UnexpectedTensorError(
+                f"a tensor that has no role in a {architecture.name} model",
+                path=checkpoint.path, offset=ref.spans[0].offset if ref.spans else None, found=ref.name,
+            )  # fmt: skip
+        for key, place in places:
+            if place in found[key]:
+                raise DuplicateError("two tensors for one role", path=checkpoint.path, found=ref.name, expected=key[0])
+            found[key][place] = ref
+    assigned = {key: _in_order(checkpoint, architecture, dialect, key, places) for key, places in found.items()}
+    return assigned, [_explained(ref, drop, assigned) for ref, drop in dropped]
+
+
+def _index(architecture: Architecture, dialect: Dialect) -> dict[str, list[_Matcher]]:
+    """Matchers by the pattern with every number left open: a DeepSeek-V3 has 92 000 tensors and 40 patterns."""
+    index = defaultdict(list)
+    for role in architecture.roles:
+        origin = origin_of(role, dialect)
+        for number, pattern in enumerate(origin.patterns if origin else ()):
+            opened = _NUMBERED.sub("#", pattern.replace("{n}", "0").replace("{e}", "0"))
+            index[opened].append(_Matcher(pattern_regex(pattern), role, number))
+    return index
+
+
+def _places(
+    name: str, index: Mapping[str, list[_Matcher]]
+) -> Iterator[tuple[tuple[str, int | None], tuple[int, int]]]:
+    for matcher in index.get(_NUMBERED.sub("#", name), ()):
+        match = matcher.regex.fullmatch(name)
+        if match:
+            groups = match.groupdict()
+            block = int(groups["n"]) if "n" in groups else None
+            yield (matcher.role.name, block), (int(groups.get("e") or 0), matcher.number)
+
+
+def _dropped(name: str, dialect: Dialect, values: Mapping[str, Any], early: bool) -> Drop | None:
+    for drop in dialect.drops:
+        if bool(drop.when) == early and (match := _drop_regex(drop.pattern).fullmatch(name)):
+            block = {key: int(text) for key, text in match.groupdict().items()}
+            if holds(drop.when, {**values, **block}):
+                return drop
+    return None
+
+
+@lru_cache(maxsize=256)
+def _drop_regex(pattern: str) -> re.Pattern[str]:
+    pieces = [fnmatch.translate(piece).removesuffix(r"\Z").removesuffix(r"\z") for piece in pattern.split("{n}")]
+    return re.compile(rf"(?P<n>{_NUMBER})".join(pieces))
+
+
+def _in_order(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    dialect: Dialect,
+    key: tuple[str, int | None],
+    places: Mapping[tuple[int, int], TensorRef],
+) -> tuple[TensorRef, ...]:
+    origin = origin_of(architecture.role(key[0]), dialect)
+    assert origin is not None
+    wanted = [(e, number) for e in range(1 + max(e for e, _ in places)) for number in range(len(origin.patterns))]
+    for e, number in wanted:
+        if (e, number) not in places:
+            name = origin.patterns[number].format(n=key[1], e=e)
+            raise MissingError(f"tensor {name!r} missing", path=checkpoint.path)
+    return tuple(places[place] for place in wanted)
+
+
+def _explained(ref: TensorRef, drop: Drop, assigned: Assigned) -> Dropped:
+    same = assigned.get((drop.same_as, None), ())
+    return Dropped(ref, drop.reason, same[0] if same else None)
+
+
+def slots(checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, assigned: Assigned) -> list[Slot]:
+    """Every role the dialect can have, in the order they are written: model-wide ones, then block by block.
+
+    Raises MissingError for a role that every such model has, OutOfRangeError for too many blocks.
+    """
+    blocks = 1 + max((n for _, n in assigned if n is not None), default=-1)
+    if blocks > MAX_LAYERS:
+        raise OutOfRangeError("block number", path=checkpoint.path, found=blocks - 1, expected=f"below {MAX_LAYERS}")
+    wide: list[tuple[Role, int | None]] = [(role, None) for role in architecture.roles if not role.per_block]
+    deep = [(role, n) for n in range(blocks) for role in architecture.roles if role.per_block]
+    found = []
+    for role, n in (*wide, *deep):
+        origin = origin_of(role, dialect)
+        if origin is not None:
+            found.append(Slot(role, n, assigned.get((role.name, n), ()), origin))
+    _require(checkpoint, [slot for slot in found if not slot.role.when])
+    return found
+
+
+def check_conditions(checkpoint: Checkpoint, found: list[Slot], values: Mapping[str, Any]) -> None:
+    """The roles a model has under a condition are there when it holds, and not when it does not.
+
+    Raises MissingError or UnexpectedTensorError.
+    """
+    due = []
+    for slot in found:
+        decided = verdict(slot.role.when, values if slot.n is None else {**values, "n": slot.n})
+        if decided is False and slot.refs:
+            raise UnexpectedTensorError(
+                f"a tensor that a model without {slot.role.when} does not have", path=checkpoint.path,
+                offset=slot.refs[0].spans[0].offset if slot.refs[0].spans else None, found=slot.refs[0].name,
+            )  # fmt: skip
+        if slot.role.when and decided:
+            due.append(slot)
+    _require(checkpoint, due)
+
+
+def _require(checkpoint: Checkpoint, due: list[Slot]) -> None:
+    missing = [
+        slot.origin.patterns[0].format(n=slot.n, e=0)
+        for slot in due
+        if not slot.refs and not slot.role.optional and not slot.origin.computed
+    ]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise MissingError(f"tensor {missing[0]!r}{more} missing", path=checkpoint.path)

@@ -1,0 +1,221 @@
+"""Hparams and small tensors that follow from other hparams by more than a size expression.
+
+Tables name these functions: '@rope_factor' derives an hparam, '=llama3_factors' computes a tensor. Each takes the
+values by short name; None means that the model has no such thing.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ggferry.converters.expression import evaluate, verdict
+from ggferry.formats.checkpoint import Span, TensorRef
+from ggferry.formats.errors import TruncatedError
+from ggferry.formats.limits import MAX_LAYERS, MAX_WIDTH
+from ggferry.quant.codec import block_type
+
+Values = Mapping[str, Any]
+
+
+def derive(text: str, values: Values) -> Any:
+    """An hparam from others. `text`: a size expression, 'each CONDITION' (one truth a block `n`) or '@function'.
+
+    Raises KeyError when something it needs is not known yet, ValueError when the values make no sense.
+    """
+    if text.startswith("@"):
+        return HPARAMS[text[1:]](values)
+    if text.startswith("each "):
+        count = values["n_layer"]
+        if not 0 < count <= MAX_LAYERS:
+            raise ValueError(f"{count} blocks")
+        return tuple(verdict(text[5:], {**values, "n": n}) is True for n in range(count))
+    return evaluate(text, values)
+
+
+# --- rotary scaling: the words of config.json → the keys of GGUF -------------------------------------------
+
+
+def rope_scaling(values: Values) -> str | None:
+    """rope.scaling.type. llama3's is in the tensor `rope_freqs`; dynamic scaling GGUF cannot say."""
+    return {"linear": "linear", "yarn": "yarn", "longrope": "longrope"}.get(values.get("rope_kind", ""))
+
+
+def rope_factor(values: Values) -> float | None:
+    """rope.scaling.factor: positions are divided by it. longrope and llama3 divide by their factor tensors instead."""
+    kind = values.get("rope_kind")
+    if kind == "linear":
+        return float(values["rope_stretch"])
+    if kind == "yarn":
+        return float(values.get("rope_stretch") or values["n_ctx"] / values["rope_original"])
+    return None
+
+
+def rope_original(values: Values) -> int | None:
+    """rope.scaling.original_context_length: the context the model had before it was stretched."""
+    if values.get("rope_kind") in ("yarn", "longrope"):
+        return int(values.get("rope_original_stated") or values["n_ctx"])
+    return None
+
+
+def rope_attn_factor(values: Values) -> float | None:
+    """rope.scaling.attn_factor: what cosines and sines are multiplied by, beyond what the scaling type implies.
+
+    transformers `modeling_rope_utils`: an explicit attention_factor wins; else yarn takes 0.1·ln(factor) + 1 or the
+    quotient of two such terms with mscale and mscale_all_dim, longrope √(1 + ln(factor) / ln(original)). llama.cpp
+    (llama-context.cpp) gives yarn 0.1·ln(factor) + 1 by itself, or 1 where yarn_log_multiplier is set.
+    """
+    kind = values.get("rope_kind")
+    if kind == "yarn":
+        factor = values["rope_factor"]
+        implied = 1.0 if values.get("rope_mscale_all") else _mscale(factor, 1.0)
+        return _yarn_magnitude(values, factor) / implied
+    if kind == "longrope":
+        stated = values.get("rope_magnitude")
+        return float(stated) if stated is not None else _longrope_magnitude(values)
+    return None
+
+
+def yarn_log_multiplier(values: Values) -> float | None:
+    """rope.scaling.yarn_log_multiplier: 0.1 · mscale_all_dim (llama.cpp PR 17945)."""
+    every = values.get("rope_mscale_all")
+    return 0.1 * every if every and values.get("rope_kind") == "yarn" else None
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _yarn_magnitude(values: Values, factor: float) -> float:
+    stated, mscale, every = (values.get(name) for name in ("rope_magnitude", "rope_mscale", "rope_mscale_all"))
+    if stated is not None:
+        return float(stated)
+    if mscale and every:
+        return _mscale(factor, mscale) / _mscale(factor, every)
+    return _mscale(factor, 1.0)
+
+
+def _longrope_magnitude(values: Values) -> float:
+    original = values["rope_original"]
+    factor = values.get("rope_stretch") or values["n_ctx"] / original
+    if factor <= 1:
+        return 1.0
+    if original < 2:
+        raise ValueError(f"an original context of {original}")
+    return math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def rope_dimensions(values: Values) -> int:
+    """rope.dimension_count: the rotated part of a head."""
+    fraction = values.get("rope_fraction")
+    return int(values["head_dim"] * fraction) if fraction is not None else int(values["head_dim"])
+
+
+# --- experts -----------------------------------------------------------------------------------------------
+
+
+def expert_groups(values: Values) -> int | None:
+    """expert_group_count; 1 where the configuration names groups that its greedy selection never uses."""
+    return 1 if values.get("expert_selection") == "greedy" else values.get("expert_groups_stated")
+
+
+def expert_groups_used(values: Values) -> int | None:
+    return 1 if values.get("expert_selection") == "greedy" else values.get("expert_groups_used_stated")
+
+
+HPARAMS: dict[str, Callable[[Values], Any]] = {
+    "rope_scaling": rope_scaling,
+    "rope_factor": rope_factor,
+    "rope_original": rope_original,
+    "rope_attn_factor": rope_attn_factor,
+    "yarn_log_multiplier": yarn_log_multiplier,
+    "rope_dimensions": rope_dimensions,
+    "expert_groups": expert_groups,
+    "expert_groups_used": expert_groups_used,
+}
+
+
+# --- tensors -----------------------------------------------------------------------------------------------
+
+
+def llama3_factors(values: Values) -> Sequence[float] | None:
+    """What LLaMA 3.1 divides its rotary frequencies by, `(n_rot / 2,)`: 1 for short waves, `factor` for long ones, a
+    smooth passage between (transformers `_compute_llama3_parameters`). In float32, step by step, as torch does."""
+    if values.get("rope_kind") != "llama3":
+        return None
+    low, high = values["rope_low"], values["rope_high"]
+    factor, original = values["rope_stretch"], values["rope_original_stated"]
+    if not (0 < low < high and factor > 0 and original > 0):
+        raise ValueError(f"rotary scaling with low {low}, high {high}, factor {factor}, original {original}")
+    factors = []
+    for frequency in _frequencies(values):
+        wave = _f32(_f32(2 * math.pi) / frequency)
+        if wave < original / high:
+            factors.append(1.0)
+        elif wave > original / low:
+            factors.append(float(factor))
+        else:
+            smooth = _f32(_f32(_f32(original / wave) - low) / _f32(high - low))
+            factors.append(_f32(1 / _f32(_f32(_f32(1 - smooth) / factor) + smooth)))
+    return factors
+
+
+def long_factors(values: Values) -> Sequence[float] | None:
+    """longrope's divisors of the rotary frequencies beyond the original context, `(n_rot / 2,)`."""
+    return values.get("rope_long") if values.get("rope_kind") == "longrope" else None
+
+
+def short_factors(values: Values) -> Sequence[float] | None:
+    """longrope's divisors of the rotary frequencies within the original context, `(n_rot / 2,)`."""
+    return values.get("rope_short") if values.get("rope_kind") == "longrope" else None
+
+
+def _frequencies(values: Values) -> list[float]:
+    n_rot, base = values["n_rot"], values["rope_base"]
+    if not 0 < n_rot <= MAX_WIDTH or not base > 0:
+        raise ValueError(f"rotary base {base} over {n_rot} dimensions")
+    return [_f32(1 / _f32(base ** _f32(i / n_rot))) for i in range(0, n_rot, 2)]
+
+
+def _f32(value: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+TENSORS: dict[str, Callable[[Values], Sequence[float] | None]] = {
+    "llama3_factors": llama3_factors,
+    "long_factors": long_factors,
+    "short_factors": short_factors,
+}
+
+
+class Computed:
+    """The bytes of computed tensors: a `formats.sources.Source` that no file holds."""
+
+    path = "(computed from the configuration)"
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def add(self, name: str, values: Sequence[float], file: int) -> TensorRef:
+        """A float32 vector; `file`: the number this source will have among the checkpoint's files."""
+        offset = self.size
+        self._data += struct.pack(f"<{len(values)}f", *values)
+        shape = (len(values),)
+        return TensorRef(name, block_type("F32"), shape, (Span(file, offset, shape),))
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise TruncatedError(f"{size} bytes wanted of {self.size}", path=self.path, offset=offset)
+        return bytes(self._data[offset : offset + size])
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        buffer[:] = self.read(offset, len(buffer))
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,120 @@
+"""What a source says of its hparams: header fields, GGUF keys or a configuration, each value checked for its type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ggferry.converters.spec import Dialect, HParam
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import InconsistentError, OutOfRangeError, UnsupportedError, UsageError
+from ggferry.formats.gguf_values import Value, ValueType
+from ggferry.formats.limits import MAX_LAYERS
+
+FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
+MAX_ITEMS = MAX_LAYERS * 4
+"""Items of an hparam that is a list: one a block, or one a rotary frequency."""
+_ORIGINS = {"gguf": "key {}", "ggml": "header field {}", "meta": "params.json: {}"}
+
+
+def stated(checkpoint: Checkpoint, dialect: Dialect, prefix: str, param: HParam) -> tuple[Any, str] | None:
+    """(value, where it stands) of `param` in the source, or None where it says nothing.
+
+    `prefix`: GGUF's architecture name. Raises InconsistentError for a value of another type, OutOfRangeError for one
+    no GGUF key can hold, UnsupportedError for a word that `param.words` does not know.
+    """
+    places = param.fields.get(dialect.name, (param.key or "") if dialect.name == "gguf" else "")
+    for place in filter(None, places.split("|")):
+        found = _find(checkpoint, dialect, prefix, place)
+        if found is None:
+            continue
+        origin = _ORIGINS.get(dialect.name, "config.json: {}").format(place)
+        if param.words and dialect.name != "gguf":
+            found = _translated(checkpoint, param, place, found)
+            if found is None:
+                continue
+        return _typed(checkpoint, param, found, origin), origin
+    return None
+
+
+def _find(checkpoint: Checkpoint, dialect: Dialect, prefix: str, place: str) -> Any:
+    if dialect.name == "gguf":
+        value = checkpoint.metadata.get(f"{prefix}.{place}")
+        return value.data if isinstance(value, Value) else None
+    if dialect.name == "ggml":
+        return checkpoint.header.get(place)
+    roots = (checkpoint.metadata.get(dialect.within), checkpoint.metadata) if dialect.within else (checkpoint.metadata,)
+    return next((value for root in roots if (value := _descend(root, place)) is not None), None)
+
+
+def _descend(root: Any, place: str) -> Any:
+    for name in place.split("."):
+        if not isinstance(root, Mapping):
+            return None
+        root = root.get(name)
+    return root
+
+
+def _translated(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:
+    if isinstance(found, list):
+        return [_word(checkpoint, param, place, item) for item in found[:MAX_ITEMS]]
+    return _word(checkpoint, param, place, found)
+
+
+def _word(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:
+    if not isinstance(found, str | int | float) or found not in param.words:
+        raise UnsupportedError(
+            f"config: {place}", path=checkpoint.path, found=found, expected=", ".join(map(repr, param.words))
+        )
+    return param.words[found]
+
+
+def _typed(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any:
+    if not param.many:
+        return _item(checkpoint, param, found, origin)
+    if not isinstance(found, Sequence) or isinstance(found, str) or len(found) > MAX_ITEMS:
+        raise InconsistentError(
+            f"{param.name} ({origin})", path=checkpoint.path, found=found, expected=f"a list of at most {MAX_ITEMS}"
+        )
+    return tuple(_item(checkpoint, param, item, origin) for item in found)
+
+
+def _item(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any:
+    def wrong(expected: str) -> InconsistentError:
+        return InconsistentError(f"{param.name} ({origin})", path=checkpoint.path, found=found, expected=expected)
+
+    if param.kind == ValueType.STRING:
+        if not isinstance(found, str):
+            raise wrong("text")
+        return found
+    if param.kind == ValueType.BOOL:
+        if not isinstance(found, bool):
+            raise wrong("true or false")
+        return found
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        raise wrong("a number")
+    if param.kind in FLOATS:
+        return found
+    if found != int(found):
+        raise wrong("a whole number")
+    if not 0 <= found < 2**32:
+        raise OutOfRangeError(f"{param.name} ({origin})", path=checkpoint.path, found=found, expected="0 to 2³² - 1")
+    return int(found)
+
+
+def parse(param: HParam, text: str) -> Any:
+    """The text of `--hparam` as the hparam's type. Raises UsageError."""
+    if param.many:
+        raise UsageError(f"--hparam {param.key}: a list cannot be given", found=text)
+    try:
+        if param.kind == ValueType.BOOL:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if param.kind == ValueType.STRING:
+            return text
+        value = float(text) if param.kind in FLOATS else int(text)
+    except (ValueError, KeyError):
+        raise UsageError(f"--hparam {param.key}: not a {param.kind.name.lower()}", found=text) from None
+    if not 0 < value < 2**32:
+        raise UsageError(f"--hparam {param.key}: out of range", found=text)
+    return value
