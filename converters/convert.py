@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,14 +12,15 @@ from ggferry.converters import receipt as receipts
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.model_metadata import assemble, output_name
-from ggferry.converters.plan import Options, Plan, place, plan_steps
+from ggferry.converters.naming import shard_label
+from ggferry.converters.output import OutputSet
+from ggferry.converters.plan import Options, Plan, place, plan_steps, shard_metadata
 from ggferry.converters.run import Progress, run
 from ggferry.converters.tokenizers.base import Tokenizer, encoder
 from ggferry.converters.tokenizers.check import compare
 from ggferry.converters.verify import Proof, verify
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, RefusedError, VerificationError
-from ggferry.formats.gguf_write import GGUFFile
 from ggferry.formats.sources import LocalFile
 
 Stage = Callable[[str, int], AbstractContextManager[Progress]]
@@ -63,9 +64,9 @@ def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer
     tokenizer = load_tokenizer(checkpoint, rows, request.vocab)
     steps = plan_steps(graph, request.options)
     metadata, notes = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
-    placed, layout = place(steps, metadata, request.options)
+    placed, layouts = place(steps, metadata, request.options)
     notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
-    return Plan(graph, request.options, metadata, placed, layout, notes), tokenizer
+    return Plan(graph, request.options, metadata, placed, layouts, notes), tokenizer
 
 
 def convert(request: Request, stage: Stage = _silent) -> Result:
@@ -73,17 +74,17 @@ def convert(request: Request, stage: Stage = _silent) -> Result:
     checkpoint = open_checkpoint(request.source)
     try:
         plan, tokenizer = make_plan(request, checkpoint)
-        target = _target(request, plan)
-        _check_space(target, plan)
-        with GGUFFile(target, plan.layout, overwrite=request.force) as file:
-            with stage("writing", plan.layout.size) as progress:
-                run(plan, file, jobs=request.jobs, progress=progress)
-            file.finish()
-            proof = prove(plan, tokenizer, file.partial, request, stage)
-            receipt = _receipt(plan, proof, target, file.partial, request)
-            _write_whole(target + receipts.SUFFIX, receipts.to_json(receipt))
-            file.publish()
-        return Result(target, receipt, _lines(plan, proof, target))
+        paths = _targets(request, plan)
+        _check_space(paths[0], plan)
+        with OutputSet(paths, plan.layouts, overwrite=request.force) as output:
+            with stage("writing", plan.bytes_written) as progress:
+                run(plan, output, jobs=request.jobs, progress=progress)
+            output.finish()
+            proof = prove(plan, tokenizer, output.partials[0], request, stage)
+            receipt = _receipt(plan, proof, output, request)
+            _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))
+            output.publish()
+        return Result(paths[0], receipt, _lines(plan, proof, paths))
     finally:
         checkpoint.close()
 
@@ -97,7 +98,7 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
         tokens = check_tokenizer(tokenizer, load_tokenizer(again, output.sizes.get("n_vocab", 0)), path)
         if request.level == "none":
             return Proof("none", (), {}, None, tokens)
-        with stage("verifying", plan.layout.size) as progress:
+        with stage("verifying", plan.bytes_written) as progress:
             return verify(
                 plan.graph, output, level=request.level, tokenizer=tokens, jobs=request.jobs, progress=progress
             )
@@ -107,7 +108,7 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
 
 def check_metadata(plan: Plan, again: Checkpoint) -> None:
     """Every key of the plan stands in the file with its value, and no other. Raises VerificationError."""
-    expected = {key: entry.value for key, entry in plan.metadata.items()}
+    expected = shard_metadata(plan.metadata, 0, len(plan.layouts), len(plan.steps))
     if plan.options.alignment != 32:
         expected.setdefault("general.alignment", again.metadata.get("general.alignment"))
     odd = sorted(set(expected) ^ set(again.metadata))
@@ -144,13 +145,14 @@ def check_tokenizer(source: Tokenizer | None, output: Tokenizer | None, path: st
     return {"model": output.model, "vocabulary": len(output.tokens), **check.as_dict()}
 
 
-def _target(request: Request, plan: Plan) -> str:
+def _targets(request: Request, plan: Plan) -> list[str]:
     """Where the output goes: as named, else by the naming convention in the folder named or the source's."""
-    out = request.out
+    out, count = request.out, len(plan.layouts)
+    labels = [shard_label(number, count) for number in range(1, count + 1)] if count > 1 else [None]
     if out is None or os.path.isdir(out):
         folder = out or os.path.dirname(os.path.abspath(request.source))
-        return os.path.join(folder, output_name(plan.metadata, plan.options))
-    return out
+        return [os.path.join(folder, output_name(plan.metadata, plan.options, label)) for label in labels]
+    return [f"{out.removesuffix('.gguf')}-{label}.gguf" if label else out for label in labels]
 
 
 def _check_space(target: str, plan: Plan) -> None:
@@ -158,16 +160,18 @@ def _check_space(target: str, plan: Plan) -> None:
     if not os.path.isdir(folder):
         return
     free = os.statvfs(folder)
-    if free.f_bavail * free.f_frsize < plan.layout.size:
+    if free.f_bavail * free.f_frsize < plan.bytes_written:
         raise RefusedError(
             "not enough room", path=folder, found=f"{free.f_bavail * free.f_frsize:,} bytes free",
-            expected=f"{plan.layout.size:,} bytes",
+            expected=f"{plan.bytes_written:,} bytes",
         )  # fmt: skip
 
 
-def _receipt(plan: Plan, proof: Proof, target: str, partial: str, request: Request) -> dict[str, Any]:
-    with LocalFile(partial) as written:
-        output = [{**receipts.file_record(written), "name": os.path.basename(target)}]
+def _receipt(plan: Plan, proof: Proof, output: OutputSet, request: Request) -> dict[str, Any]:
+    written = []
+    for path, partial in zip(output.paths, output.partials, strict=True):
+        with LocalFile(partial) as file:
+            written.append({**receipts.file_record(file), "name": os.path.basename(path)})
     source = [receipts.file_record(file) for file in plan.graph.checkpoint.files]
     options = {
         **asdict(request.options),
@@ -176,7 +180,7 @@ def _receipt(plan: Plan, proof: Proof, target: str, partial: str, request: Reque
         "model_name": request.model_name,
         "verify": request.level,
     }
-    return receipts.make_receipt(plan, proof, output, source, options)
+    return receipts.make_receipt(plan, proof, written, source, options)
 
 
 def _write_whole(path: str, text: str) -> None:
@@ -192,15 +196,15 @@ def _write_whole(path: str, text: str) -> None:
         raise GgferryError(f"cannot be written: {error.strerror}", path=path) from None
 
 
-def _lines(plan: Plan, proof: Proof, target: str) -> tuple[str, str, str]:
+def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, str]:
     checkpoint = plan.graph.checkpoint
     count = len(checkpoint.files)
     parts = f" ({count} files)" if count > 1 else ""
     kinds = ", ".join(dict.fromkeys(f"{step.type}" for step in plan.steps)) or "vocabulary only"
     return (
         f"read     {checkpoint.path}{parts}: {receipts.what_was_read(checkpoint)}",
-        f"wrote    {target}: GGUF v3, {plan.graph.architecture.name}, {len(plan.steps)} tensors ({kinds}), "
-        f"{plan.layout.size:,} bytes",
+        f"wrote    {paths[0]}{f' and {len(paths) - 1} more' if paths[1:] else ''}: GGUF v3, {plan.graph.architecture.name}, {len(plan.steps)} tensors ({kinds}), "
+        f"{plan.bytes_written:,} bytes",
         f"proved   {receipts.how_it_was_proved(proof)}",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ggferry.converters.graph import ModelGraph, Node
@@ -12,6 +12,7 @@ from ggferry.converters.layout import SAME
 from ggferry.converters.metadata import Entry
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import RefusedError, UnsupportedTypeError, UsageError
+from ggferry.formats.gguf_values import Value, i32, u16
 from ggferry.formats.gguf_write import GGUFLayout, lay_out
 from ggferry.quant.codec import block_type, codec
 from ggferry.quant.types import BlockError, BlockType
@@ -35,6 +36,9 @@ class Options:
     alignment: int = 32
     big_endian: bool = False
     vocab_only: bool = False
+    split_max_tensors: int = 0
+    split_max_size: int = 0
+    tensor_first_split: bool = True
 
     def check(self) -> None:
         """Raises UsageError for a type that cannot be written."""
@@ -48,7 +52,7 @@ class Options:
 class Step:
     """One output tensor: where its bytes come from, by which route, and how exact it will be.
 
-    `offset`: absolute, in the output; `grade`: the promise (a `repacked` tensor whose scales turn out not to be
+    `offset`: absolute, in output file number `shard`; `grade`: the promise (a `repacked` tensor whose scales turn out not to be
     float16 becomes `rescaled` in the receipt); `why`: the reason where the type was not the one asked for.
     """
 
@@ -58,6 +62,7 @@ class Step:
     grade: str
     offset: int = 0
     why: str = ""
+    shard: int = 0
 
     @property
     def name(self) -> str:
@@ -78,13 +83,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A conversion, decided: steps, metadata with the origin of every key, the layout of the output file."""
+    """A conversion, decided: steps, metadata with the origin of every key, the layout of each output file."""
 
     graph: ModelGraph
     options: Options
     metadata: Mapping[str, Entry]
     steps: Sequence[Step]
-    layout: GGUFLayout
+    layouts: tuple[GGUFLayout, ...]
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     @property
@@ -93,7 +98,7 @@ class Plan:
 
     @property
     def bytes_written(self) -> int:
-        return self.layout.size
+        return sum(layout.size for layout in self.layouts)
 
     def as_dict(self) -> dict[str, Any]:
         """The plan for `--json`: one record a tensor, the metadata with origins, totals in bytes."""
@@ -118,6 +123,7 @@ def step_record(step: Step) -> dict[str, Any]:
         "type": step.type.name,
         "route": step.route,
         "grade": step.grade,
+        "file": step.shard,
         "offset": step.offset,
         "bytes": step.nbytes,
     }
@@ -132,16 +138,51 @@ def plan_steps(graph: ModelGraph, options: Options) -> list[Step]:
     return [_step(graph, node, options) for node in graph.nodes]
 
 
-def place(steps: Sequence[Step], metadata: Mapping[str, Entry], options: Options) -> tuple[list[Step], GGUFLayout]:
-    """The output file laid out: header bytes, and the steps with their offsets."""
-    layout = lay_out(
-        {key: entry.value for key, entry in metadata.items()},
-        [(step.name, step.type, step.node.shape) for step in steps],
-        alignment=options.alignment,
-        big_endian=options.big_endian,
+def place(
+    steps: Sequence[Step], metadata: Mapping[str, Entry], options: Options
+) -> tuple[list[Step], tuple[GGUFLayout, ...]]:
+    """The output file or shards laid out: header bytes, and the steps with their offsets."""
+    shards = cut(steps, options)
+    layouts = tuple(
+        lay_out(
+            shard_metadata(metadata, number, len(shards), len(steps)),
+            [(step.name, step.type, step.node.shape) for step in shard],
+            alignment=options.alignment,
+            big_endian=options.big_endian,
+        )
+        for number, shard in enumerate(shards)
     )
-    placed = [Step(s.node, s.type, s.route, s.grade, layout.offsets[s.name], s.why) for s in steps]
-    return placed, layout
+    placed = [
+        replace(step, offset=layout.offsets[step.name], shard=number)
+        for number, (shard, layout) in enumerate(zip(shards, layouts, strict=True))
+        for step in shard
+    ]
+    return placed, layouts
+
+
+def cut(steps: Sequence[Step], options: Options) -> list[list[Step]]:
+    """The steps of each shard, in order: a shard is full when the next tensor would exceed either limit."""
+    shards: list[list[Step]] = [[]] if options.tensor_first_split else [[], []]
+    size = 0
+    for step in steps:
+        full = (options.split_max_tensors and len(shards[-1]) >= options.split_max_tensors) or (
+            options.split_max_size and size + step.nbytes > options.split_max_size
+        )
+        if full and shards[-1]:
+            shards.append([])
+            size = 0
+        shards[-1].append(step)
+        size += step.nbytes
+    return shards if options.split_max_tensors or options.split_max_size else [list(steps)]
+
+
+def shard_metadata(metadata: Mapping[str, Entry], number: int, count: int, tensors: int) -> dict[str, Value]:
+    """The keys of one shard: all in the first, `split.*` in every one (llama.cpp's gguf-split; u16, u16, i32)."""
+    keys = {key: entry.value for key, entry in metadata.items()} if number == 0 else {}
+    if count == 1:
+        return keys
+    split = {"split.no": u16(number), "split.count": u16(count), "split.tensors.count": i32(tensors)}
+    return {**keys, **split}
 
 
 def type_table(steps: Sequence[Step]) -> dict[str, tuple[str, int]]:

@@ -17,7 +17,8 @@ from ggferry.formats.errors import DuplicateError, InconsistentError, NotFoundEr
 from ggferry.formats.gguf_values import ALIGNMENT_KEY
 from ggferry.formats.sources import LocalFile, Source
 
-_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+# '.partial': the shards of a model that is being written are re-read before they get their names
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.gguf(?:\.partial)?)", re.DOTALL)
 
 Parse = Callable[[Source, int], Checkpoint]
 
@@ -41,7 +42,7 @@ def shard_paths(path: str, count: object) -> list[str]:
             expected=f"NAME-00001-of-{count:05}.gguf",
             hint="give the shards the names they were made with",
         )
-    paths = [f"{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    paths = [f"{match['stem']}-{number:05}-of-{count:05}{match['tail']}" for number in range(1, count + 1)]
     for name in paths:
         if not os.path.exists(name):
             raise NotFoundError(f"a shard of {os.path.basename(path)} is missing", path=name)

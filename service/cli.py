@@ -67,6 +67,13 @@ def convert(
     vocab_only: Annotated[bool, typer.Option("--vocab-only", help="The vocabulary without the tensors.")] = False,
     bigendian: Annotated[bool, typer.Option("--bigendian", help="Write for big-endian machines.")] = False,
     alignment: Annotated[int, typer.Option("--alignment", help="Bytes each tensor's data is aligned to.")] = 32,
+    split_max_tensors: Annotated[int, typer.Option("--split-max-tensors", min=0, help="Tensors a shard.")] = 0,
+    split_max_size: Annotated[
+        str | None, typer.Option("--split-max-size", metavar="N(K|M|G)", help="Bytes of tensors a shard, decimal.")
+    ] = None,
+    no_tensor_first_split: Annotated[
+        bool, typer.Option("--no-tensor-first-split", help="Metadata alone in the first shard.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
     jobs: Jobs = None,
@@ -83,7 +90,17 @@ def convert(
         raise UsageError("--to", found=to, expected="gguf")
     if verify not in LEVELS:
         raise UsageError("--verify", found=verify, expected=", ".join(LEVELS))
-    options = Options(outtype.lower(), expand.lower(), allow_requantize, alignment, bigendian, vocab_only)
+    options = Options(
+        outtype.lower(),
+        expand.lower(),
+        allow_requantize,
+        alignment,
+        bigendian,
+        vocab_only,
+        split_max_tensors,
+        _bytes(split_max_size),
+        not no_tensor_first_split,
+    )
     options.check()
     vocab = VocabOptions(tokenizer_model, pre, huggingface_json, trim_vocab, no_vocab)
     request = Request(
@@ -245,6 +262,17 @@ def _pairs(items: list[str] | None) -> dict[str, str]:
             raise UsageError("--hparam", found=item, expected="KEY=VALUE")
         pairs[key.strip()] = value.strip()
     return pairs
+
+
+def _bytes(text: str | None) -> int:
+    """'2G' → 2 000 000 000, as llama-gguf-split and convert_hf_to_gguf count."""
+    if text is None:
+        return 0
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    factor = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}.get(unit)
+    if factor is None or not number.isdecimal() or not int(number):
+        raise UsageError("--split-max-size", found=text, expected="a number with K, M or G")
+    return int(number) * factor
 
 
 def _ids(text: str) -> list[int]:
