@@ -334,9 +334,10 @@ class _Keys:
         value = self.left.pop(GGML + key, None)
         if value is None:
             return None
-        if value.type is not ValueType.ARRAY or any(type(item) is not kind for item in value.data):
+        allowed = (int, float) if kind is float else (kind,)  # llama.cpp reads whole-numbered scores too
+        if value.type is not ValueType.ARRAY or any(type(item) not in allowed for item in value.data):
             self.wrong_type(GGML + key, value, f"an array of {kind.__name__}")
-        return tuple(value.data)
+        return tuple(map(float, value.data)) if kind is float else tuple(value.data)
 
     def wrong_type(self, key: str, value: Value, expected: str) -> None:
         found = value.type.name.lower()

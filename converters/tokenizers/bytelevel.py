@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import pairwise
 
 PRINTABLE = (range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100))
 
@@ -40,13 +41,16 @@ _TO_LETTERS = dict(enumerate(letters()))
 
 def split_by_rank(token: bytes, ranks: Mapping[bytes, int], below: int) -> list[bytes]:
     """What BPE makes of `token` when only merges of rank < `below` exist: two parts prove the merge of a token."""
-    parts = [token[i : i + 1] for i in range(len(token))]
-    while len(parts) > 1:
-        best, at = min((ranks.get(parts[i] + parts[i + 1], below), i) for i in range(len(parts) - 1))
-        if best >= below:
-            break
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts
+    cuts = list(range(len(token) + 1))
+    costs = [ranks.get(token[i : i + 2], below) for i in range(len(token) - 1)]  # of joining part i and its successor
+    while costs and (best := min(costs)) < below:
+        at = costs.index(best)
+        del cuts[at + 1], costs[at]
+        if at < len(costs):
+            costs[at] = ranks.get(token[cuts[at] : cuts[at + 2]], below)
+        if at:
+            costs[at - 1] = ranks.get(token[cuts[at - 1] : cuts[at + 1]], below)
+    return [token[start:end] for start, end in pairwise(cuts)]
 
 
 MAX_MERGED = 512  # bytes; the longest merged token known has 256 (a run of blanks in cl100k); beyond it none is tried
@@ -65,7 +69,7 @@ def rebuild_merges(ranked: Iterable[tuple[bytes, int]]) -> tuple[list[tuple[byte
         if len(token) < 2:
             continue
         parts = split_by_rank(token, ranks, rank) if len(token) <= MAX_MERGED else []
-        if len(parts) == 2:
+        if len(parts) == 2 and parts[0] in ranks and parts[1] in ranks:
             merges.append((parts[0], parts[1]))
         else:
             unexplained.append(token)

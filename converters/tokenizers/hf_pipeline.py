@@ -11,6 +11,7 @@ import binascii
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.tokenizers.base import SPACE
@@ -241,19 +242,18 @@ CJK = (
 # 0x2B920 stands in tokenizers' bert.rs where BERT's own code has 0x2B820; ids follow what runs
 
 
+@cache
 def is_cjk(sign: str) -> bool:
     return any(low <= ord(sign) <= high for low, high in CJK)
 
 
-def clean(text: str) -> str:
-    """BertNormalizer's clean_text: no NUL, U+FFFD or control characters, every white space a blank."""
-    out = []
-    for sign in text:
-        if sign in "\t\n\r" or unicodedata.category(sign) == "Zs" or sign in "\u0085\u2028\u2029\x0b\x0c":
-            out.append(" " if sign not in "\x0b\x0c\u0085" else "")
-        elif sign not in "\x00\ufffd" and unicodedata.category(sign) not in ("Cc", "Cf", "Co"):
-            out.append(sign)
-    return "".join(out)
+@cache
+def _cleaned(sign: str) -> str:
+    """BertNormalizer's clean_text of one character: no NUL, U+FFFD or control characters, white space is a blank."""
+    category = unicodedata.category(sign)
+    if sign in "\t\n\r\u2028\u2029" or category == "Zs":
+        return " "
+    return "" if sign in "\x00\ufffd" or category in ("Cc", "Cf", "Co") else sign
 
 
 def _bert(node: Mapping[str, Any]) -> Callable[[str], str]:
@@ -262,7 +262,7 @@ def _bert(node: Mapping[str, Any]) -> Callable[[str], str]:
 
     def apply(text: str) -> str:
         if node.get("clean_text", True):
-            text = clean(text)
+            text = "".join(map(_cleaned, text))
         if node.get("handle_chinese_chars", True):
             text = "".join(f" {sign} " if is_cjk(sign) else sign for sign in text)
         if accents or (accents is None and lowercase):

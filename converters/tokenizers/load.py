@@ -12,6 +12,7 @@ from ggferry.converters.tokenizers.hf_bpe import Added
 from ggferry.converters.tokenizers.hf_config import Sidecars, added_tokens, with_flags, with_roles, with_templates
 from ggferry.converters.tokenizers.hf_json import load_json_tokenizer, word_piece
 from ggferry.converters.tokenizers.repairs import distinct, with_added
+from ggferry.converters.tokenizers.rwkv import load_world
 from ggferry.converters.tokenizers.sidecar import read_bytes, read_text
 from ggferry.converters.tokenizers.spm_file import read_model
 from ggferry.converters.tokenizers.tiktoken import is_tiktoken, load_tiktoken
@@ -25,6 +26,7 @@ SLOW_BPE: Mapping[str, str] = {
     "WhisperTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2",
 }  # fmt: skip
 APPENDS_EOS = ("T5Tokenizer", "T5TokenizerFast")
+WORLD = "rwkv_vocab_v20230424.txt"
 NO_SPACE_PREFIX = ("gemma",)  # model types whose tokenizer puts no space in front (GemmaTokenizer of transformers)
 
 
@@ -65,9 +67,12 @@ def _vocabulary(sidecars: Sidecars, added: Sequence[Added], rows: int | None, pr
         return _slow_bpe(sidecars, added, pre)
     if sidecars.path("vocab.txt") is not None:
         return _word_list(sidecars, added)
+    world = sidecars.path(WORLD)
+    if world is not None:
+        return load_world(world)
     raise MissingError(
         "no file tells the vocabulary", path=sidecars.place,
-        expected="tokenizer.model, spiece.model, tokenizer.json, vocab.json with merges.txt, or vocab.txt",
+        expected=f"tokenizer.model, spiece.model, tokenizer.json, vocab.json with merges.txt, vocab.txt or {WORLD}",
     )  # fmt: skip
 
 
