@@ -38,33 +38,37 @@ class TokenType(IntEnum):
 
 # Role of a special token → the keys that name its id. The first key is read first; all are written. The
 # specification spells "separator", gguf-py and llama.cpp "seperator" (gguf-py constants.py, class Keys.Tokenizer).
-SPECIAL_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    "bos": ("bos_token_id",),
-    "eos": ("eos_token_id",),
-    "eot": ("eot_token_id",),
-    "eom": ("eom_token_id",),
-    "unk": ("unknown_token_id",),
-    "sep": ("separator_token_id", "seperator_token_id"),
-    "pad": ("padding_token_id",),
-    "cls": ("cls_token_id",),
-    "mask": ("mask_token_id",),
-    "fim_pre": ("fim_pre_token_id",),
-    "fim_suf": ("fim_suf_token_id",),
-    "fim_mid": ("fim_mid_token_id",),
-    "fim_pad": ("fim_pad_token_id",),
-    "fim_rep": ("fim_rep_token_id",),
-    "fim_sep": ("fim_sep_token_id",),
-})
+SPECIAL_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "bos": ("bos_token_id",),
+        "eos": ("eos_token_id",),
+        "eot": ("eot_token_id",),
+        "eom": ("eom_token_id",),
+        "unk": ("unknown_token_id",),
+        "sep": ("separator_token_id", "seperator_token_id"),
+        "pad": ("padding_token_id",),
+        "cls": ("cls_token_id",),
+        "mask": ("mask_token_id",),
+        "fim_pre": ("fim_pre_token_id",),
+        "fim_suf": ("fim_suf_token_id",),
+        "fim_mid": ("fim_mid_token_id",),
+        "fim_pad": ("fim_pad_token_id",),
+        "fim_rep": ("fim_rep_token_id",),
+        "fim_sep": ("fim_sep_token_id",),
+    }
+)
 
-FLAG_KEYS: Mapping[str, str] = MappingProxyType({
-    "add_bos": "add_bos_token",
-    "add_eos": "add_eos_token",
-    "add_sep": "add_sep_token",
-    "add_space_prefix": "add_space_prefix",
-    "remove_extra_whitespaces": "remove_extra_whitespaces",
-    "lowercase": "normalizer.lowercase",
-    "strip_accents": "normalizer.strip_accents",
-})
+FLAG_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "add_bos": "add_bos_token",
+        "add_eos": "add_eos_token",
+        "add_sep": "add_sep_token",
+        "add_space_prefix": "add_space_prefix",
+        "remove_extra_whitespaces": "remove_extra_whitespaces",
+        "lowercase": "normalizer.lowercase",
+        "strip_accents": "normalizer.strip_accents",
+    }
+)
 
 CHAT_TEMPLATE = "tokenizer.chat_template"
 CHAT_TEMPLATES = "tokenizer.chat_templates"
@@ -135,7 +139,7 @@ class Tokenizer:
 
     def to_kv(self) -> dict[str, Value]:
         """GGUF keys in a fixed order: equal tokenizers give equal bytes."""
-        kv: dict[str, Value] = {GGML + "model": string(self.model)}
+        kv: dict[str, Value] = {GGML + "model": string(self.model)} if self.model else {}
         if self.pre is not None:
             kv[GGML + "pre"] = string(self.pre)
         kv[GGML + "tokens"] = array(ValueType.STRING, self.tokens)
@@ -311,9 +315,7 @@ class _Keys:
             merges=merges,
             pre=self.scalar("pre", str),
             ids=self.special_ids(len(tokens)),
-            flags={
-                flag: value for flag, key in FLAG_KEYS.items() if (value := self.scalar(key, bool)) is not None
-            },
+            flags={flag: value for flag, key in FLAG_KEYS.items() if (value := self.scalar(key, bool)) is not None},
             templates=self.templates(),
             charsmap=None if charsmap is None else bytes(value & 0xFF for value in charsmap),
             token_type_count=self.scalar("token_type_count", int),

@@ -34,9 +34,11 @@ class Sidecars:
 
     @classmethod
     def of(cls, where: str | Mapping[str, str]) -> Sidecars:
-        """From a directory, or from a mapping whose values are paths (`Checkpoint.sidecars`)."""
+        """From a directory, or from a mapping whose values are paths (`Checkpoint.sidecars`); a key that is a known
+        file name stands for it, whatever the file is called."""
         if not isinstance(where, str):
             files = {os.path.basename(path): path for path in where.values()}
+            files |= {name: path for name, path in where.items() if name in NAMES}
             folders = {os.path.dirname(path) for path in where.values()}
             return cls(files | _templates(folders))
         if not os.path.isdir(where):

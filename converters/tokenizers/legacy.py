@@ -138,9 +138,7 @@ def _why_rebuilt(raw: RawVocab) -> str:
 def rebuilt_scores(tokens: Sequence[bytes]) -> tuple[float, ...]:
     """Scores of a LLaMA vocabulary by id: 0 up to 258, then 259 - id; -1e9 for the spaces of LLaMA's own 32000."""
     spaces = frozenset(LLAMA_SPACES if _spaces(tokens) == LLAMA_SPACES else ())
-    return tuple(
-        SPACES_SCORE if i in spaces else float(min(FIRST_PIECE - i, 0)) for i in range(len(tokens))
-    )
+    return tuple(SPACES_SCORE if i in spaces else float(min(FIRST_PIECE - i, 0)) for i in range(len(tokens)))
 
 
 def _spaces(tokens: Sequence[bytes]) -> tuple[int, ...]:

@@ -38,9 +38,7 @@ def from_raw_bpe(raw: RawVocab, *, pre: str | None = None, path: str | None = No
     tokens = raw.tokens
     missing = sorted({bytes([value]) for value in range(256)} - set(tokens))
     if missing:
-        raise UnsupportedError(
-            "not a byte-level vocabulary: bytes without a token", path=path, found=missing[0]
-        )
+        raise UnsupportedError("not a byte-level vocabulary: bytes without a token", path=path, found=missing[0])
     first: dict[bytes, int] = {}
     for i, token in enumerate(tokens):
         first.setdefault(token, i)

@@ -105,9 +105,7 @@ class RwkvEncoder:
         return out
 
     def decode(self, ids: Sequence[int], special: bool = False) -> bytes:
-        return b"".join(
-            self._bytes[token] for token in ids if special or self._types[token] != TokenType.CONTROL
-        )
+        return b"".join(self._bytes[token] for token in ids if special or self._types[token] != TokenType.CONTROL)
 
 
 SPEC = TokenizerKind(name="rwkv", models=("rwkv",), encoder=RwkvEncoder)

@@ -149,9 +149,7 @@ class _Wire:
             if number == 0:
                 raise CorruptError("not protobuf: field number 0", path=self.path, offset=at)
             if size > end - at:
-                raise TruncatedError(
-                    f"a field of {size} bytes, {end - at} are left", path=self.path, offset=at
-                )
+                raise TruncatedError(f"a field of {size} bytes, {end - at} are left", path=self.path, offset=at)
             yield number, kind, size, at
             at += size
 

@@ -14,7 +14,7 @@ TEXTS: tuple[str, ...] = (
     "tab\there\nnew line\r\n\r\n\n\nthree\n \n  \t\tend\n",
     "def f(x):\n    return {k: v**2 for k, v in x.items() if k != '_id'}  # ok?\n\n\tpass",
     '#include <vector>\nint main(int argc, char** argv) { return a->b[0] ? 1 : -1; } // "str\\n"',
-    "<div class=\"a\">&nbsp;</div> https://example.org/?q=1&r=%20#frag user@host.tld",
+    '<div class="a">&nbsp;</div> https://example.org/?q=1&r=%20#frag user@host.tld',
     "naïve café déjà vu — Ångström Straße İstanbul ŒUVRE œuvre ǅ",
     "cafe\u0301 A\u030a n\u0303 \u1100\u1161\u11a8 decomposed",
     "今天天气很好,机器学习。数据2024年，「引号」",

@@ -12,11 +12,11 @@ import gguf
 import pytest
 import xllamacpp
 
+from ggferry.converters.load import open_checkpoint
 from ggferry.converters.tokenizers import base, legacy
 from ggferry.converters.tokenizers.load import load
 from ggferry.converters.tokenizers.texts import TEXTS
 from ggferry.formats.gguf_values import ValueType
-from tests.converters.test_tokenizers_legacy import read_vocab
 
 pytestmark = [pytest.mark.slow, pytest.mark.oracle]
 
@@ -90,7 +90,8 @@ def test_llama_cpp_gives_the_ids_of_our_encoder(oracle: Path, tmp_path: Path, na
 
 @pytest.mark.parametrize("name", ["ggml-20230310-planar/q4_0.bin", "ggml-20230320/q4_0.bin", "ggjt3-20230821/q8_0.bin"])
 def test_llama_cpp_gives_the_ids_of_legacy_vocabularies(oracle: Path, tmp_path: Path, name: str) -> None:
-    raw = read_vocab(oracle / "legacy-llama" / name)
+    raw = open_checkpoint(str(oracle / "legacy-llama" / name)).vocab
+    assert raw is not None
     tokenizer = legacy.from_raw_vocab(raw, model_rows=512)
     source = oracle / "hf" / "out" / "llama" / "llama.f32.gguf"  # 512 rows as well
     assert_equal_ids(source, tokenizer, tmp_path / "x.gguf", set())

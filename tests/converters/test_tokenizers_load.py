@@ -314,6 +314,8 @@ def test_tokenizer_json_travels_on_request() -> None:
 def test_sidecars_may_come_as_a_mapping() -> None:
     files = {f"any-{i}": str(path) for i, path in enumerate(sorted((FIXTURES / "bpe_llama3").iterdir()))}
     assert load(files).to_kv() == load(str(FIXTURES / "bpe_llama3")).to_kv()
+    chosen = {"tokenizer.model": str(FIXTURES / "spm_unigram" / "spiece.model")}
+    assert load(files | chosen).model == "t5"
 
 
 def test_nothing_there_is_said(tmp_path: Path) -> None:
