@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes
 from ggferry.quant.codec import Codec
+from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.registry import lazy
 from ggferry.quant.types import table
 
@@ -126,4 +127,12 @@ UNPACK = {
     "Q8_K": affine(_bytes, floats("d")),
 }
 
-CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name])) for name, kind in TYPES.items())
+ENCODE = {
+    "Q2_K": lazy_kernel("ggferry.quant.kernels.kquants_affine", "encode_q2_k"),
+    "Q3_K": lazy_kernel("ggferry.quant.kernels.kquants_symmetric", "encode_q3_k"),
+    "Q4_K": lazy_kernel("ggferry.quant.kernels.kquants_affine", "encode_q4_k"),
+    "Q5_K": lazy_kernel("ggferry.quant.kernels.kquants_affine", "encode_q5_k"),
+    "Q6_K": lazy_kernel("ggferry.quant.kernels.kquants_symmetric", "encode_q6_k"),
+}
+
+CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name]), ENCODE.get(name)) for name, kind in TYPES.items())

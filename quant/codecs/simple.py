@@ -8,27 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ggferry.quant.blocks import (
-    Array,
-    Parts,
-    affine,
-    as_blocks,
-    by_block,
-    check_values,
-    cut,
-    decoder,
-    floats,
-    planes,
-    tiles,
-)
+from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes
 from ggferry.quant.codec import Codec
+from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.registry import lazy
-from ggferry.quant.types import BlockType, table
-from ggferry.quant.values import ValueRefused, refuse_nonfinite
+from ggferry.quant.types import table
 
 if TYPE_CHECKING:
     import numpy as np
-    from ggferry.quant.codec import Bytes, Floats
+
 else:
     np = lazy("numpy")
 
@@ -84,45 +72,13 @@ UNPACK = {
 }
 
 
-def encode_q8_0(values: Floats, weights: Floats | None = None) -> Bytes:
-    """`quantize_row_q8_0_ref` of ggml-quants.c: d = absmax / 127, levels rounded half away from zero with 1 / d.
-
-    Raises ValueRefused for a NaN, an infinity, and a block whose scale exceeds float16 (ggml writes infinity there).
-    """
-    kind = TYPES["Q8_0"]
-    check_values(kind, values)
-    rows = np.empty((len(values), kind.row_bytes(values.shape[1])), np.uint8)
-    source, parts = by_block(kind, np.ascontiguousarray(values)), as_blocks(kind, rows)
-    with np.errstate(all="ignore"):
-        for tile in tiles(kind, *values.shape):
-            _pack_q8_0(source[tile], cut(parts, tile))
-    if not np.isfinite(parts["d"]).all():
-        _refuse_q8_0(kind, values, parts["d"])
-    return rows
-
-
-def _pack_q8_0(blocks: Array, parts: Parts) -> None:
-    d = np.abs(blocks).max(axis=-1, keepdims=True)
-    d /= np.float32(127)
-    inverse = np.divide(1, d, dtype=np.float32)
-    inverse[~np.isfinite(inverse)] = 0  # d is 0, or so small that 1/d overflows; the C code's levels are 0 there too
-    scaled = blocks * inverse
-    whole = np.trunc(scaled)
-    scaled -= whole
-    scaled += scaled
-    whole += np.trunc(scaled, out=scaled)  # roundf: half away from zero, exact for every float32
-    parts["d"][...] = d
-    np.copyto(parts["qs"], whole, casting="unsafe")
-
-
-def _refuse_q8_0(kind: BlockType, values: Floats, scales: Array) -> None:
-    refuse_nonfinite(kind, values)
-    block = int(np.argmin(np.isfinite(scales)))
-    row, first = divmod(block * kind.elements, values.shape[1])
-    column = first + int(np.abs(values[row, first : first + kind.elements]).argmax())
-    raise ValueRefused(row, column, f"{values[row, column]!s} needs a Q8_0 scale beyond float16")
-
-
-ENCODE = {"Q8_0": encode_q8_0}
+KERNELS = "ggferry.quant.kernels.simple"
+ENCODE = {
+    "Q4_0": lazy_kernel(KERNELS, "encode_q4_0"),
+    "Q4_1": lazy_kernel(KERNELS, "encode_q4_1"),
+    "Q5_0": lazy_kernel(KERNELS, "encode_q5_0"),
+    "Q5_1": lazy_kernel(KERNELS, "encode_q5_1"),
+    "Q8_0": lazy_kernel(KERNELS, "encode_q8_0"),
+}
 
 CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name]), ENCODE.get(name)) for name, kind in TYPES.items())

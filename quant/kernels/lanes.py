@@ -6,9 +6,9 @@ never fused), comparisons yield a mask for `where` and `bits`. The eight lanes a
 NEON: LLVM splits them, so one source serves every machine and no flag decides whether a kernel is fast. Kernels that
 want more lanes, so that several registers are in flight at once, make their own `loader` and `spreader`.
 
-Memory is a C-contiguous array, indexed as if flat, or a pointer: `pointer(array)`, or `float_room(n)` and its kin on the
-stack. Functions that call each other a million times hand on pointers: an array's reference count and shape cost more
-than the arithmetic. Nothing checks an index.
+Memory is a C-contiguous array, indexed as if flat, or a pointer: `pointer(array)`, or `float_room(n)` and its kin on
+the stack. Functions that call each other a million times hand on pointers: an array's reference count and shape cost
+more than the arithmetic. Nothing checks an index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 
 WIDTH = 8
 
-_I1, _I8, _I32, _F32 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.FloatType()
+_I1, _I8, _I32, _I64, _F32 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
 class Lanes(types.Type):  # type: ignore[misc]
@@ -79,7 +79,7 @@ def _define(
     class Template(AbstractTemplate):  # type: ignore[misc]
         def generic(self, args: Any, kws: Any) -> Any:
             found = [t for t in args if isinstance(t, Lanes)]
-            if len(args) != 2 or not found or any(t not in (found[0], ) and isinstance(t, Lanes) for t in args):
+            if len(args) != 2 or not found or any(t not in (found[0],) and isinstance(t, Lanes) for t in args):
                 return None
             return signature(result(found[0]), *args)
 
@@ -186,6 +186,56 @@ def strided_loader(dtype: Any, result: Lanes) -> Any:
     return load
 
 
+def scattered_loader(dtype: Any, result: Lanes) -> Any:
+    """`load(memory of dtype, index, offsets)`: lane k is the element at `index + offsets[k]` (int64)."""
+
+    @intrinsic  # type: ignore[misc]
+    def load(typing_context: Any, memory: Any, index: Any, offsets: Any) -> Any:
+        if not (_holds(memory, dtype) and _holds(offsets, types.int64)):
+            return None
+
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            at = context.cast(builder, args[1], sig.args[1], types.intp)
+            start = builder.gep(_data(context, builder, memory, args[0]), [at])
+            steps = _data(context, builder, offsets, args[2])
+            found = ir.Constant(_vector(result), ir.Undefined)
+            for lane in range(result.width):
+                step = builder.load(builder.gep(steps, [ir.Constant(_I64, lane)]))
+                found = builder.insert_element(found, builder.load(builder.gep(start, [step])), ir.Constant(_I32, lane))
+            return found
+
+        return result(memory, index, offsets), lower
+
+    return load
+
+
+@intrinsic  # type: ignore[misc]
+def transpose(typing_context: Any, source: Any, index: Any, stride: Any, target: Any, at: Any, step: Any) -> Any:
+    """Sixteen rows of sixteen float32, `stride` apart from `source[index]` on, as sixteen columns, `step` apart from
+    `target[at]` on. Four rounds of perfect shuffles: a quarter of the work of `strided_loader`."""
+    if not (_holds(source, types.float32) and _holds(target, types.float32)):
+        return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        first, stride, at, step = (context.cast(builder, args[i], sig.args[i], types.intp) for i in (1, 2, 4, 5))
+        low, high = (
+            ir.Constant(ir.VectorType(_I32, 16), [half + i // 2 + i % 2 * 16 for i in range(16)]) for half in (0, 8)
+        )
+        rows = []
+        for _ in range(16):
+            rows.append(builder.load(_pointer(context, builder, source, args[0], first, 16), align=1))
+            first = builder.add(first, stride)
+        for _ in range(4):
+            pairs = zip(rows[:8], rows[8:], strict=True)
+            rows = [builder.shuffle_vector(a, b, half) for a, b in pairs for half in (low, high)]
+        for row in rows:
+            builder.store(row, _pointer(context, builder, target, args[3], at, 16), align=1)
+            at = builder.add(at, step)
+        return context.get_dummy_value()
+
+    return types.void(source, index, stride, target, at, step), lower
+
+
 load = loader(types.float32, floats)
 load_ints = loader(types.int32, ints)
 load_bytes = loader(types.int8, ints)
@@ -229,23 +279,27 @@ def skip(typing_context: Any, pointer: Any, items: Any) -> Any:
     return pointer(pointer, items), lower
 
 
-def _rooms(item: Any) -> Any:
+def rooms(item: Any, times: int = 1) -> Any:
+    """`room(n)`: a pointer to uninitialised memory on the stack for a constant number n · `times` of items, aligned as
+    the widest registers like it."""
+
     @intrinsic(prefer_literal=True)  # type: ignore[misc]
     def room(typing_context: Any, items: Any) -> Any:
         if not isinstance(items, types.IntegerLiteral):
             return None
 
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            area = ir.ArrayType(context.get_data_type(item), items.literal_value)
-            return builder.bitcast(cgutils.alloca_once(builder, area), context.get_data_type(item).as_pointer())
+            kind = context.get_data_type(item)
+            area = cgutils.alloca_once(builder, ir.ArrayType(kind, items.literal_value * times))
+            area.align = 64
+            return builder.bitcast(area, kind.as_pointer())
 
         return types.CPointer(item)(items), lower
 
     return room
 
 
-float_room, int_room, byte_room = _rooms(types.float32), _rooms(types.int32), _rooms(types.uint8)
-"""Pointers to uninitialised memory on the stack for a constant number of items."""
+float_room, int_room, byte_room = rooms(types.float32), rooms(types.int32), rooms(types.uint8)
 
 
 def _unary(given: Any, result: Callable[[Lanes], Any], build: Callable[[Any, Lanes, Any], Any]) -> Any:

@@ -1,0 +1,239 @@
+"""Encoders of Q3_K and Q6_K: level · scale, both signed. See `superblocks`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggferry.quant.kernels.common import (
+    LANES,
+    F,
+    I,
+    all_finite,
+    gather,
+    gather16,
+    half_bits,
+    half_value,
+    inline,
+    kernel,
+    levels,
+    load,
+    load16,
+    nearest_int,
+    numbers,
+    put_half,
+    scratch,
+    spread16,
+    take,
+)
+from ggferry.quant.kernels.fits import TINY, descend, fit_scale, start_descent
+from ggferry.quant.kernels.lanes import bits, skip, store, to_floats, to_ints
+from ggferry.quant.kernels.superblocks import BLOCK, by_block, encoder, rounded, spread_squares, tile_weights, weigh
+
+# ------------------------------------------------------------------ Q3_K: 6-bit signed scales, 16 elements each
+
+
+@inline
+def pack_q3(values, at, out, o, codes, d, level, s):
+    """`level` holds the own levels of the batch's sub-blocks, s being the block's first: `[group][element][lane]`."""
+    d_bits = half_bits(d)
+    put_half(out, o + 108, d_bits)
+    d = half_value(d_bits)
+    for j in range(4):  # bytes 0–7: low nibbles of codes 0–7 and 8–15; bytes 8–11: their upper two bits, 4 apart
+        out[o + 96 + j] = codes[j] & 15 | (codes[j + 8] & 15) << 4
+        out[o + 100 + j] = codes[j + 4] & 15 | (codes[j + 12] & 15) << 4
+        out[o + 104 + j] = codes[j] >> 4 | codes[j + 4] >> 4 << 2 | codes[j + 8] >> 4 << 4 | codes[j + 12] >> 4 << 6
+    for half in range(2):
+        high = spread16(I(0))
+        for side in range(2):
+            low = spread16(I(0))
+            for plane in range(4):
+                j = 8 * side + 2 * plane + half
+                scale = d * F(codes[j] - 32)
+                if scale == F(0):
+                    own = (s + j) // LANES * 16 * LANES + (s + j) % LANES
+                    q = to_ints(gather16(level, own, LANES)) + 4
+                else:
+                    q = levels(load16(values, at + 16 * j) / scale, -4, 3) + 4
+                high = high | q >> 2 << 4 * side + plane
+                low = low | (q & 3) << 2 * plane
+            store(out, o + 32 + 32 * side + 16 * half, low)
+        store(out, o + 16 * half, high)
+
+
+@inline
+def finish_descents(values, batch, level, sum_qx, sum_qq, todo, count):
+    """Rounds 2 to 5 of `make_q3_quants` for the `count` sub-blocks in `todo`: four in five are finished after one
+    round, so those that are not are brought together from all over the batch."""
+    x, own, qx, qq, x_at, level_at = scratch(16), scratch(16), scratch(1), scratch(1), numbers(1), numbers(1)
+    for _ in range(4):
+        going_on = 0
+        for run in range(0, count, LANES):
+            for k in range(LANES):
+                s = todo[min(run + k, count - 1)]
+                x_at[k], level_at[k] = batch + 16 * s, s // LANES * 16 * LANES + s % LANES
+                qx[k], qq[k] = sum_qx[s], sum_qq[s]
+            for e in range(16):
+                store(x, e * LANES, gather(values, e, x_at))
+                store(own, e * LANES, gather(level, e * LANES, level_at))
+            found = descend(x, own, load(qx, 0), load(qq, 0), 16, 4)
+            store(qx, 0, found[0])
+            store(qq, 0, found[1])
+            changed = np.int64(bits(found[2]))
+            for k in range(min(LANES, count - run)):
+                if changed >> k & 1:
+                    s = todo[run + k]
+                    sum_qx[s], sum_qq[s] = qx[k], qq[k]
+                    for e in range(16):
+                        level[level_at[k] + e * LANES] = own[e * LANES + k]
+                    todo[going_on] = s
+                    going_on += 1
+        count = going_on
+
+
+@kernel
+def q3_k(values, out, first):
+    x, level, sum_qx, sum_qq = scratch(16), scratch(256), scratch(16), scratch(16)
+    todo, codes, scale = numbers(16), numbers(1), scratch(1)
+    for batch in range(0, values.size, LANES * BLOCK):
+        if not all_finite(values, batch, batch + LANES * BLOCK):
+            return False
+        count = 0
+        for s in range(0, 16 * LANES, LANES):
+            take(values, batch + 16 * s, x, 16, 16)
+            qx, qq = start_descent(x, skip(level, 16 * s), 16, 4)
+            qx, qq, mask = descend(x, skip(level, 16 * s), qx, qq, 16, 4)
+            store(sum_qx, s, qx)
+            store(sum_qq, s, qq)
+            changed = np.int64(bits(mask))
+            for k in range(LANES):
+                todo[count] = s + k
+                count += changed >> k & 1
+        finish_descents(values, batch, level, sum_qx, sum_qq, todo, count)
+        for k in range(LANES):
+            s = 16 * k
+            widest = F(0)
+            for j in range(16):
+                scale[j] = sum_qx[s + j] / sum_qq[s + j] if sum_qq[s + j] > F(0) else F(0)
+                if abs(scale[j]) > abs(widest):
+                    widest = scale[j]
+            ratio = F(-32) / widest if widest != F(0) else F(0)
+            for j in range(16):
+                code = (nearest_int(ratio * scale[j]) + 128 & 255) - 128
+                codes[j] = max(-32, min(31, code)) + 32 if widest != F(0) else 0
+            at, o = batch + k * BLOCK, (batch // BLOCK + k) * 110
+            pack_q3(values, at, out, o, codes, F(1) / ratio if widest != F(0) else F(0), level, s)
+    return True
+
+
+@kernel
+def q3_k_weighted(values, out, first, weights):
+    x, w, wx, level, tile = scratch(16), scratch(16), scratch(16), scratch(256), scratch(256)
+    sigma2, sum_w, d, scale = scratch(16), scratch(16), scratch(1), scratch(16)
+    block_ratio, block_origin, codes = scratch(1), scratch(1), np.empty(16, np.int64)
+    for batch in range(0, values.size, LANES * BLOCK):
+        if not all_finite(values, batch, batch + LANES * BLOCK):
+            return False
+        tile_weights(weights, first + batch // BLOCK, tile)
+        spread_squares(values, batch, 2, 16, sigma2)
+        for s in range(0, 16 * LANES, LANES):
+            take(values, batch + 16 * s, x, 16, 16)
+            store(sum_w, s, weigh(x, tile, 16 * s, load(sigma2, s), w, 16))
+            fitted, ratio, origin = fit_scale(x, w, wx, 16, 4, True)
+            store(scale, s, fitted)
+            for e in range(0, 16 * LANES, LANES):
+                store(level, 16 * s + e, to_floats(levels(ratio * (load(x, e) - origin), -4, 3)))
+        by_block(scale, 16, x)
+        by_block(sum_w, 16, w)
+        fitted, ratio, origin = fit_scale(x, w, wx, 16, 32, False)
+        store(d, 0, fitted)
+        store(block_ratio, 0, ratio)
+        store(block_origin, 0, origin)
+        for k in range(LANES):
+            for j in range(16):
+                code = nearest_int(block_ratio[k] * scale[16 * k + j])
+                codes[j] = max(-32, min(31, code)) + 32 if block_origin[k] == F(0) else 0
+            at, o = batch + k * BLOCK, (batch // BLOCK + k) * 110
+            pack_q3(values, at, out, o, codes, d[k], level, 16 * k)
+    return True
+
+
+encode_q3_k = encoder("Q3_K", q3_k, q3_k_weighted)
+
+
+# ------------------------------------------------------------------ Q6_K: 8-bit signed scales, 16 elements each
+
+
+@inline
+def pack_q6(values, at, out, o, scale, ratio, origin, s):
+    widest = F(0)
+    for j in range(s, s + 16):
+        if abs(scale[j]) > abs(widest):
+            widest = scale[j]
+    if abs(widest) < TINY:
+        for i in range(o, o + 210):
+            out[i] = 0
+        return
+    to_code = F(-128) / widest
+    d_bits = half_bits(F(1) / to_code)
+    put_half(out, o + 208, d_bits)
+    d = half_value(d_bits)
+    for j in range(16):
+        out[o + 192 + j] = min(127, nearest_int(to_code * scale[s + j])) & 255
+    for part in range(4):  # 16 elements of each of the four quarters of 128
+        high = spread16(I(0))
+        first, half = 8 * (part // 2), part % 2
+        for odd in range(2):
+            j = first + half + 2 * odd
+            low = rounded_q6(values, at, out, o, d, j, ratio, origin, s)
+            upper = rounded_q6(values, at, out, o, d, j + 4, ratio, origin, s)
+            store(out, o + 64 * (part // 2) + 32 * odd + 16 * half, low & 15 | (upper & 15) << 4)
+            high = high | low >> 4 << 2 * odd | upper >> 4 << 2 * odd + 4
+        store(out, o + 128 + 16 * part, high)
+
+
+@inline
+def rounded_q6(values, at, out, o, d, j, ratio, origin, s):
+    code = (int(out[o + 192 + j]) + 128 & 255) - 128
+    return rounded(values, at + 16 * j, d * F(code), F(0), ratio[s + j], origin[s + j], -32, 31) + 32
+
+
+@kernel
+def q6_k(values, out, first):
+    x, w, wx, scale, ratio, origin = scratch(16), scratch(16), scratch(16), scratch(16), scratch(16), scratch(16)
+    for batch in range(0, values.size, LANES * BLOCK):
+        if not all_finite(values, batch, batch + LANES * BLOCK):
+            return False
+        for s in range(0, 16 * LANES, LANES):
+            take(values, batch + 16 * s, x, 16, 16)
+            for e in range(0, 16 * LANES, LANES):
+                store(w, e, load(x, e) * load(x, e))
+            found = fit_scale(x, w, wx, 16, 32, True)
+            store(scale, s, found[0])
+            store(ratio, s, found[1])
+            store(origin, s, found[2])
+        for k in range(LANES):
+            pack_q6(values, batch + k * BLOCK, out, (batch // BLOCK + k) * 210, scale, ratio, origin, 16 * k)
+    return True
+
+
+@kernel
+def q6_k_weighted(values, out, first, weights):
+    x, w, wx, tile = scratch(16), scratch(16), scratch(16), scratch(256)
+    scale, ratio, origin = scratch(16), scratch(16), scratch(16)
+    for batch in range(0, values.size, LANES * BLOCK):
+        if not all_finite(values, batch, batch + LANES * BLOCK):
+            return False
+        tile_weights(weights, first + batch // BLOCK, tile)
+        for s in range(0, 16 * LANES, LANES):
+            take(values, batch + 16 * s, x, 16, 16)
+            take(tile, 16 * s, w, 16, 16)
+            found = fit_scale(x, w, wx, 16, 32, True)
+            store(scale, s, found[0])
+            store(ratio, s, found[1])
+            store(origin, s, found[2])
+        for k in range(LANES):
+            pack_q6(values, batch + k * BLOCK, out, (batch // BLOCK + k) * 210, scale, ratio, origin, 16 * k)
+    return True
+
+
+encode_q6_k = encoder("Q6_K", q6_k, q6_k_weighted)
