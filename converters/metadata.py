@@ -251,7 +251,7 @@ def _take_card(found: _Collector, card: Mapping[str, Any], description: str) -> 
             found.text(key, text(*fields), CARD)
     told = text("description", "model_description")
     if told:
-        found.text("description", f"{told}\n{description}", f"{CARD}; ggferry")
+        found.text("description", "\n".join(filter(None, (told, description))), f"{CARD}; ggferry")
     # An SPDX expression would join several with OR or AND; the card does not say which, so a comma does not either.
     found.text("license", ", ".join(dict.fromkeys(listed("license"))), CARD)
     for key, fields in CARD_LISTS.items():

@@ -8,10 +8,12 @@ from typing import Any
 
 from ggferry.converters.front_matter import read_card
 from ggferry.converters.graph import ModelGraph
+from ggferry.converters.load import LEGACY
 from ggferry.converters.metadata import Entry, describe_origin, general_metadata, name_parts
 from ggferry.converters.naming import file_name, guess
 from ggferry.converters.plan import Options, Step, type_table
 from ggferry.converters.tokenizers.base import Tokenizer
+from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.folder import load_json
 from ggferry.formats.gguf_values import Value
 from ggferry.quant.file_types import file_type_of, parse_file_type
@@ -34,11 +36,13 @@ def assemble(
     card, card_notes = read_card(beside["README.md"]) if "README.md" in beside else ({}, ())
     generation = load_json(beside["generation_config"]) if "generation_config" in beside else {}
     experts = graph.sizes.get("n_expert", 0)
-    guessed = guess(os.path.abspath(checkpoint.path), parameters=graph.parameters, fallback=graph.architecture.name)
+    # A name the user gives names the model; the path then says nothing that could contradict it.
+    named = model_name or os.path.abspath(checkpoint.path)
+    guessed = guess(named, parameters=graph.parameters, fallback=graph.architecture.name)
     general, notes = general_metadata(
         architecture=graph.architecture.name,
         guessed=guessed,
-        description=describe_origin(checkpoint.path, checkpoint.container, checkpoint.version, checkpoint.era),
+        description=_origin(checkpoint),
         parameters=graph.parameters,
         experts=experts if isinstance(experts, int) else 0,
         expert_parameters=sum(r.elements for n in graph.nodes if "_exps" in n.name for r in n.inputs),
@@ -58,6 +62,14 @@ def assemble(
         if key not in ours and not key.startswith("general.")
     }
     return {**ours, **rest}, (*guessed.notes, *card_notes, *notes)
+
+
+def _origin(checkpoint: Checkpoint) -> str:
+    """Where a legacy file's successor came from, in words. Training checkpoints of the same weights must give the same
+    bytes whatever container they lie in; their origin is in the receipt."""
+    if checkpoint.container in LEGACY or (checkpoint.container == "gguf" and checkpoint.version != 3):
+        return describe_origin(checkpoint.path, checkpoint.container, checkpoint.version, checkpoint.era)
+    return ""
 
 
 def _stated(graph: ModelGraph, options: Options) -> int | None:
