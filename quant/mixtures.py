@@ -59,11 +59,11 @@ MIXTURES = """
     * -LOW                        | attn_v type=Q3_K,Q4_K arch=llama,llama-embed layers=80 grouped experts!=8 -> Q5_K
     * -LOW                        | attn_v type=Q3_K,Q4_K arch=qwen2,deci,olmo layers=80 -> Q5_K
     * -LOW                        | attn_v type=Q3_K,Q4_K arch=jais2 layers=68 -> Q5_K
-    * -LOW                        | attn_v             experts=8               -> Q8_0
+    * -LOW -MXFP4_MOE             | attn_v             experts=8               -> Q8_0
 
     IQ3_XS                        | attn_k,attn_q                              -> IQ3_XXS
     IQ3_XXS                       | attn_k,attn_q                              -> IQ2_S
-    * -LOW                        | attn_k             experts=8               -> Q8_0
+    * -LOW -MXFP4_MOE             | attn_k             experts=8               -> Q8_0
 
     Q2_K                          | ffn_down                                   -> Q3_K
     Q2_K_S                        | ffn_down           layer<n/8               -> Q4_K

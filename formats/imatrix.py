@@ -1,0 +1,294 @@
+"""Importance matrices: what llama-imatrix measured, as llama-quantize weighs columns by it.
+
+Two containers. GGUF (`general.type` imatrix; llama.cpp since July 2025): for every weight `NAME.in_sum2`, the sums of
+squared activations, shape (matrices, columns), and `NAME.counts`, shape (matrices, 1), the tokens that went into them;
+matrices are the experts of a layer, otherwise 1. And the `.dat` before it, little-endian: i32 entries, then for each
+i32 length, name, i32 calls, i32 values, f32 sums (per matrix mean × calls); optionally i32 chunks, i32 length, name of
+the text. The weight of a column is sum / count, in float32; 1 for an expert no token reached.
+
+Source: common/imatrix-loader.cpp, tools/quantize/quantize.cpp and tools/imatrix/imatrix.cpp of llama.cpp (as vendored
+in llama_cpp_python 0.3.36).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, prod
+from typing import TYPE_CHECKING, Any
+
+from ggferry.formats import limits
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.errors import (
+    BadValueError,
+    DuplicateError,
+    EncodingError,
+    InconsistentError,
+    MissingError,
+    OutOfRangeError,
+    ShapeError,
+    TrailingBytesError,
+    UsageError,
+)
+from ggferry.formats.fields import Cursor
+from ggferry.formats.gguf_values import Value, ValueType, string, u32
+from ggferry.formats.readers.gguf import MAGIC, open_gguf
+from ggferry.formats.sources import LocalFile, Source
+from ggferry.quant.registry import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Floats
+else:
+    np = lazy("numpy")
+
+SUMS, COUNTS = ".in_sum2", ".counts"
+EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
+"""Looked up, not multiplied: an entry of another size under these names is passed over, not an error."""
+MAX_MATRICES = 1 << 16  # experts of a layer; llama.cpp stops at 512
+KEY_BYTES = 127  # llama_model_kv_override holds 128 with the NUL
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One weight's sums, not yet read: `values` float32 at `offset` of file `file`; `counts[m]`: tokens (in a .dat:
+    calls) behind each of the matrices the values divide into."""
+
+    name: str
+    values: int
+    counts: tuple[int, ...]
+    offset: int
+    file: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Imatrix:
+    """An importance matrix, its sums read when they are asked for; thread-safe. Close it, or use it as a context.
+
+    `entries`: by the name of the weight. `chunks` of `chunk_size` tokens of `datasets` were run (0: not recorded).
+    """
+
+    path: str
+    files: tuple[Source, ...]
+    entries: Mapping[str, Entry]
+    chunks: int = 0
+    chunk_size: int = 0
+    datasets: tuple[str, ...] = ()
+    legacy: bool = False
+    big_endian: bool = False
+
+    def weights(self, name: str, shape: Sequence[int]) -> Floats | None:
+        """Weight of every column of the tensor `name`, whose shape (outermost first) is given: float32 `(matrices,
+        columns)`, one row per expert, a single one otherwise. None when there is no entry, or for token embeddings
+        when it has another size.
+
+        Raises ShapeError when the entry has another size (it was made from another model), BadValueError for a weight
+        that is negative, infinite or NaN.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            return None
+        matrices, columns = (shape[-3] if len(shape) > 2 else 1), (shape[-1] if shape else 1)
+        if entry.values != matrices * columns:
+            if name in EMBEDDINGS:
+                return None
+            raise ShapeError(
+                f"the importance matrix has another size than {name!r}",
+                path=self.path,
+                offset=entry.offset,
+                found=f"{entry.values} values",
+                expected=f"{matrices} × {columns}",
+            )
+        return self._mean_squares(entry).reshape(matrices, columns)
+
+    def select(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Imatrix:
+        """Only entries whose name contains one of `include` (if any is given) and none of `exclude`: llama-quantize's
+        --include-weights and --exclude-weights. Raises UsageError when both are given, as there."""
+        wanted, unwanted = tuple(include), tuple(exclude)
+        if wanted and unwanted:
+            raise UsageError("weights can be included or excluded, not both")
+        kept = {
+            name: entry
+            for name, entry in self.entries.items()
+            if not any(part in name for part in unwanted) and (not wanted or any(part in name for part in wanted))
+        }
+        return replace(self, entries=kept)
+
+    def quantize_keys(self) -> dict[str, Value]:
+        """The metadata llama-quantize leaves in a file it made with this matrix; empty when no entry is left."""
+        if not self.entries:
+            return {}
+        keys = {"quantize.imatrix.file": string(_cut(self.path))}
+        if self.datasets:
+            keys["quantize.imatrix.dataset"] = string(_cut(self.datasets[0]))
+        keys["quantize.imatrix.entries_count"] = u32(len(self.entries))
+        if self.chunks > 0:
+            keys["quantize.imatrix.chunks_count"] = u32(self.chunks)
+        return keys
+
+    def close(self) -> None:
+        for source in self.files:
+            source.close()
+
+    def __enter__(self) -> Imatrix:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _mean_squares(self, entry: Entry) -> Floats:
+        raw = self.files[entry.file].read(entry.offset, 4 * entry.values)
+        sums = np.frombuffer(raw, ">f4" if self.big_endian else "<f4").astype(np.float32)
+        wrong = ~(np.isfinite(sums) & (sums >= 0))
+        if wrong.any():
+            at = int(wrong.argmax())
+            place = entry.offset + 4 * at
+            raise BadValueError(
+                f"importance of value {at} of {entry.name!r}",
+                path=self.path,
+                offset=place,
+                found=str(sums[at]),
+                expected="a sum of squares",
+            )
+        divisors = np.array([count if count > 0 else 1 for count in entry.counts], np.float32)
+        means: Floats = sums.reshape(len(entry.counts), -1)
+        means /= divisors[:, None]
+        if not self.legacy:
+            means[[count == 0 for count in entry.counts]] = 1
+        return means
+
+
+def read_imatrix(path: str, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Imatrix:
+    """The importance matrix at `path`, GGUF or .dat, told apart by the first four bytes; see `Imatrix.select` for
+    `include` and `exclude`. Sums are not read yet.
+
+    Raises NotFoundError, or a CorruptError naming place and reason.
+    """
+    source = LocalFile(path)
+    if source.read(0, min(4, source.size)) == MAGIC:
+        source.close()
+        found = _from_gguf(path)
+    else:
+        try:
+            found = _from_dat(source)
+        except BaseException:
+            source.close()
+            raise
+    try:
+        return found.select(include, exclude)
+    except UsageError:
+        found.close()
+        raise
+
+
+def _from_gguf(path: str) -> Imatrix:
+    checkpoint = open_gguf(path)
+    try:
+        names = sorted(name.removesuffix(SUMS) for name in checkpoint.tensors if name.endswith(SUMS))
+        counted = {name.removesuffix(COUNTS) for name in checkpoint.tensors if name.endswith(COUNTS)}
+        if not names:
+            raise MissingError(f"not an importance matrix: no tensor ends in {SUMS}", path=path)
+        if lonely := sorted(counted ^ set(names)):
+            raise InconsistentError(f"{lonely[0]!r} has sums or counts, not both", path=path)
+        return Imatrix(
+            path,
+            checkpoint.files,
+            {name: _gguf_entry(checkpoint, name) for name in names},
+            _key(checkpoint, "imatrix.chunk_count", ValueType.UINT32),
+            _key(checkpoint, "imatrix.chunk_size", ValueType.UINT32),
+            _key(checkpoint, "imatrix.datasets", ValueType.ARRAY, ValueType.STRING),
+            big_endian=checkpoint.big_endian,
+        )
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _gguf_entry(checkpoint: Checkpoint, name: str) -> Entry:
+    sums, counts = checkpoint.tensors[name + SUMS], checkpoint.tensors[name + COUNTS]
+    for ref in (sums, counts):
+        if ref.type.name != "F32":
+            raise _wrong(checkpoint, ref, "type", ref.type.name, "F32")
+    if not 0 < counts.elements <= min(sums.elements, MAX_MATRICES) or sums.elements % counts.elements:
+        raise _wrong(checkpoint, counts, f"number, for {sums.elements} sums", counts.elements, "a divisor")
+    (span,) = counts.spans
+    cursor = Cursor(checkpoint.files[span.file], span.offset, checkpoint.big_endian)
+    numbers = cursor.numbers("f32", counts.elements, f"counts of {name!r}")
+    for at, number in enumerate(numbers):
+        if not isfinite(number) or number < 0:
+            place = span.offset + 4 * at
+            raise OutOfRangeError(
+                f"count of {name!r}", path=checkpoint.path, offset=place, found=number, expected="a number ≥ 0"
+            )
+    (span,) = sums.spans
+    return Entry(name, prod(sums.shape), tuple(int(number + 0.5) for number in numbers), span.offset, span.file)
+
+
+def _wrong(checkpoint: Checkpoint, ref: TensorRef, what: str, found: object, expected: object) -> InconsistentError:
+    return InconsistentError(
+        f"{ref.name!r}: {what}", path=checkpoint.path, offset=ref.spans[0].offset, found=found, expected=expected
+    )
+
+
+def _key(checkpoint: Checkpoint, key: str, kind: ValueType, items: ValueType | None = None) -> Any:
+    value = checkpoint.metadata.get(key)
+    if value is None:
+        raise MissingError(f"no {key}, without which llama-quantize refuses the matrix", path=checkpoint.path)
+    if value.type is not kind or (items is not None and value.data and value.items is not items):
+        found = value.type.name if value.items is None else f"{value.type.name} of {value.items.name}"
+        raise InconsistentError(f"type of {key}", path=checkpoint.path, found=found, expected=kind.name)
+    return value.data
+
+
+def _from_dat(source: Source) -> Imatrix:
+    cursor = Cursor(source)
+    count = cursor.integer("i32", "number of entries in an importance matrix", 1, limits.MAX_TENSORS)
+    cursor.require(count * 17, f"{count} entries")
+    entries: dict[str, Entry] = {}
+    for number in range(count):
+        at = cursor.offset
+        entry = _dat_entry(cursor, number)
+        if entry.name in entries:
+            raise cursor.error(DuplicateError, f"{entry.name!r} a second time", at)
+        entries[entry.name] = entry
+    chunks, datasets = _dat_tail(cursor) if cursor.remaining else (0, ())
+    return Imatrix(source.path, (source,), entries, max(0, chunks), 0, datasets, legacy=True)
+
+
+def _dat_entry(cursor: Cursor, number: int) -> Entry:
+    what = f"name of entry {number}"
+    size = cursor.integer("i32", f"length of the {what}", 1, limits.MAX_NAME)
+    name = _text(cursor, size, what)
+    calls = cursor.integer("i32", f"calls of {name!r}")
+    values = cursor.integer("i32", f"number of values of {name!r}", 1)
+    offset = cursor.offset
+    cursor.skip(4 * values, f"values of {name!r}")
+    return Entry(name, values, (calls,), offset)
+
+
+def _dat_tail(cursor: Cursor) -> tuple[int, tuple[str, ...]]:
+    chunks = cursor.integer("i32", "number of chunks")
+    if not cursor.remaining:
+        return chunks, ()
+    size = cursor.integer("i32", "length of the name of the text", 0, limits.MAX_STRING)
+    dataset = _text(cursor, size, "the name of the text")
+    if cursor.remaining:
+        raise cursor.error(TrailingBytesError, "bytes behind the name of the text", found=f"{cursor.remaining} bytes")
+    return chunks, (dataset,) if dataset else ()
+
+
+def _text(cursor: Cursor, size: int, what: str) -> str:
+    at = cursor.offset
+    raw = cursor.take(size, what)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise cursor.error(EncodingError, what, at, found=raw[:64], expected="UTF-8 without NUL")
+    return text
+
+
+def _cut(text: str) -> str:
+    return text.encode(errors="surrogateescape")[:KEY_BYTES].decode(errors="ignore")
