@@ -90,18 +90,12 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerKind:
-    """What a module of this folder exposes as SPEC.
-
-    `models`: the values of `tokenizer.ggml.model` its `encoder` understands. `probe(files)` looks at the names (role →
-    path) beside a checkpoint and says whether `load` can make a tokenizer of them; higher `priority` is asked first.
-    """
+    """What a module of this folder exposes as SPEC: `encoder` understands the values `models` of
+    `tokenizer.ggml.model`. Modules that make tokenizers of files expose a `hf_config.Source` as SOURCE."""
 
     name: str
     models: tuple[str, ...]
     encoder: Callable[[Tokenizer], Encoder]
-    probe: Callable[[Any], bool] | None = None
-    load: Callable[[Any], Tokenizer] | None = None
-    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ggferry.converters.tokenizers.bpe import BpeEncoder
 from ggferry.converters.tokenizers.check import TokenizerCheck, compare
 from ggferry.converters.tokenizers.hf_bpe import JsonBpe
 from ggferry.converters.tokenizers.hf_pipeline import BYTES, Step
-from ggferry.converters.tokenizers.pretokenizers import CONTRACTIONS, GPT2, PRES, PUNCTUATION, Pre
+from ggferry.converters.tokenizers.pretokenizers import CONTRACTIONS, GPT2, PRES, PUNCTUATION, Pre, find_pre
 from ggferry.converters.tokenizers.texts import TEXTS
 from ggferry.formats.errors import InconsistentError, UnsupportedError
 
@@ -28,9 +28,11 @@ SAME: tuple[tuple[str, str], ...] = (
 )
 POSSESSIVE = re.compile(r"(?<=[\])}])([?*+])\+")
 # Chains that a tokenizer.json states otherwise than the entry of the same name does. Falcon's Digits step comes
-# after the bytes have become letters, some of which are numerals to Unicode (², ¼ …).
+# after the bytes have become letters, some of which are numerals to Unicode (², ¼ …); DeepSeek-LLM cuts single digits
+# where llama.cpp cuts runs. The vocabularies merge across neither, which the proof confirms.
 STATED: dict[tuple[str, ...], str] = {
     (f"{PUNCTUATION}+", GPT2, BYTES, r"\p{N}+", "[0-9][0-9][0-9]"): "falcon",
+    (*find_pre("deepseek-llm").chain[:-1], r"\p{N}"): "deepseek-llm",
 }
 UNICODE_FORMS = frozenset(("NFC", "NFD", "NFKC", "NFKD"))
 

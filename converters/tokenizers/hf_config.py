@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ggferry.converters.tokenizers.base import SPECIAL_KEYS, Tokenizer, TokenType
@@ -23,6 +23,30 @@ NAMES = (
 MAX_TEMPLATES = 256
 ROLES = tuple(role for role in SPECIAL_KEYS if role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 TURN_ENDS: Mapping[str, str] = {"<|eot_id|>": "eot", "<|eom_id|>": "eom", "<|im_end|>": "eot", "<end_of_turn>": "eot"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a source is asked for: the files, the tokens added after training, rows of the embedding (None: unknown)
+    and a pre-tokenizer name that overrides the derived one."""
+
+    sidecars: Sidecars
+    added: tuple[Added, ...]
+    rows: int | None = None
+    pre: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a module exposes as SOURCE: `probe(sidecars)` says whether the files it reads are there, `load` makes the
+    tokenizer, added tokens included, special roles and flags not. `files` names them for the message when none is
+    there; the lowest `order` is asked first."""
+
+    name: str
+    order: int
+    files: str
+    probe: Callable[[Sidecars], bool]
+    load: Callable[[Wanted], Tokenizer]
 
 
 class Sidecars:

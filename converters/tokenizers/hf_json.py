@@ -13,7 +13,7 @@ from ggferry.converters.tokenizers.bytelevel import letters
 from ggferry.converters.tokenizers.check import compare
 from ggferry.converters.tokenizers.derive import UNICODE_FORMS, derive
 from ggferry.converters.tokenizers.hf_bpe import Added, BpeDocument, JsonBpe, read_document, read_vocabulary
-from ggferry.converters.tokenizers.hf_config import Sidecars
+from ggferry.converters.tokenizers.hf_config import Sidecars, Source, Wanted
 from ggferry.converters.tokenizers.pretokenizers import find_pre
 from ggferry.converters.tokenizers.repairs import with_added
 from ggferry.converters.tokenizers.texts import TEXTS
@@ -25,11 +25,12 @@ ORIGIN = "tokenizer.json"
 UNREACHED_SCORE = -1e9
 
 
-def load_json_tokenizer(sidecars: Sidecars, added: Sequence[Added], pre: str | None) -> Tokenizer:
-    """The tokenizer of tokenizer.json with all `added` tokens, before special roles, flags and padding.
+def load(wanted: Wanted) -> Tokenizer:
+    """The tokenizer of tokenizer.json with all added tokens, before special roles, flags and padding.
 
     Raises CorruptError for a file that contradicts itself, UnsupportedError for a kind without a GGUF form.
     """
+    sidecars, added, pre = wanted.sidecars, wanted.added, wanted.pre
     document = sidecars.object(ORIGIN)
     path = sidecars.path(ORIGIN) or ORIGIN
     model = document.get("model")
@@ -37,7 +38,7 @@ def load_json_tokenizer(sidecars: Sidecars, added: Sequence[Added], pre: str | N
         raise CorruptError("no model", path=path, found=type(model).__name__)
     kind = model.get("type") or ("BPE" if "merges" in model else None)
     if kind == "BPE":
-        whole = replace(read_document(document, path), added=tuple(added))
+        whole = replace(read_document(document, path), added=added)
         if _is_byte_level(whole):
             return _byte_level(whole, pre)
         if whole.byte_fallback:
@@ -302,3 +303,6 @@ def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[A
         origins=dict.fromkeys(("tokens", "types", "lowercase"), path),
     )
     return with_added(tokenizer, added)
+
+
+SOURCE = Source("tokenizer.json", 30, ORIGIN, lambda sidecars: sidecars.path(ORIGIN) is not None, load)

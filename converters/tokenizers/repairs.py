@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, unique
-from ggferry.converters.tokenizers.hf_bpe import Added
+
+if TYPE_CHECKING:
+    from ggferry.converters.tokenizers.hf_bpe import Added
 
 ADDED_SCORE = -1000.0  # what every converter since convert.py gives a token that was added after training
 CONTROL_LOOK = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>", re.DOTALL)  # <|…|> and DeepSeek's <｜…｜>

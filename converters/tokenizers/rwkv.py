@@ -7,11 +7,14 @@ import re
 from collections.abc import Sequence
 
 from ggferry.converters.tokenizers.base import Tokenizer, TokenizerKind, TokenType
+from ggferry.converters.tokenizers.hf_config import Source
+from ggferry.converters.tokenizers.repairs import with_added
 from ggferry.converters.tokenizers.sidecar import read_text
 from ggferry.converters.tokenizers.special import splitters, well_formed
 from ggferry.formats.errors import CorruptError, DuplicateError
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
 
+WORLD = "rwkv_vocab_v20230424.txt"
 END_OF_TURN = b"\n\n"  # RWKV World's chats end a turn with an empty line
 ESCAPES = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 LETTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
@@ -109,3 +112,10 @@ class RwkvEncoder:
 
 
 SPEC = TokenizerKind(name="rwkv", models=("rwkv",), encoder=RwkvEncoder)
+SOURCE = Source(
+    "rwkv",
+    60,
+    WORLD,
+    lambda sidecars: sidecars.path(WORLD) is not None,
+    lambda wanted: with_added(load_world(wanted.sidecars.files[WORLD]), wanted.added),
+)

@@ -7,6 +7,8 @@ import binascii
 
 from ggferry.converters.tokenizers.base import Tokenizer, TokenType
 from ggferry.converters.tokenizers.bytelevel import rebuild_merges, spell
+from ggferry.converters.tokenizers.hf_config import Sidecars, Source, Wanted
+from ggferry.converters.tokenizers.repairs import with_added
 from ggferry.converters.tokenizers.sidecar import read_bytes
 from ggferry.formats.errors import CorruptError, DuplicateError, InconsistentError, UnsupportedError
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
@@ -97,3 +99,19 @@ def read_ranks(path: str) -> dict[bytes, int]:
     if not ranks:
         raise CorruptError("no tokens", path=path)
     return ranks
+
+
+def _probe(sidecars: Sidecars) -> bool:
+    path = sidecars.path("tokenizer.model")
+    return path is not None and is_tiktoken(read_bytes(path)[:4096])
+
+
+def load(wanted: Wanted) -> Tokenizer:
+    """Meta's folder of a LLaMA 3: tokenizer.model, and params.json to tell 3.0 from later."""
+    later = bool(wanted.sidecars.object("params.json").get("use_scaled_rope", True))
+    return with_added(
+        load_tiktoken(wanted.sidecars.files["tokenizer.model"], rows=wanted.rows, later=later), wanted.added
+    )
+
+
+SOURCE = Source("tiktoken", 10, "tokenizer.model of LLaMA 3", _probe, load)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggferry.converters.tokenizers import base, repairs, sidecar, spm_file
+from ggferry.converters.tokenizers import base, repairs, runtimes, sidecar, spm_file
 from ggferry.converters.tokenizers.base import Tokenizer, TokenType
 from ggferry.converters.tokenizers.hf_bpe import Added
 from ggferry.formats.errors import (
@@ -24,6 +24,7 @@ from ggferry.formats.errors import (
     UnsupportedError,
 )
 from ggferry.formats.gguf_values import Value, ValueType, array, string, u32
+from ggferry.quant.registry import scan
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "tokenizers"
 SMALL = Tokenizer(
@@ -142,6 +143,23 @@ def test_added_tokens_fill_gaps_and_keep_unknown_unknown() -> None:
 def test_an_unknown_model_has_no_encoder() -> None:
     with pytest.raises(UnsupportedError, match="gpt2"):
         base.encoder(replace(SMALL, model="hybriddna"))
+
+
+def test_what_llama_cpp_would_refuse_is_said() -> None:
+    whole = replace(SMALL, tokens=(*SMALL.tokens[:6], "<|endoftext|>"))
+    assert runtimes.objections(whole, "Acme-Phi3-mini") == () == runtimes.objections(SMALL, "Acme")
+    assert "<|endoftext|>" in runtimes.objections(SMALL, "Acme-Phi3-mini")[0]
+    odd = Tokenizer(model="gpt2", pre="mine", tokens=("a", "a"), flags={"add_eos": True})
+    assert len(runtimes.objections(odd)) == 3
+    assert len(runtimes.objections(replace(SMALL, model="x", types=(1,) * 7))) == 1
+    assert len(runtimes.objections(replace(SMALL, types=(1,) * 7))) == 1
+
+
+def test_every_model_has_one_encoder_and_sources_have_an_order() -> None:
+    models = [model for kind in scan("ggferry.converters.tokenizers", "SPEC") for model in kind.models]
+    assert sorted(models) == ["bert", "gpt2", "llama", "rwkv", "t5"]
+    sources = scan("ggferry.converters.tokenizers", "SOURCE")
+    assert len({source.order for source in sources}) == len(sources) >= 6
 
 
 def test_files_are_read_under_a_cap(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggferry.converters.tokenizers import base, legacy
+from ggferry.converters.tokenizers import base, legacy, legacy_check
 from ggferry.converters.tokenizers.base import Tokenizer, TokenType
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import InconsistentError, RefusedError, UnsupportedError
@@ -75,6 +76,32 @@ def test_every_file_tokenises_as_the_manifest_or_sentencepiece_says(name: str) -
 @pytest.mark.parametrize("name", [PLANAR, UNVERSIONED, "ggjt3-20230821/q8_0.bin"])
 def test_any_text_tokenises_as_sentencepiece_does(name: str, text: str) -> None:
     assert ENCODERS(name).encode(text, bos=False) == SOURCE().encode(text)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_runtime_of_the_time_agrees_with_the_gguf(name: str) -> None:
+    raw = read_vocab(ORACLE / name)
+    converted = legacy.from_raw_vocab(raw, model_rows=len(raw.tokens))
+    check = legacy_check.check_conversion(raw, converted, through_kv(converted))
+    assert check.passed and check.texts > 25
+    sentence = "The quick brown fox jumps over the lazy dog."
+    entry = next(entry for entry in MANIFEST if entry["file"] == name)
+    if entry["container"] != "ggml" and "tokens_with_leading_space" in entry:
+        runtime = legacy_check.RuntimeEncoder(raw, raw.scores or ())
+        assert runtime.encode(sentence) == entry["tokens_with_leading_space"][0]
+
+
+def test_the_check_sees_a_wrong_vocabulary() -> None:
+    raw = read_vocab(ORACLE / "ggjt3-20230821/q8_0.bin")
+    converted = legacy.from_raw_vocab(raw, model_rows=512)
+    assert converted.scores is not None
+    flat = replace(converted, scores=(0.0,) * 512)  # what convert_llama_ggml_to_gguf.py wrote for unversioned files
+    assert not legacy_check.check_conversion(raw, converted, through_kv(flat)).passed
+    swapped = list(converted.tokens)
+    swapped[300], swapped[301] = swapped[301], swapped[300]
+    assert not legacy_check.check_conversion(
+        raw, converted, through_kv(replace(converted, tokens=tuple(swapped)))
+    ).passed
 
 
 class Cache(dict):  # type: ignore[type-arg]

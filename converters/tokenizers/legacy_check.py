@@ -1,0 +1,56 @@
+"""The legacy vocabulary as its own runtime read it, to hold the converted one against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ggferry.converters.tokenizers.base import SPACE, Encoder, Tokenizer, TokenType
+from ggferry.converters.tokenizers.check import TokenizerCheck, compare
+from ggferry.converters.tokenizers.legacy import FIRST_BYTE
+from ggferry.converters.tokenizers.merging import Merger
+from ggferry.converters.tokenizers.special import well_formed
+from ggferry.converters.tokenizers.texts import TEXTS
+from ggferry.formats.checkpoint import RawVocab
+
+
+class RuntimeEncoder:
+    """llama_tokenize of llama.cpp from GGMF on (074bea2eb, 2023-03-20, to 2023-08-21), working on the file's own bytes.
+
+    It knows no types: any entry may come out of merging, a later entry replaces an earlier one of the same text, and
+    what is in no entry becomes bytes, which begin at id 3. The space in front was the caller's; it is put here.
+    """
+
+    def __init__(self, raw: RawVocab, scores: Sequence[float]) -> None:
+        self._tokens = raw.tokens
+        self._ids = {token: i for i, token in enumerate(raw.tokens)}
+        costs = {token: -scores[i] for token, i in self._ids.items() if token}
+        # Latin-1 text stands for bytes, so that one merger serves both
+        self._merger = Merger(lambda left, right: costs.get((left + right).encode("latin-1")))
+
+    def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
+        out = [1] if bos is not False else []
+        if not text:
+            return out
+        signs = [sign.encode().decode("latin-1") for sign in " " + well_formed(text)]
+        for symbol in self._merger.merge(signs)[0]:
+            data = symbol.encode("latin-1")
+            out += [self._ids[data]] if data in self._ids else [byte + FIRST_BYTE for byte in data]
+        return out
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> bytes:
+        return b"".join(self._tokens[token] for token in ids).removeprefix(b" ")
+
+
+def check_conversion(raw: RawVocab, converted: Tokenizer, encoder: Encoder) -> TokenizerCheck:
+    """`encoder` (of the GGUF as re-read) against the runtime of the time on `raw`, on every text where both mean the
+    same: without the names of special tokens, which no legacy runtime looked for, and without a literal U+2581, which
+    is a space to SentencePiece but was not to those runtimes. `converted` lends its scores where `raw` has none."""
+    scores = converted.scores if raw.scores is None or not any(raw.scores) else raw.scores
+    runtime = RuntimeEncoder(raw, (scores or ())[: len(raw.tokens)])
+    kinds = converted.types or ()
+    names = {text for text, kind in zip(converted.tokens, kinds, strict=False) if kind in SPECIAL}
+    texts = [text for text in TEXTS if SPACE not in text and not any(name in text for name in names)]
+    return compare(runtime, encoder, texts)
+
+
+SPECIAL = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
