@@ -55,9 +55,10 @@ def rope_factor(values: Values) -> float | None:
 
 def rope_original(values: Values) -> int | None:
     """rope.scaling.original_context_length: the context the model had before it was stretched."""
-    if values.get("rope_kind") in ("yarn", "longrope"):
-        return int(values.get("rope_original_stated") or values["n_ctx"])
-    return None
+    kind, stated = values.get("rope_kind", "default"), values.get("rope_original_stated")
+    if kind in ("yarn", "longrope"):
+        return int(stated or values["n_ctx"])
+    return stated if kind == "default" else None  # Phi-3 states it whether it stretches or not
 
 
 def rope_attn_factor(values: Values) -> float | None:
@@ -70,7 +71,7 @@ def rope_attn_factor(values: Values) -> float | None:
     kind = values.get("rope_kind")
     if kind == "yarn":
         factor = values["rope_factor"]
-        implied = 1.0 if values.get("rope_mscale_all") else _mscale(factor, 1.0)
+        implied = 1.0 if values.get("yarn_log_mul") else _mscale(factor, 1.0)
         return _yarn_magnitude(values, factor) / implied
     if kind == "longrope":
         stated = values.get("rope_magnitude")
@@ -109,8 +110,45 @@ def _longrope_magnitude(values: Values) -> float:
 
 def rope_dimensions(values: Values) -> int:
     """rope.dimension_count: the rotated part of a head."""
-    fraction = values.get("rope_fraction")
-    return int(values["head_dim"] * fraction) if fraction is not None else int(values["head_dim"])
+    width, fraction = int(values["head_dim"]), values.get("rope_fraction")
+    turned = width if fraction is None else int(width * fraction)
+    if not 0 < turned <= width:
+        raise ValueError(f"{fraction} of a head of {width} turns")
+    return turned
+
+
+# --- windows -----------------------------------------------------------------------------------------------
+
+
+def window_layers(values: Values) -> tuple[bool, ...] | None:
+    """Which blocks attend to a sliding window only: as listed, or all but every `window_period`th."""
+    if values.get("layer_windows") is not None:
+        return tuple(values["layer_windows"])
+    period, count = values.get("window_period"), values["n_layer"]
+    return tuple((n + 1) % period != 0 for n in range(min(count, MAX_LAYERS))) if period else None
+
+
+def qwen_window_layers(values: Values) -> tuple[bool, ...] | None:
+    """Which blocks attend to a sliding window only, where there is one: as listed, or all from `first_window` on."""
+    if not values["n_swa"]:
+        return None
+    first, count = values.get("first_window"), values["n_layer"]
+    if values.get("layer_windows") is not None or first is None:
+        return values.get("layer_windows")
+    return tuple(n >= first for n in range(min(count, MAX_LAYERS)))
+
+
+def gemma_scale(values: Values, largest: int) -> float:
+    """What llama.cpp scales Gemma's scores by, which no key says: the 27B models divide by the width a head would
+    have, the others by the one it has (gemma2.cpp, gemma3.cpp)."""
+    width = values["n_embd"] // values["n_head"] if values["n_layer"] == largest else values["head_dim"]
+    return float(width**-0.5)
+
+
+def query_scale(values: Values) -> float | None:
+    """attention.scale from Gemma's query_pre_attn_scalar."""
+    scalar = values.get("query_scalar")
+    return float(scalar**-0.5) if scalar else None
 
 
 # --- experts -----------------------------------------------------------------------------------------------
@@ -118,11 +156,11 @@ def rope_dimensions(values: Values) -> int:
 
 def expert_groups(values: Values) -> int | None:
     """expert_group_count; 1 where the configuration names groups that its greedy selection never uses."""
-    return 1 if values.get("expert_selection") == "greedy" else values.get("expert_groups_stated")
+    return 1 if values["expert_selection"] == "greedy" else values.get("expert_groups_stated")
 
 
 def expert_groups_used(values: Values) -> int | None:
-    return 1 if values.get("expert_selection") == "greedy" else values.get("expert_groups_used_stated")
+    return 1 if values["expert_selection"] == "greedy" else values.get("expert_groups_used_stated")
 
 
 HPARAMS: dict[str, Callable[[Values], Any]] = {
@@ -132,6 +170,11 @@ HPARAMS: dict[str, Callable[[Values], Any]] = {
     "rope_attn_factor": rope_attn_factor,
     "yarn_log_multiplier": yarn_log_multiplier,
     "rope_dimensions": rope_dimensions,
+    "window_layers": window_layers,
+    "qwen_window_layers": qwen_window_layers,
+    "gemma2_scale": lambda values: gemma_scale(values, 46),
+    "gemma3_scale": lambda values: gemma_scale(values, 62),
+    "query_scale": query_scale,
     "expert_groups": expert_groups,
     "expert_groups_used": expert_groups_used,
 }

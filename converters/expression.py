@@ -124,6 +124,12 @@ def verdict(condition: str, sizes: Mapping[str, Any]) -> bool | None:
     return True if not condition else _truth(_parse(condition), sizes)
 
 
+def names_in(expression: str) -> list[str]:
+    """The names in an expression or a condition, in order."""
+    nodes = ast.walk(_parse(expression))
+    return list(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name)))
+
+
 def _truth(node: ast.expr, sizes: Mapping[str, Any]) -> bool | None:
     match node:
         case ast.BoolOp(op=op, values=parts):

@@ -156,6 +156,30 @@ class Split(Layout):
 
 
 @dataclass(frozen=True, slots=True)
+class Pick(Layout):
+    """Rows `start` to `stop` of each of `groups` equal groups, the groups along a new first axis: the keys or the
+    values of every head, where a matrix holds both head by head."""
+
+    groups: str | int
+    start: str | int
+    stop: str | int
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Pick(evaluate(self.groups, sizes), evaluate(self.start, sizes), evaluate(self.stop, sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        groups, start, stop = int(self.groups), int(self.start), int(self.stop)
+        if len(only) != 2 or groups < 1 or only[0] % groups or not 0 <= start < stop <= only[0] // groups:
+            raise ValueError(f"rows {start}..{stop} of each of {groups} groups of {only}")
+        return (groups, stop - start, only[1])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        group, row = np.divmod(rows, int(self.stop) - int(self.start))
+        return np.zeros_like(rows), group * (inputs[0][0] // int(self.groups)) + int(self.start) + row
+
+
+@dataclass(frozen=True, slots=True)
 class Concat(Layout):
     """Inputs one below the other along the first axis."""
 
@@ -179,12 +203,15 @@ class Concat(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Stack(Layout):
-    """Equal inputs along a new first axis (the experts of a layer)."""
+    """Equal inputs along a new first axis (the experts of a layer, the norms of its heads)."""
 
     def shape(self, *inputs: Shape) -> Shape:
         if len(set(inputs)) != 1:
             raise ValueError(f"cannot stack {sorted(set(inputs))}")
         return (len(inputs), *inputs[0])
+
+    def apply(self, *arrays: Array) -> Array:
+        return np.stack(arrays)
 
     def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
         source, row = np.divmod(rows, math.prod(inputs[0][:-1]))
@@ -247,7 +274,8 @@ class Unsqueeze(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Transpose(Layout):
-    """Swaps the two axes of a matrix (GPT-2's Conv1D). Looks inside rows: plain element types only."""
+    """Swaps the last two axes: of a matrix (GPT-2's Conv1D), or of each matrix of a stack. Looks inside rows: plain
+    element types only."""
 
     @property
     def block_safe(self) -> bool:
@@ -255,12 +283,12 @@ class Transpose(Layout):
 
     def shape(self, *inputs: Shape) -> Shape:
         (only,) = inputs
-        if len(only) != 2:
+        if not 2 <= len(only) <= 3:
             raise ValueError(f"cannot transpose {only}")
-        return only[::-1]
+        return (*only[:-2], only[-1], only[-2])
 
     def apply(self, *arrays: Array) -> Array:
-        return np.ascontiguousarray(arrays[0].T)
+        return np.ascontiguousarray(arrays[0].swapaxes(-1, -2))
 
     def inverse(self) -> Layout:
         return self
@@ -287,7 +315,7 @@ class Pointwise(Layout):
         return Pointwise(POINTWISE[self.function][1])
 
 
-POINTWISE: dict[str, tuple[Callable[[Any], Any], str]] = {
+POINTWISE: dict[str, tuple[Callable[[Any], Array], str]] = {
     "neg_exp": (lambda x: -np.exp(x), "log_neg"),
     "log_neg": (lambda x: np.log(-x), "neg_exp"),
     "add_one": (lambda x: x + np.float32(1), "sub_one"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from ggferry.converters.assign import Slot
 from ggferry.converters.derived import derive
-from ggferry.converters.expression import evaluate, holds, solve
+from ggferry.converters.expression import evaluate, holds, names_in, solve, verdict
 from ggferry.converters.layout import Layout, Shape
 from ggferry.converters.spec import Architecture, Default, Dialect, HParam
 from ggferry.converters.stated import parse, stated
@@ -71,7 +71,7 @@ class Solver:
         """What is known before any tensor was looked at: the stated, and the defaults that hang on nothing else."""
         early = self.complete
         for param in self.architecture.hparams:
-            if param.name not in self.values and not param.derive:
+            if param.name not in self.values and not (param.derive or param.implied):
                 held = (default.value for default in param.defaults if self._holds(default))
                 early[param.name] = next(held, early.get(param.name))
         return {name: value for name, value in early.items() if value is not None}
@@ -105,6 +105,7 @@ class Solver:
             if param.name not in self.values and self._default(param, bool(filled)):
                 self._settle(open_slots)
         self._check(filled)
+        self._check_values()
         known = {**self._header, **self.complete}
         self.notes += [r.text.format(**known) for r in self.dialect.remarks if holds(r.when, known)]
         found = ((param, self.values.get(param.name)) for param in self.architecture.hparams)
@@ -158,17 +159,17 @@ class Solver:
     def _derive(self) -> bool:
         progress = False
         for param in self.architecture.hparams:
-            if param.derive and param.name not in self.values:
-                value = self._derived(param)
+            for rule in (param.derive, param.implied) if param.name not in self.values else ():
+                value = self._derived(param, rule) if rule else None
                 if value is not None:
-                    words = param.derive.removeprefix("@") if param.derive.startswith("@") else param.derive
-                    self.values[param.name] = Param(value, words)
+                    self.values[param.name] = Param(value, rule.removeprefix("@"))
                     progress = True
+                    break
         return progress
 
-    def _derived(self, param: HParam) -> Any:
+    def _derived(self, param: HParam, rule: str) -> Any:
         try:
-            return derive(param.derive, self.known)
+            return derive(rule, self.known)
         except KeyError:
             return None
         except (ValueError, OverflowError, ZeroDivisionError) as error:
@@ -212,6 +213,18 @@ class Solver:
                 raise shape_error(self.checkpoint, slot.refs[0], f"does not fit its role {slot.role.name}", said)
 
 
+    def _check_values(self) -> None:
+        """Lists of the right length, and every `HParam.check`. Raises InconsistentError."""
+        known, path = self.complete, self.checkpoint.path
+        for spec in self.architecture.hparams:
+            items = known.get(spec.name) if spec.many else None
+            if items is not None and verdict(f"{len(items)} == {spec.many}", known) is False:
+                raise InconsistentError(f"items of {spec.name}", path=path, found=len(items), expected=spec.many)
+            if spec.check and verdict(spec.check, known) is False:
+                said = {name: known[name] for name in names_in(spec.check) if name in known}
+                raise InconsistentError(spec.key or spec.name, path=path, found=said, expected=spec.check)
+
+
 def absents(architecture: Architecture) -> dict[str, Any]:
     """By short name, what the absence of a key means."""
     return {param.name: param.absent for param in architecture.hparams if param.absent is not None}
@@ -222,7 +235,7 @@ def implied(param: HParam, values: Mapping[str, Any]) -> Any:
     if not param.implied:
         return param.absent
     try:
-        return derive(param.derive, values)
+        return derive(param.implied, values)
     except (KeyError, ValueError, OverflowError, ZeroDivisionError):
         return None
 

@@ -38,12 +38,14 @@ class HParam:
     Order of authority: `--hparam`; what the dialect fixes (`Dialect.given`); the source's field; the tensors' shapes
     (always compared with the former); `derive`; `defaults`; `absent`.
 
-    `key` None: known to the source only, or used in shapes; not written. `many`: a tuple of `kind`, written as an
-    array. `fields`: dialect → place. 'a.b|c' is field b in a, or else c; a dialect's null is nothing. For 'gguf' it is
-    the key without its architecture, `key` if not given. `words`: what the source's words mean here; a word that is
-    not among them is refused. `derive`: an expression over other hparams, or '@name' of a function in `derived`.
-    `absent`: what a GGUF file without the key means; that value is never written. `implied`: readers derive it
-    themselves, so it is written only where the source states it or it differs from what they would derive.
+    `key` None: known to the source only, or used in shapes; not written. `many`: a tuple of `kind`, of as many as
+    this expression says, written as an array. `check`: a condition that the values must not contradict.
+    `fields`: dialect → place. 'a.b|c' is field b in a, or else c; an explicit null means `null`, by default nothing.
+    For 'gguf' it is the key without its architecture, `key` if not given. `words`: what the source's words mean here;
+    a word that is not among them is refused. `derive`: an expression over other hparams, 'each CONDITION' (a truth
+    for every block `n`) or '@name' of a function in `derived`.
+    `absent`: what a GGUF file without the key means; that value is never written. `implied`: what readers derive it
+    by where the key is not there (as `derive`): it is written only where the source states it or it differs.
     """
 
     name: str
@@ -55,8 +57,10 @@ class HParam:
     required: bool = True
     words: Mapping[Any, Any] = field(default_factory=dict)
     absent: Any = None
-    implied: bool = False
-    many: bool = False
+    implied: str = ""
+    many: str = ""
+    check: str = ""
+    null: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from ggferry.formats.limits import MAX_LAYERS
 FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
 MAX_ITEMS = MAX_LAYERS * 4
 """Items of an hparam that is a list: one a block, or one a rotary frequency."""
+_NOTHING = object()
 _ORIGINS = {"gguf": "key {}", "ggml": "header field {}", "meta": "params.json: {}"}
 
 
@@ -27,13 +28,13 @@ def stated(checkpoint: Checkpoint, dialect: Dialect, prefix: str, param: HParam)
     places = param.fields.get(dialect.name, (param.key or "") if dialect.name == "gguf" else "")
     for place in filter(None, places.split("|")):
         found = _find(checkpoint, dialect, prefix, place)
-        if found is None:
-            continue
         origin = _ORIGINS.get(dialect.name, "config.json: {}").format(place)
+        if found is _NOTHING or (found is None and param.null is None):
+            continue
+        if found is None:
+            return param.null, f"{origin} is null"
         if param.words and dialect.name != "gguf":
             found = _translated(checkpoint, param, place, found)
-            if found is None:
-                continue
         return _typed(checkpoint, param, found, origin), origin
     return None
 
@@ -41,18 +42,19 @@ def stated(checkpoint: Checkpoint, dialect: Dialect, prefix: str, param: HParam)
 def _find(checkpoint: Checkpoint, dialect: Dialect, prefix: str, place: str) -> Any:
     if dialect.name == "gguf":
         value = checkpoint.metadata.get(f"{prefix}.{place}")
-        return value.data if isinstance(value, Value) else None
+        return value.data if isinstance(value, Value) else _NOTHING
     if dialect.name == "ggml":
-        return checkpoint.header.get(place)
+        return checkpoint.header.get(place, _NOTHING)
     roots = (checkpoint.metadata.get(dialect.within), checkpoint.metadata) if dialect.within else (checkpoint.metadata,)
-    return next((value for root in roots if (value := _descend(root, place)) is not None), None)
+    found = (_descend(root, place) for root in roots)
+    return next((value for value in found if value is not _NOTHING), _NOTHING)
 
 
 def _descend(root: Any, place: str) -> Any:
     for name in place.split("."):
-        if not isinstance(root, Mapping):
-            return None
-        root = root.get(name)
+        if not isinstance(root, Mapping) or name not in root:
+            return _NOTHING
+        root = root[name]
     return root
 
 

@@ -146,12 +146,29 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
             return second.apply(_apply(checkpoint, node, first, start, stop))
         case Pointwise():
             return layout.apply(_apply(checkpoint, node, SAME, start, stop))
-        case Transpose():
+        case Then(first=first, second=Transpose()) if first.block_safe:
+            return _turned_items(checkpoint, node, first, start, stop)
+        case Transpose() if len(node.shape) == 2:
             return _columns(checkpoint, node.inputs[0], start, stop)
         case _ if layout.block_safe:
             shape = layout.shape(*(ref.shape for ref in node.inputs))
             return laid_out_values(checkpoint, replace(node, layout=layout, shape=shape), start, stop)
     raise UnsupportedError(f"{node.name}: no streamed form of {layout}", path=checkpoint.path)
+
+
+def _turned_items(checkpoint: Checkpoint, node: Node, first: Layout, start: int, stop: int) -> Floats:
+    """Rows of a stack of transposed matrices: each is small (a head's keys) and is turned whole."""
+    stack = first.shape(*(ref.shape for ref in node.inputs))
+    before, after = math.prod(stack[1:-1]), node.shape[-2]
+    if before * after > MAX_VECTOR:
+        raise UnsupportedError(f"{node.name}: matrices of {before} × {after} to turn", path=checkpoint.path)
+    untouched = replace(node, layout=first, shape=stack)
+    out = np.empty((stop - start, node.shape[-1]), np.float32)
+    for item in range(start // after, (stop - 1) // after + 1):
+        turned = laid_out_values(checkpoint, untouched, item * before, (item + 1) * before).T
+        low, high = max(start, item * after), min(stop, (item + 1) * after)
+        out[low - start : high - start] = turned[low - item * after : high - item * after]
+    return out
 
 
 def _columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Floats:

@@ -9,7 +9,8 @@ sliding window.
 from dataclasses import replace
 
 from ggferry.converters.arch import _common as common
-from ggferry.converters.layout import Stack, heads_halves_to_pairs
+from ggferry.converters.arch import _rope as rope
+from ggferry.converters.layout import SAME, Stack, heads_halves_to_pairs
 from ggferry.converters.spec import Architecture, Default, Dialect, Drop, Remark, also, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout
@@ -37,6 +38,19 @@ HEADER = HeaderLayout(
     column_split=("tok_embeddings.weight", "*.attention.wo.weight", "*.feed_forward.w2.weight"),
 )
 
+_NO_HEADER = Struct("params.json", "")
+_META = HeaderLayout(
+    name="llama-meta",
+    containers=(("pytorch-meta", None),),
+    header=_NO_HEADER,
+    names=HEADER.names,
+    embedding="tok_embeddings.weight",
+    width="dim",
+    column_split=HEADER.column_split,
+)
+# LLaMA 3 cuts the embedding along the vocabulary, not along the width as LLaMA 1 and 2 do.
+_META3 = replace(_META, name="llama3-meta", column_split=HEADER.column_split[1:])
+
 N_CTX = replace(
     common.N_CTX,
     defaults=(
@@ -59,7 +73,7 @@ EPS = replace(
 )
 HPARAMS = (
     common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
-    common.HEAD_DIM, common.HEAD_DIM_V, EPS, *common.ROPE_WITH_FACTORS, common.N_SWA, common.N_EXPERT,
+    common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.ROPE_WITH_FACTORS, common.N_SWA, common.N_EXPERT,
     common.N_EXPERT_USED, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )  # fmt: skip
 
@@ -73,7 +87,7 @@ blk.{n}.ffn_up_exps.weight FLAG      : n_expert n_ff n_embd | hf EXPERTw3.weight
 ROLES = also(
     roles(
         common.EMBEDDING
-        + common.ROPE_FACTOR_ROLES
+        + rope.FACTOR_ROLES
         + common.ATTENTION_NORM
         + common.ATTENTION
         + common.QKV_BIAS.replace("FLAG", "when=attention_bias==1")
@@ -84,6 +98,7 @@ ROLES = also(
         + MOE.replace("FLAG", "when=n_expert>0"),
         q=heads_halves_to_pairs("n_head"),
         k=heads_halves_to_pairs("n_head_kv"),
+        norm=SAME,
         stack=Stack(),
     ),
     "meta",
@@ -124,11 +139,6 @@ REMARKS = (
     ),
 )
 
-WINDOW = Remark(
-    "n_swa > 0",
-    "attention reaches back {n_swa} tokens: written, but llama.cpp's llama attends to all that stand in its context",
-)
-
 SPEC = Architecture(
     name="llama",
     display_name="LLaMA",
@@ -143,10 +153,10 @@ SPEC = Architecture(
             given={"tied": False},
         ),
         "hf": Dialect(
-            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*common.ROPE_REMARKS, WINDOW)
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW)
         ),
         "gguf": Dialect("gguf"),
     },
-    recipe={"norm": "rms", "rope": "pairs", "ffn": "gated", "activation": "silu"},
-    headers=(HEADER,),
+    recipe={"norm": "rms", "rope": "pairs", "ffn": "gated", "activation": "silu", "expert_norm": True},
+    headers=(HEADER, _META, _META3),
 )

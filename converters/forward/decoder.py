@@ -1,7 +1,7 @@
 """The reference decoder: every position at once, float32, one layer's activations in memory.
 
-Definition: RMSNorm, rotary attention with grouped keys and values, gated feed-forward, as llama.cpp's graph of August
-2023 and llama.go's `Eval` compute them (facts/legacy-llama.md §3–4).
+One pass for all decoder families, parametrised by `Recipe` and hparams. Definitions: llama.cpp's graphs
+(`src/models/*.cpp`) and transformers' modeling files; facts/legacy-llama.md §3–4 for the legacy LLaMA.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.recipe import Recipe, recipe_of
-from ggferry.converters.forward.weights import Weights
+from ggferry.converters.forward.attention import attention
+from ggferry.converters.forward.feed_forward import feed_forward
+from ggferry.converters.forward.model import Model
+from ggferry.converters.forward.rope import rotation
 from ggferry.converters.graph import ModelGraph
 from ggferry.formats.errors import UnsupportedError, UsageError
 from ggferry.quant.registry import lazy
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import Tensor
+
+    from ggferry.converters.forward.rope import Turn
 else:
-    np = lazy("numpy")
     torch = lazy("torch")
 
 
@@ -34,91 +36,61 @@ def forward(graph: ModelGraph, tokens: Sequence[int], progress: Callable[[int], 
         raise UsageError("no tokens to evaluate")
     if not graph.nodes:
         raise UnsupportedError("a vocabulary without tensors has no forward pass", path=graph.checkpoint.path)
-    sizes = graph.sizes
-    outside = [token for token in tokens if not 0 <= token < sizes["n_vocab"]]
+    rows = graph.sizes["n_vocab"]
+    outside = [token for token in tokens if not 0 <= token < rows]
     if outside:
-        raise UsageError("token id", found=outside[0], expected=f"0..{sizes['n_vocab'] - 1}")
-    recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
+        raise UsageError("token id", found=outside[0], expected=f"0..{rows - 1}")
     with torch.inference_mode():
-        return _Decoder(Weights(graph), recipe, sizes, progress or (lambda done: None)).run(tokens).numpy()
+        return _run(Model(graph), tokens, progress or (lambda done: None)).numpy()
 
 
-class _Decoder:
-    def __init__(
-        self, weights: Weights, recipe: Recipe, sizes: dict[str, Any], progress: Callable[[int], None]
-    ) -> None:
-        self.w = weights
-        self.recipe = recipe
-        self.sizes = sizes
-        self.progress = progress
-
-    def run(self, tokens: Sequence[int]) -> Tensor:
-        x = self.w.rows("token_embd.weight", tokens)
-        turn = self._rotation(len(tokens))
-        for block in range(self.sizes["n_layer"]):
-            x = x + self._attention(f"blk.{block}.", self._norm(f"blk.{block}.attn_norm", x), turn)
-            x = x + self._feed_forward(f"blk.{block}.", self._norm(f"blk.{block}.ffn_norm", x))
-            self.progress(1)
-        head = "output.weight" if self.w.has("output.weight") else "token_embd.weight"
-        return self.w.linear(head, self._norm("output_norm", x))
-
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        eps = self.sizes["eps"]
-        if self.recipe.norm == "layer":
-            x = x - x.mean(-1, keepdim=True)
-        scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * self.w.vector(f"{name}.weight")
-        return scaled + self.w.vector(f"{name}.bias") if self.w.has(f"{name}.bias") else scaled
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        y = self.w.linear(f"{name}.weight", x)
-        return y + self.w.vector(f"{name}.bias") if self.w.has(f"{name}.bias") else y
-
-    def _rotation(self, count: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, `(count, n_rot / 2)`: angle = position · base^(-2i / n_rot)."""
-        n_rot, base = self.sizes["n_rot"], self.sizes["rope_base"]
-        frequencies = float(base) ** (-torch.arange(0, n_rot, 2, dtype=torch.float64) / n_rot)
-        angles = torch.outer(torch.arange(count, dtype=torch.float64), frequencies)
-        return angles.cos().float(), angles.sin().float()
-
-    def _rotate(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotary position embedding on x `(tokens, heads, head_dim)`."""
-        cos, sin = (part[:, None, :] for part in turn)
-        n_rot = 2 * cos.shape[-1]
-        rest = x[..., n_rot:]
-        if self.recipe.rope == "pairs":
-            a, b = x[..., 0:n_rot:2], x[..., 1:n_rot:2]
-            turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
-        else:
-            a, b = x[..., : n_rot // 2], x[..., n_rot // 2 : n_rot]
-            turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
-        return torch.cat((turned, rest), -1)
-
-    def _attention(self, block: str, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        heads, groups, dim = self.sizes["n_head"], self.sizes["n_head_kv"], self.sizes["head_dim"]
-        count = len(x)
-        q = self._rotate(self._linear(f"{block}attn_q", x).view(count, heads, dim), turn)
-        k = self._rotate(self._linear(f"{block}attn_k", x).view(count, groups, dim), turn)
-        v = self._linear(f"{block}attn_v", x).view(count, groups, dim)
-        mask = torch.full((count, count), float("-inf")).triu(1)
-        out = torch.empty((count, heads, dim))
-        for head in range(heads):
-            group = head * groups // heads
-            scores = q[:, head] @ k[:, group].T / dim**0.5 + mask
-            out[:, head] = scores.softmax(-1) @ v[:, group]
-        return self._linear(f"{block}attn_output", out.reshape(count, heads * dim))
-
-    def _feed_forward(self, block: str, x: Tensor) -> Tensor:
-        act = ACTIVATIONS[self.recipe.activation]
-        if self.recipe.ffn == "gated":
-            hidden = act(self._linear(f"{block}ffn_gate", x)) * self._linear(f"{block}ffn_up", x)
-        else:
-            hidden = act(self._linear(f"{block}ffn_up", x))
-        return self._linear(f"{block}ffn_down", hidden)
+def _run(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    sizes = model.sizes
+    x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
+    turns = {windowed: rotation(model, len(tokens), windowed) for windowed in (False, True)}
+    for number in range(sizes["n_layer"]):
+        window = _window(model, number)
+        x = _block(model, f"blk.{number}.", x, turns[window > 0], window)
+        progress(1)
+    return _logits(model, model.norm("output_norm", x))
 
 
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "silu": lambda x: x * torch.sigmoid(x),
-    "gelu": lambda x: torch.nn.functional.gelu(x),
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "relu": lambda x: torch.relu(x),
-}
+def _embedding_scale(model: Model) -> float:
+    root = model.sizes["n_embd"] ** 0.5 if model.recipe.embedding_scale == "sqrt_width" else 1.0
+    return root * float(model.sizes.get("embedding_scale") or 1.0)
+
+
+def _window(model: Model, number: int) -> int:
+    """Tokens that block `number` reaches back, 0 for all."""
+    window, pattern = model.sizes.get("n_swa") or 0, model.sizes.get("swa_layers")
+    return window if pattern is None or pattern[number] else 0
+
+
+def _block(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
+    """One block: x and result `(tokens, n_embd)`."""
+    scale = float(model.sizes.get("residual_scale") or 1.0)
+    read = _before(model, f"{block}attn_norm", x)
+    attended = scale * _after(model, f"{block}post_attention_norm", attention(model, block, read, turn, window))
+    if model.sizes.get("parallel_residual", model.recipe.residual == "parallel"):
+        read = model.norm(f"{block}ffn_norm", x) if model.has(f"{block}ffn_norm") else read
+        return x + attended + scale * feed_forward(model, block, read)
+    x = x + attended
+    fed = feed_forward(model, block, _before(model, f"{block}ffn_norm", x))
+    return x + scale * _after(model, f"{block}post_ffw_norm", fed)
+
+
+def _before(model: Model, name: str, x: Tensor) -> Tensor:
+    return model.norm(name, x) if model.recipe.pre_norm else x
+
+
+def _after(model: Model, name: str, x: Tensor) -> Tensor:
+    return model.norm(name, x) if model.has(name) else x
+
+
+def _logits(model: Model, x: Tensor) -> Tensor:
+    logits = model.linear("output" if model.has("output") else "token_embd", x)
+    scale = model.sizes.get("logit_scale")
+    if scale:
+        logits = logits * scale if model.recipe.logit_scale == "multiply" else logits / scale
+    cap = model.sizes.get("final_softcap")
+    return cap * torch.tanh(logits / cap) if cap else logits

@@ -9,18 +9,41 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Conventions of one forward pass. Sizes come from the hparams (`n_embd`, `n_head`, `n_head_kv`, `head_dim`,
-    `n_rot`, `eps`, `rope_base`); tensors are named by role.
+    """Conventions of one forward pass. Numbers (sizes, scales, caps, windows) are hparams; tensors are named by role,
+    and what a file may or may not have (biases, norms before or after) is used where it is there.
 
-    `norm`: 'rms' | 'layer'. `rope`: 'pairs' (2i, 2i+1 turn together: Meta, GGML, GGUF's llama) | 'halves' (i, i+d/2:
-    Hugging Face, NeoX) | 'none'. `ffn`: 'gated' (down(act(gate) · up)) | 'plain' (down(act(up))). `activation`:
-    'silu' | 'gelu' | 'gelu_tanh' | 'relu'.
+    `norm`: 'rms' | 'layer'. `norm_weights`: the norms have weights. `norm_offset`: what is added to each of them
+    (Hugging Face's Gemma stores the distance from one). `pre_norm`: attention and feed-forward read a normed input.
+    `qk_norm`: queries and keys are normed 'head' by head or the 'full' width at once.
+    `rope`: 'pairs' (2i, 2i+1 turn together: Meta, GGML, GGUF's llama) | 'halves' (i, i+d/2: Hugging Face, NeoX) |
+    'none'. `qkv`: 'separate' | 'fused' (queries, keys, values one below the other).
+    `attention`: 'grouped' | 'latent' (DeepSeek's, keys and values expanded from a joint low rank). `latent_kv`: the
+    expansion is 'split' (a matrix a head for keys, transposed, and one for values) | 'joint' (rows of each head's
+    keys, then its values).
+    `ffn`: 'gated' (down(act(gate) · up)) | 'plain' (down(act(up))) | 'fused' (gated, gate and up in one matrix).
+    `activation`: 'silu' | 'gelu' | 'gelu_tanh' | 'relu'.
+    `residual`: 'sequential' | 'parallel' (both branches read the block's input); the hparam `parallel_residual` wins.
+    `embedding_scale`: 'none' | 'sqrt_width'. `logit_scale`: 'multiply' | 'divide' by the hparam of that name.
+    `expert_norm`: weights of the chosen experts are made to sum to one; the hparam wins. `group_score`: a group of
+    experts counts as much as its 'best' one or the sum of its best 'two'.
     """
 
     norm: str = "rms"
+    norm_weights: bool = True
+    norm_offset: float = 0.0
+    pre_norm: bool = True
+    qk_norm: str = "head"
     rope: str = "pairs"
+    qkv: str = "separate"
+    attention: str = "grouped"
+    latent_kv: str = "split"
     ffn: str = "gated"
     activation: str = "silu"
+    residual: str = "sequential"
+    embedding_scale: str = "none"
+    logit_scale: str = "multiply"
+    expert_norm: bool = False
+    group_score: str = "two"
 
 
 def recipe_of(*layers: Mapping[str, Any]) -> Recipe:

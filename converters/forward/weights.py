@@ -32,31 +32,48 @@ class Weights:
     def has(self, name: str) -> bool:
         return name in self.graph.by_name
 
-    def ref(self, name: str) -> TensorRef:
-        """The source tensor of a role. Raises MissingError."""
+    def refs(self, name: str) -> tuple[TensorRef, ...]:
+        """The source tensors of a role. Raises MissingError."""
         node = self.graph.by_name.get(name)
         if node is None:
             raise MissingError(f"the forward pass needs {name!r}", path=self.graph.checkpoint.path)
-        return node.inputs[0]
+        return node.inputs
 
     def vector(self, name: str) -> torch.Tensor:
-        """A 1-D tensor, `(n,)`."""
-        ref = self.ref(name)
-        return self._decode(ref, 0, ref.rows).reshape(-1)
+        """All values of a small tensor in the order they lie in, `(n,)`."""
+        return torch.cat([self._decode(ref, 0, ref.rows).reshape(-1) for ref in self.refs(name)])
 
     def rows(self, name: str, indices: Sequence[int]) -> torch.Tensor:
         """Chosen rows of a matrix, `(len(indices), columns)`: the embedding of tokens."""
-        ref = self.ref(name)
+        ref = self.refs(name)[0]
         return torch.cat([self._decode(ref, index, index + 1) for index in indices])
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """`x @ W.T` for x `(tokens, columns)`: `(tokens, rows)`, W streamed in row chunks."""
-        ref = self.ref(name)
-        out = torch.empty((len(x), ref.rows))
+        ref = self.refs(name)[0]
+        return self._linear(ref, 0, ref.rows, x)
+
+    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        """`x @ W[item].T` of a stack of matrices: one tensor each (Hugging Face), or one of three axes (GGUF)."""
+        return self._linear(*self._item(name, item), x)
+
+    def item(self, name: str, item: int) -> torch.Tensor:
+        """A matrix of a stack, whole: for small ones."""
+        return self._decode(*self._item(name, item))
+
+    def _item(self, name: str, item: int) -> tuple[TensorRef, int, int]:
+        refs = self.refs(name)
+        if len(refs) > 1:
+            return refs[item], 0, refs[item].rows
+        rows = refs[0].rows // refs[0].shape[0]
+        return refs[0], item * rows, (item + 1) * rows
+
+    def _linear(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((len(x), last - first))
         step = max(1, CHUNK // (ref.columns * 4))
-        for start in range(0, ref.rows, step):
-            stop = min(ref.rows, start + step)
-            torch.matmul(x, self._decode(ref, start, stop).T, out=out[:, start:stop])
+        for start in range(first, last, step):
+            stop = min(last, start + step)
+            torch.matmul(x, self._decode(ref, start, stop).T, out=out[:, start - first : stop - first])
         return out
 
     def _decode(self, ref: TensorRef, start: int, stop: int) -> torch.Tensor:

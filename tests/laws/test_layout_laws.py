@@ -12,6 +12,7 @@ from ggferry.converters.layout import (
     POINTWISE,
     SAME,
     Concat,
+    Pick,
     Pointwise,
     Rearrange,
     Same,
@@ -40,6 +41,7 @@ UNARY = {
     "unsqueeze": (Unsqueeze(1), (48, 64)),
     "then": (Then(QKV, heads_halves_to_pairs("n_head")), (288, 64)),
     "transpose": (Transpose(), (48, 64)),
+    "stacked transpose": (Transpose(), (4, 48, 64)),
 }
 
 
@@ -95,6 +97,23 @@ def test_stack_and_unstack() -> None:
         assert np.array_equal(Unstack(i).apply(stacked), item)
 
 
+def test_pick_takes_its_rows_of_every_group() -> None:
+    """DeepSeek's kv_b_proj, gguf-py's view: (heads, keys + values, rank) split on the middle axis."""
+    x = np.arange(96 * 8).reshape(96, 8)
+    grouped = x.reshape(6, 16, 8)
+    keys, values = bound(Pick("n_head", 0, 10)), bound(Pick("n_head", 10, "head_dim"))
+    assert np.array_equal(keys.apply(x), grouped[:, :10]) and np.array_equal(values.apply(x), grouped[:, 10:])
+    turned = Then(keys, Transpose())
+    assert turned.shape(x.shape) == (6, 8, 10) and np.array_equal(turned.apply(x), grouped[:, :10].swapaxes(1, 2))
+
+
+def test_vectors_are_stacked_as_rows() -> None:
+    vectors = [np.arange(5) + 10 * i for i in range(3)]
+    assert np.array_equal(Stack().apply(*vectors), np.stack(vectors))
+    source, row = Stack().locate(np.arange(3), *(v.shape for v in vectors))
+    assert source.tolist() == [0, 1, 2] and row.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("name", [name for name in UNARY if UNARY[name][0].block_safe])
 def test_rows_come_from_where_the_array_form_says(name: str) -> None:
     layout, shape = UNARY[name]
@@ -139,7 +158,12 @@ def test_any_row_permutation_has_an_inverse(a: int, b: int, c: int, order: list[
         (heads_halves_to_pairs("n_head"), (95, 64)),
         (Split("n_embd", 200), (150, 4)),
         (Squeeze(1), (48, 2, 64)),
-        (Transpose(), (4, 5, 6)),
+        (Transpose(), (4,)),
+        (Transpose(), (4, 5, 6, 7)),
+        (Pick("n_head", 0, "head_dim"), (95, 4)),
+        (Pick("n_head", 0, "head_dim"), (90, 4)),
+        (Pick("n_head", 3, 3), (96, 4)),
+        (Pick("n_head", 0, 4), (96,)),
         (Unstack(4), (4, 5, 6)),
     ],
 )

@@ -1,0 +1,47 @@
+"""Phi-3 and Phi-4: LLaMA with fused projections; long contexts by two sets of rotary factors.
+
+Source: llama.cpp `src/models/phi3.cpp`, `conversion/phi.py`, transformers `modeling_phi3.py`. GGUF keeps the fused
+matrices: queries above keys above values, gate above up.
+"""
+
+from ggferry.converters.arch import _common as common
+from ggferry.converters.arch import _rope as rope
+from ggferry.converters.layout import SAME
+from ggferry.converters.spec import Architecture, Default, Dialect, HParam, roles
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE_WITH_FACTORS,
+    # 0 tells llama.cpp Phi-4 from the others: written in any case.
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0,
+           defaults=(Default(0, "no sliding window is stated"),)),
+    common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    common.EMBEDDING
+    + rope.FACTOR_ROLES
+    + common.ATTENTION_NORM
+    + """
+    blk.{n}.attn_qkv.weight    : (n_head+2*n_head_kv)*head_dim n_embd | hf model.layers.{n}.self_attn.qkv_proj.weight
+    blk.{n}.attn_output.weight : n_embd n_head*head_dim               | hf model.layers.{n}.self_attn.o_proj.weight
+    """
+    + common.FFN_NORM
+    + """
+    blk.{n}.ffn_up.weight      : 2*n_ff n_embd                        | hf model.layers.{n}.mlp.gate_up_proj.weight
+    blk.{n}.ffn_down.weight    : n_embd n_ff                          | hf model.layers.{n}.mlp.down_proj.weight
+    """,
+    norm=SAME,
+)
+
+SPEC = Architecture(
+    name="phi3",
+    display_name="Phi-3",
+    hf_classes=("Phi3ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW)),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "qkv": "fused", "ffn": "fused"},
+)

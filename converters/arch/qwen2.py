@@ -1,0 +1,34 @@
+"""Qwen2: LLaMA with biases on queries, keys and values; rows stay in Hugging Face's order (NeoX rotation).
+
+Source: llama.cpp `src/models/qwen2.cpp`, transformers `modeling_qwen2.py`.
+"""
+
+from ggferry.converters.arch import _common as common
+from ggferry.converters.arch import _rope as rope
+from ggferry.converters.layout import SAME
+from ggferry.converters.spec import Architecture, Dialect, roles
+
+HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU)
+
+ROLES = roles(
+    common.EMBEDDING
+    + common.ATTENTION_NORM
+    + common.ATTENTION
+    + common.QKV_BIAS.replace("FLAG", "")
+    + common.FFN_NORM
+    + common.GATED.replace("FLAG", ""),
+    q=SAME, k=SAME, norm=SAME,
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="qwen2",
+    display_name="Qwen2",
+    hf_classes=("Qwen2ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW)),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves"},
+)

@@ -1,0 +1,69 @@
+"""What every part of a forward pass works with: the weights, the conventions, the hparams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.forward.recipe import Recipe, recipe_of
+from ggferry.converters.forward.weights import Weights
+from ggferry.converters.graph import ModelGraph
+from ggferry.quant.registry import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+
+class Model:
+    """A bound graph, ready to compute with. Tensors are named by role without '.weight': 'blk.0.attn_q'."""
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self.weights = Weights(graph)
+        self.sizes: Mapping[str, Any] = graph.sizes
+        self.recipe: Recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
+
+    def has(self, name: str) -> bool:
+        return self.weights.has(f"{name}.weight")
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """x `(tokens, columns)` through a matrix and, where there is one, its bias: `(tokens, rows)`."""
+        return self.biased(name, self.weights.linear(f"{name}.weight", x))
+
+    def biased(self, name: str, y: Tensor) -> Tensor:
+        return y + self.weights.vector(f"{name}.bias") if self.weights.has(f"{name}.bias") else y
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """x normed along its last axis, weighted as this model does it."""
+        y = self.normed(x)
+        if not self.recipe.norm_weights:
+            return y
+        return self.biased(name, y * self.norm_weight(name))
+
+    def normed(self, x: Tensor) -> Tensor:
+        if self.recipe.norm == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(self.sizes["eps"]))
+
+    def norm_weight(self, name: str) -> Tensor:
+        return self.weights.vector(f"{name}.weight") + self.recipe.norm_offset
+
+    def activate(self, x: Tensor) -> Tensor:
+        return ACTIVATIONS[self.recipe.activation](x)
+
+
+def parts(x: Tensor, *widths: int) -> list[Tensor]:
+    """x cut along its last axis."""
+    ends = list(accumulate(widths))
+    return [x[..., end - width : end] for width, end in zip(widths, ends, strict=True)]
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": lambda x: x * torch.sigmoid(x),
+    "gelu": lambda x: torch.nn.functional.gelu(x),
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": lambda x: torch.relu(x),
+}
