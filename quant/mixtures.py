@@ -8,7 +8,7 @@ the general to the particular. `tests/quant/test_recipes.py` holds the result ag
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 
 from ggferry.quant.file_types import FILE_TYPES, GUESSED
 from ggferry.quant.rules import ANY, Rule, parse_rule
@@ -166,6 +166,7 @@ def rules_of(name: str) -> tuple[Rule, ...]:
     return tuple(parse_rule(rule) for recipes, rule in rows if _belongs(name, recipes.split()))
 
 
+@lru_cache(1 << 12)
 def never_quantised(name: str, architecture: str) -> str | None:
     """Why a tensor of two or more axes is left as it is, or None."""
     if not name.endswith("weight"):

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from ggferry.quant.codec import block_type, types_by_id
 from ggferry.quant.types import BlockError
@@ -61,6 +62,7 @@ _OPERATORS: Mapping[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 _CONDITION = re.compile(r"(!?)([a-z]+)(?:(<=|>=|!=|<|>|=)(\S+))?")
 _AMOUNT = re.compile(r"(\d{1,9})|(\d{0,4})n(?:/([1-9]\d{0,4}))?")
+_NAMES = 1 << 12  # answers kept: a plan, its check and its table ask about the same names
 _BLOCK = re.compile(r"blk\.(\d{1,9})", re.ASCII)
 
 
@@ -141,6 +143,7 @@ class Rule:
         return " ".join([",".join(self.patterns), *map(str, self.when), "->", self.type])
 
 
+@lru_cache(_NAMES)
 def role_of(name: str) -> str:
     """The role of a tensor by its name in GGUF; 'other' for what no rule of llama-quantize knows."""
     for role, parts in ROLES.items():
@@ -150,6 +153,7 @@ def role_of(name: str) -> str:
     return OTHER
 
 
+@lru_cache(_NAMES)
 def block_of(name: str) -> int | None:
     """The number N of a name 'blk.N.…', or None."""
     match = _BLOCK.match(name)
