@@ -11,6 +11,7 @@ from typing import Any
 from ggferry.converters import receipt as receipts
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
+from ggferry.converters.metadata import Entry
 from ggferry.converters.model_metadata import assemble, output_name
 from ggferry.converters.naming import shard_label
 from ggferry.converters.output import OutputSet
@@ -18,9 +19,11 @@ from ggferry.converters.plan import Options, Plan, place, plan_steps, shard_meta
 from ggferry.converters.run import Progress, run
 from ggferry.converters.tokenizers.base import Tokenizer, encoder
 from ggferry.converters.tokenizers.check import compare
+from ggferry.converters.tokenizers.legacy_check import check_conversion
 from ggferry.converters.verify import Proof, verify
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, RefusedError, VerificationError
+from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.sources import LocalFile
 
 Stage = Callable[[str, int], AbstractContextManager[Progress]]
@@ -37,6 +40,9 @@ class Request:
     options: Options = field(default_factory=Options)
     hparams: Mapping[str, str] = field(default_factory=dict)
     vocab: VocabOptions = field(default_factory=VocabOptions)
+    imatrix: str | None = None
+    include_weights: tuple[str, ...] = ()
+    exclude_weights: tuple[str, ...] = ()
     model_name: str | None = None
     metadata: Mapping[str, Any] | None = None
     level: str = "full"
@@ -62,11 +68,16 @@ def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer
     graph = understand(checkpoint, request.hparams, request.options.vocab_only)
     rows = graph.sizes.get("n_vocab", 0)
     tokenizer = load_tokenizer(checkpoint, rows, request.vocab)
-    steps = plan_steps(graph, request.options)
+    imatrix = (
+        read_imatrix(request.imatrix, request.include_weights, request.exclude_weights) if request.imatrix else None
+    )
+    steps = plan_steps(graph, request.options, imatrix)
     metadata, notes = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
+    if imatrix is not None:
+        metadata |= {key: Entry(value, "--imatrix") for key, value in imatrix.quantize_keys().items()}
     placed, layouts = place(steps, metadata, request.options)
     notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
-    return Plan(graph, request.options, metadata, placed, layouts, notes), tokenizer
+    return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes), tokenizer
 
 
 def convert(request: Request, stage: Stage = _silent) -> Result:
@@ -95,7 +106,9 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
     try:
         check_metadata(plan, again)
         output = understand(again, vocab_only=request.options.vocab_only)
-        tokens = check_tokenizer(tokenizer, load_tokenizer(again, output.sizes.get("n_vocab", 0)), path)
+        tokens = check_tokenizer(
+            tokenizer, load_tokenizer(again, output.sizes.get("n_vocab", 0)), plan.graph.checkpoint, path
+        )
         if request.level == "none":
             return Proof("none", (), {}, None, tokens)
         with stage("verifying", plan.bytes_written) as progress:
@@ -133,16 +146,25 @@ def _same_value(a: Any, b: Any) -> bool:
     return bool(a.type == b.type and a.items == b.items and narrow(a) == narrow(b))
 
 
-def check_tokenizer(source: Tokenizer | None, output: Tokenizer | None, path: str) -> dict[str, Any]:
-    """Both vocabularies encode the fixed texts alike. Raises VerificationError."""
+def check_tokenizer(
+    source: Tokenizer | None, output: Tokenizer | None, checkpoint: Checkpoint, path: str
+) -> dict[str, Any]:
+    """Both vocabularies encode the fixed texts alike. A LLaMA-era vocabulary is also held, on its raw bytes, against
+    the algorithm of its own runtime, which shares nothing with the conversion. Raises VerificationError."""
     if source is None or output is None:
         if source is not output:
             raise VerificationError("the vocabulary is on one side only", path=path)
         return {"texts": 0, "equal": 0, "why": "no vocabulary"}
-    check = compare(encoder(source), encoder(output))
-    if not check.passed:
-        raise VerificationError("the vocabularies tokenise differently", path=path, found=check.first)
-    return {"model": output.model, "vocabulary": len(output.tokens), **check.as_dict()}
+    encode = encoder(output)
+    check = compare(encoder(source), encode)
+    legacy = (
+        check_conversion(checkpoint.vocab, output, encode) if checkpoint.vocab and output.model == "llama" else None
+    )
+    for result in (check, legacy):
+        if result is not None and not result.passed:
+            raise VerificationError("the vocabularies tokenise differently", path=path, found=result.first)
+    found = {"model": output.model, "vocabulary": len(output.tokens), **check.as_dict()}
+    return found if legacy is None else {**found, "legacy_runtime": legacy.as_dict()}
 
 
 def _targets(request: Request, plan: Plan) -> list[str]:
@@ -200,10 +222,11 @@ def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, st
     checkpoint = plan.graph.checkpoint
     count = len(checkpoint.files)
     parts = f" ({count} files)" if count > 1 else ""
+    more = f" and {len(paths) - 1} more" if paths[1:] else ""
     kinds = ", ".join(dict.fromkeys(f"{step.type}" for step in plan.steps)) or "vocabulary only"
     return (
         f"read     {checkpoint.path}{parts}: {receipts.what_was_read(checkpoint)}",
-        f"wrote    {paths[0]}{f' and {len(paths) - 1} more' if paths[1:] else ''}: GGUF v3, {plan.graph.architecture.name}, {len(plan.steps)} tensors ({kinds}), "
+        f"wrote    {paths[0]}{more}: GGUF v3, {plan.graph.architecture.name}, {len(plan.steps)} tensors ({kinds}), "
         f"{plan.bytes_written:,} bytes",
         f"proved   {receipts.how_it_was_proved(proof)}",
     )

@@ -16,7 +16,7 @@ from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.folder import load_json
 from ggferry.formats.gguf_values import Value
-from ggferry.quant.file_types import file_type_of, parse_file_type
+from ggferry.quant.file_types import file_type_of
 
 SPLIT = "split."
 
@@ -74,8 +74,9 @@ def _origin(checkpoint: Checkpoint) -> str:
 
 def _stated(graph: ModelGraph, options: Options) -> int | None:
     """The file type the source or the user names; it stands only where the tensors bear it out."""
-    if options.outtype != "keep":
-        return parse_file_type(options.outtype)
+    recipe = options.recipe()
+    if recipe.default != "keep" or recipe.rules:
+        return recipe.file_type
     stated = graph.checkpoint.header.get("ftype")
     if stated is None:
         value = graph.checkpoint.metadata.get("general.file_type")

@@ -7,32 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ggferry.converters.choose import TypeOptions, choose_types
 from ggferry.converters.graph import ModelGraph, Node
 from ggferry.converters.layout import SAME
 from ggferry.converters.metadata import Entry
 from ggferry.formats.checkpoint import TensorRef
-from ggferry.formats.errors import RefusedError, UnsupportedTypeError, UsageError
+from ggferry.formats.errors import UnsupportedTypeError
 from ggferry.formats.gguf_values import Value, i32, u16
 from ggferry.formats.gguf_write import GGUFLayout, lay_out
-from ggferry.quant.codec import block_type, codec
-from ggferry.quant.types import BlockError, BlockType
+from ggferry.formats.imatrix import Imatrix
+from ggferry.quant.codec import codec
+from ggferry.quant.types import BlockType
 
 COPY, GATHER, REPACK, TRANSCODE = "copy", "gather", "repack", "transcode"
 IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED = "identical", "permuted", "repacked", "rescaled", "rounded"
-PLAIN_OUTTYPES = ("f32", "f16", "bf16", "q8_0")
-EXPANSIONS = ("f16", "f32", "q8_0")
 _EXACT_IN = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
 """Plain types whose every value another plain type holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the user asked for. `outtype`: 'keep' or one of PLAIN_OUTTYPES; `expand`: the type for blocks that GGUF
-    has no counterpart of."""
+class Options(TypeOptions):
+    """What the user asked for: the types, and how the file is laid out. `split_max_tensors`, `split_max_size` (bytes
+    of tensors): limits of a shard, 0 for none; `tensor_first_split`: the first shard holds tensors."""
 
-    outtype: str = "keep"
-    expand: str = "f16"
-    allow_requantize: bool = False
     alignment: int = 32
     big_endian: bool = False
     vocab_only: bool = False
@@ -40,20 +37,13 @@ class Options:
     split_max_size: int = 0
     tensor_first_split: bool = True
 
-    def check(self) -> None:
-        """Raises UsageError for a type that cannot be written."""
-        if self.outtype not in ("keep", *PLAIN_OUTTYPES):
-            raise UsageError("--outtype", found=self.outtype, expected=", ".join(("keep", *PLAIN_OUTTYPES)))
-        if self.expand not in EXPANSIONS:
-            raise UsageError("--expand", found=self.expand, expected=", ".join(EXPANSIONS))
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One output tensor: where its bytes come from, by which route, and how exact it will be.
 
-    `offset`: absolute, in output file number `shard`; `grade`: the promise (a `repacked` tensor whose scales turn out not to be
-    float16 becomes `rescaled` in the receipt); `why`: the reason where the type was not the one asked for.
+    `offset`: absolute, in output file number `shard`; `grade`: the promise (a `repacked` tensor whose scales turn out
+    not to be float16 becomes `rescaled` in the receipt); `why`: the reason where the type was not the one asked for.
     """
 
     node: Node
@@ -90,6 +80,7 @@ class Plan:
     metadata: Mapping[str, Entry]
     steps: Sequence[Step]
     layouts: tuple[GGUFLayout, ...]
+    imatrix: Imatrix | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     @property
@@ -107,7 +98,7 @@ class Plan:
             "architecture": self.graph.architecture.name,
             "tensors": [step_record(step) for step in self.steps],
             "dropped": [{"name": drop.ref.name, "reason": drop.reason} for drop in self.graph.dropped],
-            "metadata": {key: {"type": e.value.type.name.lower(), "origin": e.origin} for key, e in self.metadata.items()},
+            "metadata": {k: {"type": e.value.type.name.lower(), "origin": e.origin} for k, e in self.metadata.items()},
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
         }
@@ -132,10 +123,10 @@ def step_record(step: Step) -> dict[str, Any]:
     return record
 
 
-def plan_steps(graph: ModelGraph, options: Options) -> list[Step]:
+def plan_steps(graph: ModelGraph, options: Options, imatrix: Imatrix | None = None) -> list[Step]:
     """Type, route and promised grade of every tensor, in file order; offsets are set by `place`."""
-    options.check()
-    return [_step(graph, node, options) for node in graph.nodes]
+    types = choose_types(graph, options, None if imatrix is None else imatrix.entries.keys())
+    return [_step(graph, node, *types[node.name]) for node in graph.nodes]
 
 
 def place(
@@ -195,12 +186,11 @@ def count_types(refs: Sequence[TensorRef]) -> str:
     return ", ".join(f"{name} ×{n}" for name, n in Counter(ref.type.name for ref in refs).most_common())
 
 
-def _step(graph: ModelGraph, node: Node, options: Options) -> Step:
+def _step(graph: ModelGraph, node: Node, target: BlockType, why: str) -> Step:
     source = node.inputs[0].type
     if any(ref.type != source for ref in node.inputs):
         names = ", ".join(sorted({ref.type.name for ref in node.inputs}))
-        raise UnsupportedTypeError(f"parts of {node.name} have different types", path=graph.checkpoint.path, found=names)
-    target, why = _target(graph, node, source, options)
+        raise UnsupportedTypeError(f"{node.name}: parts of different types", path=graph.checkpoint.path, found=names)
     if not node.layout.block_safe:
         return Step(node, target, TRANSCODE, ROUNDED, why=why)
     if target == source:
@@ -211,35 +201,3 @@ def _step(graph: ModelGraph, node: Node, options: Options) -> Step:
         return Step(node, target, REPACK, REPACKED, why=why)
     exact = target.name in _EXACT_IN.get(source.name, ()) or (source.quantised and target.name == "F32")
     return Step(node, target, TRANSCODE, REPACKED if exact else ROUNDED, why=why)
-
-
-def _target(graph: ModelGraph, node: Node, source: BlockType, options: Options) -> tuple[BlockType, str]:
-    if node.role.always_f32 or len(node.shape) == 1:
-        return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
-    if options.outtype == "keep":
-        return _kept(source, options)
-    target = block_type(options.outtype)
-    if target.quantised and source.quantised and not _same_values(source, target) and not options.allow_requantize:
-        raise RefusedError(
-            f"{node.name} is {source} already: making {target} of it rounds a second time",
-            path=graph.checkpoint.path, hint="--allow-requantize, or --outtype keep",
-        )  # fmt: skip
-    try:
-        target.row_bytes(node.shape[-1])
-    except BlockError as error:
-        return block_type("F16"), f"F16: {error}"
-    return target, ""
-
-
-def _kept(source: BlockType, options: Options) -> tuple[BlockType, str]:
-    if source.ggml_id is not None:
-        return source, ""
-    repack = codec(source.name).repack
-    if repack is not None:
-        return block_type(repack.target), f"today's form of {source}"
-    return block_type(options.expand), f"GGUF has no counterpart of {source}; --expand {options.expand}"
-
-
-def _same_values(source: BlockType, target: BlockType) -> bool:
-    repack = codec(source.name).repack
-    return source == target or (repack is not None and repack.target == target.name)

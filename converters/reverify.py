@@ -57,6 +57,7 @@ def reverify(
         tokens = check_tokenizer(
             load_tokenizer(before, graph.sizes.get("n_vocab", 0), vocab),
             load_tokenizer(after, mirror.sizes.get("n_vocab", 0)),
+            before,
             output,
         )
         with stage("verifying", after.nbytes) as progress:

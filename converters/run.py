@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ggferry.converters import values
@@ -83,7 +84,7 @@ def jobs_of(plan: Plan) -> Iterator[Job]:
             for start in range(0, run[2], values.CHUNK):
                 yield Job(step, step.node, start, min(run[2], start + values.CHUNK), run)
             continue
-        node = values.view_for_streaming(step.node, step.type)
+        node = step.node if plan.imatrix else values.view_for_streaming(step.node, step.type)
         for start, stop in values.row_chunks(node, step.type):
             yield Job(step, node, start, stop)
 
@@ -98,16 +99,30 @@ def convert(plan: Plan, job: Job) -> Any:
             repack = codec(step.source_type.name).repack
             assert repack is not None
             return values.laid_out(checkpoint, job.node, job.start, job.stop, lambda r, c: repack.apply(r, c)[0])
-        encode = codec(step.type.name).encode
-        assert encode is not None, step.type.name
         decoded = values.laid_out_values(checkpoint, job.node, job.start, job.stop)
-        return encode(np.ascontiguousarray(decoded), None)
+        return _encode(plan, job, np.ascontiguousarray(decoded))
     except BlockError as error:
         hint = "--outtype bf16 or f32 holds such values" if step.type.name == "F16" else None
         raise BadValueError(
             f"tensor {step.node.inputs[0].name!r}, rows {job.start}..{job.stop}: {error}",
             path=checkpoint.path, hint=hint,
         ) from None  # fmt: skip
+
+
+def _encode(plan: Plan, job: Job, rows: Any) -> Any:
+    """Rows in the step's type. Of a tensor of several matrices (experts) each has its own importances."""
+    encode = codec(job.step.type.name).encode
+    assert encode is not None, job.step.type.name
+    weights = plan.imatrix.weights(job.step.name, job.step.node.shape) if plan.imatrix else None
+    if weights is None or not job.step.type.quantised:
+        return encode(rows, None)
+    height = max(1, job.step.node.shape[-2]) if len(weights) > 1 else job.stop
+    cuts = [job.start, *range(-(-(job.start + 1) // height) * height, job.stop, height), job.stop]
+    pieces = [
+        encode(rows[start - job.start : stop - job.start], weights[min(start // height, len(weights) - 1)])
+        for start, stop in pairwise(cuts)
+    ]
+    return np.concatenate(pieces)
 
 
 def each(items: Iterable[Item], work: Callable[[Item], None], count: int) -> None:

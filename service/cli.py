@@ -33,6 +33,18 @@ HParams = Annotated[
 ]
 Pre = Annotated[str | None, typer.Option("--pre", help="The pre-tokenizer by name, where it cannot be derived.")]
 TrimVocab = Annotated[bool, typer.Option("--trim-vocab", help="Drop pieces that have no embedding row.")]
+RecipeFile = Annotated[str | None, typer.Option("--recipe", help="A recipe file (docs/recipes.md) instead of a name.")]
+Pure = Annotated[bool, typer.Option("--pure", help="One type for all, no mixture.")]
+ImatrixFile = Annotated[str | None, typer.Option("--imatrix", help="Importance matrix, GGUF or .dat.")]
+IncludeWeights = Annotated[list[str] | None, typer.Option("--include-weights", help="Only these of its entries.")]
+ExcludeWeights = Annotated[list[str] | None, typer.Option("--exclude-weights", help="All but these of its entries.")]
+OutputTensorType = Annotated[str | None, typer.Option("--output-tensor-type", help="Type of output.weight.")]
+TokenEmbeddingType = Annotated[str | None, typer.Option("--token-embedding-type", help="Type of the embeddings.")]
+TensorType = Annotated[
+    list[str] | None, typer.Option("--tensor-type", metavar="REGEX=TYPE", help="First match decides; repeatable.")
+]
+TensorTypeFile = Annotated[str | None, typer.Option("--tensor-type-file", help="REGEX=TYPE items in a file.")]
+LeaveOutputTensor = Annotated[bool, typer.Option("--leave-output-tensor", help="Do not quantise output.weight.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, max=256, help="Worker threads (default: one a core).")]
 
 
@@ -43,12 +55,25 @@ def convert(
         str | None, typer.Option("--outfile", "-o", help="File or folder (default: beside the source).")
     ] = None,
     to: Annotated[str, typer.Option("--to", help="The format to write.")] = "gguf",
-    outtype: Annotated[str, typer.Option("--outtype", help="keep, f32, f16, bf16 or q8_0.")] = "keep",
+    outtype: Annotated[
+        str,
+        typer.Option("--outtype", help="keep, or any type of llama-quantize: f16, bf16, q8_0, q4_k_m, …"),
+    ] = "keep",
     verify: Annotated[str, typer.Option("--verify", help="full: with forward passes; fast: without; none.")] = "full",
     expand: Annotated[
         str,
         typer.Option("--expand", help="f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64)."),
     ] = "f16",
+    recipe: RecipeFile = None,
+    pure: Pure = False,
+    imatrix: ImatrixFile = None,
+    include_weights: IncludeWeights = None,
+    exclude_weights: ExcludeWeights = None,
+    output_tensor_type: OutputTensorType = None,
+    token_embedding_type: TokenEmbeddingType = None,
+    tensor_type: TensorType = None,
+    tensor_type_file: TensorTypeFile = None,
+    leave_output_tensor: LeaveOutputTensor = False,
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Quantise what is quantised already.")
     ] = False,
@@ -91,20 +116,35 @@ def convert(
     if verify not in LEVELS:
         raise UsageError("--verify", found=verify, expected=", ".join(LEVELS))
     options = Options(
-        outtype.lower(),
-        expand.lower(),
-        allow_requantize,
-        alignment,
-        bigendian,
-        vocab_only,
-        split_max_tensors,
-        _bytes(split_max_size),
-        not no_tensor_first_split,
+        outtype=outtype,
+        expand=expand.lower(),
+        allow_requantize=allow_requantize,
+        alignment=alignment,
+        big_endian=bigendian,
+        vocab_only=vocab_only,
+        split_max_tensors=split_max_tensors,
+        split_max_size=_bytes(split_max_size),
+        tensor_first_split=not no_tensor_first_split,
+        **_types(
+            recipe, pure, output_tensor_type, token_embedding_type, tensor_type, tensor_type_file, leave_output_tensor
+        ),
     )
     options.check()
     vocab = VocabOptions(tokenizer_model, pre, huggingface_json, trim_vocab, no_vocab)
     request = Request(
-        source, out, options, _pairs(hparam), vocab, model_name, _json_file(metadata), verify, force, jobs
+        source=source,
+        out=out,
+        options=options,
+        hparams=_pairs(hparam),
+        vocab=vocab,
+        imatrix=imatrix,
+        include_weights=tuple(include_weights or ()),
+        exclude_weights=tuple(exclude_weights or ()),
+        model_name=model_name,
+        metadata=_json_file(metadata),
+        level=verify,
+        force=force,
+        jobs=jobs,
     )
     if dry_run:
         _print_plan(request, as_json)
@@ -252,6 +292,35 @@ def _print_plan(request: Any, as_json: bool) -> None:
     print(
         f"{len(facts['tensors'])} tensors, {facts['bytes_read']:,} bytes read, {facts['bytes_written']:,} bytes written"
     )
+
+
+def _types(
+    recipe: str | None,
+    pure: bool,
+    output: str | None,
+    embedding: str | None,
+    patterns: list[str] | None,
+    patterns_file: str | None,
+    leave_output: bool,
+) -> dict[str, Any]:
+    """The options of llama-quantize that choose types, as fields of `plan.Options`."""
+    from ggferry.quant.recipe_file import parse_tensor_type, parse_tensor_types
+    from ggferry.quant.types import BlockError
+
+    try:
+        pairs = [parse_tensor_type(item) for item in patterns or ()]
+        if patterns_file is not None:
+            pairs += parse_tensor_types("\n".join(_text_lines(patterns_file)))
+    except BlockError as error:
+        raise UsageError(f"--tensor-type: {error}") from None
+    return {
+        "recipe_text": None if recipe is None else "\n".join(_text_lines(recipe)),
+        "pure": pure,
+        "output_tensor_type": output,
+        "token_embedding_type": embedding,
+        "tensor_types": tuple(pairs),
+        "leave_output_tensor": leave_output,
+    }
 
 
 def _pairs(items: list[str] | None) -> dict[str, str]:
