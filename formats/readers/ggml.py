@@ -41,11 +41,10 @@ from ggferry.formats.sources import LocalFile
 from ggferry.quant.codec import codecs
 from ggferry.quant.types import BlockError
 
-MAGIC = {b"lmgg": "ggml", b"fmgg": "ggmf", b"tjgg": "ggjt", b"algg": "ggla", b"nsgg": "ggsn"}
+MAGIC = {b"lmgg": "ggml", b"fmgg": "ggmf", b"tjgg": "ggjt", b"nsgg": "ggsn"}
 """The four bytes on disk: a little-endian u32 such as 0x67676d6c stands reversed."""
 VERSIONS = {"ggml": (None,), "ggmf": (1,), "ggjt": (1, 2, 3)}
 NOT_MODELS = {
-    "ggla": "a LoRA adapter (GGLA), not a model",
     "ggsn": "a saved llama.cpp session (GGSN): the state of a conversation, not a model",
 }
 ALIGNMENT = {"ggml": 1, "ggmf": 1, "ggjt": 32}
@@ -76,7 +75,7 @@ class Record:
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
-    """Claims the five magics and the two that mark byte-reversed files."""
+    """Claims the four magics and the ones that mark byte-reversed files."""
     container = MAGIC.get(head[:4])
     if container is None:
         return Match("ggml-big-endian") if head[:4] in (b"ggml", b"ggmf", b"ggjt") else None

@@ -128,7 +128,7 @@ REFUSALS = {
     "usage: no such command": (["konvert"], 2),
     "not found": (["inspect", "{tmp}/absent.bin"], 3),
     "unsupported: nothing known": (["inspect", "{tmp}/noise"], 4),
-    "unsupported: adapter": (["convert", "{tmp}/ggla.bin"], 4),
+    "corrupt: adapter": (["convert", "{tmp}/ggla.bin"], 5),
     "corrupt: cut": (["convert", "{tmp}/cut.bin"], 5),
     "corrupt: empty": (["convert", "{tmp}/empty"], 5),
     "refused: lossy": (["convert", "{tmp}/q4.bin", "--outtype", "q8_0"], 7),
