@@ -24,6 +24,15 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Derivation:
+    """A tensor that no file holds as such: dequantised when it is read. `scheme`: from what, in words; `natural`: the
+    type its model was made in, which 'keep' gives it."""
+
+    scheme: str
+    natural: BlockType
+
+
+@dataclass(frozen=True, slots=True)
 class TensorRef:
     """A tensor that was found but not read.
 
@@ -37,6 +46,7 @@ class TensorRef:
     spans: tuple[Span, ...]
     axis: int = 0
     big_endian: bool = False
+    derived: Derivation | None = None
 
     @property
     def rows(self) -> int:

@@ -1,0 +1,46 @@
+"""Integers packed into 32-bit words, as GPTQ and compressed-tensors keep them: the first in the lowest bits.
+
+Sources: GPTQModel `nn_modules/qlinear/__init__.py` (`dequantize_weight`), compressed-tensors
+`compressors/pack_quantized` (`pack_to_int32`: the sign is carried as an offset of 2^(bits − 1)).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ggferry.quant.registry import lazy
+from ggferry.quant.types import BlockError
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+Array = Any
+WORD_BITS = 32
+
+
+def unpack(words: Array, bits: int) -> Array:
+    """uint32 `(rows, n)` → uint8 `(rows, n × (32 // bits))`. Raises BlockError unless 1 ≤ bits ≤ 8.
+
+    Where `bits` does not divide 32 the upper bits of each word are padding.
+    """
+    if not 1 <= bits <= 8:
+        raise BlockError(f"{bits} bits packed into words; 1 to 8 are known")
+    shifts = np.arange(WORD_BITS // bits, dtype=np.uint32) * np.uint32(bits)
+    out = words[..., None] >> shifts & np.uint32((1 << bits) - 1)
+    return out.astype(np.uint8).reshape(*words.shape[:-1], -1)
+
+
+def unpack_down(words: Array, bits: int) -> Array:
+    """uint32 `(n, columns)` → uint8 `(n × (32 // bits), columns)`: packed along the first axis."""
+    shifts = np.arange(WORD_BITS // bits, dtype=np.uint32)[:, None] * np.uint32(bits)
+    out = words[:, None, :] >> shifts & np.uint32((1 << bits) - 1)
+    return out.astype(np.uint8).reshape(-1, words.shape[1])
+
+
+def gptq_zeros(stored: Array, bits: int, first_version: bool) -> Array:
+    """Zero points as they are meant, int16. Version 1 of the format keeps each less one; a zero of 0 is then all ones,
+    so that the sum is taken within `bits`."""
+    zeros = stored.astype(np.int16)
+    return (zeros + 1) & ((1 << bits) - 1) if first_version else zeros
