@@ -31,6 +31,8 @@ class Source(Protocol):
 class LocalFile:
     """A file on disk, opened once; thread-safe through `pread`."""
 
+    _fd = -1
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         try:
