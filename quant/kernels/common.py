@@ -28,9 +28,8 @@ from ggferry.quant.kernels.lanes import (
     rooms,
     scalar_bits,
     scalar_float,
-    scattered_loader,
+    skip,
     spreader,
-    strided_loader,
     to_floats,
     transpose,
 )
@@ -43,12 +42,13 @@ if TYPE_CHECKING:
 F = np.float32
 I = np.int32  # noqa: E741
 
-LANES = 32 if llvm.get_host_cpu_features().get("avx512f") else 16
-"""Blocks searched at once: two registers of AVX-512 or AVX, so that one's additions hide the other's latency."""
+LANES = 64 if llvm.get_host_cpu_features().get("avx512f") else 16
+"""Blocks searched at once: four of AVX-512's 32 registers, two of AVX2's 16, four of NEON's 32. The additions of one
+hide the latency of another's. The bytes do not depend on it."""
 
 _batch, _half = Lanes(types.float32, LANES), Lanes(types.float32, 16)
-load, gather, spread = loader(types.float32, _batch), scattered_loader(types.float32, _batch), spreader(LANES)
-load16, gather16, spread16 = loader(types.float32, _half), strided_loader(types.float32, _half), spreader(16)
+load, spread = loader(types.float32, _batch), spreader(LANES)
+load16, spread16 = loader(types.float32, _half), spreader(16)
 
 scratch, numbers = rooms(types.float32, LANES), rooms(types.int64, LANES)
 """`scratch(n)`, `numbers(n)`: room on the stack for n float32 or int64 a lane, as `[n][lane]`."""
@@ -129,6 +129,27 @@ def take(source, at, x, count, stride):
     for k in range(0, LANES, 16):
         for e in range(0, count, 16):
             transpose(source, at + k * stride + e, stride, x, e * LANES + k, LANES)
+
+
+@inline
+def give(x, target, at):
+    """The way back of `take` for runs of 16 that follow one another."""
+    for k in range(0, LANES, 16):
+        transpose(x, k, LANES, target, at + 16 * k, 16)
+
+
+@inline
+def take_at(source, offsets, x):
+    """Transpose: the 16 elements from each of `LANES` offsets on, into `x[element][lane]`."""
+    for k in range(0, LANES, 16):
+        transpose(source, 0, skip(offsets, k), x, k, LANES)
+
+
+@inline
+def give_at(x, target, offsets):
+    """The way back of `take_at`."""
+    for k in range(0, LANES, 16):
+        transpose(x, k, LANES, target, 0, skip(offsets, k))
 
 
 @kernel

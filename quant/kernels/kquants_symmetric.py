@@ -9,8 +9,8 @@ from ggferry.quant.kernels.common import (
     F,
     I,
     all_finite,
-    gather,
-    gather16,
+    give,
+    give_at,
     half_bits,
     half_value,
     inline,
@@ -18,15 +18,17 @@ from ggferry.quant.kernels.common import (
     levels,
     load,
     load16,
+    nearest,
     nearest_int,
     numbers,
     put_half,
     scratch,
     spread16,
     take,
+    take_at,
 )
 from ggferry.quant.kernels.fits import TINY, descend, fit_scale, start_descent
-from ggferry.quant.kernels.lanes import bits, skip, store, to_floats, to_ints
+from ggferry.quant.kernels.lanes import bits, float_room, int_room, maximum, minimum, store, to_floats, to_ints, where
 from ggferry.quant.kernels.superblocks import BLOCK, by_block, encoder, rounded, spread_squares, tile_weights, weigh
 
 # ------------------------------------------------------------------ Q3_K: 6-bit signed scales, 16 elements each
@@ -34,26 +36,27 @@ from ggferry.quant.kernels.superblocks import BLOCK, by_block, encoder, rounded,
 
 @inline
 def pack_q3(values, at, out, o, codes, d, level, s):
-    """`level` holds the own levels of the batch's sub-blocks, s being the block's first: `[group][element][lane]`."""
+    """`codes` are the 16 scales as 0 … 63; `level` holds the own levels of the batch's sub-blocks, s being the block's
+    first."""
     d_bits = half_bits(d)
     put_half(out, o + 108, d_bits)
-    d = half_value(d_bits)
+    code, scale = int_room(16), float_room(16)
+    store(code, 0, codes)
+    store(scale, 0, half_value(d_bits) * to_floats(codes - 32))
     for j in range(4):  # bytes 0–7: low nibbles of codes 0–7 and 8–15; bytes 8–11: their upper two bits, 4 apart
-        out[o + 96 + j] = codes[j] & 15 | (codes[j + 8] & 15) << 4
-        out[o + 100 + j] = codes[j + 4] & 15 | (codes[j + 12] & 15) << 4
-        out[o + 104 + j] = codes[j] >> 4 | codes[j + 4] >> 4 << 2 | codes[j + 8] >> 4 << 4 | codes[j + 12] >> 4 << 6
+        out[o + 96 + j] = code[j] & 15 | (code[j + 8] & 15) << 4
+        out[o + 100 + j] = code[j + 4] & 15 | (code[j + 12] & 15) << 4
+        out[o + 104 + j] = code[j] >> 4 | code[j + 4] >> 4 << 2 | code[j + 8] >> 4 << 4 | code[j + 12] >> 4 << 6
     for half in range(2):
         high = spread16(I(0))
         for side in range(2):
             low = spread16(I(0))
             for plane in range(4):
                 j = 8 * side + 2 * plane + half
-                scale = d * F(codes[j] - 32)
-                if scale == F(0):
-                    own = (s + j) // LANES * 16 * LANES + (s + j) % LANES
-                    q = to_ints(gather16(level, own, LANES)) + 4
+                if scale[j] == F(0):
+                    q = to_ints(load16(level, 16 * (s + j))) + 4
                 else:
-                    q = levels(load16(values, at + 16 * j) / scale, -4, 3) + 4
+                    q = levels(load16(values, at + 16 * j) / scale[j], -4, 3) + 4
                 high = high | q >> 2 << 4 * side + plane
                 low = low | (q & 3) << 2 * plane
             store(out, o + 32 + 32 * side + 16 * half, low)
@@ -61,67 +64,77 @@ def pack_q3(values, at, out, o, codes, d, level, s):
 
 
 @inline
-def finish_descents(values, batch, level, sum_qx, sum_qq, todo, count):
-    """Rounds 2 to 5 of `make_q3_quants` for the `count` sub-blocks in `todo`: four in five are finished after one
-    round, so those that are not are brought together from all over the batch."""
+def widest(scale, s):
+    """The first of 16 scales from s on with the largest magnitude."""
+    found = F(0)
+    for j in range(s, s + 16):
+        if abs(scale[j]) > abs(found):
+            found = scale[j]
+    return found
+
+
+@inline
+def descend_on(values, batch, level, sum_qx, sum_qq, todo, count, rounds):
+    """Up to `rounds` rounds of `make_q3_quants` for the `count` sub-blocks in `todo`, wherever in the batch they are.
+    Leaves in `todo` those that would still change, and returns their number."""
     x, own, qx, qq, x_at, level_at = scratch(16), scratch(16), scratch(1), scratch(1), numbers(1), numbers(1)
-    for _ in range(4):
-        going_on = 0
-        for run in range(0, count, LANES):
-            for k in range(LANES):
-                s = todo[min(run + k, count - 1)]
-                x_at[k], level_at[k] = batch + 16 * s, s // LANES * 16 * LANES + s % LANES
-                qx[k], qq[k] = sum_qx[s], sum_qq[s]
-            for e in range(16):
-                store(x, e * LANES, gather(values, e, x_at))
-                store(own, e * LANES, gather(level, e * LANES, level_at))
-            found = descend(x, own, load(qx, 0), load(qq, 0), 16, 4)
-            store(qx, 0, found[0])
-            store(qq, 0, found[1])
-            changed = np.int64(bits(found[2]))
-            for k in range(min(LANES, count - run)):
-                if changed >> k & 1:
-                    s = todo[run + k]
-                    sum_qx[s], sum_qq[s] = qx[k], qq[k]
-                    for e in range(16):
-                        level[level_at[k] + e * LANES] = own[e * LANES + k]
-                    todo[going_on] = s
-                    going_on += 1
-        count = going_on
+    left = 0
+    for run in range(0, count, LANES):
+        for k in range(LANES):
+            s = todo[min(run + k, count - 1)]
+            x_at[k], level_at[k] = batch + 16 * s, 16 * s
+            qx[k], qq[k] = sum_qx[s], sum_qq[s]
+        take_at(values, x_at, x)
+        take_at(level, level_at, own)
+        going_on = np.int64(1)
+        for _ in range(rounds):
+            if going_on != 0:
+                new_qx, new_qq, changed = descend(x, own, load(qx, 0), load(qq, 0), 16, 4)
+                store(qx, 0, new_qx)
+                store(qq, 0, new_qq)
+                going_on = np.int64(bits(changed))
+        give_at(own, level, level_at)
+        for k in range(min(LANES, count - run)):
+            s = todo[run + k]
+            sum_qx[s], sum_qq[s] = qx[k], qq[k]
+            todo[left] = s
+            left += going_on >> k & 1
+    return left
 
 
 @kernel
 def q3_k(values, out, first):
-    x, level, sum_qx, sum_qq = scratch(16), scratch(256), scratch(16), scratch(16)
-    todo, codes, scale = numbers(16), numbers(1), scratch(1)
+    level, sum_qx, sum_qq, x, own = scratch(256), scratch(16), scratch(16), scratch(16), scratch(16)
+    todo, scale = numbers(16), scratch(16)
     for batch in range(0, values.size, LANES * BLOCK):
         if not all_finite(values, batch, batch + LANES * BLOCK):
             return False
         count = 0
         for s in range(0, 16 * LANES, LANES):
             take(values, batch + 16 * s, x, 16, 16)
-            qx, qq = start_descent(x, skip(level, 16 * s), 16, 4)
-            qx, qq, mask = descend(x, skip(level, 16 * s), qx, qq, 16, 4)
+            qx, qq = start_descent(x, own, 16, 4)
+            qx, qq, changed = descend(x, own, qx, qq, 16, 4)
+            give(own, level, 16 * s)
             store(sum_qx, s, qx)
             store(sum_qq, s, qq)
-            changed = np.int64(bits(mask))
+            going_on = np.int64(bits(changed))
             for k in range(LANES):
                 todo[count] = s + k
-                count += changed >> k & 1
-        finish_descents(values, batch, level, sum_qx, sum_qq, todo, count)
+                count += going_on >> k & 1
+        # Four in five sub-blocks are finished after one round, and four in five of the others after the second.
+        count = descend_on(values, batch, level, sum_qx, sum_qq, todo, count, 1)
+        descend_on(values, batch, level, sum_qx, sum_qq, todo, count, 3)
+        for s in range(0, 16 * LANES, LANES):
+            qx, qq = load(sum_qx, s), load(sum_qq, s)
+            store(scale, s, where(qq > F(0), qx / qq, F(0)))
         for k in range(LANES):
             s = 16 * k
-            widest = F(0)
-            for j in range(16):
-                scale[j] = sum_qx[s + j] / sum_qq[s + j] if sum_qq[s + j] > F(0) else F(0)
-                if abs(scale[j]) > abs(widest):
-                    widest = scale[j]
-            ratio = F(-32) / widest if widest != F(0) else F(0)
-            for j in range(16):
-                code = (nearest_int(ratio * scale[j]) + 128 & 255) - 128
-                codes[j] = max(-32, min(31, code)) + 32 if widest != F(0) else 0
+            top = widest(scale, s)
+            ratio = F(-32) / top if top != F(0) else F(0)
+            codes = nearest(ratio * load16(scale, s)) << 24 >> 24  # ggml keeps it in an int8 before it bounds it
+            codes = maximum(minimum(codes, 31), -32) + 32 if top != F(0) else spread16(I(0))
             at, o = batch + k * BLOCK, (batch // BLOCK + k) * 110
-            pack_q3(values, at, out, o, codes, F(1) / ratio if widest != F(0) else F(0), level, s)
+            pack_q3(values, at, out, o, codes, F(1) / ratio if top != F(0) else F(0), level, s)
     return True
 
 
@@ -129,7 +142,7 @@ def q3_k(values, out, first):
 def q3_k_weighted(values, out, first, weights):
     x, w, wx, level, tile = scratch(16), scratch(16), scratch(16), scratch(256), scratch(256)
     sigma2, sum_w, d, scale = scratch(16), scratch(16), scratch(1), scratch(16)
-    block_ratio, block_origin, codes = scratch(1), scratch(1), np.empty(16, np.int64)
+    block_ratio, block_origin = scratch(1), scratch(1)
     for batch in range(0, values.size, LANES * BLOCK):
         if not all_finite(values, batch, batch + LANES * BLOCK):
             return False
@@ -141,7 +154,8 @@ def q3_k_weighted(values, out, first, weights):
             fitted, ratio, origin = fit_scale(x, w, wx, 16, 4, True)
             store(scale, s, fitted)
             for e in range(0, 16 * LANES, LANES):
-                store(level, 16 * s + e, to_floats(levels(ratio * (load(x, e) - origin), -4, 3)))
+                store(x, e, to_floats(levels(ratio * (load(x, e) - origin), -4, 3)))
+            give(x, level, 16 * s)
         by_block(scale, 16, x)
         by_block(sum_w, 16, w)
         fitted, ratio, origin = fit_scale(x, w, wx, 16, 32, False)
@@ -149,9 +163,9 @@ def q3_k_weighted(values, out, first, weights):
         store(block_ratio, 0, ratio)
         store(block_origin, 0, origin)
         for k in range(LANES):
-            for j in range(16):
-                code = nearest_int(block_ratio[k] * scale[16 * k + j])
-                codes[j] = max(-32, min(31, code)) + 32 if block_origin[k] == F(0) else 0
+            codes = levels(block_ratio[k] * load16(scale, 16 * k), -32, 31) + 32
+            if block_origin[k] != F(0):
+                codes = spread16(I(0))
             at, o = batch + k * BLOCK, (batch // BLOCK + k) * 110
             pack_q3(values, at, out, o, codes, d[k], level, 16 * k)
     return True
@@ -165,15 +179,12 @@ encode_q3_k = encoder("Q3_K", q3_k, q3_k_weighted)
 
 @inline
 def pack_q6(values, at, out, o, scale, ratio, origin, s):
-    widest = F(0)
-    for j in range(s, s + 16):
-        if abs(scale[j]) > abs(widest):
-            widest = scale[j]
-    if abs(widest) < TINY:
+    top = widest(scale, s)
+    if abs(top) < TINY:
         for i in range(o, o + 210):
             out[i] = 0
         return
-    to_code = F(-128) / widest
+    to_code = F(-128) / top
     d_bits = half_bits(F(1) / to_code)
     put_half(out, o + 208, d_bits)
     d = half_value(d_bits)

@@ -164,76 +164,41 @@ def loader(dtype: Any, result: Lanes) -> Any:
     return load
 
 
-def strided_loader(dtype: Any, result: Lanes) -> Any:
-    """`load(array of dtype, index, stride)`: lane k is the element at `index + k * stride`."""
-
-    @intrinsic  # type: ignore[misc]
-    def load(typing_context: Any, array: Any, index: Any, stride: Any) -> Any:
-        if not _holds(array, dtype):
-            return None
-
-        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            at, step = (context.cast(builder, args[i], sig.args[i], types.intp) for i in (1, 2))
-            data = _data(context, builder, array, args[0])
-            found = ir.Constant(_vector(result), ir.Undefined)
-            for lane in range(result.width):
-                found = builder.insert_element(found, builder.load(builder.gep(data, [at])), ir.Constant(_I32, lane))
-                at = builder.add(at, step)
-            return found
-
-        return result(array, index, stride), lower
-
-    return load
-
-
-def scattered_loader(dtype: Any, result: Lanes) -> Any:
-    """`load(memory of dtype, index, offsets)`: lane k is the element at `index + offsets[k]` (int64)."""
-
-    @intrinsic  # type: ignore[misc]
-    def load(typing_context: Any, memory: Any, index: Any, offsets: Any) -> Any:
-        if not (_holds(memory, dtype) and _holds(offsets, types.int64)):
-            return None
-
-        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            at = context.cast(builder, args[1], sig.args[1], types.intp)
-            start = builder.gep(_data(context, builder, memory, args[0]), [at])
-            steps = _data(context, builder, offsets, args[2])
-            found = ir.Constant(_vector(result), ir.Undefined)
-            for lane in range(result.width):
-                step = builder.load(builder.gep(steps, [ir.Constant(_I64, lane)]))
-                found = builder.insert_element(found, builder.load(builder.gep(start, [step])), ir.Constant(_I32, lane))
-            return found
-
-        return result(memory, index, offsets), lower
-
-    return load
+def _places(context: Any, builder: Any, memory: Any, value: Any, start: Any, steps: Any, given: Any) -> list[Any]:
+    """Places of sixteen rows of sixteen float32: at `start` + k · `steps`, or at `start` + steps[k]."""
+    places = []
+    for k in range(16):
+        number = ir.Constant(_I64, k)
+        if isinstance(given, types.CPointer):
+            step = builder.load(builder.gep(steps, [number]))
+        else:
+            step = builder.mul(context.cast(builder, steps, given, types.intp), number)
+        places.append(_pointer(context, builder, memory, value, builder.add(start, step), 16))
+    return places
 
 
 @intrinsic  # type: ignore[misc]
-def transpose(typing_context: Any, source: Any, index: Any, stride: Any, target: Any, at: Any, step: Any) -> Any:
-    """Sixteen rows of sixteen float32, `stride` apart from `source[index]` on, as sixteen columns, `step` apart from
-    `target[at]` on. Four rounds of perfect shuffles: a quarter of the work of `strided_loader`."""
+def transpose(typing_context: Any, source: Any, start: Any, steps: Any, target: Any, at: Any, widths: Any) -> Any:
+    """Sixteen rows of sixteen float32 of `source` become sixteen columns in `target`. Row k begins `k · steps` after
+    `start`, or at `start + steps[k]` where steps is a pointer to int64; the same for the columns from `at` on."""
     if not (_holds(source, types.float32) and _holds(target, types.float32)):
         return None
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        first, stride, at, step = (context.cast(builder, args[i], sig.args[i], types.intp) for i in (1, 2, 4, 5))
+        begin, end = (context.cast(builder, args[i], sig.args[i], types.intp) for i in (1, 4))
+        places = _places(context, builder, source, args[0], begin, args[2], steps)
+        rows = [builder.load(place, align=1) for place in places]
         low, high = (
             ir.Constant(ir.VectorType(_I32, 16), [half + i // 2 + i % 2 * 16 for i in range(16)]) for half in (0, 8)
         )
-        rows = []
-        for _ in range(16):
-            rows.append(builder.load(_pointer(context, builder, source, args[0], first, 16), align=1))
-            first = builder.add(first, stride)
-        for _ in range(4):
-            pairs = zip(rows[:8], rows[8:], strict=True)
+        for _ in range(4):  # four perfect shuffles of the rows
+            pairs = list(zip(rows[:8], rows[8:], strict=True))
             rows = [builder.shuffle_vector(a, b, half) for a, b in pairs for half in (low, high)]
-        for row in rows:
-            builder.store(row, _pointer(context, builder, target, args[3], at, 16), align=1)
-            at = builder.add(at, step)
+        for place, row in zip(_places(context, builder, target, args[3], end, args[5], widths), rows, strict=True):
+            builder.store(row, place, align=1)
         return context.get_dummy_value()
 
-    return types.void(source, index, stride, target, at, step), lower
+    return types.void(source, start, steps, target, at, widths), lower
 
 
 load = loader(types.float32, floats)
