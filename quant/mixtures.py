@@ -78,7 +78,6 @@ MIXTURES = """
     Q3_K_L                        | ffn_down                                   -> Q5_K
     Q3_K_L                        | ffn_down           arch=falcon             -> Q4_K
     Q4_K_M Q5_K_M                 | ffn_down           more                    -> Q6_K
-    Q4_K_M                        | ffn_down           arch=falcon             -> Q4_K
     Q4_K_M                        | ffn_down           arch=falcon more        -> Q5_K
     Q4_K_M                        | ffn_down           arch=falcon layer<n/16  -> Q6_K
     IQ4_NL IQ4_XS                 | ffn_down           !imatrix layer<n/8      -> Q5_K
