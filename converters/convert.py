@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ggferry.converters import receipt as receipts
+from ggferry.converters.adapter import AdapterPlan, is_adapter, plan_adapter, prove_adapter
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.metadata import Entry
@@ -33,7 +34,8 @@ LEVELS = ("none", "fast", "full")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversion as asked for. `out`: file or folder, None beside the source."""
+    """A conversion as asked for. `out`: file or folder, None beside the source. `base`, `ggla_permute`: for adapters,
+    the model they change and whether Q and K rows of a ggla file are laid out as training meant them."""
 
     source: str
     out: str | None = None
@@ -48,6 +50,8 @@ class Request:
     level: str = "full"
     force: bool = False
     jobs: int | None = None
+    base: str | None = None
+    ggla_permute: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,11 @@ def _silent(title: str, total: int) -> AbstractContextManager[Progress]:
 
 def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
     """Everything that will happen, without reading tensor data."""
+    if is_adapter(checkpoint):
+        return plan_adapter(
+            checkpoint, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
+            model_name=request.model_name, overrides=request.metadata,
+        ), None  # fmt: skip
     graph = understand(checkpoint, request.hparams, request.options.vocab_only)
     rows = graph.sizes.get("n_vocab", 0)
     tokenizer = load_tokenizer(checkpoint, rows, request.vocab)
@@ -105,6 +114,9 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
     again = open_checkpoint(path)
     try:
         check_metadata(plan, again)
+        if isinstance(plan, AdapterPlan):
+            with stage("verifying", plan.bytes_written) as progress:
+                return prove_adapter(plan.adapter, again, level=request.level, jobs=request.jobs, progress=progress)
         output = understand(again, vocab_only=request.options.vocab_only)
         tokens = check_tokenizer(
             tokenizer, load_tokenizer(again, output.sizes.get("n_vocab", 0)), plan.graph.checkpoint, path
@@ -202,6 +214,8 @@ def _receipt(plan: Plan, proof: Proof, output: OutputSet, request: Request) -> d
         "model_name": request.model_name,
         "verify": request.level,
     }
+    if isinstance(plan, AdapterPlan):
+        options |= {"base": os.path.basename(request.base or "") or None, "ggla_permute": request.ggla_permute}
     return receipts.make_receipt(plan, proof, written, source, options)
 
 

@@ -82,6 +82,7 @@ def make_receipt(
         "dropped": [{"name": d.ref.name, "file": d.ref.spans[0].file, "reason": d.reason} for d in graph.dropped],
         "tokenizer": dict(proof.tokenizer),
         "logits": asdict(proof.logits) if proof.logits else None,
+        **({"deltas": asdict(proof.deltas)} if proof.deltas else {}),
         "verified": proof.level,
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes))),
     }  # fmt: skip
@@ -115,7 +116,12 @@ def how_it_was_proved(proof: Proof) -> str:
     if worst is not None and worst.relative_rms:
         word = "scales rounded to f16" if worst.grade == RESCALED else "rounding"
         parts.append(f"largest relative RMS error {worst.relative_rms:.2g} ({worst.name}, {word})")
-    if proof.logits:
+    if proof.deltas:
+        deltas = proof.deltas
+        parts.append(
+            f"what {deltas.pairs} pairs add to their layers differs by {deltas.relative_rms:.2g} relative RMS at most"
+        )
+    elif proof.logits:
         logits = proof.logits
         parts.append(
             f"logits of both sides differ by {logits.relative_rms:.2g} relative RMS, "

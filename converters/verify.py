@@ -62,6 +62,17 @@ class LogitsProof:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaProof:
+    """An adapter's pairs applied to fixed vectors, on both sides: the largest relative RMS difference, and whose."""
+
+    pairs: int
+    vectors: int
+    relative_rms: float
+    worst: str
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """The verifier's findings. `tokenizer`: texts compared and equal, or why there was nothing to compare."""
 
@@ -70,6 +81,7 @@ class Proof:
     hparams: Mapping[str, Any]
     logits: LogitsProof | None = None
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    deltas: DeltaProof | None = None
 
     @property
     def worst(self) -> TensorProof | None:

@@ -89,6 +89,12 @@ def convert(
     no_vocab: Annotated[bool, typer.Option("--no-vocab", help="The tensors without a vocabulary.")] = False,
     model_name: Annotated[str | None, typer.Option("--model-name", help="general.name.")] = None,
     metadata: Annotated[str | None, typer.Option("--metadata", help="JSON file of general.* values.")] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="DIR", help="Of an adapter: its base model, or config.json alone.")
+    ] = None,
+    ggla_permute: Annotated[
+        bool, typer.Option("--ggla-permute", help="Q and K rows of a ggla file as training meant them.")
+    ] = False,
     vocab_only: Annotated[bool, typer.Option("--vocab-only", help="The vocabulary without the tensors.")] = False,
     bigendian: Annotated[bool, typer.Option("--bigendian", help="Write for big-endian machines.")] = False,
     alignment: Annotated[int, typer.Option("--alignment", help="Bytes each tensor's data is aligned to.")] = 32,
@@ -145,6 +151,8 @@ def convert(
         level=verify,
         force=force,
         jobs=jobs,
+        base=base,
+        ggla_permute=ggla_permute,
     )
     if dry_run:
         _print_plan(request, as_json)
