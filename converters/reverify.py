@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from ggferry.converters.adapter import is_adapter, prove_adapter, understand_adapter
 from ggferry.converters.convert import check_tokenizer
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.receipt import SUFFIX, digest, how_it_was_proved
@@ -38,9 +39,11 @@ def reverify(
     vocab: VocabOptions,
     jobs: int | None,
     stage: Callable[[str, int], AbstractContextManager[Progress]],
+    base: str | None = None,
 ) -> Report:
     """Compare `output` with `source`. Where a receipt stands beside the output, its `--hparam` values are taken for
-    what the source does not state, and both files must be the ones it was written for. Raises VerificationError."""
+    what the source does not state, and both files must be the ones it was written for. `base`: of an adapter, its
+    base model. Raises VerificationError."""
     if level not in ("fast", "full"):
         raise UsageError("--level", found=level, expected="fast, full")
     before, after = open_checkpoint(source), open_checkpoint(output)
@@ -49,6 +52,12 @@ def reverify(
         if receipt:
             _check_digests(receipt, before, after)
             hparams = {**_stated(receipt), **hparams}
+        if is_adapter(before) or is_adapter(after):
+            permute = bool(receipt and receipt["options"].get("ggla_permute"))
+            adapter = understand_adapter(before, base, hparams, permute)
+            with stage("verifying", after.nbytes) as progress:
+                proof = prove_adapter(adapter, after, level=level, jobs=jobs, progress=progress)
+            return Report(proof, notes, f"proved   {how_it_was_proved(proof)}")
         vocab_only = not after.tensors
         graph, mirror = understand(before, hparams, vocab_only), understand(after, vocab_only=vocab_only)
         if vocab == VocabOptions() and "tokenizer.ggml.tokens" not in after.metadata:

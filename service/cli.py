@@ -196,6 +196,7 @@ def verify(
     level: Annotated[str, typer.Option("--level", help="full or fast (no forward passes).")] = "full",
     hparam: HParams = None,
     tokenizer_model: Annotated[str | None, typer.Option("--tokenizer-model", help="As given to convert.")] = None,
+    base: Annotated[str | None, typer.Option("--base", help="As given to convert.")] = None,
     pre: Pre = None,
     trim_vocab: TrimVocab = False,
     jobs: Jobs = None,
@@ -211,7 +212,7 @@ def verify(
     report = reverify(
         source, output, level=level, hparams=_pairs(hparam), jobs=jobs,
         vocab=VocabOptions(tokenizer_model, pre, trim=trim_vocab),
-        stage=lambda title, total: byte_progress(title, total, wanted=not as_json),
+        stage=lambda title, total: byte_progress(title, total, wanted=not as_json), base=base,
     )  # fmt: skip
     if as_json:
         _print_json({"verified": True, **asdict(report.proof), "notes": report.notes})
