@@ -94,9 +94,11 @@ def choose_types(
 
 def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
     """The type a tensor has in GGUF where nothing asks for another."""
-    source = node.inputs[0].type
+    source, derived = node.inputs[0].type, node.inputs[0].derived
     if node.role.always_f32 or len(node.shape) == 1:
         return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
+    if derived is not None:
+        return derived.natural, f"dequantised from {derived.scheme}"
     if source.ggml_id is not None:
         return source, ""
     repack = codec(source.name).repack

@@ -10,6 +10,7 @@ from typing import Any
 
 from ggferry.converters import receipt as receipts
 from ggferry.converters.adapter import AdapterPlan, is_adapter, plan_adapter, prove_adapter
+from ggferry.converters.dequantise import Dequantised
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.metadata import Entry
@@ -206,7 +207,7 @@ def _receipt(plan: Plan, proof: Proof, output: OutputSet, request: Request) -> d
     for path, partial in zip(output.paths, output.partials, strict=True):
         with LocalFile(partial) as file:
             written.append({**receipts.file_record(file), "name": os.path.basename(path)})
-    source = [receipts.file_record(file) for file in plan.graph.checkpoint.files]
+    source = [receipts.file_record(file) for file in plan.graph.checkpoint.files if not isinstance(file, Dequantised)]
     options = {
         **asdict(request.options),
         "hparams": dict(request.hparams),

@@ -48,7 +48,8 @@ class Grid:
         if ref.elements == 1:
             return values_of(checkpoint, ref, 0, 1).reshape(1, 1)
         if len(ref.shape) == 1:
-            return values_of(checkpoint, ref, 0, 1).reshape(-1, 1)[start:stop]
+            column: Floats = values_of(checkpoint, ref, 0, 1).reshape(-1, 1)[start:stop]
+            return column
         rows = np.arange(start, stop) // (self.tall or stop)
         low, high = int(rows[0]), int(rows[-1]) + 1
         if self.bits:
@@ -58,7 +59,8 @@ class Grid:
             found -= np.float32(1 << self.bits - 1)
         else:
             found = values_of(checkpoint, ref, low, high)[rows - low]
-        return found if found.shape[1] == 1 else found[:, columns]
+        spread: Floats = found if found.shape[1] == 1 else found[:, columns]
+        return spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Scaled:
         if self.zero is not None:
             values -= self.zero.over(self.checkpoint, start, stop, groups)
         values *= self.scale.over(self.checkpoint, start, stop, groups)
-        return values
+        scaled: Floats = values
+        return scaled
 
     def _groups(self) -> Array:
         if self.order is not None:

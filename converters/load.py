@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ggferry.converters.graph import ModelGraph, bind
 from ggferry.converters.open import architectures, open_checkpoint
+from ggferry.converters.prequantised import dequantised
 from ggferry.converters.spec import Architecture
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.converters.tokenizers.legacy import from_raw_vocab
@@ -37,6 +38,8 @@ def understand(
         )  # fmt: skip
     if vocab_only:
         checkpoint = replace(checkpoint, tensors={}, dropped=())
+    else:
+        checkpoint = dequantised(checkpoint)
     return bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
 
 

@@ -118,6 +118,8 @@ def step_record(step: Step) -> dict[str, Any]:
         "offset": step.offset,
         "bytes": step.nbytes,
     }
+    if derived := step.node.inputs[0].derived:
+        record["dequantised_from"] = derived.scheme
     if step.why:
         record["why"] = step.why
     return record
@@ -195,7 +197,8 @@ def _step(graph: ModelGraph, node: Node, target: BlockType, why: str) -> Step:
         return Step(node, target, TRANSCODE, ROUNDED, why=why)
     if target == source:
         same = node.layout == SAME
-        return Step(node, target, COPY if same else GATHER, IDENTICAL if same else PERMUTED, why=why)
+        grade = REPACKED if node.inputs[0].derived else IDENTICAL if same else PERMUTED
+        return Step(node, target, COPY if same else GATHER, grade, why=why)
     repack = codec(source.name).repack
     if repack is not None and repack.target == target.name:
         return Step(node, target, REPACK, REPACKED, why=why)
