@@ -60,7 +60,8 @@ def choose_types(
     is quantised already or what needs an importance matrix, UnsupportedError for a type nobody here encodes.
     """
     options.check()
-    kept = {node.name: _kept(node, options) for node in graph.nodes}
+    as_is = graph.checkpoint.container == "gguf"
+    kept = {n.name: (n.inputs[0].type, "") if as_is else _kept(n, options) for n in graph.nodes}
     tensors = [TensorInfo(node.name, node.shape, kept[node.name][0].name) for node in graph.nodes]
     try:
         choices = choose(

@@ -18,13 +18,15 @@ from ggferry.converters.model_metadata import assemble, output_name
 from ggferry.converters.naming import shard_label
 from ggferry.converters.output import OutputSet
 from ggferry.converters.plan import Options, Plan, place, plan_steps, shard_metadata
+from ggferry.converters.rewrite import override_keys, prune_layers
 from ggferry.converters.run import Progress, run
 from ggferry.converters.tokenizers.base import Tokenizer, encoder
 from ggferry.converters.tokenizers.check import compare
 from ggferry.converters.tokenizers.legacy_check import check_conversion
 from ggferry.converters.verify import Proof, verify
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import GgferryError, RefusedError, VerificationError
+from ggferry.formats.errors import GgferryError, RefusedError, UnsupportedError, UsageError, VerificationError
+from ggferry.formats.gguf_values import u32
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.sources import LocalFile
 
@@ -43,6 +45,8 @@ class Request:
     options: Options = field(default_factory=Options)
     hparams: Mapping[str, str] = field(default_factory=dict)
     vocab: VocabOptions = field(default_factory=VocabOptions)
+    prune: str | None = None
+    override_keys: tuple[str, ...] = ()
     imatrix: str | None = None
     include_weights: tuple[str, ...] = ()
     exclude_weights: tuple[str, ...] = ()
@@ -75,12 +79,18 @@ def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer
             checkpoint, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
             model_name=request.model_name, overrides=request.metadata,
         ), None  # fmt: skip
+    renamed: Mapping[str, str] = {}
+    if request.override_keys or request.prune:
+        checkpoint = _rewritable(checkpoint)
+        checkpoint = override_keys(checkpoint, request.override_keys)
+        if request.prune:
+            checkpoint, renamed = prune_layers(checkpoint, request.prune)
     graph = understand(checkpoint, request.hparams, request.options.vocab_only)
     rows = graph.sizes.get("n_vocab", 0)
     tokenizer = load_tokenizer(checkpoint, rows, request.vocab)
-    imatrix = (
-        read_imatrix(request.imatrix, request.include_weights, request.exclude_weights) if request.imatrix else None
-    )
+    imatrix = None
+    if request.imatrix:
+        imatrix = read_imatrix(request.imatrix, request.include_weights, request.exclude_weights).renamed(renamed)
     steps = plan_steps(graph, request.options, imatrix)
     metadata, notes = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
     if imatrix is not None:
@@ -88,6 +98,12 @@ def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer
     placed, layouts = place(steps, metadata, request.options)
     notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
     return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes), tokenizer
+
+
+def _rewritable(checkpoint: Checkpoint) -> Checkpoint:
+    if checkpoint.container != "gguf":
+        raise UsageError("keys are overridden and blocks pruned in GGUF files only", path=checkpoint.path)
+    return checkpoint
 
 
 def convert(request: Request, stage: Stage = _silent) -> Result:
@@ -136,7 +152,7 @@ def check_metadata(plan: Plan, again: Checkpoint) -> None:
     """Every key of the plan stands in the file with its value, and no other. Raises VerificationError."""
     expected = shard_metadata(plan.metadata, 0, len(plan.layouts), len(plan.steps))
     if plan.options.alignment != 32:
-        expected.setdefault("general.alignment", again.metadata.get("general.alignment"))
+        expected.setdefault("general.alignment", u32(plan.options.alignment))
     odd = sorted(set(expected) ^ set(again.metadata))
     if odd:
         raise VerificationError("metadata key on one side only", path=again.path, found=odd[0])
@@ -168,7 +184,12 @@ def check_tokenizer(
         if source is not output:
             raise VerificationError("the vocabulary is on one side only", path=path)
         return {"texts": 0, "equal": 0, "why": "no vocabulary"}
-    encode = encoder(output)
+    try:
+        encode = encoder(output)
+    except UnsupportedError as error:
+        if source.to_kv() != output.to_kv():
+            raise VerificationError("the vocabularies differ", path=path) from None
+        return {"texts": 0, "equal": 0, "why": f"{error.message}: {output.model}; every key is equal"}
     check = compare(encoder(source), encode)
     legacy = (
         check_conversion(checkpoint.vocab, output, encode) if checkpoint.vocab and output.model == "llama" else None

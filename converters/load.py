@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from ggferry.converters.graph import ModelGraph, bind
 from ggferry.converters.open import architectures, open_checkpoint
 from ggferry.converters.prequantised import dequantised
+from ggferry.converters.rewrite import architecture_name, undescribed
 from ggferry.converters.spec import Architecture
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.converters.tokenizers.legacy import from_raw_vocab
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import MissingError, UnsupportedError
+from ggferry.formats.errors import MissingError, UnexpectedTensorError, UnsupportedError
 from ggferry.formats.folder import architectures as class_names
 from ggferry.formats.gguf_values import Value
 
@@ -30,7 +31,6 @@ def understand(
     `vocab_only`: the tensors, if any, are left aside. Raises MissingError for a legacy file that ends right behind its
     vocabulary unless it was asked for as such: it cannot be told from a model cut there.
     """
-    architecture, dialect = _architecture_of(checkpoint)
     if not checkpoint.tensors and not vocab_only:
         raise MissingError(
             "a vocabulary and no tensor: a vocab-only file, or a model cut exactly there",
@@ -40,7 +40,15 @@ def understand(
         checkpoint = replace(checkpoint, tensors={}, dropped=())
     else:
         checkpoint = dequantised(checkpoint)
-    return bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
+    if checkpoint.container == "gguf" and architecture_name(checkpoint) not in architectures():
+        return undescribed(checkpoint, f"no table describes the architecture {architecture_name(checkpoint)!r}")
+    architecture, dialect = _architecture_of(checkpoint)
+    try:
+        return bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
+    except UnexpectedTensorError as error:
+        if checkpoint.container != "gguf":
+            raise
+        return undescribed(checkpoint, f"{error.message} ({error.found})")
 
 
 def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
@@ -49,13 +57,7 @@ def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
         spec = next(spec for spec in known.values() for layout in spec.headers if layout.name == checkpoint.layout)
         return spec, "ggml"
     if checkpoint.container == "gguf":
-        stated = checkpoint.metadata.get("general.architecture")
-        name = stated.data if isinstance(stated, Value) else None
-        if not isinstance(name, str):
-            raise MissingError("general.architecture is absent or not a string", path=checkpoint.path)
-        if name not in known:
-            raise UnsupportedError("architecture", path=checkpoint.path, found=name, expected=", ".join(known))
-        return known[name], "gguf"
+        return known[architecture_name(checkpoint)], "gguf"
     if checkpoint.container == "pytorch-meta":
         return known["llama"], "meta"
     if checkpoint.container in TRAINING:
@@ -75,7 +77,7 @@ def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> Arch
             return by_class[name]
     raise UnsupportedError(
         "architecture of config.json", path=checkpoint.path, found=", ".join(named),
-        expected=", ".join(sorted(by_class)),
+        hint=f"known: {', '.join(sorted(by_class))}",
     )  # fmt: skip
 
 
@@ -101,7 +103,7 @@ def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = Vo
         return None
     if checkpoint.container == "gguf":
         has = "tokenizer.ggml.tokens" in checkpoint.metadata
-        return Tokenizer.from_kv(checkpoint.metadata, rows=rows, path=checkpoint.path) if has else None
+        return Tokenizer.from_kv(checkpoint.metadata, rows=rows or None, path=checkpoint.path) if has else None
     if checkpoint.vocab is not None:
         return from_raw_vocab(
             checkpoint.vocab, tokenizer_model=options.model, model_rows=rows, pre=options.pre, path=checkpoint.path

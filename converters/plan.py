@@ -28,7 +28,8 @@ _EXACT_IN = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
 @dataclass(frozen=True, slots=True)
 class Options(TypeOptions):
     """What the user asked for: the types, and how the file is laid out. `split_max_tensors`, `split_max_size` (bytes
-    of tensors): limits of a shard, 0 for none; `tensor_first_split`: the first shard holds tensors."""
+    of tensors): limits of a shard, 0 for none; `tensor_first_split`: the first shard holds tensors;
+    `keep_split`: the shards of the source."""
 
     alignment: int = 32
     big_endian: bool = False
@@ -36,6 +37,7 @@ class Options(TypeOptions):
     split_max_tensors: int = 0
     split_max_size: int = 0
     tensor_first_split: bool = True
+    keep_split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,9 @@ def place(
 
 def cut(steps: Sequence[Step], options: Options) -> list[list[Step]]:
     """The steps of each shard, in order: a shard is full when the next tensor would exceed either limit."""
+    if options.keep_split:
+        files = sorted({step.node.inputs[0].spans[0].file for step in steps})
+        return [[step for step in steps if step.node.inputs[0].spans[0].file == file] for file in files]
     shards: list[list[Step]] = [[]] if options.tensor_first_split else [[], []]
     size = 0
     for step in steps:

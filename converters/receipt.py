@@ -127,8 +127,8 @@ def how_it_was_proved(proof: Proof) -> str:
             f"logits of both sides differ by {logits.relative_rms:.2g} relative RMS, "
             f"top-1 agreement {logits.top1_agreement:.0%}"
         )
-    elif proof.level == "fast":
-        parts.append("no forward pass (--verify fast)")
+    elif proof.tensors:
+        parts.append("no forward pass (--verify fast)" if proof.level == "fast" else "no forward pass is known")
     if proof.tokenizer.get("texts"):
         parts.append(f"{proof.tokenizer['equal']} of {proof.tokenizer['texts']} texts tokenise alike")
     return "; ".join(parts)

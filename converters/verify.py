@@ -102,7 +102,8 @@ def verify(
     hparams = check_hparams(source, output)
     check_accounting(source, output)
     tensors = tuple(check_tensor(source, output, node, jobs, progress) for node in output.nodes)
-    logits = check_logits(source, output, tensors) if level == "full" and output.nodes else None
+    computable = bool(output.nodes and output.architecture.recipe)
+    logits = check_logits(source, output, tensors) if level == "full" and computable else None
     return Proof(level, tensors, hparams, logits, tokenizer or {})
 
 
@@ -110,7 +111,10 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
     """Every hparam must have one value on both sides. Raises VerificationError."""
     if source.architecture.name != output.architecture.name:
         raise VerificationError(
-            "architecture", path=output.checkpoint.path, found=output.architecture.name, expected=source.architecture.name
+            "architecture",
+            path=output.checkpoint.path,
+            found=output.architecture.name,
+            expected=source.architecture.name,
         )
     for name, param in source.hparams.items():
         other = output.hparams.get(name)

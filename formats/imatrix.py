@@ -115,6 +115,12 @@ class Imatrix:
         }
         return replace(self, entries=kept)
 
+    def renamed(self, names: Mapping[str, str]) -> Imatrix:
+        """The entries of a model whose tensors got other names: new name → old; all of them where none is given."""
+        if not names:
+            return self
+        return replace(self, entries={new: self.entries[old] for new, old in names.items() if old in self.entries})
+
     def quantize_keys(self) -> dict[str, Value]:
         """The metadata llama-quantize leaves in a file it made with this matrix; empty when no entry is left."""
         if not self.entries:

@@ -112,10 +112,8 @@ def convert(
 ) -> None:
     """Convert a model to GGUF v3 and prove it."""
     from ggferry.converters.convert import LEVELS, Request
-    from ggferry.converters.convert import convert as run
     from ggferry.converters.load import VocabOptions
     from ggferry.converters.plan import Options
-    from ggferry.service.progress import byte_progress
 
     if to != "gguf":
         raise UsageError("--to", found=to, expected="gguf")
@@ -154,20 +152,75 @@ def convert(
         base=base,
         ggla_permute=ggla_permute,
     )
-    if dry_run:
-        _print_plan(request, as_json)
-        return
-    result = run(request, lambda title, total: byte_progress(title, total, wanted=not as_json))
-    if as_json:
-        _print_json({"path": result.path, "receipt": result.receipt})
-        return
-    for note in result.receipt["notes"]:
-        _say(f"note     {note}")
-    for name, param in result.receipt["hparams"].items():
-        if param["origin"].startswith("default"):
-            _say(f"assumed  {name} = {param['value']} ({param['origin'].removeprefix('default: ')})")
-    for line in result.lines:
-        print(line)
+    _convert(request, dry_run, as_json)
+
+
+@app.command()
+def quantize(
+    source: Annotated[str, typer.Argument(help="A GGUF file, or a shard of one.")],
+    out: Annotated[str, typer.Argument(help="The file to write, or a folder.")],
+    outtype: Annotated[str, typer.Argument(metavar="TYPE", help="q4_k_m, q8_0, … or copy.")],
+    threads: Annotated[int | None, typer.Argument(help="Worker threads (default: one a core).")] = None,
+    recipe: RecipeFile = None,
+    pure: Pure = False,
+    imatrix: ImatrixFile = None,
+    include_weights: IncludeWeights = None,
+    exclude_weights: ExcludeWeights = None,
+    output_tensor_type: OutputTensorType = None,
+    token_embedding_type: TokenEmbeddingType = None,
+    tensor_type: TensorType = None,
+    tensor_type_file: TensorTypeFile = None,
+    leave_output_tensor: LeaveOutputTensor = False,
+    allow_requantize: Annotated[
+        bool, typer.Option("--allow-requantize", help="Quantise what is quantised already.")
+    ] = False,
+    override_kv: Annotated[
+        list[str] | None, typer.Option("--override-kv", metavar="KEY=TYPE:VALUE", help="TYPE int, float, bool or str.")
+    ] = None,
+    prune_layers: Annotated[str | None, typer.Option("--prune-layers", metavar="L,L", help="Blocks to drop.")] = None,
+    keep_split: Annotated[bool, typer.Option("--keep-split", help="The same shards as the source.")] = False,
+    verify: Annotated[str, typer.Option("--verify", help="full: with forward passes; fast: without; none.")] = "full",
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Types and sizes, nothing written.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Quantise a GGUF model of any architecture."""
+    from ggferry.converters.convert import LEVELS, Request
+    from ggferry.converters.open import open_checkpoint
+    from ggferry.converters.plan import Options
+
+    if verify not in LEVELS:
+        raise UsageError("--verify", found=verify, expected=", ".join(LEVELS))
+    checkpoint = open_checkpoint(source)
+    alignment, big_endian = checkpoint.alignment, checkpoint.big_endian
+    checkpoint.close()
+    if checkpoint.container != "gguf":
+        raise UsageError("quantize takes GGUF files", path=source, found=checkpoint.container, hint="ggferry convert")
+    options = Options(
+        outtype=outtype,
+        allow_requantize=allow_requantize,
+        alignment=alignment,
+        big_endian=big_endian,
+        keep_split=keep_split,
+        **_types(
+            recipe, pure, output_tensor_type, token_embedding_type, tensor_type, tensor_type_file, leave_output_tensor
+        ),
+    )
+    options.check()
+    request = Request(
+        source=source,
+        out=out,
+        options=options,
+        prune=prune_layers,
+        override_keys=tuple(override_kv or ()),
+        imatrix=imatrix,
+        include_weights=tuple(include_weights or ()),
+        exclude_weights=tuple(exclude_weights or ()),
+        level=verify,
+        force=force,
+        jobs=threads,
+    )
+    _convert(request, dry_run, as_json)
 
 
 @app.command()
@@ -279,6 +332,27 @@ def tokenize(
     encode = encoder(tokenizer).encode
     for line in texts:
         print(json.dumps(encode(line, bos=False if no_bos else None, special=special)))
+
+
+def _convert(request: Any, dry_run: bool, as_json: bool) -> None:
+    """Carry a request out and say what was done, or print its plan."""
+    from ggferry.converters.convert import convert as run
+    from ggferry.service.progress import byte_progress
+
+    if dry_run:
+        _print_plan(request, as_json)
+        return
+    result = run(request, lambda title, total: byte_progress(title, total, wanted=not as_json))
+    if as_json:
+        _print_json({"path": result.path, "receipt": result.receipt})
+        return
+    for note in result.receipt["notes"]:
+        _say(f"note     {note}")
+    for name, param in result.receipt["hparams"].items():
+        if param["origin"].startswith("default"):
+            _say(f"assumed  {name} = {param['value']} ({param['origin'].removeprefix('default: ')})")
+    for line in result.lines:
+        print(line)
 
 
 def _print_plan(request: Any, as_json: bool) -> None:
