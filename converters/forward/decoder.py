@@ -36,7 +36,11 @@ def forward(graph: ModelGraph, tokens: Sequence[int], progress: Callable[[int], 
         raise UsageError("no tokens to evaluate")
     if not graph.nodes:
         raise UnsupportedError("a vocabulary without tensors has no forward pass", path=graph.checkpoint.path)
-    rows = graph.sizes["n_vocab"]
+    rows = graph.sizes.get("n_vocab")
+    if rows is None:
+        raise UnsupportedError(
+            "no forward pass is known for this architecture", path=graph.checkpoint.path, found=graph.architecture.name
+        )
     outside = [token for token in tokens if not 0 <= token < rows]
     if outside:
         raise UsageError("token id", found=outside[0], expected=f"0..{rows - 1}")

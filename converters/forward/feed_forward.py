@@ -70,25 +70,28 @@ def route(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """(weights, expert numbers), both `(tokens, n_expert_used)`.
 
     Experts are chosen by score, plus DeepSeek-V3's correction bias, which does not enter the weights; within the best
-    groups only, where there are groups.
+    groups only, where there are groups. A group counts as much as its best expert in DeepSeek-V2, which scores by
+    softmax, and as the sum of its best two in V3, which scores by sigmoid.
     """
-    sizes, recipe = model.sizes, model.recipe
+    sizes = model.sizes
     logits = model.weights.linear(f"{block}ffn_gate_inp.weight", x)
-    scores = torch.sigmoid(logits) if sizes.get("expert_gating") == SIGMOID else logits.softmax(-1)
+    sigmoid = sizes.get("expert_gating") == SIGMOID
+    scores = torch.sigmoid(logits) if sigmoid else logits.softmax(-1)
     preference = model.biased(f"{block}exp_probs_b", scores)
     groups = sizes.get("expert_groups") or 1
     if groups > 1:
-        preference = _within_groups(preference, groups, sizes["expert_groups_used"], recipe.group_score)
+        preference = _within_groups(preference, groups, sizes["expert_groups_used"], best=2 if sigmoid else 1)
     chosen = preference.topk(sizes["n_expert_used"], -1).indices
     weights = scores.gather(-1, chosen)
-    if sizes.get("expert_norm", recipe.expert_norm):
+    if sizes.get("expert_norm", model.recipe.expert_norm):
         weights = weights / weights.sum(-1, keepdim=True)
     return weights * float(sizes.get("expert_scale") or 1.0), chosen
 
 
-def _within_groups(preference: Tensor, groups: int, used: int, score: str) -> Tensor:
-    """`preference` with the experts of all but the `used` best groups out of question."""
+def _within_groups(preference: Tensor, groups: int, used: int, best: int) -> Tensor:
+    """`preference` with the experts of all but the `used` best groups out of question. `best`: experts of a group
+    that are added up to rank it."""
     by_group = preference.view(len(preference), groups, -1)
-    value = by_group.amax(-1) if score == "best" else by_group.topk(2, -1).values.sum(-1)
+    value = by_group.topk(min(best, by_group.shape[-1]), -1).values.sum(-1)
     out = torch.ones_like(value, dtype=torch.bool).scatter_(-1, value.topk(used, -1).indices, False)
     return by_group.masked_fill(out[..., None], float("-inf")).view(preference.shape)

@@ -24,8 +24,7 @@ class Recipe:
     `activation`: 'silu' | 'gelu' | 'gelu_tanh' | 'relu'.
     `residual`: 'sequential' | 'parallel' (both branches read the block's input); the hparam `parallel_residual` wins.
     `embedding_scale`: 'none' | 'sqrt_width'. `logit_scale`: 'multiply' | 'divide' by the hparam of that name.
-    `expert_norm`: weights of the chosen experts are made to sum to one; the hparam wins. `group_score`: a group of
-    experts counts as much as its 'best' one or the sum of its best 'two'.
+    `expert_norm`: weights of the chosen experts are made to sum to one; the hparam wins.
     """
 
     norm: str = "rms"
@@ -43,7 +42,6 @@ class Recipe:
     embedding_scale: str = "none"
     logit_scale: str = "multiply"
     expert_norm: bool = False
-    group_score: str = "two"
 
 
 def recipe_of(*layers: Mapping[str, Any]) -> Recipe:

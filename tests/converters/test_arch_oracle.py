@@ -1,0 +1,107 @@
+"""Hugging Face checkpoints against the GGUF files that llama.cpp's converter wrote from them, and against the logits of
+transformers: names, shapes, bytes, keys, forward pass of both sides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import relative, whole
+
+from ggferry.converters.forward.decoder import forward
+from ggferry.converters.graph import ModelGraph
+from ggferry.converters.load import open_checkpoint, understand
+from ggferry.formats.errors import ShapeError
+from ggferry.formats.gguf_values import Value
+
+NAMES = (
+    "llama", "llama_k256", "llama_shards_bf16", "llama_bin_shards", "llama_linear_rope", "llama3_rope_tied", "mistral",
+    "mixtral", "qwen2", "qwen3", "gemma2", "phi2", "phi3", "tinyphi", "starcoder2", "stablelm", "granite", "olmo",
+    "deepseek2",
+)  # fmt: skip
+NOT_LOADED = ("phi2", "phi3", "deepseek2")
+"""What llama.cpp does not load of its own converter's: facts/today.md."""
+LIMIT = 1e-5
+# The oracle's Gemma 2 logits were made without the cap on scores: its transformers used an attention that has none.
+# Transformers' own eager attention agrees with ours (test_arch_transformers).
+LIMITS = {"gemma2": 1e-3}
+# Keys whose value in the oracle's file is wrong: 4 · n_embd, whatever config.json says.
+WRONG = {"phi2": {"phi2.feed_forward_length": 96}}
+
+
+@pytest.fixture(scope="module")
+def hf(oracle: Path) -> Path:
+    return oracle / "hf"
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def both(request: pytest.FixtureRequest, hf: Path) -> tuple[str, ModelGraph, ModelGraph]:
+    """(name, the checkpoint, the oracle's GGUF), bound."""
+    name = request.param
+    found = open_checkpoint(str(hf / "out" / name / f"{name}.f32.gguf"))
+    overrides = {key.split(".", 1)[1]: str(value) for key, value in WRONG.get(name, {}).items()}
+    return name, understand(open_checkpoint(str(hf / "ckpt" / name))), understand(found, overrides)
+
+
+@pytest.fixture(scope="module")
+def tokens(hf: Path) -> list[int]:
+    return json.loads((hf / "MANIFEST.json").read_text())["tokens"]
+
+
+def test_names_and_shapes_are_the_oracles(both: tuple[str, ModelGraph, ModelGraph]) -> None:
+    _, source, written = both
+    assert {node.name: node.shape for node in source.nodes} == {node.name: node.shape for node in written.nodes}
+
+
+def test_bytes_are_the_oracles(both: tuple[str, ModelGraph, ModelGraph]) -> None:
+    _, source, written = both
+    ours, theirs = whole(source), whole(written)
+    different = [name for name in ours if not np.array_equal(ours[name], theirs[name])]
+    assert not different
+
+
+def plain(value: Value) -> Any:
+    return np.float32(value.data) if isinstance(value.data, float) else value.data
+
+
+def test_every_key_of_the_oracle_is_written_with_its_value(both: tuple[str, ModelGraph, ModelGraph]) -> None:
+    name, source, written = both
+    ours = {key: value for key, value, _ in source.written()}
+    theirs = {
+        key: value
+        for key, value in written.checkpoint.metadata.items()
+        if key.startswith(f"{source.architecture.name}.")
+    }
+    assert not set(theirs) - set(ours)
+    for key, value in theirs.items():
+        assert ours[key].type == value.type, key
+        assert plain(ours[key]) == WRONG.get(name, {}).get(key, plain(value)), key
+
+
+@pytest.mark.parametrize("side", ["source", "written"])
+def test_forward_is_transformers(
+    side: str, both: tuple[str, ModelGraph, ModelGraph], hf: Path, tokens: list[int]
+) -> None:
+    name, source, written = both
+    expected = np.load(hf / "out" / name / "hf_logits_f32.npy")
+    found = forward(source if side == "source" else written, tokens)
+    assert relative(expected, found) <= LIMITS.get(name, LIMIT)
+
+
+def test_forward_is_llama_cpps(both: tuple[str, ModelGraph, ModelGraph], hf: Path, tokens: list[int]) -> None:
+    """Its gelu goes through a table of float16, which costs 3e-3; elsewhere it agrees as closely as transformers."""
+    name, _, written = both
+    path = hf / "out" / name / "llamacpp_logits_f32.npy"
+    assert path.is_file() == (name not in NOT_LOADED)
+    if name in NOT_LOADED:
+        return
+    rounded = "gelu" in str(written.architecture.recipe)
+    assert relative(np.load(path), forward(written, tokens)) <= (3e-3 if rounded else LIMIT)
+
+
+def test_the_oracles_phi2_contradicts_itself(hf: Path) -> None:
+    with pytest.raises(ShapeError, match="n_ff=256"):
+        understand(open_checkpoint(str(hf / "out" / "phi2" / "phi2.f32.gguf")))

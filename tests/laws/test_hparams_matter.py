@@ -1,0 +1,76 @@
+"""Every key that is written is read back and changes what the forward pass computes, or is named here with the reason
+why it need not: an hparam that nothing uses could be wrong without anybody seeing it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import TINY, TOKENS, make, write
+
+from ggferry.converters.forward.decoder import forward
+from ggferry.converters.load import open_checkpoint, understand
+from ggferry.formats.errors import GgferryError
+from ggferry.formats.gguf_values import Value
+from ggferry.formats.gguf_values import ValueType as T
+
+IDLE = {
+    "context_length": (".", "says how far the model was trained, not how it computes"),
+    "feed_forward_length": ("qwen.moe", "no block is dense"),
+    "rope.scaling.type": (".*longrope", "the tensors of factors say the same"),
+    "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
+}
+MODELS = (
+    "llama", "llama linear", "llama yarn", "llama longrope", "mistral window", "mixtral", "qwen2 window",
+    "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm", "starcoder2",
+    "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",
+)  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def altered(value: Value) -> list[Value]:
+    """Other values the key could hold: a law holds if one of them is seen."""
+    match value.type:
+        case T.BOOL:
+            others = [not value.data]
+        case T.STRING:
+            others = ["none"]
+        case T.ARRAY:
+            others = [tuple(not item for item in value.data)]
+        case T.FLOAT32:
+            others = [value.data * 1.5, value.data * 0.1]  # a cap twice as high need not cap anything
+        case _:
+            others = [value.data + 1, value.data * 4, value.data - 1]
+    return [replace(value, data=other) for other in others]
+
+
+QUICK = ("llama yarn", "gemma2", "command-r", "deepseek v3")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_no_key_is_idle(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path / "hf")
+    source = understand(open_checkpoint(str(tmp_path / "hf")))
+    found = open_checkpoint(str(write(source, tmp_path / "x.gguf")))
+    expected = forward(understand(found), TOKENS)
+
+    def seen(key: str, value: Value) -> bool:
+        try:
+            other = understand(replace(found, metadata={**found.metadata, key: value}))
+            return not np.array_equal(expected, forward(other, TOKENS))
+        except GgferryError:
+            return True
+
+    prefix = f"{source.architecture.name}."
+    keys = {key.removeprefix(prefix): value for key, value in found.metadata.items() if key.startswith(prefix)}
+    idle = {key for key, value in keys.items() if not any(seen(prefix + key, other) for other in altered(value))}
+    assert idle <= {key for key, (models, _) in IDLE.items() if re.match(models, name)}
+
+
+def test_every_family_is_among_them() -> None:
+    assert {TINY[name].model for name in MODELS} == {tiny.model for tiny in TINY.values()}

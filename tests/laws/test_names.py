@@ -1,0 +1,105 @@
+"""Names biject: every pattern of every dialect names one place, and every place has one GGUF name."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import pytest
+
+from ggferry.converters.assign import origin_of, pattern_regex, spelled
+from ggferry.converters.expression import names_in
+from ggferry.converters.open import architectures
+from ggferry.converters.spec import Architecture, Dialect
+from ggferry.formats.gguf_values import KEY_PATTERN
+from ggferry.formats.limits import MAX_GGUF_NAME, MAX_LAYERS
+
+ARCHITECTURES = architectures()
+SPOKEN = [(spec, dialect) for spec in ARCHITECTURES.values() for dialect in spec.dialects.values()]
+IDS = [f"{spec.name}-{dialect.name}" for spec, dialect in SPOKEN]
+each_architecture = pytest.mark.parametrize("spec", ARCHITECTURES.values(), ids=ARCHITECTURES)
+each_dialect = pytest.mark.parametrize(("spec", "dialect"), SPOKEN, ids=IDS)
+
+
+def places(spec: Architecture, dialect: Dialect) -> dict[str, list[tuple[str, int, object]]]:
+    """Pattern → the (role, number, layout) it fills."""
+    found = defaultdict(list)
+    for role in spec.roles:
+        origin = origin_of(role, dialect)
+        for number, pattern in enumerate(origin.patterns if origin else ()):
+            found[pattern].append((role.name, number, origin.layout))
+    return found
+
+
+@each_dialect
+def test_a_name_is_matched_by_its_own_pattern_alone(spec: Architecture, dialect: Dialect) -> None:
+    patterns = places(spec, dialect)
+    for pattern in patterns:
+        for n, e in ((0, 0), (7, 31), (MAX_LAYERS - 1, 255)):
+            name = pattern.format(n=n, e=e)
+            matching = [other for other in patterns if pattern_regex(other).fullmatch(name)]
+            assert matching == [pattern]
+            groups = pattern_regex(pattern).fullmatch(name).groupdict()
+            assert groups == {key: str(value) for key, value in {"n": n, "e": e}.items() if f"{{{key}}}" in pattern}
+            assert spelled(name, dialect) == name
+
+
+@each_dialect
+def test_a_tensor_that_fills_several_roles_is_cut_for_each(spec: Architecture, dialect: Dialect) -> None:
+    for pattern, found in places(spec, dialect).items():
+        layouts = [layout for _, _, layout in found]
+        assert len(set(map(repr, layouts))) == len(layouts), f"{pattern} would be carried over twice"
+
+
+@each_architecture
+def test_names_of_roles_are_ggufs(spec: Architecture) -> None:
+    names = [role.name for role in spec.roles]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert re.fullmatch(r"(blk\.\{n\}\.)?[a-z0-9_]+\.(weight|bias)", name)
+        assert len(name.format(n=MAX_LAYERS)) <= MAX_GGUF_NAME
+
+
+@each_architecture
+def test_every_role_comes_from_somewhere(spec: Architecture) -> None:
+    columns = {dialect.column for dialect in spec.dialects.values()} - {"gguf"}
+    for role in spec.roles:
+        assert role.sources and set(role.sources) <= columns
+
+
+@each_architecture
+def test_blocks_and_their_numbers_go_together(spec: Architecture) -> None:
+    for role in spec.roles:
+        for origin in role.sources.values():
+            assert bool(origin.patterns) != bool(origin.computed)
+            assert all(("{n}" in pattern) == role.per_block for pattern in origin.patterns)
+
+
+@each_architecture
+def test_keys_are_ggufs_and_each_has_one_meaning(spec: Architecture) -> None:
+    keys = [hparam.key for hparam in spec.hparams if hparam.key]
+    assert len(set(keys)) == len(keys) and all(re.fullmatch(KEY_PATTERN, key) for key in keys)
+    names = [hparam.name for hparam in spec.hparams]
+    assert len(set(names)) == len(names)
+
+
+@each_architecture
+def test_what_the_tables_speak_of_exists(spec: Architecture) -> None:
+    """A misspelt name in a shape or condition would only be seen by the model that needs it."""
+    known = {hparam.name for hparam in spec.hparams} | {"n", "hf_class"}
+    texts = [text for role in spec.roles for text in (*role.shape, role.when)]
+    texts += [text for hparam in spec.hparams for text in (hparam.check, hparam.many)]
+    texts += [hparam.derive for hparam in spec.hparams if not hparam.derive.startswith(("@", "each "))]
+    texts += [default.when for hparam in spec.hparams for default in hparam.defaults]
+    for dialect in spec.dialects.values():
+        texts += [drop.when for drop in dialect.drops]
+        texts += [remark.when for remark in dialect.remarks]
+        assert set(dialect.given) <= known
+        assert {drop.same_as for drop in dialect.drops} - {""} <= {role.name for role in spec.roles}
+    named = {name for text in texts if text for name in names_in(text)}
+    assert {name for name in named if not name.startswith("header_")} <= known
+
+
+def test_a_class_belongs_to_one_architecture() -> None:
+    classes = [name for spec in ARCHITECTURES.values() for name in spec.hf_classes]
+    assert len(set(classes)) == len(classes)
