@@ -197,7 +197,8 @@ def _scattered(checkpoint: Checkpoint, ref: TensorRef, rows: Array, convert: Con
     """Rows in any order. Read as one run where they lie close together, else run by run."""
     low, high = int(rows.min()), int(rows.max()) + 1
     if high - low <= 2 * len(rows):
-        return converted_rows(checkpoint, ref, low, high, convert)[rows - low]
+        whole: Array = converted_rows(checkpoint, ref, low, high, convert)
+        return whole[rows - low]
     order = np.argsort(rows, kind="stable")
     cuts = np.flatnonzero(np.diff(rows[order]) != 1) + 1
     runs = [

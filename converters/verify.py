@@ -122,7 +122,8 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
             continue  # only the source has it: what follows from it is in the other hparams and in the tensors
         if other is None or not _same(param.value, other.value):
             key = next((p.key for p in source.architecture.hparams if p.name == name and p.key), name)
-            hint = f"the source does not state it ({param.origin}): --hparam {key}=…" if "default" in param.origin else None
+            unstated = "default" in param.origin
+            hint = f"the source does not state it ({param.origin}): --hparam {key}=…" if unstated else None
             raise VerificationError(
                 f"{key} differs", path=output.checkpoint.path, found=other.value if other else None,
                 expected=param.value, hint=hint,

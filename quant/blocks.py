@@ -16,6 +16,7 @@ from ggferry.quant.types import BlockError, BlockType
 
 if TYPE_CHECKING:
     import numpy as np
+
     from ggferry.quant.codec import Bytes, Floats
 else:
     np = lazy("numpy")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 

@@ -34,6 +34,7 @@ from ggferry.quant.types import BlockError, BlockType, table
 
 if TYPE_CHECKING:
     import numpy as np
+
     from ggferry.quant.codec import Bytes
 else:
     np = lazy("numpy")

@@ -18,6 +18,7 @@ from ggferry.quant.values import ValueRefused, refuse_nonfinite
 
 if TYPE_CHECKING:
     import numpy as np
+
     from ggferry.quant.codec import Bytes, Floats
 else:
     np = lazy("numpy")

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import relative, whole
 
 from ggferry.converters.forward.decoder import forward
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import open_checkpoint, understand
 from ggferry.formats.errors import ShapeError
 from ggferry.formats.gguf_values import Value
+
+from tiny_models import relative, whole
 
 NAMES = (
     "llama", "llama_k256", "llama_shards_bf16", "llama_bin_shards", "llama_linear_rope", "llama3_rope_tied", "mistral",

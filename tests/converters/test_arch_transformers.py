@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import GEMMA3, TINY, TOKENS, VOCAB, make, relative, shake, whole, write
 
 from ggferry.converters.forward.decoder import forward
 from ggferry.converters.graph import ModelGraph
@@ -25,6 +24,8 @@ from ggferry.formats.errors import (
     UnexpectedTensorError,
     UnsupportedError,
 )
+
+from tiny_models import GEMMA3, TINY, TOKENS, VOCAB, make, relative, shake, whole, write
 
 LIMIT = 1e-5
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llama_cpp import continuations
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.decoder import forward
@@ -20,6 +19,7 @@ from ggferry.formats.errors import MissingError, RefusedError, UsageError
 
 from builders import Llama
 from conftest import FIXTURES, ORACLE, legacy_manifest
+from llama_cpp import continuations
 
 # The runtime of those two folders used LayerNorm with eps 1e-5 (facts §1); the weights are ordinary LLaMA's.
 LAYER_NORM = ("ggml-20230310-planar", "ggml-20230315", "ggml-20230315-2part")

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import Llama
-from llama_cpp import continuations
 
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.plan import Options
@@ -17,11 +15,13 @@ from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.quant.codec import codec
 
-WITNESSES = (
-    "k256.F16 k256.Q4_0 k256.Q4_1 k256.Q5_0 k256.Q8_0 k256.Q2_K k256.Q3_K_M k256.Q4_K_M k256.Q5_K_S k256.Q6_K "
-    "k256.IQ4_NL k256.IQ4_XS k256.IQ3_S k256.TQ2_0 k256.MXFP4_MOE "
-    "im_k256.Q4_0 im_k256.Q4_K_M im_k256.IQ3_XXS im_k256.IQ2_XS im_k256.IQ1_S"
-).split()
+from builders import Llama
+from llama_cpp import continuations
+
+WITNESSES = [f"k256.{name}" for name in (
+    "F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_S", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S",
+    "TQ2_0", "MXFP4_MOE",
+)] + [f"im_k256.{name}" for name in ("Q4_0", "Q4_K_M", "IQ3_XXS", "IQ2_XS", "IQ1_S")]  # fmt: skip
 
 
 def tensors(path: str | Path) -> dict[str, tuple[str, bytes]]:

@@ -7,8 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from builders import Llama
-from llama_cpp import continuations
 
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.load import VocabOptions
@@ -16,6 +14,9 @@ from ggferry.converters.naming import parse_filename
 from ggferry.converters.plan import Options
 from ggferry.converters.reverify import reverify
 from ggferry.formats.readers.gguf import open_gguf
+
+from builders import Llama
+from llama_cpp import continuations
 
 
 def tensor_bytes(path: str) -> dict[str, bytes]:

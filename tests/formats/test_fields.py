@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 
 import pytest
-from ggferry.formats.errors import MissingError, OutOfRangeError, TruncatedError, UsageError
-from ggferry.formats.fields import CODES, Cursor, Struct
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ggferry.formats.errors import MissingError, OutOfRangeError, TruncatedError, UsageError
+from ggferry.formats.fields import CODES, Cursor, Struct
 
 
 class Bytes:

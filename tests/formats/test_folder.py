@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ggferry.formats import errors
 from ggferry.formats.folder import architectures, claim, configuration, find_weights, load_json, locate, sidecars
 

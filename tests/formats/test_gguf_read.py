@@ -13,6 +13,7 @@ from pathlib import Path
 
 import gguf
 import pytest
+
 from ggferry.formats import errors as e
 from ggferry.formats.gguf_layout import lay_out
 from ggferry.formats.gguf_values import Value, ValueType, array, boolean, f32, i32, string, u16, u32, u64

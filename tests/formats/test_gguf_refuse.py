@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+
 from ggferry.formats import errors as e
 from ggferry.formats.reader import find_reader
 from ggferry.formats.readers.gguf import open_gguf

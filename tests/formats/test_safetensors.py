@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
 from ggferry.formats import errors
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.reader import find_reader
 from ggferry.formats.readers.safetensors import SPEC, TYPES, open_checkpoint
 from ggferry.formats.tensor_read import read_rows
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 
 TORCH = {
     "BOOL": torch.bool,

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ggferry.formats import tensor_read
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.errors import TruncatedError
 from ggferry.formats.sources import LocalFile
 from ggferry.formats.tensor_read import read_rows, read_span_rows
 from ggferry.quant.types import BlockError, BlockType, Field
-from hypothesis import given
-from hypothesis import strategies as st
 
 F4 = BlockType("F32", 1, (Field("x", "f4"),), quantised=False)
 F2 = BlockType("F16", 1, (Field("x", "f2"),), quantised=False)

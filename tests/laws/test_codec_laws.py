@@ -7,13 +7,14 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
 from ggferry.quant.blocks import as_blocks
 from ggferry.quant.codec import Codec, codec, codecs
 from ggferry.quant.endian import swap
 from ggferry.quant.types import BlockError
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 EVERY = pytest.mark.parametrize("one", codecs().values(), ids=lambda one: one.type.name)
 ENCODING = pytest.mark.parametrize(

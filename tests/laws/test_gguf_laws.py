@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, GgferryError
@@ -20,8 +23,6 @@ from ggferry.formats.gguf_write import write_gguf
 from ggferry.formats.readers.gguf import open_gguf, parse
 from ggferry.quant.codec import block_type, types_by_id
 from ggferry.quant.endian import swap
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 
 class Bytes:

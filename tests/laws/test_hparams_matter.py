@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import TINY, TOKENS, make, write
 
 from ggferry.converters.forward.decoder import forward
 from ggferry.converters.load import open_checkpoint, understand
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.gguf_values import Value
 from ggferry.formats.gguf_values import ValueType as T
+
+from tiny_models import TINY, TOKENS, make, write
 
 IDLE = {
     "context_length": (".", "says how far the model was trained, not how it computes"),
@@ -25,8 +26,8 @@ IDLE = {
 }
 MODELS = (
     "llama", "llama linear", "llama yarn", "llama longrope", "mistral window", "mixtral", "qwen2 window",
-    "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm", "starcoder2",
-    "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",
+    "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm",
+    "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockType
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from ggferry.quant.codec import codec
 
 EDGES = {"BOOL": [0, 1], "U8": range(256), "U16": range(65536), "U32": [0, 1, 2**24 + 1, 2**32 - 1], "U64": [7, 2**63]}

@@ -16,6 +16,7 @@ import gguf
 import gguf.quants
 import numpy as np
 import pytest
+
 from ggferry.quant.blocks import TILE_ELEMENTS, as_blocks
 from ggferry.quant.codec import block_type, codec, codecs, types_by_id
 from ggferry.quant.codecs import grids

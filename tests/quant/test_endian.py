@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+
 from ggferry.quant.codec import block_type, codecs
 from ggferry.quant.endian import swap
 from ggferry.quant.types import BlockError
-from gguf import GGMLQuantizationType
 
 LAYOUTS = {
     "Q4_0": "2 1*16",

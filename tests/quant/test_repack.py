@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ggferry.quant.blocks import TILE_ELEMENTS, as_blocks
-from ggferry.quant.codec import block_type, codec, codecs
-from ggferry.quant.types import BlockError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+from ggferry.quant.blocks import TILE_ELEMENTS, as_blocks
+from ggferry.quant.codec import block_type, codec, codecs
+from ggferry.quant.types import BlockError
 
 TARGETS = {
     "Q4_0_PLANAR": "Q4_0",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
 from ggferry.quant.codec import block_type, codec, codecs, types_by_id
 from ggferry.quant.types import BlockError, BlockType, Field, table
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 IDS = [*range(4), *range(6, 31), 34, 35, *range(39, 43)]
 """Of `enum ggml_type`; 4, 5, 31–33 and 36–38 were removed."""
