@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ggferry.converters import receipt as receipts
 from ggferry.converters.adapter import AdapterPlan, is_adapter, plan_adapter, prove_adapter
+from ggferry.converters.checks import Watch, check_sums
 from ggferry.converters.dequantise import Dequantised
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
@@ -19,10 +20,11 @@ from ggferry.converters.naming import shard_label
 from ggferry.converters.output import OutputSet
 from ggferry.converters.plan import Options, Plan, place, plan_steps, shard_metadata
 from ggferry.converters.rewrite import override_keys, prune_layers
-from ggferry.converters.run import Progress, run
+from ggferry.converters.run import Progress, each, run, workers
 from ggferry.converters.tokenizers.base import Tokenizer, encoder
 from ggferry.converters.tokenizers.check import compare
 from ggferry.converters.tokenizers.legacy_check import check_conversion
+from ggferry.converters.tokenizers.runtimes import objections
 from ggferry.converters.verify import Proof, verify
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, RefusedError, UnsupportedError, UsageError, VerificationError
@@ -97,6 +99,11 @@ def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer
         metadata |= {key: Entry(value, "--imatrix") for key, value in imatrix.quantize_keys().items()}
     placed, layouts = place(steps, metadata, request.options)
     notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
+    if request.options.alignment % 32:  # TENSOR_ALIGNMENT in ggml-backend.cpp, asserted for mapped files
+        notes += (f"llama.cpp would not load this file: alignment {request.options.alignment} is no multiple of 32",)
+    if tokenizer is not None:
+        name = metadata["general.name"].value.data if "general.name" in metadata else ""
+        notes += tuple(f"llama.cpp would not load this vocabulary: {why}" for why in objections(tokenizer, name))
     return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes), tokenizer
 
 
@@ -114,9 +121,14 @@ def convert(request: Request, stage: Stage = _silent) -> Result:
         paths = _targets(request, plan)
         _check_space(paths[0], plan)
         with OutputSet(paths, plan.layouts, overwrite=request.force) as output:
+            sums = check_sums(checkpoint, stage, each, workers(request.jobs))
+            watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
             with stage("writing", plan.bytes_written) as progress:
-                run(plan, output, jobs=request.jobs, progress=progress)
+                run(plan, output, jobs=request.jobs, progress=progress, watch=watch)
             output.finish()
+            plan = replace(plan, notes=(*plan.notes, *sums, *watch.notes()))
+            if watch.not_finite and request.level == "full":  # no forward pass tells anything about NaN
+                request = replace(request, level="fast")
             proof = prove(plan, tokenizer, output.partials[0], request, stage)
             receipt = _receipt(plan, proof, output, request)
             _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))

@@ -36,10 +36,7 @@ def understand(
             "a vocabulary and no tensor: a vocab-only file, or a model cut exactly there",
             path=checkpoint.path, offset=checkpoint.nbytes, hint="--vocab-only converts the vocabulary",
         )  # fmt: skip
-    if vocab_only:
-        checkpoint = replace(checkpoint, tensors={}, dropped=())
-    else:
-        checkpoint = dequantised(checkpoint)
+    checkpoint = replace(checkpoint, tensors={}, dropped=()) if vocab_only else dequantised(checkpoint)
     if checkpoint.container == "gguf" and architecture_name(checkpoint) not in architectures():
         return undescribed(checkpoint, f"no table describes the architecture {architecture_name(checkpoint)!r}")
     architecture, dialect = _architecture_of(checkpoint)

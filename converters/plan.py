@@ -29,7 +29,7 @@ _EXACT_IN = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
 class Options(TypeOptions):
     """What the user asked for: the types, and how the file is laid out. `split_max_tensors`, `split_max_size` (bytes
     of tensors): limits of a shard, 0 for none; `tensor_first_split`: the first shard holds tensors;
-    `keep_split`: the shards of the source."""
+    `keep_split`: the shards of the source; `allow_nonfinite`: copy NaN and infinities."""
 
     alignment: int = 32
     big_endian: bool = False
@@ -38,6 +38,7 @@ class Options(TypeOptions):
     split_max_size: int = 0
     tensor_first_split: bool = True
     keep_split: bool = False
+    allow_nonfinite: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ggferry.converters import values
+from ggferry.converters.checks import Watch, place
 from ggferry.converters.graph import Node
 from ggferry.converters.plan import COPY, GATHER, REPACK, Plan, Step
 from ggferry.formats.checkpoint import Dropped
@@ -20,6 +21,7 @@ from ggferry.formats.errors import BadValueError, InconsistentError
 from ggferry.quant.codec import codec
 from ggferry.quant.registry import lazy
 from ggferry.quant.types import BlockError
+from ggferry.quant.values import ValueRefused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,8 +56,12 @@ def workers(asked: int | None = None) -> int:
     return asked or len(os.sched_getaffinity(0))
 
 
-def run(plan: Plan, output: Output, *, jobs: int | None = None, progress: Progress | None = None) -> None:
-    """Write every tensor of `plan` to `output`. Raises the first error of any worker, the others being stopped."""
+def run(
+    plan: Plan, output: Output, *, jobs: int | None = None, progress: Progress | None = None, watch: Watch | None = None
+) -> Watch:
+    """Write every tensor of `plan` to `output`, and return what was seen in them. Raises the first error of any worker,
+    the others being stopped; BadValueError for what is not finite, unless `watch` allows it."""
+    watch = watch or Watch(plan.graph.checkpoint)
     for drop in plan.graph.dropped:
         check_replica(plan, drop)
 
@@ -63,14 +69,17 @@ def run(plan: Plan, output: Output, *, jobs: int | None = None, progress: Progre
         if job.run:
             data: Any = values.scratch(job.stop - job.start)
             plan.graph.checkpoint.files[job.run[0]].read_into(job.run[1] + job.start, data)
+            watch.look(job.step, job.start // job.step.type.block_bytes * job.step.type.elements, data)
             output.pwrite(job.step.name, job.start, data)
         else:
-            data = convert(plan, job)
+            data = convert(plan, job, watch)
+            watch.look(job.step, job.start * job.node.shape[-1], data)
             output.pwrite(job.step.name, job.start * data.shape[1], data)
         if progress:
             progress(data.nbytes)
 
     each(jobs_of(plan), work, workers(jobs))
+    return watch
 
 
 def jobs_of(plan: Plan) -> Iterator[Job]:
@@ -81,15 +90,16 @@ def jobs_of(plan: Plan) -> Iterator[Job]:
     for step in order:
         run = values.run_of_bytes(step.node) if step.route == COPY and not plan.options.big_endian else None
         if run:
-            for start in range(0, run[2], values.CHUNK):
-                yield Job(step, step.node, start, min(run[2], start + values.CHUNK), run)
+            chunk = values.CHUNK - values.CHUNK % step.type.block_bytes
+            for start in range(0, run[2], chunk):
+                yield Job(step, step.node, start, min(run[2], start + chunk), run)
             continue
         node = step.node if plan.imatrix else values.view_for_streaming(step.node, step.type)
         for start, stop in values.row_chunks(node, step.type):
             yield Job(step, node, start, stop)
 
 
-def convert(plan: Plan, job: Job) -> Any:
+def convert(plan: Plan, job: Job, watch: Watch) -> Any:
     """The output bytes of a chunk, uint8 `(rows, bytes a row of the target type)`, little-endian."""
     checkpoint, step = plan.graph.checkpoint, job.step
     try:
@@ -99,14 +109,15 @@ def convert(plan: Plan, job: Job) -> Any:
             repack = codec(step.source_type.name).repack
             assert repack is not None
             return values.laid_out(checkpoint, job.node, job.start, job.stop, lambda r, c: repack.apply(r, c)[0])
-        decoded = values.laid_out_values(checkpoint, job.node, job.start, job.stop)
-        return _encode(plan, job, np.ascontiguousarray(decoded))
+        decoded = np.ascontiguousarray(values.laid_out_values(checkpoint, job.node, job.start, job.stop))
+        watch.look_at_values(step, job.start * job.node.shape[-1], decoded)
+        return _encode(plan, job, decoded)
     except BlockError as error:
         hint = "--outtype bf16 or f32 holds such values" if step.type.name == "F16" else None
-        raise BadValueError(
-            f"tensor {step.node.inputs[0].name!r}, rows {job.start}..{job.stop}: {error}",
-            path=checkpoint.path, hint=hint,
-        ) from None  # fmt: skip
+        where, why = f"{step.node.inputs[0].name!r}, rows {job.start}..{job.stop}", str(error)
+        if isinstance(error, ValueRefused) and plan.imatrix is None:
+            where, why = place(step.node, (job.start + error.row) * job.node.shape[-1] + error.column), error.why
+        raise BadValueError(f"tensor {where}: {why}", path=checkpoint.path, hint=hint) from None
 
 
 def _encode(plan: Plan, job: Job, rows: Any) -> Any:

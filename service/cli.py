@@ -77,6 +77,9 @@ def convert(
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Quantise what is quantised already.")
     ] = False,
+    allow_nonfinite: Annotated[
+        bool, typer.Option("--allow-nonfinite", help="Copy NaN and infinite weights, and say so.")
+    ] = False,
     hparam: HParams = None,
     tokenizer_model: Annotated[
         str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model; checked, and it wins.")
@@ -129,6 +132,7 @@ def convert(
         split_max_tensors=split_max_tensors,
         split_max_size=_bytes(split_max_size),
         tensor_first_split=not no_tensor_first_split,
+        allow_nonfinite=allow_nonfinite,
         **_types(
             recipe, pure, output_tensor_type, token_embedding_type, tensor_type, tensor_type_file, leave_output_tensor
         ),

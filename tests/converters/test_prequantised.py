@@ -87,7 +87,8 @@ def in_gguf_order(name: str, weight: np.ndarray) -> np.ndarray:
 
 GGUF_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 
 
@@ -368,7 +369,7 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
         ({"quant_method": "quip"}, "quip"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
         ({**compressed(4, 32, "nvfp4-pack-quantized")}, "nvfp4-pack-quantized"),
-        ({**compressed(4, 32, "pack-quantized"), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
+        ({**compressed(4, 32, "pack-quantized"), "sparsity_config": {"format": "sparse-24"}}, "sparse-24"),
         ({**compressed(4, 32, "pack-quantized"), "transform_config": {"R1": {}}}, "R1"),
         (gptq_config(4, 32, checkpoint_format="marlin"), "marlin"),
         (gptq_config(3, 32), "bits"),
