@@ -198,7 +198,8 @@ def _scattered(checkpoint: Checkpoint, ref: TensorRef, rows: Array, convert: Con
     low, high = int(rows.min()), int(rows.max()) + 1
     if high - low <= 2 * len(rows):
         whole: Array = converted_rows(checkpoint, ref, low, high, convert)
-        return whole[rows - low]
+        picked: Array = whole[rows - low]
+        return picked
     order = np.argsort(rows, kind="stable")
     cuts = np.flatnonzero(np.diff(rows[order]) != 1) + 1
     runs = [
