@@ -206,6 +206,8 @@ def prove_adapter(
         raise VerificationError("architecture", path=again.path, found=_data(again, "general.architecture"))
     if level == "none":
         return Proof("none", (), {})
+    if not math.isclose(output.alpha, adapter.alpha, rel_tol=EXACT_DELTA):
+        raise VerificationError(ALPHA, path=again.path, found=output.alpha, expected=adapter.alpha)
     check_accounting(adapter.graph, output.graph)
     folded = {pair.b.name: pair.factor for pair in adapter.pairs if pair.factor != 1}
     tensors = tuple(

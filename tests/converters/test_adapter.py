@@ -432,7 +432,8 @@ TENSORS: dict[str, tuple[dict[str, np.ndarray], type[GgferryError], str]] = {
     "ranks": ({f"{Q}.lora_B.weight": np.zeros((96, 3), F)}, ShapeError, "do not multiply|rank"),
     "a vector": ({f"{Q}.lora_B.weight": np.zeros(96, F)}, GgferryError, "q_proj"),
     "no rank": (
-        {f"{Q}.lora_A.weight": np.zeros((0, 96), F), f"{Q}.lora_B.weight": np.zeros((96, 0), F)}, GgferryError, "q_proj",
+        {f"{Q}.lora_A.weight": np.zeros((0, 96), F), f"{Q}.lora_B.weight": np.zeros((96, 0), F)},
+        GgferryError, "q_proj",
     ),
     "integers": ({f"{Q}.lora_A.weight": np.zeros((4, 96), np.int8)}, UnsupportedError, "I8"),
 }  # fmt: skip

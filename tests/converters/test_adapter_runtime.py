@@ -46,8 +46,8 @@ for base, adapter, prompt in json.loads(sys.argv[1]):
 
 
 def llama_cpp(*cases: tuple[Path, Path | None, list[int]]) -> list[dict[int, float]]:
-    """Log-probabilities of all next tokens by a current llama.cpp with the adapter applied; none where the end of the
-    text is the likeliest."""
+    """Log-probabilities of all next tokens by a current llama.cpp with the adapter applied; none where the
+    likeliest is the end of the text or no whole character."""
     asked = json.dumps([(str(base), str(adapter) if adapter else "", prompt) for base, adapter, prompt in cases])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, asked], capture_output=True, text=True, timeout=300, check=False
@@ -184,7 +184,7 @@ def test_todays_llama_cpp_applies_the_ggla_adapter_as_that_of_2023(ggla: Path, b
     turned = carried(
         ggla / "f32-ggml-adapter-model.bin", tmp_path / "turned.gguf", base=str(base), ggla_permute=True
     )
-    ends = [end for end in range(4, 16) if expected[end - 1].argmax() > 2][:4]  # llama.cpp tells nothing of an end
+    ends = (4, 7, 11, 16)  # llama.cpp tells nothing where the likeliest token is no whole character, as behind 6
     cases = [(model, adapter, TOKENS[:end]) for adapter in (plain, turned) for end in ends]
     found = llama_cpp(*cases)
 
@@ -192,7 +192,6 @@ def test_todays_llama_cpp_applies_the_ggla_adapter_as_that_of_2023(ggla: Path, b
         row = expected[end - 1]
         return dict(enumerate(row - row.max() - np.log(np.exp(row - row.max()).sum())))
 
-    assert len(ends) == 4
     assert max(apart(found[i], of_2023(end)) for i, end in enumerate(ends)) < 0.02
     others = [(found[len(ends) + i], of_2023(end)) for i, end in enumerate(ends)]
     assert max(apart(*pair) for pair in others if pair[0]) > 0.1
