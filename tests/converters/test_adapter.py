@@ -6,6 +6,7 @@ import json
 import math
 import os
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ggferry.converters.convert import Request, Result, convert
 from ggferry.converters.load import VocabOptions
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
+from ggferry.converters.reverify import reverify
 from ggferry.formats.errors import (
     AmbiguousError,
     GgferryError,
@@ -505,3 +507,23 @@ def test_a_weight_that_gguf_takes_apart_is_refused_by_name(oracle: Path, tmp_pat
     source = peft(tmp_path / "a", {f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b})
     with pytest.raises(UnsupportedError, match="kv_b_proj"):
         carried(source, tmp_path / "x.gguf", oracle / "hf" / "ckpt" / "deepseek2")
+
+
+def test_verify_proves_it_again(tmp_path: Path, base: Path) -> None:
+    source = peft(tmp_path / "a", adapter_tensors(), alpha_pattern={"q_proj": 24})
+    carried(source, tmp_path / "x.gguf", base)
+
+    def again(level: str = "full", **more: Any) -> Any:
+        return reverify(
+            str(source), str(tmp_path / "x.gguf"), level=level, hparams={}, vocab=VocabOptions(), jobs=1,
+            stage=lambda title, total: nullcontext(lambda done: None), base=str(base), **more,
+        )  # fmt: skip
+
+    report = again()
+    assert report.proof.deltas.pairs == 12 and report.proof.deltas.relative_rms <= 1e-6
+    assert "pairs add" in report.line and again("fast").proof.deltas is None
+    assert [t.grade for t in report.proof.tensors].count("rounded") == 3
+    os.remove(f"{tmp_path / 'x.gguf'}.receipt.json")
+    peft(tmp_path / "a", adapter_tensors(), alpha_pattern={"q_proj": 24})
+    with pytest.raises(VerificationError):
+        again()
