@@ -309,6 +309,38 @@ def forward(
 
 
 @app.command()
+def imatrix(
+    file: Annotated[str, typer.Argument(help="Any model ggferry can run.")],
+    text: Annotated[str, typer.Option("--text", help="A UTF-8 text file to run through the model.")],
+    out: Annotated[str, typer.Option("--outfile", "-o", help="The GGUF imatrix to write.")] = "imatrix.gguf",
+    chunk_size: Annotated[int, typer.Option("--chunk-size", min=2, help="Tokens a chunk.")] = 512,
+    chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="At most so many chunks.")] = None,
+    process_output: Annotated[bool, typer.Option("--process-output", help="Also output.weight.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure which columns of the weights matter for a text: llama.cpp's importance matrix."""
+    from ggferry.converters.convert import graph_of
+    from ggferry.converters.importance import chunks_of, measure, write_imatrix
+    from ggferry.converters.load import load_tokenizer, vocabulary_rows
+    from ggferry.service.progress import byte_progress
+
+    graph = graph_of(file)
+    tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
+    if tokenizer is None:
+        raise RefusedError("the file has no vocabulary", path=file)
+    parts = chunks_of(tokenizer, _text(text), chunk_size, chunks)
+    with byte_progress("tokens", sum(map(len, parts)), wanted=not as_json) as progress:
+        recorder = measure(graph, parts, progress)
+    count = write_imatrix(out, recorder, parts, os.path.basename(text), output=process_output, force=force)
+    graph.checkpoint.close()
+    if as_json:
+        _print_json({"path": out, "entries": count, "chunks": len(parts), "chunk_size": chunk_size})
+    else:
+        print(f"{out}: {count} weights, {len(parts)} chunks of {chunk_size} tokens")
+
+
+@app.command()
 def tokenize(
     file: Annotated[str, typer.Argument(help="A model or vocabulary file.")],
     text: Annotated[list[str] | None, typer.Option("--text", help="Text to encode; may be repeated.")] = None,
@@ -445,11 +477,15 @@ def _json_file(path: str | None) -> dict[str, Any] | None:
 
 
 def _text_lines(path: str) -> list[str]:
+    return _text(path).removesuffix("\n").split("\n")
+
+
+def _text(path: str) -> str:
     from ggferry.formats.errors import EncodingError, NotFoundError
 
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return file.read().removesuffix("\n").split("\n")
+            return file.read()
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
     except UnicodeDecodeError as error:

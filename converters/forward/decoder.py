@@ -13,6 +13,7 @@ from ggferry.converters.forward.attention import attention
 from ggferry.converters.forward.feed_forward import feed_forward
 from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.rope import rotation
+from ggferry.converters.forward.weights import Weights
 from ggferry.converters.graph import ModelGraph
 from ggferry.formats.errors import UnsupportedError, UsageError
 from ggferry.quant.registry import lazy
@@ -26,8 +27,15 @@ else:
     torch = lazy("torch")
 
 
-def forward(graph: ModelGraph, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> Any:
+def forward(
+    graph: ModelGraph,
+    tokens: Sequence[int],
+    progress: Callable[[int], None] | None = None,
+    weights: Weights | None = None,
+) -> Any:
     """Logits of every position, numpy float32 `(len(tokens), n_vocab)`.
+
+    `weights`: access to the graph's tensors, where somebody wants to see what passes through them.
 
     `graph` may be bound to any side: its dialect's conventions decide how the tensors are read. Raises UsageError for
     token ids outside the vocabulary, BadValueError for a weight that is not finite.
@@ -45,7 +53,7 @@ def forward(graph: ModelGraph, tokens: Sequence[int], progress: Callable[[int], 
     if outside:
         raise UsageError("token id", found=outside[0], expected=f"0..{rows - 1}")
     with torch.inference_mode():
-        return _run(Model(graph), tokens, progress or (lambda done: None)).numpy()
+        return _run(Model(graph, weights), tokens, progress or (lambda done: None)).numpy()
 
 
 def _run(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:

@@ -21,8 +21,8 @@ else:
 class Model:
     """A bound graph, ready to compute with. Tensors are named by role without '.weight': 'blk.0.attn_q'."""
 
-    def __init__(self, graph: ModelGraph) -> None:
-        self.weights = Weights(graph)
+    def __init__(self, graph: ModelGraph, weights: Weights | None = None) -> None:
+        self.weights = weights or Weights(graph)
         self.sizes: Mapping[str, Any] = graph.sizes
         self.recipe: Recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
 

@@ -1,0 +1,108 @@
+"""Importance matrices from our own forward pass: the squares of what flows into every weight matrix, by column.
+
+File: llama.cpp's GGUF imatrix (tools/imatrix): `NAME.in_sum2` float32 `(matrices, columns)`, `NAME.counts` float32
+`(matrices, 1)` = tokens seen, general.type `imatrix`. Chunks: consecutive `chunk_size` tokens of the text, tokenised
+whole with its beginning-of-sequence token, whose place the first token of every chunk then takes. Like the original,
+the output matrix is left out unless asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.forward.decoder import forward
+from ggferry.converters.forward.weights import Weights
+from ggferry.converters.graph import ModelGraph
+from ggferry.converters.tokenizers.base import Tokenizer, encoder
+from ggferry.formats.errors import UsageError
+from ggferry.formats.gguf_values import Value, ValueType, array, string, u32
+from ggferry.formats.gguf_write import write_gguf
+from ggferry.quant.codec import block_type
+from ggferry.quant.registry import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+else:
+    np = lazy("numpy")
+
+OUTPUT = "output.weight"
+
+
+class Recorder(Weights):
+    """Weights that add up, in float64, the squares of every column that is multiplied with them."""
+
+    def __init__(self, graph: ModelGraph) -> None:
+        super().__init__(graph)
+        self.sums: dict[str, dict[int, Any]] = {}
+        self.counts: dict[str, dict[int, int]] = {}
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        self._add(name, 0, x)
+        return super().linear(name, x)
+
+    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        self._add(name, item, x)
+        return super().item_linear(name, item, x)
+
+    def _add(self, name: str, item: int, x: torch.Tensor) -> None:
+        squares = x.double().square().sum(0).numpy()
+        rows = self.sums.setdefault(name, {})
+        rows[item] = rows[item] + squares if item in rows else squares
+        counts = self.counts.setdefault(name, {})
+        counts[item] = counts.get(item, 0) + len(x)
+
+
+def chunks_of(tokenizer: Tokenizer, text: str, size: int, most: int | None = None) -> list[list[int]]:
+    """The text's ids in chunks of `size`; what does not fill one is left out.
+
+    Raises UsageError for too short a text.
+    """
+    ids = encoder(tokenizer).encode(text)
+    chunks = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)][:most]
+    if not chunks:
+        raise UsageError("the text is too short", found=f"{len(ids)} tokens", expected=f"at least {size}")
+    if tokenizer.flags.get("add_bos") and "bos" in tokenizer.ids:
+        chunks = [[tokenizer.ids["bos"], *chunk[1:]] for chunk in chunks]
+    return chunks
+
+
+def measure(
+    graph: ModelGraph, chunks: Sequence[Sequence[int]], progress: Callable[[int], None] | None = None
+) -> Recorder:
+    """Run every chunk through the model; `progress` is called with the tokens of each."""
+    recorder = Recorder(graph)
+    for chunk in chunks:
+        forward(graph, chunk, weights=recorder)
+        if progress:
+            progress(len(chunk))
+    return recorder
+
+
+def write_imatrix(
+    path: str, recorder: Recorder, chunks: Sequence[Sequence[int]], dataset: str, *, output: bool, force: bool
+) -> int:
+    """Write the matrix; the number of entries. Raises RefusedError when `path` exists, unless `force`."""
+    tensors: list[tuple[str, Any, tuple[int, ...], Any]] = []
+    kind = block_type("F32")
+    for name in sorted(recorder.sums):
+        if name == OUTPUT and not output:
+            continue
+        shape = recorder.graph.by_name[name].shape
+        matrices = shape[-3] if len(shape) > 2 else 1
+        columns = shape[-1]
+        sums = np.zeros((matrices, columns), "<f4")
+        counts = np.zeros((matrices, 1), "<f4")
+        for item, row in recorder.sums[name].items():
+            sums[item], counts[item] = row, recorder.counts[name][item]
+        tensors.append((f"{name}.in_sum2", kind, sums.shape if matrices > 1 else (columns,), sums))
+        tensors.append((f"{name}.counts", kind, counts.shape if matrices > 1 else (1,), counts))
+    keys: dict[str, Value] = {
+        "general.type": string("imatrix"),
+        "imatrix.datasets": array(ValueType.STRING, [dataset]),
+        "imatrix.chunk_count": u32(len(chunks)),
+        "imatrix.chunk_size": u32(len(chunks[0])),
+    }
+    write_gguf(path, keys, tensors, overwrite=force)
+    return len(tensors) // 2

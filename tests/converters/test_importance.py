@@ -1,0 +1,81 @@
+"""Importance matrices of our own against llama-imatrix's for the same tokens, and what they are used for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggferry.converters.convert import Request, convert, graph_of
+from ggferry.converters.importance import chunks_of, measure, write_imatrix
+from ggferry.converters.load import load_tokenizer
+from ggferry.converters.plan import Options
+from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.formats.imatrix import read_imatrix
+from ggferry.formats.readers.gguf import open_gguf
+
+
+def arrays(path: str | Path) -> dict[str, np.ndarray]:
+    found = open_gguf(str(path))
+    return {
+        name: np.frombuffer(found.files[0].read(ref.spans[0].offset, ref.nbytes), "<f4").reshape(ref.shape)
+        for name, ref in found.tensors.items()
+    }
+
+
+@pytest.mark.oracle
+def test_the_oracles_matrix(oracle: Path, tmp_path: Path) -> None:
+    """Same model, text and 40 chunks of 64 tokens. llama.cpp computes with float16 weights and a float16 cache."""
+    out = tmp_path / "imatrix.gguf"
+    command = [
+        Path(sys.executable).parent / "ggferry", "imatrix", oracle / "quantize/k256.F16.gguf", "--text",
+        oracle / "tokenizers/corpus.txt", "--chunk-size", "64", "--chunks", "40", "-o", out, "--json",
+    ]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"path": str(out), "entries": 14, "chunks": 40, "chunk_size": 64}
+    ours, theirs = arrays(out), arrays(oracle / "quantize/k256.imatrix.gguf")
+    assert list(ours) == list(theirs)
+    for name, expected in theirs.items():
+        assert ours[name].shape == expected.shape
+        assert np.abs(ours[name] / expected - 1).max() < 2e-3, name
+    keys = open_gguf(str(out)).metadata
+    assert keys["imatrix.chunk_count"].data == 40 and keys["imatrix.chunk_size"].data == 64
+
+
+@pytest.mark.oracle
+def test_experts_are_counted_one_by_one_and_the_matrix_can_be_used(oracle: Path, tmp_path: Path) -> None:
+    source = oracle / "hf/ckpt/mixtral"
+    model = convert(Request(str(source), str(tmp_path / "m.gguf"), Options(outtype="f16"), level="fast")).path
+    graph = graph_of(model)
+    tokenizer = load_tokenizer(graph.checkpoint, graph.sizes["n_vocab"])
+    assert tokenizer is not None
+    chunks = chunks_of(tokenizer, (oracle / "tokenizers/corpus.txt").read_text()[:4000], 32, 6)
+    recorder = measure(graph, chunks)
+    path = tmp_path / "imatrix.gguf"
+    assert write_imatrix(str(path), recorder, chunks, "corpus", output=False, force=False) == len(recorder.sums) - 1
+    with pytest.raises(RefusedError):
+        write_imatrix(str(path), recorder, chunks, "corpus", output=False, force=False)
+    matrix = read_imatrix(str(path))
+    name = "blk.0.ffn_up_exps.weight"
+    shape = graph.by_name[name].shape
+    assert matrix.weights(name, shape).shape == (shape[0], shape[-1])
+    counts = arrays(path)[f"{name.removesuffix('.weight')}.weight.counts"]
+    assert counts.sum() == 2 * sum(map(len, chunks)), "two experts a token"
+    plain = Options(outtype="q4_0", pure=True)
+    with_it = convert(Request(model, str(tmp_path / "a.gguf"), plain, imatrix=str(path), level="fast"))
+    without = convert(Request(model, str(tmp_path / "b.gguf"), plain, level="fast"))
+    assert Path(with_it.path).read_bytes() != Path(without.path).read_bytes()
+    assert "quantize.imatrix.entries_count" in open_gguf(with_it.path).metadata
+
+
+@pytest.mark.oracle
+def test_a_text_too_short_for_one_chunk_is_refused(oracle: Path) -> None:
+    graph = graph_of(str(oracle / "quantize/k256.F16.gguf"))
+    tokenizer = load_tokenizer(graph.checkpoint, graph.sizes["n_vocab"])
+    assert tokenizer is not None
+    with pytest.raises(UsageError, match="too short"):
+        chunks_of(tokenizer, "one line", 512)
