@@ -29,6 +29,7 @@ from ggferry.formats.errors import (
     ShapeError,
 )
 from ggferry.quant.codec import codecs
+from ggferry.service.cli import _run as command
 
 from builders import Llama
 from llama_cpp import continuations
@@ -322,3 +323,14 @@ def test_a_name_that_llama_cpp_cannot_load_is_told(name: str, tmp_path: Path) ->
     with pytest.raises(AssertionError):
         continuations([1, 260, 17], 1, tmp_path / "named.gguf")
     assert continuations([1, 260, 17], 1, tmp_path / "other.gguf")
+
+
+def test_the_flag_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = weights()
+    tensors[OUT][2, 3] = torch.inf
+    source, out = str(write(tmp_path / "in", tensors)), str(tmp_path / "out.gguf")
+    plain = ["convert", source, "-o", out, "--no-vocab", "--verify", "fast"]
+    assert command(plain) == 5
+    assert f"{OUT!r}, row 2, column 3" in capsys.readouterr().err
+    assert command([*plain, "--allow-nonfinite"]) == 0
+    assert "not finite were copied" in capsys.readouterr().err
