@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ggferry.converters.dequantise import Dequantised, Gptq, Grid, Rows, Scaled
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Dropped, TensorRef
@@ -21,12 +21,6 @@ from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeEr
 from ggferry.formats.folder import load_json
 from ggferry.quant.codec import block_type
 from ggferry.quant.codecs.packed import WORD_BITS
-from ggferry.quant.registry import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 Config = Mapping[str, Any]
 PLAIN = frozenset({"F32", "F16", "BF16", "F64"})
@@ -293,13 +287,13 @@ def _gptq_matrix(
 
 
 def _drop_empty_biases(checkpoint: Checkpoint, found: _Found) -> None:
-    """AutoGPTQ before 0.6 gave every layer a bias. Where all of a model are zeros, it has none."""
+    """Packers gave layers a bias that have none. Where all of a model are zeros, they are such."""
     beside = [name.removesuffix("qweight") + "bias" for name in found.matrices]
     biases = [checkpoint.tensors[name] for name in beside if name in checkpoint.tensors]
     if len(biases) != len(beside) or any(_holds_values(checkpoint, ref) for ref in biases):
         return
     found.used |= {ref.name for ref in biases}
-    found.dropped += [Dropped(ref, "zeros, like every bias of this model: AutoGPTQ added them") for ref in biases]
+    found.dropped += [Dropped(ref, "zeros, like every bias beside a quantised weight of this model: the packer added them") for ref in biases]
 
 
 def _holds_values(checkpoint: Checkpoint, ref: TensorRef) -> bool:

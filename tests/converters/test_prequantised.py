@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from ggferry.converters.convert import Request, convert, make_plan
 from ggferry.converters.load import VocabOptions, open_checkpoint, understand
 from ggferry.converters.plan import Options
+from ggferry.converters.reverify import reverify
 from ggferry.converters.values import values_of
 from ggferry.formats.errors import (
     BadValueError,
@@ -273,6 +275,12 @@ def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
         assert record["grade"] == "repacked" and record["max_error"] == 0 and record["dequantised_from"]
     assert len(result.receipt["source"]["files"]) == 1
     assert any("quantised already" in note for note in result.receipt["notes"])
+    if case == "gptq 4 desc_act":  # the proof can be made again from the file and its receipt
+        again = reverify(
+            str(tmp_path / "in"), result.path, level="full", hparams={}, vocab=VocabOptions(none=True), jobs=None,
+            stage=lambda title, total: nullcontext(lambda done: None),
+        )  # fmt: skip
+        assert again.proof.logits is not None
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("bfloat16", "BF16"), ("float16", "F16"), (None, "F32")])
