@@ -293,7 +293,8 @@ def _drop_empty_biases(checkpoint: Checkpoint, found: _Found) -> None:
     if len(biases) != len(beside) or any(_holds_values(checkpoint, ref) for ref in biases):
         return
     found.used |= {ref.name for ref in biases}
-    found.dropped += [Dropped(ref, "zeros, like every bias beside a quantised weight of this model: the packer added them") for ref in biases]
+    why = "zeros, like every bias beside a quantised weight of this model: the packer added them"
+    found.dropped += [Dropped(ref, why) for ref in biases]
 
 
 def _holds_values(checkpoint: Checkpoint, ref: TensorRef) -> bool:
