@@ -1,0 +1,217 @@
+"""Hugging Face checkpoint to GGUF: ggferry against convert_hf_to_gguf.py (and llama-quantize), as ratios in one run.
+
+    python benchmarks/hf.py [--converter convert_hf_to_gguf.py] [--quantize llama-quantize] [--outtypes f16,q8_0,q4_k_m]
+
+The checkpoint is TinyLlama's shapes (1.1 · 10⁹ weights, bf16, 2.2 GB) with random weights. Each command is timed with
+an fsync of its output, so that both sides end with the bytes on disk. Without the peer's paths only ours is measured.
+benchmarks/README.md says how to get the peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+TOKENIZER = ROOT / "fixtures" / "legacy-llama" / "tokenizer.model"
+PREFIX = "ggferry-bench-"
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 22,
+    "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+# A process starts with the peak of the one it was forked from, so the measuring one must be small.
+WRAPPER = """
+import json, os, sys, time
+start = time.perf_counter()
+pid = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ)
+_, status, usage = os.wait4(pid, 0)
+code = os.waitstatus_to_exitcode(status)
+if not code:
+    fd = os.open(sys.argv[1], os.O_RDONLY)
+    os.fsync(fd)
+wall = time.perf_counter() - start
+print(json.dumps([code, wall, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds and bytes of one command, or of several run after one another."""
+
+    wall: float
+    user: float
+    system: float
+    peak: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.wall + other.wall, self.user + other.user, self.system + other.system, max(self.peak, other.peak)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.wall:8.2f} s wall {self.user:8.2f} s user {self.system:6.2f} s sys {self.peak >> 20:6} MiB peak"
+
+    def against(self, peer: Cost) -> str:
+        peak = self.peak / peer.peak
+        return f"{peer.wall / self.wall:.2f} × faster, user CPU {peer.user / self.user:.2f} × less, peak {peak:.2f}"
+
+
+def tensors(config: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a LlamaForCausalLM, in the order transformers saves them."""
+    width, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    kv = width // config["num_attention_heads"] * config["num_key_value_heads"]
+    yield "lm_head.weight", (vocab, width)
+    yield "model.embed_tokens.weight", (vocab, width)
+    shapes = {
+        "input_layernorm": (width,), "mlp.down_proj": (width, inner), "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width), "post_attention_layernorm": (width,), "self_attn.k_proj": (kv, width),
+        "self_attn.o_proj": (width, width), "self_attn.q_proj": (width, width), "self_attn.v_proj": (kv, width),
+    }  # fmt: skip
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in shapes.items():
+            yield f"model.layers.{layer}.{name}.weight", shape
+    yield "model.norm.weight", (width,)
+
+
+def make(folder: Path, layers: int) -> int:
+    """A checkpoint of `layers` blocks in `folder`; returns its size in bytes."""
+    folder.mkdir()
+    config = CONFIG | {"num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False})
+    )
+    shutil.copy(TOKENIZER, folder)
+    header, at = {}, 0
+    for name, shape in tensors(config):
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (at, at + 2 * prod(shape))}
+        at += 2 * prod(shape)
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    values = np.random.default_rng(0).standard_normal((8 << 20) + 1, np.float32) * np.float32(0.02)
+    noise = memoryview((values.view(np.uint32) >> 16).astype("<u2")).cast("B")
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        while at:
+            at -= file.write(noise[: min(at, len(noise))])
+    return (folder / "model.safetensors").stat().st_size
+
+
+def measure(target: Path, *command: str | Path) -> Cost:
+    """Run a command that writes `target`, a file in this benchmark's own folder, which is removed first. Exits with
+    what the command said where it fails."""
+    assert target.parent.name.startswith(PREFIX), target
+    target.unlink(missing_ok=True)
+    words = [sys.executable, "-S", "-c", WRAPPER, str(target), *map(str, command)]
+    with tempfile.TemporaryFile("w+") as log:
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=log, text=True, check=True)
+        code, *cost = json.loads(done.stdout.splitlines()[-1])
+        if code:
+            log.seek(0)
+            raise SystemExit(f"{command} failed\n{done.stdout}{log.read()[-3000:]}")
+    return Cost(*cost)
+
+
+def best(costs: list[Cost]) -> Cost:
+    return min(costs, key=lambda cost: cost.wall)
+
+
+def ours(source: Path, target: Path, outtype: str, level: str) -> Cost:
+    return measure(
+        target, sys.executable, "-m", "ggferry", "convert", source, "-o", target, "--force",
+        "--outtype", outtype, "--verify", level,
+    )  # fmt: skip
+
+
+def theirs(source: Path, target: Path, outtype: str, peer: argparse.Namespace) -> dict[str, Cost]:
+    """The peer's steps by name. What its converter cannot write goes through a bf16 file and llama-quantize."""
+    convert = [peer.python, peer.converter, source, "--outfile"]
+    if outtype in ("f16", "bf16", "f32", "q8_0"):
+        return {"convert_hf_to_gguf": measure(target, *convert, target, "--outtype", outtype)}
+    between = target.with_suffix(".bf16.gguf")
+    try:
+        first = measure(between, *convert, between, "--outtype", "bf16")
+        second = measure(target, peer.quantize, between, target, outtype.upper())
+    finally:
+        between.unlink(missing_ok=True)
+    return {"convert_hf_to_gguf": first, "llama-quantize": second}
+
+
+def equal_tensors(a: Path, b: Path) -> str:
+    """How many tensors of two GGUF files have the same name, shape, type and bytes."""
+    from ggferry.formats.readers.gguf import open_gguf
+
+    left, right = open_gguf(str(a)), open_gguf(str(b))
+    same = 0
+    for name in left.tensors.keys() & right.tensors.keys():
+        x, y = left.tensors[name], right.tensors[name]
+        if (x.shape, x.type) == (y.shape, y.type):
+            sides = ((left, x), (right, y))
+            same += len({side.files[0].read(ref.spans[0].offset, ref.nbytes) for side, ref in sides}) == 1
+    return f"{same} of {len(left.tensors.keys() | right.tensors.keys())} tensors are byte-identical"
+
+
+def compare(source: Path, folder: Path, outtype: str, arguments: argparse.Namespace) -> None:
+    mine, other = folder / "ours.gguf", folder / "theirs.gguf"
+    has_peer = arguments.converter and (arguments.quantize or outtype in ("f16", "bf16", "f32", "q8_0"))
+    print(f"\n{outtype}")
+    steps = [theirs(source, other, outtype, arguments) for _ in range(arguments.rounds)] if has_peer else []
+    peer = None
+    if steps:
+        chosen = {name: best([round[name] for round in steps]) for name in steps[0]}
+        for name, cost in chosen.items():
+            print(f"  {name:<22}{cost}")
+        first, *rest = chosen.values()
+        peer = sum(rest, first)
+    for level in ("none", "fast"):
+        cost = best([ours(source, mine, outtype, level) for _ in range(arguments.rounds)])
+        print(f"  {f'ggferry --verify {level}':<22}{cost}", f"  {cost.against(peer)}" if peer else "")
+    if peer:
+        print(f"  {equal_tensors(mine, other)}")
+    for file in (mine, other):
+        file.unlink(missing_ok=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--converter", type=Path, help="convert_hf_to_gguf.py, in its own tree")
+    parser.add_argument("--quantize", type=Path, help="llama-quantize")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter with the converter's requirements")
+    parser.add_argument("--outtypes", default="f16,q8_0,q4_k_m")
+    parser.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--folder", help="where the checkpoint is made; 8 GB are used")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes then, too
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=arguments.folder))
+    try:
+        small, source = folder / "small", folder / "checkpoint"
+        make(small, 1)
+        size = make(source, arguments.layers)
+        empty = folder / "empty"
+        base = measure(empty, sys.executable, "-c", "import numpy, sys; open(sys.argv[1], 'w')", empty)
+        print(f"{size / 1e9:.2f} GB, {os.cpu_count()} CPUs, best of {arguments.rounds}")
+        print(f"{'python with numpy':<24}{base}")
+        for outtype in arguments.outtypes.split(","):
+            ours(small, folder / "warm.gguf", outtype, "fast")  # compiles what is compiled on first use
+            compare(source, folder, outtype, arguments)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
