@@ -255,7 +255,8 @@ def rooms(item: Any, times: int = 1) -> Any:
 
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             kind = context.get_data_type(item)
-            area = cgutils.alloca_once(builder, ir.ArrayType(kind, items.literal_value * times))
+            with builder.goto_entry_block():  # not numba's alloca_once: it clears, and LLVM makes a store of each item
+                area = builder.alloca(ir.ArrayType(kind, items.literal_value * times))
             area.align = 64
             return builder.bitcast(area, kind.as_pointer())
 
@@ -367,6 +368,69 @@ def loose_fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
         return _call(builder, "fmuladd", operands[0].type, *operands)
 
     return a(a, b, c), lower
+
+
+@intrinsic  # type: ignore[misc]
+def loose_sum(typing_context: Any, lanes: Any) -> Any:
+    """The sum of float32 lanes in any order: for estimates, never for results."""
+    if not isinstance(lanes, Lanes) or lanes.scalar != types.float32:
+        return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        function = ir.FunctionType(_F32, [_F32, args[0].type])
+        name = f"llvm.vector.reduce.fadd.v{lanes.width}f32"
+        add = cgutils.get_or_insert_function(builder.module, function, name)
+        return builder.call(add, [ir.Constant(_F32, 0.0), args[0]], fastmath=("reassoc",))
+
+    return types.float32(lanes), lower
+
+
+@intrinsic  # type: ignore[misc]
+def following(typing_context: Any, before: Any, lanes: Any) -> Any:
+    """Lanes moved up by one, with the last lane of `before` as the first."""
+    if not isinstance(lanes, Lanes) or before != lanes:
+        return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        order = [lanes.width - 1 + i for i in range(lanes.width)]
+        return builder.shuffle_vector(*args, ir.Constant(ir.VectorType(_I32, lanes.width), order))
+
+    return lanes(before, lanes), lower
+
+
+@intrinsic  # type: ignore[misc]
+def gather(typing_context: Any, table: Any, index: Any) -> Any:
+    """The int32 of a table that int32 lanes point at."""
+    if not (isinstance(index, Lanes) and index.scalar == types.int32 and _holds(table, types.int32)):
+        return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        wide = ir.VectorType(_I64, index.width)
+        base = _spread(builder, builder.ptrtoint(_data(context, builder, table, args[0]), _I64), index.width)
+        offset = builder.shl(builder.sext(args[1], wide), ir.Constant(wide, [2] * index.width))
+        places = builder.inttoptr(builder.add(base, offset), ir.VectorType(_I32.as_pointer(), index.width))
+        every = ir.VectorType(_I1, index.width)
+        found = args[1].type
+        function = ir.FunctionType(found, [places.type, _I32, every, found])
+        name = f"llvm.masked.gather.v{index.width}i32.v{index.width}p0"
+        read = cgutils.get_or_insert_function(builder.module, function, name)
+        given = [places, ir.Constant(_I32, 4), ir.Constant(every, [1] * index.width), ir.Constant(found, ir.Undefined)]
+        return builder.call(read, given)
+
+    return index(table, index), lower
+
+
+@intrinsic  # type: ignore[misc]
+def rolled(typing_context: Any) -> Any:
+    """Keeps the loop that it stands in from being unrolled: explicit lanes gain nothing by it, and the compiler's time
+    grows with it. LLVM may not copy convergent code behind a condition of its own; this is the empty one."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        nothing = ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), "", "", side_effect=True)
+        builder.call(nothing, [], attrs=("convergent", "nounwind", "readnone"))
+        return context.get_dummy_value()
+
+    return types.void(), lower
 
 
 def _extreme(name: str) -> Any:
