@@ -123,33 +123,39 @@ def put_half(out, at, h):
     out[at + 1] = h >> 8 & 255
 
 
+@nb.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def _transpose(source, start, steps, target, at, widths):
+    """A function of its own: LLVM takes a second for every few copies of so many shuffles."""
+    transpose(source, start, steps, target, at, widths)
+
+
 @inline
 def take(source, at, x, count, stride):
     """Transpose: `LANES` runs of `count` elements, a multiple of 16, `stride` apart, into `x[element][lane]`."""
     for k in range(0, LANES, 16):
         for e in range(0, count, 16):
-            transpose(source, at + k * stride + e, stride, x, e * LANES + k, LANES)
+            _transpose(source, at + k * stride + e, stride, x, e * LANES + k, LANES)
 
 
 @inline
 def give(x, target, at):
     """The way back of `take` for runs of 16 that follow one another."""
     for k in range(0, LANES, 16):
-        transpose(x, k, LANES, target, at + 16 * k, 16)
+        _transpose(x, k, LANES, target, at + 16 * k, 16)
 
 
 @inline
 def take_at(source, offsets, x):
     """Transpose: the 16 elements from each of `LANES` offsets on, into `x[element][lane]`."""
     for k in range(0, LANES, 16):
-        transpose(source, 0, skip(offsets, k), x, k, LANES)
+        _transpose(source, 0, skip(offsets, k), x, k, LANES)
 
 
 @inline
 def give_at(x, target, offsets):
     """The way back of `take_at`."""
     for k in range(0, LANES, 16):
-        transpose(x, k, LANES, target, 0, skip(offsets, k))
+        _transpose(x, k, LANES, target, 0, skip(offsets, k))
 
 
 @kernel
