@@ -1,0 +1,90 @@
+"""A training checkpoint of over a gigabyte is converted within a fixed memory, and without torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from math import prod
+from pathlib import Path
+
+import pytest
+
+# A process starts with the peak of the one it was forked from, so a small one stands between pytest and the measured.
+LAUNCH = """
+import os, sys
+pid = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ)
+_, status, usage = os.wait4(pid, 0)
+print(usage.ru_maxrss * 1024)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+CONVERT = """
+import sys
+from ggferry.service.cli import _run
+code = _run(sys.argv[1:])
+assert "numpy" in sys.modules
+print("imported:", [name for name in ("torch", "transformers", "safetensors") if name in sys.modules])
+sys.exit(code)
+"""
+WIDTH, INNER, LAYERS, HEADS, KV_HEADS, VOCAB = 2048, 5632, 10, 32, 4, 32000
+BUDGET = 400 << 20
+
+
+def checkpoint(folder: Path, tokenizer: Path) -> Path:
+    """A LlamaForCausalLM of TinyLlama's shapes in bf16, 1.14 GB. Every matrix begins with one weight of 1, the rest is
+    a hole in the file: it takes no room."""
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "rope_theta": 10000.0,
+        "intermediate_size": INNER, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+        "num_hidden_layers": LAYERS, "vocab_size": VOCAB, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(tokenizer, folder / "tokenizer.model")
+    kv = WIDTH // HEADS * KV_HEADS
+    shapes = {"lm_head": (VOCAB, WIDTH), "model.embed_tokens": (VOCAB, WIDTH), "model.norm": (WIDTH,)}
+    for layer in range(LAYERS):
+        blocks = {
+            "self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (kv, WIDTH), "self_attn.v_proj": (kv, WIDTH),
+            "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (INNER, WIDTH), "mlp.up_proj": (INNER, WIDTH),
+            "mlp.down_proj": (WIDTH, INNER), "input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,),
+        }  # fmt: skip
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in blocks.items()}
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        end = at + 2 * prod(shape)
+        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": (at, end)}
+        at = end
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + at)
+        for entry in header.values():
+            file.seek(8 + len(text) + entry["data_offsets"][0])
+            file.write(struct.pack("<H", 0x3F80))
+    return folder
+
+
+def peak(script: str, *arguments: str) -> tuple[int, str]:
+    """Peak RSS in bytes of an interpreter that runs `script`, and what it printed."""
+    command = [sys.executable, "-S", "-c", LAUNCH, sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.splitlines()[-1]), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outtype", ["f16", "q8_0", "q4_k_m"])
+def test_a_checkpoint_over_a_gigabyte_stays_within_the_budget(outtype: str, fixtures: Path, tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "model", fixtures / "legacy-llama" / "tokenizer.model")
+    assert (source / "model.safetensors").stat().st_size > 1 << 30
+    base, _ = peak("import numpy")
+    target = tmp_path / "out.gguf"
+    used, said = peak(CONVERT, "convert", str(source), "-o", str(target), "--outtype", outtype, "--verify", "fast")
+    assert target.stat().st_size > 300 << 20
+    assert "imported: []" in said
+    assert used - base <= BUDGET, f"{used >> 20} MiB, {base >> 20} MiB of them numpy's"
+    target.unlink()
