@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class Cost:
         return f"{peer.wall / self.wall:.2f} × faster, user CPU {peer.user / self.user:.2f} × less, peak {peak:.2f}"
 
 
-def tensors(config: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a LlamaForCausalLM, in the order transformers saves them."""
     width, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     kv = width // config["num_attention_heads"] * config["num_key_value_heads"]
@@ -103,7 +104,7 @@ def make(folder: Path, layers: int) -> int:
         at += 2 * prod(shape)
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
     values = np.random.default_rng(0).standard_normal((8 << 20) + 1, np.float32) * np.float32(0.02)
-    noise = memoryview((values.view(np.uint32) >> 16).astype("<u2")).cast("B")
+    noise = memoryview((values.view(np.uint32) >> 16).astype("<u2").tobytes())
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         while at:
