@@ -148,7 +148,9 @@ def gemma_scale(values: Values, largest: int) -> float:
 def query_scale(values: Values) -> float | None:
     """attention.scale from Gemma's query_pre_attn_scalar."""
     scalar = values.get("query_scalar")
-    return float(scalar**-0.5) if scalar else None
+    if scalar is not None and not scalar > 0:
+        raise ValueError(f"query_pre_attn_scalar {scalar}")
+    return None if scalar is None else float(scalar**-0.5)
 
 
 # --- experts -----------------------------------------------------------------------------------------------
@@ -160,7 +162,11 @@ def expert_groups(values: Values) -> int | None:
 
 
 def expert_groups_used(values: Values) -> int | None:
-    return 1 if values["expert_selection"] == "greedy" else values.get("expert_groups_used_stated")
+    groups = values["expert_groups"]
+    used = values.get("expert_groups_used_stated", 1 if groups == 1 else None)
+    if used is None:
+        raise ValueError(f"{groups} groups of experts, and no number of those that are used")
+    return 1 if groups == 1 else int(used)
 
 
 HPARAMS: dict[str, Callable[[Values], Any]] = {

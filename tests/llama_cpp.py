@@ -14,6 +14,8 @@ for path in sys.argv[3:]:
     params = xllamacpp.CommonParams()
     params.model.path = path
     params.n_ctx, params.n_parallel, params.n_gpu_layers, params.warmup, params.verbosity = 128, 1, 0, False, -1
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # F16 by default
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # its sums are F16
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     server, prompt, found = xllamacpp.Server(params), json.loads(sys.argv[1]), []
     for _ in range(int(sys.argv[2])):  # one at a time: tokens that are no whole characters would come merged

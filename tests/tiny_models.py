@@ -171,13 +171,14 @@ TINY: dict[str, Tiny] = {
 }  # fmt: skip
 
 
-def make(name: str, folder: Path) -> np.ndarray:
-    """Save the model in `folder`; return transformers' logits of TOKENS, float32 `(18, VOCAB)`."""
+def make(name: str, folder: Path, **changes: Any) -> np.ndarray:
+    """Save the model in `folder`; return transformers' logits of TOKENS, float32 `(18, VOCAB)`. `changes`: of its
+    configuration."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     tiny = TINY[name]
     text = "Text" if tiny.model == "Gemma3" else ""
-    config = getattr(transformers, f"{tiny.model}{text}Config")(**json.loads(json.dumps(tiny.config)))
+    config = getattr(transformers, f"{tiny.model}{text}Config")(**json.loads(json.dumps({**tiny.config, **changes})))
     config._attn_implementation = "eager"
     torch.manual_seed(7)
     model = getattr(transformers, f"{tiny.model}ForCausalLM")(config).float().eval()

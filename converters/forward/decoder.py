@@ -15,7 +15,7 @@ from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.rope import rotation
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.graph import ModelGraph
-from ggferry.formats.errors import UnsupportedError, UsageError
+from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
 from ggferry.quant.registry import lazy
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def forward(
 ) -> Any:
     """Logits of every position, numpy float32 `(len(tokens), n_vocab)`.
 
-    `weights`: access to the graph's tensors, where somebody wants to see what passes through them.
-
-    `graph` may be bound to any side: its dialect's conventions decide how the tensors are read. Raises UsageError for
-    token ids outside the vocabulary, BadValueError for a weight that is not finite.
+    `graph` may be bound to any side: its dialect's conventions decide how the tensors are read. `weights`: access to
+    its tensors, where somebody wants to see what passes through them. Raises UsageError for token ids outside the
+    vocabulary, BadValueError for a weight that is not finite, InconsistentError for hparams that lead out of all
+    numbers, UnsupportedError for an architecture without a forward pass.
     """
     if not tokens:
         raise UsageError("no tokens to evaluate")
@@ -52,8 +52,13 @@ def forward(
     outside = [token for token in tokens if not 0 <= token < rows]
     if outside:
         raise UsageError("token id", found=outside[0], expected=f"0..{rows - 1}")
-    with torch.inference_mode():
-        return _run(Model(graph, weights), tokens, progress or (lambda done: None)).numpy()
+    try:
+        with torch.inference_mode():
+            return _run(Model(graph, weights), tokens, progress or (lambda done: None)).numpy()
+    except (ArithmeticError, ValueError) as error:
+        raise InconsistentError(
+            f"the hparams cannot be computed with: {error}", path=graph.checkpoint.path, found=graph.architecture.name
+        ) from None
 
 
 def _run(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
