@@ -8,7 +8,6 @@ tokenizer; `full` = that and the logits of both sides on fixed prompts.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -150,27 +149,34 @@ def check_accounting(source: ModelGraph, output: ModelGraph) -> None:
 
 
 class _Sums:
-    """Errors of one tensor, added up over its chunks by several threads."""
+    """Errors of one tensor, gathered by several threads and added in the order of its rows, so that the receipt's
+    last digits do not depend on which thread was first."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.error = self.power = self.largest = 0.0
-        self.equal = True
+        self.parts: dict[int, tuple[float, float, float]] = {}
 
-    def add(self, expected: Any, found: Any) -> None:
-        delta = np.abs(found - expected)
-        error = float(np.square(delta, dtype=np.float64).sum())
-        power = float(np.square(expected, dtype=np.float64).sum())
-        largest = float(delta.max(initial=0.0))
-        with self.lock:
-            self.error += error
-            self.power += power
-            self.largest = max(self.largest, largest)
-            self.equal &= largest == 0.0
+    def add(self, start: int, expected: Any, found: Any) -> None:
+        """The chunk that begins at row `start`: sums of squares of error and source, largest error."""
+        delta = (found - expected).ravel()
+        largest = float(np.abs(delta).max(initial=0.0))
+        wide = expected.ravel().astype(np.float64)
+        power = float(wide @ wide)
+        if largest:
+            wide[...] = delta
+        self.parts[start] = (float(wide @ wide) if largest else 0.0, power, largest)
+
+    @property
+    def largest(self) -> float:
+        return max((part[2] for part in self.parts.values()), default=0.0)
+
+    @property
+    def equal(self) -> bool:
+        return self.largest == 0.0
 
     @property
     def relative_rms(self) -> float:
-        return math.sqrt(self.error / self.power) if self.power else math.sqrt(self.error)
+        error, power = (math.fsum(part[i] for part in self.parts.values()) for i in (0, 1))
+        return math.sqrt(error / power) if power else math.sqrt(error)
 
 
 def check_tensor(
@@ -228,7 +234,7 @@ def check_tensor(
                     output, node, start + row, "lies further from the source than its type rounds",
                     f"{found[row, column]!r}", f"{expected[row, column]!r}",
                 )  # fmt: skip
-            sums.add(expected, found)
+            sums.add(start, expected, found)
         if progress:
             progress(expected.nbytes if bitwise else (stop - start) * after.row_bytes(mirror.shape[-1]))
 
