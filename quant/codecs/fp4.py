@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, decoder, planes, translate
 from ggferry.quant.codec import Codec
+from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.registry import lazy
 from ggferry.quant.types import table
 
@@ -72,4 +73,9 @@ def _nvfp4_scales(parts: Parts) -> tuple[Array]:
 
 UNPACK = {"MXFP4": affine(_mxfp4_levels, _mxfp4_scales), "NVFP4": affine(_nvfp4_levels, _nvfp4_scales)}
 
-CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name])) for name, kind in TYPES.items())
+KERNELS = "ggferry.quant.kernels.fp4"
+
+CODECS = tuple(
+    Codec(kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"))
+    for name, kind in TYPES.items()
+)

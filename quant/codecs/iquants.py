@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 from ggferry.quant.blocks import Array, Parts, Unpack, affine, decoder, floats, planes, spread, translate
 from ggferry.quant.codec import Codec
 from ggferry.quant.codecs.grids import even_signs, grid, signs
+from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.registry import lazy
 from ggferry.quant.types import table
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ggferry.quant.codec import Bytes, Floats
 else:
     np = lazy("numpy")
 
@@ -206,6 +209,13 @@ UNPACK = {
 # `tensor_type_requires_imatrix` of llama-quant.cpp
 NEED_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
 
+
+def _encoder(name: str) -> Callable[[Floats, Floats | None], Bytes]:
+    family = {"IQ1": "iquants1", "IQ4": "iquants4"}.get(name[:3], "iquants")
+    return lazy_kernel(f"ggferry.quant.kernels.{family}", f"encode_{name.lower()}")
+
+
 CODECS = tuple(
-    Codec(kind, decoder(kind, UNPACK[name]), needs_imatrix=name in NEED_IMATRIX) for name, kind in TYPES.items()
+    Codec(kind, decoder(kind, UNPACK[name]), _encoder(name), needs_imatrix=name in NEED_IMATRIX)
+    for name, kind in TYPES.items()
 )

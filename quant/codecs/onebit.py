@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, decoder, floats
 from ggferry.quant.codec import Codec
+from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.registry import lazy
 from ggferry.quant.types import table
 
@@ -47,4 +48,9 @@ def _two_bits(parts: Parts) -> Array:
 
 UNPACK = {"Q1_0": affine(_one_bit, floats("d")), "Q2_0": affine(_two_bits, floats("d"))}
 
-CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name])) for name, kind in TYPES.items())
+KERNELS = "ggferry.quant.kernels.onebit"
+
+CODECS = tuple(
+    Codec(kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"))
+    for name, kind in TYPES.items()
+)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes, translate
 from ggferry.quant.codec import Codec
+from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.registry import lazy
 from ggferry.quant.types import table
 
@@ -57,4 +58,9 @@ def _tq2_levels(parts: Parts) -> Array:
 
 UNPACK = {"TQ1_0": affine(_tq1_levels, floats("d")), "TQ2_0": affine(_tq2_levels, floats("d"))}
 
-CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name])) for name, kind in TYPES.items())
+KERNELS = "ggferry.quant.kernels.ternary"
+
+CODECS = tuple(
+    Codec(kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"))
+    for name, kind in TYPES.items()
+)

@@ -1,0 +1,70 @@
+"""From a codec's encode to a kernel of the IQ types: what is refused, and how a kernel's refusal gets its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ggferry.quant.blocks import check_values
+from ggferry.quant.kernels.common import all_finite, encode_rows
+from ggferry.quant.types import BlockError, BlockType
+from ggferry.quant.values import ValueRefused
+
+if TYPE_CHECKING:
+    from ggferry.quant.codec import Bytes, Floats
+
+_NO_WEIGHTS = np.zeros(0, np.float32)
+
+
+def numerators(middle: int, reach: int, step: float) -> Floats:
+    """float32 `middle + step·i` for i = −reach … reach, the last repeated to fill lanes of eight."""
+    tries = np.float32(middle) + np.arange(-reach, reach + 1, dtype=np.float32) * np.float32(step)
+    return np.pad(tries, (0, -len(tries) % 8), mode="edge")
+
+
+def importance(kind: BlockType, weights: Floats | None, columns: int) -> Floats:
+    """The importance matrix row as kernels take it: empty for none. Raises BlockError for what no model can yield."""
+    if weights is None:
+        return _NO_WEIGHTS
+    if weights.shape != (columns,) or weights.dtype != np.float32:
+        raise BlockError(
+            f"importance of {columns} columns is float32 ({columns},), not {weights.dtype} {weights.shape}"
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        column = int(np.argmin(np.isfinite(weights) & (weights >= 0)))
+        raise BlockError(f"importance of column {column} is {weights[column]}: {kind.name} needs a mean of squares")
+    return np.array(weights)  # a writeable copy: to numba a read-only array is another type
+
+
+def encode(
+    kind: BlockType,
+    kernel: Callable[..., int],
+    values: Floats,
+    weights: Floats | None,
+    *tables: Any,
+    needs_weights: bool = False,
+) -> Bytes:
+    """Rows of `kind` from float32 `(R, columns)`.
+
+    `kernel(values, importance, weighted, columns, *tables, out)` encodes flat blocks and returns −1 or the number of a
+    block that it cannot encode. Raises BlockError for a missing or impossible importance matrix, ValueRefused for NaN,
+    infinity and what overflows on the way: where llama.cpp aborts or its result fails its own validation.
+    """
+    check_values(kind, values)
+    columns = values.shape[1]
+    if weights is None and needs_weights:
+        raise BlockError(f"{kind.name} needs an importance matrix")
+    important = importance(kind, weights, columns)
+
+    def run(flat: Floats, out: Bytes, first: int) -> bool:
+        if not all_finite(flat, 0, flat.size):
+            return False
+        bad = kernel(flat, important, weights is not None, columns, *tables, out)
+        if bad >= 0:
+            row, column = divmod((first + bad) * kind.elements, columns)
+            raise ValueRefused(row, column, f"the block here is too large for {kind.name}: its sums overflow")
+        return True
+
+    return encode_rows(kind, run, values)
