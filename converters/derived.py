@@ -213,12 +213,12 @@ def llama3_factors(values: Values) -> Sequence[float] | None:
 
 def long_factors(values: Values) -> Sequence[float] | None:
     """longrope's divisors of the rotary frequencies beyond the original context, `(n_rot / 2,)`."""
-    return values.get("rope_long") if values.get("rope_kind") == "longrope" else None
+    return values["rope_long"] if values.get("rope_kind") == "longrope" else None
 
 
 def short_factors(values: Values) -> Sequence[float] | None:
     """longrope's divisors of the rotary frequencies within the original context, `(n_rot / 2,)`."""
-    return values.get("rope_short") if values.get("rope_kind") == "longrope" else None
+    return values["rope_short"] if values.get("rope_kind") == "longrope" else None
 
 
 def _frequencies(values: Values) -> list[float]:

@@ -133,17 +133,17 @@ def _compute(
     try:
         made = TENSORS[name](values)
         wanted = evaluate(slot.role.shape[0], values)
+        if made is not None and len(made) == wanted:
+            return (source.add(f"({name})", made, len(checkpoint.files)),)
     except KeyError as error:
         raise MissingError(f"nothing says what {error.args[0]} is", path=checkpoint.path) from None
     except (ValueError, OverflowError, ZeroDivisionError) as error:
         raise InconsistentError(f"{slot.name}: {error}", path=checkpoint.path) from None
     if made is None:
         return ()
-    if len(made) != wanted:
-        raise ShapeError(
-            f"{slot.name} ({name})", path=checkpoint.path, found=len(made), expected=f"{slot.role.shape[0]}={wanted}"
-        )
-    return (source.add(f"({name})", made, len(checkpoint.files)),)
+    raise ShapeError(
+        f"{slot.name} ({name})", path=checkpoint.path, found=len(made), expected=f"{slot.role.shape[0]}={wanted}"
+    )
 
 
 def _check_blocks(checkpoint: Checkpoint, hparams: Mapping[str, Param], nodes: Iterable[Node]) -> None:

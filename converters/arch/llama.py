@@ -58,7 +58,7 @@ N_CTX = replace(
         Default(8192, "a rotary base of 500000: LLaMA 3, trained on 8192 tokens", when="rope_base == 500000"),
         Default(4096, "grouped-query attention in a legacy file: LLaMA-2, trained on 4096 tokens", when=_GQA),
         Default(4096, "the name says LLaMA-2, trained on 4096 tokens", named=_LLAMA2),
-        Default(2048, "LLaMA-1 was trained on 2048 tokens; legacy files do not store it"),
+        Default(2048, "LLaMA-1 was trained on 2048 tokens; neither legacy files nor params.json store it"),
     ),
 )
 EPS = replace(

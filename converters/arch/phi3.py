@@ -22,13 +22,13 @@ ROLES = roles(
     + rope.FACTOR_ROLES
     + common.ATTENTION_NORM
     + """
-    blk.{n}.attn_qkv.weight    : (n_head+2*n_head_kv)*head_dim n_embd | hf model.layers.{n}.self_attn.qkv_proj.weight
-    blk.{n}.attn_output.weight : n_embd n_head*head_dim               | hf model.layers.{n}.self_attn.o_proj.weight
-    """
+    blk.{n}.attn_qkv.weight    : QKV n_embd               | hf model.layers.{n}.self_attn.qkv_proj.weight
+    blk.{n}.attn_output.weight : n_embd n_head*head_dim_v | hf model.layers.{n}.self_attn.o_proj.weight
+    """.replace("QKV", "n_head*head_dim+n_head_kv*(head_dim+head_dim_v)")
     + common.FFN_NORM
     + """
-    blk.{n}.ffn_up.weight      : 2*n_ff n_embd                        | hf model.layers.{n}.mlp.gate_up_proj.weight
-    blk.{n}.ffn_down.weight    : n_embd n_ff                          | hf model.layers.{n}.mlp.down_proj.weight
+    blk.{n}.ffn_up.weight      : 2*n_ff n_embd            | hf model.layers.{n}.mlp.gate_up_proj.weight
+    blk.{n}.ffn_down.weight    : n_embd n_ff              | hf model.layers.{n}.mlp.down_proj.weight
     """,
     norm=SAME,
 )

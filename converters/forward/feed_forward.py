@@ -80,7 +80,8 @@ def route(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
     preference = model.biased(f"{block}exp_probs_b", scores)
     groups = sizes.get("expert_groups") or 1
     if groups > 1:
-        preference = _within_groups(preference, groups, sizes.get("expert_groups_used", groups), best=2 if sigmoid else 1)
+        used = sizes.get("expert_groups_used", groups)
+        preference = _within_groups(preference, groups, used, best=2 if sigmoid else 1)
     chosen = preference.topk(sizes["n_expert_used"], -1).indices
     weights = scores.gather(-1, chosen)
     if sizes.get("expert_norm", model.recipe.expert_norm):

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_cpp import continuations
-from tiny_models import TINY, TOKENS, make, write
 
 from ggferry.converters.forward.decoder import forward
 from ggferry.converters.load import open_checkpoint, understand
+
+from llama_cpp import continuations
+from tiny_models import TINY, TOKENS, make, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 STEPS = 6
@@ -44,10 +45,11 @@ def test_llama_cpp_continues_alike(name: str, tmp_path: Path) -> None:
     make(name, tmp_path / "hf", **ALIKE.get(name, {}))
     graph = understand(open_checkpoint(str(tmp_path / "hf")))
     (found,) = continuations(TOKENS, STEPS, write(graph, tmp_path / "x.gguf"))
+    close = 2e-2 if "gelu" in str(graph.architecture.recipe) else 1e-4  # its gelu is a table of float16
     tokens = list(TOKENS)
     for token, probability in found:
         logits = forward(graph, tokens)[-1].astype(np.float64)
         scores = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
         assert token == int(scores.argmax())
-        assert probability == pytest.approx(scores.max(), abs=2e-2 if "gelu" in str(graph.architecture.recipe) else 1e-4)
+        assert probability == pytest.approx(scores.max(), abs=close)
         tokens.append(token)
