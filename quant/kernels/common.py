@@ -25,11 +25,13 @@ from ggferry.quant.kernels.lanes import (
     loader,
     maximum,
     minimum,
+    pointer,
     rooms,
     scalar_bits,
     scalar_float,
     skip,
     spreader,
+    stand_alone,
     to_floats,
     transpose,
 )
@@ -53,16 +55,20 @@ load16, spread16 = loader(types.float32, _half), spreader(16)
 scratch, numbers = rooms(types.float32, LANES), rooms(types.int64, LANES)
 """`scratch(n)`, `numbers(n)`: room on the stack for n float32 or int64 a lane, as `[n][lane]`."""
 
-inline = nb.njit(nogil=True, error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_PART = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+inline = nb.njit(forceinline=True, **_PART)
+"""Part of a kernel, one with its caller: constants among the arguments become constants of the code."""
+shared = nb.njit(forceinline=False, **_PART)  # said, because numba hands the flag on from caller to callee
+"""Part of a kernel that is compiled once however often it is called; begins with `stand_alone()`."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compiles `function` at its first call and keeps the machine code beside the source, or, where nothing can be
     written, in the user's cache; where there is none either, compiles once a process."""
     try:
-        return nb.njit(nogil=True, error_model="numpy", cache=True)(function)
+        return nb.njit(nogil=True, error_model="numpy", forceinline=False, cache=True)(function)
     except RuntimeError:  # "no locator available"
-        return nb.njit(nogil=True, error_model="numpy")(function)
+        return nb.njit(nogil=True, error_model="numpy", forceinline=False)(function)
 
 
 MAGIC = F(12582912.0)
@@ -123,10 +129,13 @@ def put_half(out, at, h):
     out[at + 1] = h >> 8 & 255
 
 
-@nb.njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@shared
 def _transpose(source, start, steps, target, at, widths):
-    """A function of its own: LLVM takes a second for every few copies of so many shuffles."""
+    stand_alone()
     transpose(source, start, steps, target, at, widths)
+
+
+# In what follows every number is an np.int64: numba compiles a function anew for each set of literal arguments.
 
 
 @inline
@@ -134,28 +143,29 @@ def take(source, at, x, count, stride):
     """Transpose: `LANES` runs of `count` elements, a multiple of 16, `stride` apart, into `x[element][lane]`."""
     for k in range(0, LANES, 16):
         for e in range(0, count, 16):
-            _transpose(source, at + k * stride + e, stride, x, e * LANES + k, LANES)
+            start, target = np.int64(at + k * stride + e), np.int64(e * LANES + k)
+            _transpose(pointer(source), start, np.int64(stride), x, target, np.int64(LANES))
 
 
 @inline
 def give(x, target, at):
     """The way back of `take` for runs of 16 that follow one another."""
     for k in range(0, LANES, 16):
-        _transpose(x, k, LANES, target, at + 16 * k, 16)
+        _transpose(x, np.int64(k), np.int64(LANES), target, np.int64(at + 16 * k), np.int64(16))
 
 
 @inline
 def take_at(source, offsets, x):
     """Transpose: the 16 elements from each of `LANES` offsets on, into `x[element][lane]`."""
     for k in range(0, LANES, 16):
-        _transpose(source, 0, skip(offsets, k), x, k, LANES)
+        _transpose(pointer(source), np.int64(0), skip(offsets, k), x, np.int64(k), np.int64(LANES))
 
 
 @inline
 def give_at(x, target, offsets):
     """The way back of `take_at`."""
     for k in range(0, LANES, 16):
-        _transpose(x, k, LANES, target, 0, skip(offsets, k))
+        _transpose(x, np.int64(k), np.int64(LANES), target, np.int64(0), skip(offsets, k))
 
 
 @kernel

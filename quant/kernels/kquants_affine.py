@@ -7,22 +7,24 @@ from ggferry.quant.kernels.common import (
     F,
     I,
     all_finite,
+    give,
     half_bits,
     half_value,
     inline,
     kernel,
     load,
-    nearest_int,
-    numbers,
+    load16,
+    nearest,
     put_half,
     scratch,
+    shared,
     spread,
     spread16,
     take,
 )
 from ggferry.quant.kernels.fits import fit_levels, fit_line
-from ggferry.quant.kernels.lanes import absolute, sqrt, store
-from ggferry.quant.kernels.superblocks import BLOCK, by_block, encoder, rounded, spread_squares, tile_weights, weigh
+from ggferry.quant.kernels.lanes import absolute, float_room, int_room, sqrt, stand_alone, store, to_floats, to_ints
+from ggferry.quant.kernels.superblocks import BLOCK, capped, encoder, rounded, spread_squares, tile_weights, weigh
 
 
 @inline
@@ -42,45 +44,52 @@ def fit_lines(x, w, level, count, top, first, step, steps, by_distance, at, scal
     return found[4]
 
 
-@inline
-def codes_by_weight(of_sub_blocks, sum_w, sub_blocks, top, x, w, level, codes, d):
-    """`fit_levels` of what `LANES` blocks' sub-blocks have: uint8 codes as `[block][sub-block]`, block scales."""
-    by_block(of_sub_blocks, sub_blocks, x)
-    by_block(sum_w, sub_blocks, w)
+@shared
+def fit_codes(of_sub_blocks, sum_w, sub_blocks, top, x, w, level, codes, d):
+    """`fit_levels` of what `LANES` blocks' sub-blocks have: block scales into `d`, uint8 codes as floats into `codes`
+    `[block][16]`. Where there are but eight sub-blocks, the eight that follow are read and written along."""
+    stand_alone()
+    take(of_sub_blocks, 0, x, 16, sub_blocks)
+    take(sum_w, 0, w, 16, sub_blocks)
     store(d, 0, fit_levels(x, w, level, sub_blocks, top))
-    for k in range(LANES):
-        for j in range(sub_blocks):
-            codes[k * sub_blocks + j] = int(level[j * LANES + k])
+    give(level, codes, 0)
+
+
+@inline
+def extremes(scale, minimum, s, sub_blocks):
+    """The largest of a block's scales and of its minima, or 0."""
+    max_scale, max_min = F(0), F(0)
+    for j in range(s, s + sub_blocks):
+        max_scale, max_min = larger(max_scale, scale[j]), larger(max_min, minimum[j])
+    return max_scale, max_min
 
 
 # ------------------------------------------------------------------ Q2_K: 4-bit scales and minima, 16 elements each
 
 
 @inline
-def pack_q2(values, at, out, o, codes, d, dmin, ratio, origin, s):
+def pack_q2(values, at, out, o, scale_codes, min_codes, d, dmin, ratio, origin, s):
     d_bits, dmin_bits = half_bits(d), half_bits(dmin)
     put_half(out, o + 80, d_bits)
     put_half(out, o + 82, dmin_bits)
-    d, dmin = half_value(d_bits), half_value(dmin_bits)
-    for j in range(16):
-        out[o + j] = codes[j]
-    for part in range(4):  # 16 bytes of levels: elements 16 apart share a byte position, 32 apart a byte
+    codes = scale_codes | min_codes << 4
+    store(out, o, codes)
+    scale, low = float_room(16), float_room(16)
+    store(scale, 0, half_value(d_bits) * to_floats(codes & 15))
+    store(low, 0, half_value(dmin_bits) * to_floats(codes >> 4 & 15))
+    for run in range(4):  # 16 bytes of levels: elements 16 apart share a byte position, 32 apart a byte
         packed = spread16(I(0))
-        first = 8 * (part // 2) + part % 2
         for plane in range(4):
-            j = first + 2 * plane
-            q = rounded(
-                values, at + 16 * j, d * F(codes[j] & 15), dmin * F(codes[j] >> 4), ratio[s + j], origin[s + j], 0, 3
-            )
+            j = 8 * (run // 2) + run % 2 + 2 * plane
+            q = rounded(values, at + 16 * j, scale[j], low[j], ratio[s + j], origin[s + j], 0, 3)
             packed = packed | q << 2 * plane
-        store(out, o + 16 + 16 * part, packed)
+        store(out, o + 16 + 16 * run, packed)
 
 
 @kernel
 def q2_k(values, out, first):
     x, w, level = scratch(16), scratch(16), scratch(16)
     scale, minimum, ratio, origin = scratch(16), scratch(16), scratch(16), scratch(16)
-    codes = numbers(1)
     for batch in range(0, values.size, LANES * BLOCK):
         if not all_finite(values, batch, batch + LANES * BLOCK):
             return False
@@ -91,15 +100,12 @@ def q2_k(values, out, first):
             fit_lines(x, w, level, 16, 3, F(-0.5), F(0.1), 15, True, s, scale, minimum, ratio, origin)
         for k in range(LANES):
             s = 16 * k
-            max_scale, max_min = F(0), F(0)
-            for j in range(s, s + 16):
-                max_scale, max_min = larger(max_scale, scale[j]), larger(max_min, minimum[j])
-            to_scale = F(15) / max_scale if max_scale > F(0) else F(0)
-            to_min = F(15) / max_min if max_min > F(0) else F(0)
-            for j in range(16):
-                codes[j] = (nearest_int(to_scale * scale[s + j]) | nearest_int(to_min * minimum[s + j]) << 4) & 255
+            max_scale, max_min = extremes(scale, minimum, s, 16)
+            scale_codes = nearest(load16(scale, s) * (F(15) / max_scale if max_scale > F(0) else F(0)))
+            min_codes = nearest(load16(minimum, s) * (F(15) / max_min if max_min > F(0) else F(0)))
             at, o = batch + k * BLOCK, (batch // BLOCK + k) * 84
-            pack_q2(values, at, out, o, codes, max_scale / F(15), max_min / F(15), ratio, origin, s)
+            d, dmin = max_scale / F(15), max_min / F(15)
+            pack_q2(values, at, out, o, scale_codes, min_codes, d, dmin, ratio, origin, s)
     return True
 
 
@@ -108,8 +114,7 @@ def q2_k_weighted(values, out, first, weights):
     x, w, level, tile = scratch(16), scratch(16), scratch(16), scratch(256)
     scale, minimum, ratio, origin = scratch(16), scratch(16), scratch(16), scratch(16)
     sigma2, sum_w, d, dmin = scratch(16), scratch(16), scratch(1), scratch(1)
-    scale_codes, min_codes = numbers(16), numbers(16)
-    codes = numbers(1)
+    scale_codes, min_codes = scratch(16), scratch(16)
     for batch in range(0, values.size, LANES * BLOCK):
         if not all_finite(values, batch, batch + LANES * BLOCK):
             return False
@@ -120,13 +125,12 @@ def q2_k_weighted(values, out, first, weights):
             weigh(x, tile, 16 * s, load(sigma2, s), w, 16)
             total = fit_lines(x, w, level, 16, 3, F(-0.9), F(0.05), 36, False, s, scale, minimum, ratio, origin)
             store(sum_w, s, total)
-        codes_by_weight(scale, sum_w, 16, 15, x, w, level, scale_codes, d)
-        codes_by_weight(minimum, sum_w, 16, 15, x, w, level, min_codes, dmin)
+        fit_codes(scale, sum_w, 16, 15, x, w, level, scale_codes, d)
+        fit_codes(minimum, sum_w, 16, 15, x, w, level, min_codes, dmin)
         for k in range(LANES):
-            for j in range(16):
-                codes[j] = (scale_codes[16 * k + j] | min_codes[16 * k + j] << 4) & 255
             at, o = batch + k * BLOCK, (batch // BLOCK + k) * 84
-            pack_q2(values, at, out, o, codes, d[k], dmin[k], ratio, origin, 16 * k)
+            a, b = to_ints(load16(scale_codes, 16 * k)), to_ints(load16(min_codes, 16 * k))
+            pack_q2(values, at, out, o, a, b, d[k], dmin[k], ratio, origin, 16 * k)
     return True
 
 
@@ -137,30 +141,34 @@ encode_q2_k = encoder("Q2_K", q2_k, q2_k_weighted)
 
 
 @inline
-def pack_q4_q5(values, at, out, o, top, scale_codes, min_codes, c, d, dmin, ratio, origin, s):
-    """Codes are uint8 from number c on. Q5_K has the fifth bits in 32 bytes before the nibbles, Q4_K has none."""
+def pack_q4_q5(values, at, out, o, top, scale_codes, min_codes, d, dmin, ratio, origin, s):
+    """The first eight lanes of the codes count. Q5_K has the fifth bits in 32 bytes before the nibbles."""
     d_bits, dmin_bits = half_bits(d), half_bits(dmin)
     put_half(out, o, d_bits)
     put_half(out, o + 2, dmin_bits)
     d, dmin = half_value(d_bits), half_value(dmin_bits)
+    a, b = int_room(16), int_room(16)
+    store(a, 0, scale_codes)
+    store(b, 0, min_codes)
     for j in range(4):  # see `get_scale_min_k4`
-        scale, low, scale4, low4 = scale_codes[c + j], min_codes[c + j], scale_codes[c + j + 4], min_codes[c + j + 4]
-        out[o + 4 + j] = scale | scale4 >> 4 << 6
-        out[o + 8 + j] = low | low4 >> 4 << 6
-        out[o + 12 + j] = scale4 & 15 | (low4 & 15) << 4
+        out[o + 4 + j] = a[j] | a[j + 4] >> 4 << 6
+        out[o + 8 + j] = b[j] | b[j + 4] >> 4 << 6
+        out[o + 12 + j] = a[j + 4] & 15 | (b[j + 4] & 15) << 4
     nibbles = o + 16 if top == 15 else o + 48
     for half in range(2):
         high = spread16(I(0))
         for pair in range(4):
-            a, b = spread16(I(0)), spread16(I(0))
+            low_level, level = spread16(I(0)), spread16(I(0))
             for odd in range(2):
                 j = 2 * pair + odd
                 scale, low = packed_codes(out, o + 4, j)
-                b = rounded(values, at + 32 * j + 16 * half, d * scale, dmin * low, ratio[s + j], origin[s + j], 0, top)
+                level = rounded(
+                    values, at + 32 * j + 16 * half, d * scale, dmin * low, ratio[s + j], origin[s + j], 0, top
+                )
                 if odd == 0:
-                    a = b
-            store(out, nibbles + 32 * pair + 16 * half, a & 15 | (b & 15) << 4)
-            high = high | a >> 4 << 2 * pair | b >> 4 << 2 * pair + 1
+                    low_level = level
+            store(out, nibbles + 32 * pair + 16 * half, low_level & 15 | (level & 15) << 4)
+            high = high | low_level >> 4 << 2 * pair | level >> 4 << 2 * pair + 1
         if top == 31:
             store(out, o + 16 + 16 * half, high)
 
@@ -177,8 +185,7 @@ def packed_codes(out, at, j):
 @inline
 def plain_q4_q5(values, out, block_bytes, top, widest, steps):
     x, w, level = scratch(32), scratch(32), scratch(32)
-    scale, minimum, ratio, origin = scratch(8), scratch(8), scratch(8), scratch(8)
-    scale_codes, min_codes = numbers(1), numbers(1)
+    scale, minimum, ratio, origin = scratch(16), scratch(16), scratch(8), scratch(8)  # the second halves are not used
     for batch in range(0, values.size, LANES * BLOCK):
         if not all_finite(values, batch, batch + LANES * BLOCK):
             return False
@@ -193,26 +200,21 @@ def plain_q4_q5(values, out, block_bytes, top, widest, steps):
             fit_lines(x, w, level, 32, top, widest, F(0.1), steps, False, s, scale, minimum, ratio, origin)
         for k in range(LANES):
             s = 8 * k
-            max_scale, max_min = F(0), F(0)
-            for j in range(s, s + 8):
-                max_scale, max_min = larger(max_scale, scale[j]), larger(max_min, minimum[j])
-            to_scale = F(63) / max_scale if max_scale > F(0) else F(0)
-            to_min = F(63) / max_min if max_min > F(0) else F(0)
-            for j in range(8):
-                scale_codes[j] = min(nearest_int(to_scale * scale[s + j]) & 255, 63)
-                min_codes[j] = min(nearest_int(to_min * minimum[s + j]) & 255, 63)
+            max_scale, max_min = extremes(scale, minimum, s, 8)
+            a = nearest(load16(scale, s) * (F(63) / max_scale if max_scale > F(0) else F(0)))
+            b = nearest(load16(minimum, s) * (F(63) / max_min if max_min > F(0) else F(0)))
             at, o = batch + k * BLOCK, (batch // BLOCK + k) * block_bytes
             d, dmin = max_scale / F(63), max_min / F(63)
-            pack_q4_q5(values, at, out, o, top, scale_codes, min_codes, 0, d, dmin, ratio, origin, s)
+            pack_q4_q5(values, at, out, o, top, capped(a), capped(b), d, dmin, ratio, origin, s)
     return True
 
 
 @inline
 def weighted_q4_q5(values, out, first, weights, block_bytes, top):
     x, w, level, tile = scratch(32), scratch(32), scratch(32), scratch(256)
-    scale, minimum, ratio, origin = scratch(8), scratch(8), scratch(8), scratch(8)
-    sigma2, sum_w, d, dmin = scratch(8), scratch(8), scratch(1), scratch(1)
-    scale_codes, min_codes = numbers(8), numbers(8)
+    scale, minimum, ratio, origin = scratch(16), scratch(16), scratch(8), scratch(8)  # the second halves are not used
+    sigma2, sum_w, d, dmin = scratch(8), scratch(16), scratch(1), scratch(1)
+    scale_codes, min_codes = scratch(16), scratch(16)
     for batch in range(0, values.size, LANES * BLOCK):
         if not all_finite(values, batch, batch + LANES * BLOCK):
             return False
@@ -223,14 +225,14 @@ def weighted_q4_q5(values, out, first, weights, block_bytes, top):
             weigh(x, tile, 32 * s, load(sigma2, s), w, 32)
             total = fit_lines(x, w, level, 32, top, F(-0.9), F(0.05), 36, False, s, scale, minimum, ratio, origin)
             store(sum_w, s, total)
-        codes_by_weight(scale, sum_w, 8, 63, x, w, level, scale_codes, d)
-        codes_by_weight(minimum, sum_w, 8, 63, x, w, level, min_codes, dmin)
+        fit_codes(scale, sum_w, 8, 63, x, w, level, scale_codes, d)
+        fit_codes(minimum, sum_w, 8, 63, x, w, level, min_codes, dmin)
         for k in range(LANES):
+            a, b = to_ints(load16(scale_codes, 16 * k)), to_ints(load16(min_codes, 16 * k))
             if top == 31:  # quantize_row_q5_K_impl caps the codes, quantize_row_q4_K_impl does not
-                for j in range(8 * k, 8 * k + 8):
-                    scale_codes[j], min_codes[j] = min(scale_codes[j], 63), min(min_codes[j], 63)
+                a, b = capped(a), capped(b)
             at, o = batch + k * BLOCK, (batch // BLOCK + k) * block_bytes
-            pack_q4_q5(values, at, out, o, top, scale_codes, min_codes, 8 * k, d[k], dmin[k], ratio, origin, 8 * k)
+            pack_q4_q5(values, at, out, o, top, a, b, d[k], dmin[k], ratio, origin, 8 * k)
     return True
 
 

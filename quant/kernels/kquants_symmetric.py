@@ -23,13 +23,25 @@ from ggferry.quant.kernels.common import (
     numbers,
     put_half,
     scratch,
+    shared,
     spread16,
     take,
     take_at,
 )
 from ggferry.quant.kernels.fits import TINY, descend, fit_scale, start_descent
-from ggferry.quant.kernels.lanes import bits, float_room, int_room, maximum, minimum, store, to_floats, to_ints, where
-from ggferry.quant.kernels.superblocks import BLOCK, by_block, encoder, rounded, spread_squares, tile_weights, weigh
+from ggferry.quant.kernels.lanes import (
+    bits,
+    float_room,
+    int_room,
+    maximum,
+    minimum,
+    stand_alone,
+    store,
+    to_floats,
+    to_ints,
+    where,
+)
+from ggferry.quant.kernels.superblocks import BLOCK, encoder, rounded, spread_squares, tile_weights, weigh
 
 # ------------------------------------------------------------------ Q3_K: 6-bit signed scales, 16 elements each
 
@@ -73,10 +85,11 @@ def widest(scale, s):
     return found
 
 
-@inline
+@shared
 def descend_on(values, batch, level, sum_qx, sum_qq, todo, count, rounds):
     """Up to `rounds` rounds of `make_q3_quants` for the `count` sub-blocks in `todo`, wherever in the batch they are.
     Leaves in `todo` those that would still change, and returns their number."""
+    stand_alone()
     x, own, qx, qq, x_at, level_at = scratch(16), scratch(16), scratch(1), scratch(1), numbers(1), numbers(1)
     left = 0
     for run in range(0, count, LANES):
@@ -109,7 +122,7 @@ def q3_k(values, out, first):
     for batch in range(0, values.size, LANES * BLOCK):
         if not all_finite(values, batch, batch + LANES * BLOCK):
             return False
-        count = 0
+        count = np.int64(0)
         for s in range(0, 16 * LANES, LANES):
             take(values, batch + 16 * s, x, 16, 16)
             qx, qq = start_descent(x, own, 16, 4)
@@ -122,8 +135,8 @@ def q3_k(values, out, first):
                 todo[count] = s + k
                 count += going_on >> k & 1
         # Four in five sub-blocks are finished after one round, and four in five of the others after the second.
-        count = descend_on(values, batch, level, sum_qx, sum_qq, todo, count, 1)
-        descend_on(values, batch, level, sum_qx, sum_qq, todo, count, 3)
+        count = descend_on(values, batch, level, sum_qx, sum_qq, todo, count, np.int64(1))
+        descend_on(values, batch, level, sum_qx, sum_qq, todo, count, np.int64(3))
         for s in range(0, 16 * LANES, LANES):
             qx, qq = load(sum_qx, s), load(sum_qq, s)
             store(scale, s, where(qq > F(0), qx / qq, F(0)))
@@ -156,8 +169,8 @@ def q3_k_weighted(values, out, first, weights):
             for e in range(0, 16 * LANES, LANES):
                 store(x, e, to_floats(levels(ratio * (load(x, e) - origin), -4, 3)))
             give(x, level, 16 * s)
-        by_block(scale, 16, x)
-        by_block(sum_w, 16, w)
+        take(scale, 0, x, 16, 16)
+        take(sum_w, 0, w, 16, 16)
         fitted, ratio, origin = fit_scale(x, w, wx, 16, 32, False)
         store(d, 0, fitted)
         store(block_ratio, 0, ratio)

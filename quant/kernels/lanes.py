@@ -223,11 +223,13 @@ def store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic  # type: ignore[misc]
-def pointer(typing_context: Any, array: Any) -> Any:
-    """Where the data of a C-contiguous array begin. The caller keeps the array alive."""
-    if not isinstance(array, types.Array) or array.layout != "C":
+def pointer(typing_context: Any, memory: Any) -> Any:
+    """Where the data of a C-contiguous array begin (the caller keeps the array alive), or the pointer it is already."""
+    if isinstance(memory, types.CPointer):
+        return memory(memory), lambda context, builder, sig, args: args[0]
+    if not isinstance(memory, types.Array) or memory.layout != "C":
         return None
-    return types.CPointer(array.dtype)(array), lambda context, builder, sig, args: _data(
+    return types.CPointer(memory.dtype)(memory), lambda context, builder, sig, args: _data(
         context, builder, sig.args[0], args[0]
     )
 
@@ -449,3 +451,14 @@ def _extreme(name: str) -> Any:
 
 
 minimum, maximum = _extreme("smin"), _extreme("smax")
+
+
+@intrinsic  # type: ignore[misc]
+def stand_alone(typing_context: Any) -> Any:
+    """As a statement of a function: LLVM shall call it, not make copies of it."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), lower

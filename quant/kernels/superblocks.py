@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.codecs.kquants import TYPES
 from ggferry.quant.kernels.common import LANES, F, encode_rows, inline, levels, load, load16, scratch, spread, take
-from ggferry.quant.kernels.lanes import sqrt, store
+from ggferry.quant.kernels.lanes import minimum, sqrt, store
 
 if TYPE_CHECKING:
     from ggferry.quant.codec import Bytes, Floats
@@ -58,20 +58,18 @@ def weigh(x, tile, at, sigma2, w, count):
 
 
 @inline
-def by_block(of_sub_blocks, sub_blocks, x):
-    """Transpose: what each of `LANES` blocks' sub-blocks has, into `x[sub-block][lane]`."""
-    for k in range(LANES):
-        for j in range(sub_blocks):
-            x[j * LANES + k] = of_sub_blocks[k * sub_blocks + j]
+def capped(codes):
+    """uint8 codes of sub-blocks, at most the six bits that Q4_K and Q5_K have for them."""
+    return minimum(codes & 255, 63)
 
 
 @inline
-def rounded(values, at, d, minimum, ratio, origin, lowest, highest):
+def rounded(values, at, d, add, ratio, origin, lowest, highest):
     """The levels of 16 elements, by the block's scale, or, if that is 0, by the sub-block's own fit."""
     x = load16(values, at)
     if d == F(0):
         return levels(ratio * (x - origin), lowest, highest)
-    return levels((x + minimum) / d, lowest, highest)
+    return levels((x + add) / d, lowest, highest)
 
 
 def encoder(name: str, plain: Any, weighted: Any) -> Callable[[Floats, Floats | None], Bytes]:
