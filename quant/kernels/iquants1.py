@@ -53,6 +53,13 @@ _UP, _DOWN = F(-0.875), F(-1.125)
 
 
 @inline
+def clear(sums, n):
+    """Zeros: denormals in lanes beyond the last cut would cost a hundred cycles each."""
+    for i in range(n):
+        sums[i] = 0
+
+
+@inline
 def weigh(x, importance, weighted, sigma2, n, w):
     """Weights of n values, importance · √(σ² + x²) or x²; their greatest magnitude."""
     most = spread(I(0))
@@ -192,6 +199,7 @@ def _iq1_s(values, importance, weighted, columns, grid, out):
     lattice = pointers(grid)
     w, sums, scales, codes = float_room(32), float_room(248), float_room(8), int_room(4)
     rank, order = int_room(32), int_room(32)
+    clear(sums, 248)
     for block in range(len(values) // BLOCK):
         from_x, y = skip(pointer(values), BLOCK * block), skip(pointer(out), 50 * block)
         sigma2 = mean_square(from_x, F(2))
@@ -320,6 +328,7 @@ def _iq1_m(values, importance, weighted, columns, grid, out):
     lattice = pointers(grid)
     w, sums, scales, codes = float_room(256), float_room(192), float_room(16), int_room(32)
     rank, order, shifts = int_room(16), int_room(16), int_room(16)
+    clear(sums, 192)
     for block in range(len(values) // BLOCK):
         from_x, y = skip(pointer(values), BLOCK * block), skip(pointer(out), 56 * block)
         sigma2 = mean_square(from_x, F(2))

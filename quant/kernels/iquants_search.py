@@ -238,6 +238,8 @@ def search(values, importance, weighted, columns, first, form, tries, lattice, p
     codes, chosen = int_room(CODES), int_room(CODES)
     found, twice_p, q = int_room(8), float_room(FAR), float_room(FAR)
     top = F(5) if width == 8 else F(15)
+    for t in range(ROOM):  # denormals in lanes that nobody looks at would cost a hundred cycles each
+        ids[t], scales[t] = 1, 1
     for block in range(len(values) // BLOCK):
         from_x = skip(pointer(values), block * BLOCK)
         from_importance = skip(pointer(importance), (first + block) * BLOCK % columns if weighted else 0)
