@@ -30,11 +30,16 @@ from ggferry.quant.kernels.common import (
 )
 from ggferry.quant.kernels.fits import TINY, descend, fit_scale, start_descent
 from ggferry.quant.kernels.lanes import (
+    as_ints,
     bits,
     float_room,
+    highest,
     int_room,
     maximum,
     minimum,
+    pointer,
+    scalar_float,
+    skip,
     stand_alone,
     store,
     to_floats,
@@ -47,14 +52,12 @@ from ggferry.quant.kernels.superblocks import BLOCK, encoder, rounded, spread_sq
 
 
 @inline
-def pack_q3(values, at, out, o, codes, d, level, s):
-    """`codes` are the 16 scales as 0 … 63; `level` holds the own levels of the batch's sub-blocks, s being the block's
-    first."""
-    d_bits = half_bits(d)
-    put_half(out, o + 108, d_bits)
+def pack_q3(values, at, out, o, codes, d, level):
+    """`codes` are the 16 scales as 0 … 63; `level` holds the own levels of the sub-blocks whose scale has become 0."""
+    put_half(out, o + 108, half_bits(d))
     code, scale = int_room(16), float_room(16)
     store(code, 0, codes)
-    store(scale, 0, half_value(d_bits) * to_floats(codes - 32))
+    store(scale, 0, scales_of(codes, d))
     for j in range(4):  # bytes 0–7: low nibbles of codes 0–7 and 8–15; bytes 8–11: their upper two bits, 4 apart
         out[o + 96 + j] = code[j] & 15 | (code[j + 8] & 15) << 4
         out[o + 100 + j] = code[j + 4] & 15 | (code[j + 12] & 15) << 4
@@ -66,7 +69,7 @@ def pack_q3(values, at, out, o, codes, d, level, s):
             for plane in range(4):
                 j = 8 * side + 2 * plane + half
                 if scale[j] == F(0):
-                    q = to_ints(load16(level, 16 * (s + j))) + 4
+                    q = to_ints(load16(level, 16 * j)) + 4
                 else:
                     q = levels(load16(values, at + 16 * j) / scale[j], -4, 3) + 4
                 high = high | q >> 2 << 4 * side + plane
@@ -85,69 +88,93 @@ def widest(scale, s):
     return found
 
 
+@inline
+def scales_of(codes, d):
+    """What a reader multiplies the levels with."""
+    return half_value(half_bits(d)) * to_floats(codes - 32)
+
+
+@inline
+def fit_q3(x, level, rounds):
+    """`make_q3_quants` up to round `rounds` of five: scales, and the lanes that the last round has changed."""
+    qx, qq = start_descent(x, level, 16, 4)
+    left = np.int64(0)
+    for _ in range(rounds):
+        qx, qq, changed = descend(x, level, qx, qq, 16, 4)
+        left = np.int64(bits(changed))
+        if left == 0:
+            break
+    return where(qq > F(0), qx / qq, F(0)), left
+
+
 @shared
-def descend_on(values, batch, level, sum_qx, sum_qq, todo, count, rounds):
-    """Up to `rounds` rounds of `make_q3_quants` for the `count` sub-blocks in `todo`, wherever in the batch they are.
-    Leaves in `todo` those that would still change, and returns their number."""
+def fit_again(values, todo, count, rounds, scale):
+    """The scales of the `count` sub-blocks of 16 at the offsets `todo`, by `rounds` rounds. Leaves in `todo` those that
+    are not finished yet, and returns their number."""
     stand_alone()
-    x, own, qx, qq, x_at, level_at = scratch(16), scratch(16), scratch(1), scratch(1), numbers(1), numbers(1)
-    left = 0
+    x, level, found, left = scratch(16), scratch(16), scratch(1), 0
+    for k in range(count, count + -count % LANES):
+        todo[k] = todo[count - 1]
     for run in range(0, count, LANES):
-        for k in range(LANES):
-            s = todo[min(run + k, count - 1)]
-            x_at[k], level_at[k] = batch + 16 * s, 16 * s
-            qx[k], qq[k] = sum_qx[s], sum_qq[s]
-        take_at(values, x_at, x)
-        take_at(level, level_at, own)
-        going_on = np.int64(1)
-        for _ in range(rounds):
-            if going_on != 0:
-                new_qx, new_qq, changed = descend(x, own, load(qx, 0), load(qq, 0), 16, 4)
-                store(qx, 0, new_qx)
-                store(qq, 0, new_qq)
-                going_on = np.int64(bits(changed))
-        give_at(own, level, level_at)
+        take_at(values, skip(todo, run), x)
+        fitted, going_on = fit_q3(x, level, rounds)
+        store(found, 0, fitted)
         for k in range(min(LANES, count - run)):
-            s = todo[run + k]
-            sum_qx[s], sum_qq[s] = qx[k], qq[k]
-            todo[left] = s
+            at = todo[run + k]
+            scale[at >> 4] = found[k]
+            todo[left] = at
             left += going_on >> k & 1
     return left
 
 
+@shared
+def own_levels(values, codes, d, level):
+    """The levels of `make_q3_quants` itself for those of a block's sub-blocks whose scale has become 0."""
+    stand_alone()
+    if bits(scales_of(codes, d) == F(0)) == 0:
+        return
+    x, fitted, scale, offsets, wanted = scratch(16), scratch(16), float_room(16), numbers(1), False
+    store(scale, 0, scales_of(codes, d))
+    for j in range(16):
+        store(level, 16 * j, spread16(F(-4)))  # which is what it leaves where there is nothing but zeros
+        peak = scalar_float(highest(as_ints(load16(values, 16 * j)) & 0x7FFFFFFF))
+        wanted = wanted or (scale[j] == F(0) and peak >= TINY)
+    if not wanted:
+        return
+    for k in range(LANES):
+        offsets[k] = 16 * min(k, 15)
+    take_at(values, offsets, x)
+    fit_q3(x, fitted, 5)
+    give_at(fitted, level, offsets)
+
+
 @kernel
 def q3_k(values, out, first):
-    level, sum_qx, sum_qq, x, own = scratch(256), scratch(16), scratch(16), scratch(16), scratch(16)
-    todo, scale = numbers(16), scratch(16)
+    x, level, own, scale, todo = scratch(16), scratch(16), float_room(256), scratch(16), numbers(17)
     for batch in range(0, values.size, LANES * BLOCK):
         if not all_finite(values, batch, batch + LANES * BLOCK):
             return False
-        count = np.int64(0)
+        data, count = skip(pointer(values), batch), np.int64(0)
         for s in range(0, 16 * LANES, LANES):
-            take(values, batch + 16 * s, x, 16, 16)
-            qx, qq = start_descent(x, own, 16, 4)
-            qx, qq, changed = descend(x, own, qx, qq, 16, 4)
-            give(own, level, 16 * s)
-            store(sum_qx, s, qx)
-            store(sum_qq, s, qq)
-            going_on = np.int64(bits(changed))
+            take(data, 16 * s, x, 16, 16)
+            fitted, going_on = fit_q3(x, level, 1)
+            store(scale, s, fitted)
             for k in range(LANES):
-                todo[count] = s + k
+                todo[count] = 16 * (s + k)
                 count += going_on >> k & 1
-        # Four in five sub-blocks are finished after one round, and four in five of the others after the second.
-        count = descend_on(values, batch, level, sum_qx, sum_qq, todo, count, np.int64(1))
-        descend_on(values, batch, level, sum_qx, sum_qq, todo, count, np.int64(3))
-        for s in range(0, 16 * LANES, LANES):
-            qx, qq = load(sum_qx, s), load(sum_qq, s)
-            store(scale, s, where(qq > F(0), qx / qq, F(0)))
+        # Four in five sub-blocks are finished after one round, and four in five of the others after the second, so
+        # those that are not are brought together from all over the batch.
+        count = fit_again(data, todo, count, np.int64(2), scale)
+        fit_again(data, todo, count, np.int64(5), scale)
         for k in range(LANES):
-            s = 16 * k
-            top = widest(scale, s)
+            top = widest(scale, 16 * k)
             ratio = F(-32) / top if top != F(0) else F(0)
-            codes = nearest(ratio * load16(scale, s)) << 24 >> 24  # ggml keeps it in an int8 before it bounds it
+            codes = nearest(ratio * load16(scale, 16 * k)) << 24 >> 24  # ggml keeps it in an int8 before it bounds it
             codes = maximum(minimum(codes, 31), -32) + 32 if top != F(0) else spread16(I(0))
+            d = F(1) / ratio if top != F(0) else F(0)
             at, o = batch + k * BLOCK, (batch // BLOCK + k) * 110
-            pack_q3(values, at, out, o, codes, F(1) / ratio if top != F(0) else F(0), level, s)
+            own_levels(skip(data, k * BLOCK), codes, d, own)
+            pack_q3(values, at, out, o, codes, d, own)
     return True
 
 
@@ -180,7 +207,7 @@ def q3_k_weighted(values, out, first, weights):
             if block_origin[k] != F(0):
                 codes = spread16(I(0))
             at, o = batch + k * BLOCK, (batch // BLOCK + k) * 110
-            pack_q3(values, at, out, o, codes, d[k], level, 16 * k)
+            pack_q3(values, at, out, o, codes, d[k], skip(level, k * BLOCK))
     return True
 
 
