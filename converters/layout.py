@@ -246,6 +246,9 @@ class Squeeze(Layout):
             raise ValueError(f"axis {self.axis} of {only} is not one")
         return only[: self.axis] + only[self.axis + 1 :]
 
+    def apply(self, *arrays: Array) -> Array:
+        return arrays[0].reshape(self.shape(arrays[0].shape))
+
     def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
         return np.zeros_like(rows), rows
 
@@ -264,6 +267,9 @@ class Unsqueeze(Layout):
         if not 0 <= self.axis < len(only):
             raise ValueError(f"axis {self.axis} of {only}")
         return (*only[: self.axis], 1, *only[self.axis :])
+
+    def apply(self, *arrays: Array) -> Array:
+        return arrays[0].reshape(self.shape(arrays[0].shape))
 
     def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
         return np.zeros_like(rows), rows

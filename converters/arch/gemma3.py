@@ -49,11 +49,8 @@ ROLES = roles(
     **gemma.LAYOUTS,
 )
 
-VISION = tuple(
-    Drop(f"{prefix}{part}*", "the vision half: this file holds the text model")
-    for prefix in ("", "model.")
-    for part in ("vision_tower.", "multi_modal_projector.")
-)
+_VISION = "the vision half: this file holds the text model"
+VISION = (Drop("*vision_tower.*", _VISION), Drop("*multi_modal_projector.*", _VISION))
 
 SPEC = Architecture(
     name="gemma3",

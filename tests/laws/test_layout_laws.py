@@ -81,6 +81,12 @@ def test_halves_to_pairs_is_the_specifications_permute() -> None:
     assert not np.array_equal(bound(heads_halves_to_pairs("n_head")).apply(expected), x)
 
 
+def test_a_matrix_of_one_row_is_a_vector() -> None:
+    """Qwen2-MoE's gate of the shared expert: (1, n) in Hugging Face's files, (n,) in GGUF."""
+    x = np.arange(64).reshape(1, 64)
+    assert np.array_equal(Squeeze(0).apply(x), x[0]) and np.array_equal(Unsqueeze(0).apply(x[0]), x)
+
+
 def test_concat_and_its_parts() -> None:
     a, b = np.arange(12).reshape(3, 4), np.arange(12, 32).reshape(5, 4)
     joined = Concat().apply(a, b)
