@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.decoder import forward
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.tokenizers.base import Tokenizer, encoder

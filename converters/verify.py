@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters import values
-from ggferry.converters.forward.decoder import forward
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.graph import ModelGraph, Node
 from ggferry.converters.layout import SAME
 from ggferry.converters.plan import IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED

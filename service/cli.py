@@ -290,7 +290,7 @@ def forward(
 ) -> None:
     """Run the reference forward pass: logits of every position, shape (tokens, vocabulary)."""
     from ggferry.converters.convert import graph_of
-    from ggferry.converters.forward.decoder import forward as run
+    from ggferry.converters.forward.evaluate import forward as run
 
     dtypes = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
     if npy_dtype not in dtypes:

@@ -1,4 +1,4 @@
-"""How a decoder computes, as data: the conventions in which model families and dialects differ."""
+"""How a model computes, as data: the conventions in which model families and dialects differ."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ class Recipe:
     """Conventions of one forward pass. Numbers (sizes, scales, caps, windows) are hparams; tensors are named by role,
     and what a file may or may not have (biases, norms before or after) is used where it is there.
 
+    `computation`: the module of this folder that computes the logits.
     `norm`: 'rms' | 'layer'. `norm_weights`: the norms have weights. `norm_offset`: what is added to each of them
     (Hugging Face's Gemma stores the distance from one). `pre_norm`: attention and feed-forward read a normed input.
     `qk_norm`: queries and keys are normed 'head' by head or the 'full' width at once.
@@ -27,6 +28,7 @@ class Recipe:
     `expert_norm`: weights of the chosen experts are made to sum to one; the hparam wins.
     """
 
+    computation: str = "decoder"
     norm: str = "rms"
     norm_weights: bool = True
     norm_offset: float = 0.0

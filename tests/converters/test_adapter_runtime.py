@@ -107,7 +107,7 @@ def merged(base: Path, adapter: Path, out: Path) -> Path:
 
 
 def logits(path: Path) -> np.ndarray:
-    from ggferry.converters.forward.decoder import forward
+    from ggferry.converters.forward.evaluate import forward
 
     graph = graph_of(str(path))
     return np.asarray(forward(graph, TOKENS), np.float64)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.forward.decoder import forward
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import open_checkpoint, understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError

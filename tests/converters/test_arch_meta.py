@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.forward.decoder import forward
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.layout import heads_halves_to_pairs
 from ggferry.converters.load import open_checkpoint, understand
 

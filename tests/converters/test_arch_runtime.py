@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.forward.decoder import forward
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import open_checkpoint, understand
 
 from llama_cpp import continuations

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.forward.decoder import forward
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import open_checkpoint, understand
 from ggferry.converters.run import check_replica

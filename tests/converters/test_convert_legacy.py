@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ggferry.converters.convert import Request, convert, graph_of
-from ggferry.converters.forward.decoder import forward
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import load_tokenizer
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options

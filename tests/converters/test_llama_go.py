@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ggferry.converters.convert import Request, convert, graph_of
-from ggferry.converters.forward.decoder import forward
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.values import values_of
 

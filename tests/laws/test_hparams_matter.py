@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.forward.decoder import forward
+from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import open_checkpoint, understand
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.gguf_values import Value
