@@ -55,7 +55,7 @@ notes: |
 widget:
 - text: "hello \\u00e9 \\"quoted\\""
   example_title: one
-- text: two: three?
+- text: two three?
 extra_gated_fields:
   Company: text
   Country:
@@ -83,56 +83,45 @@ license: not this
 
 
 def test_a_real_cards_shape() -> None:
-    card, notes = front_matter(CARD.replace("two: three?", "two three?"))
+    card, notes = front_matter(CARD)
     assert notes == ()
-    theirs = yaml.load(CARD.replace("two: three?", "two three?").split("---\n")[1], Loader=yaml.BaseLoader)
+    theirs = yaml.load(CARD.split("---\n")[1], Loader=yaml.BaseLoader)
     assert same(card, theirs | {"empty": "", "nothing": "null"})
     assert card["language"] == ["en", "no", "de"] and card["version"] == "1.10"
     assert card["description"] == "Folded over two lines.\nA paragraph."
     assert card["notes"] == "kept\n  as is\n" and card["nothing"] is None
 
 
-def test_what_is_not_read_is_said_and_the_rest_is_read() -> None:
-    card, notes = front_matter(CARD)
-    assert "widget" not in card and card["license"] == "apache-2.0" and "model-index" in card
-    (note,) = notes
-    assert "line 27" in note and "'widget'" in note and "colon" in note
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("a: &anchor x", "starts with '&'"),
-        ("a: *alias", "starts with '*'"),
-        ("a: !!str x", "starts with '!'"),
-        ("a: {b: c}", "starts with '{'"),
-        ("a: [b, [c]]", "in […]"),
-        ("a: [b,, c]", "empty item"),
-        ("a: [b", "without ']'"),
-        ("a: [{b: c}]", "in […]"),
-        ('a: "open\n  closed"', "several lines"),
-        ("a: 'x' y", "text behind its end"),
+        ("a: &anchor x", "anchor"),
+        ("a: *alias", "anchor"),
+        ("a: !!str x", "tag"),
+        ("a: [b", "expected"),
+        ("a: 'x' y", "expected"),
         ('a: "\\q"', "escape"),
-        ('a: "\\ud800"', "escape"),
-        ("a: |2\n  x", "indicator"),
-        ("a: >\n  x\n    y", "folded text"),
-        ("a: b: c", "a colon and a space"),
-        ("? a", "no key"),
-        ("just text", "no key"),
-        ("- item", "no key"),
-        ("a: 'x'\n  'y': z", "lines behind its end"),
-        ("a: x\na: y", "a second time"),
-        ("a:\n  b: x\n  b: y", "a second time"),
-        ("a:\n  - x\n - y", "indented"),
-        ("a:\n" + "".join("  " * n + "b:\n" for n in range(1, 12)), "nested deeper"),
-        ("<<: *x", "starts with '*'"),
+        ("a: b: c", "mapping values"),
+        ("[a]: b", "no text"),
+        ("a:\n" + "".join("  " * n + "b:\n" for n in range(1, 20)), "nested deeper"),
+        ("a: " + "[" * 20000, "nested deeper"),
     ],
 )
-def test_outside_the_subset(line: str, reason: str) -> None:
+def test_what_is_no_card_is_not_read_and_said(line: str, reason: str) -> None:
     card, notes = front_matter(f"---\nbefore: 1\n{line}\nafter: 2\n---\n")
-    assert card["before"] == "1" and card["after"] == "2"
-    assert {*card} <= {"before", "after", "a"} and (card.get("a") in (None, "x", ["x"]))
-    assert any(reason in note for note in notes), notes
+    (note,) = notes
+    assert card == {} and reason in note and re.search(r"line [2-9]|line 1\d", note), notes
+
+
+def test_of_a_key_given_twice_the_first_is_kept() -> None:
+    card, notes = front_matter("---\na: x\nb:\n  c: y\n  c: z\na: w\n---\n")
+    assert card == {"a": "x", "b": {"c": "y"}}
+    assert [note.split(":")[0] for note in notes] == ["README.md line 5", "README.md line 6"]
+
+
+def test_what_is_no_mapping() -> None:
+    assert "no mapping" in front_matter("---\njust text\n---\n")[1][0]
+    assert front_matter("---\n# nothing\n---\n") == ({}, ())
 
 
 def test_no_front_matter() -> None:
@@ -144,8 +133,8 @@ def test_no_front_matter() -> None:
 
 
 def test_notes_do_not_flood() -> None:
-    _, notes = front_matter("---\n" + "*x\n" * 1000 + "---\n")
-    assert len(notes) == 21 and "980 more" in notes[-1]
+    _, notes = front_matter("---\n" + "x: 1\n" * 1000 + "---\n")
+    assert len(notes) == 20
 
 
 piece = st.sampled_from(
@@ -172,14 +161,15 @@ def test_what_we_read_is_what_pyyaml_reads(lines: list[str]) -> None:
         theirs = yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError:
         return
-    if not isinstance(theirs, dict):
-        assert not card
-        return
-    unread = {note.split(" ", 3)[2] for note in notes}
-    repeated = {key for key in card if len(re.findall(rf"^['\"]?{re.escape(key)}['\"]?:", text, re.M)) > 1}
-    assert notes or set(card) == set(theirs), (card, theirs, unread)
-    for key, value in card.items():
-        assert key in repeated or same(value, theirs[key]), (key, value, theirs)
+    if any(
+        isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None)
+        for event in yaml.parse(text)
+    ):
+        assert not card and notes
+    elif isinstance(theirs, dict) and not notes:
+        assert same(card, theirs)
+    else:
+        assert notes or not theirs
 
 
 scalar = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="\x7f\x85"), max_size=20)
@@ -204,9 +194,8 @@ def test_what_pyyaml_writes_we_read(card: dict[str, object], indented: bool) -> 
 
     text = yaml.dump(card, Dumper=Dumper, allow_unicode=True, width=1 << 20, sort_keys=False)
     found, notes = front_matter(f"---\n{text}---\n" if card else "---\n---\n")
-    if not re.search(r"^ *\? ", text, re.M):  # a key too long or odd for PyYAML to write simply
-        assert notes == ()
-        assert found == card
+    assert notes == ()
+    assert found == card
 
 
 @settings(deadline=None)
