@@ -35,7 +35,7 @@ ROW_RMS = {
 """Relative RMS error that no Gaussian row of `gaussian` exceeds: the worst row measured, and a tenth of it. Ternary
 types are for ternary weights; of a Gaussian they keep only what is over half its largest value."""
 LEAST_SCALE = {"NVFP4": 2.0**-5}
-"""Rows scaled below this lie under the type's block scales (NVFP4: E4M3 from 2⁻⁹ on, six times it the largest level)."""
+"""Rows scaled below this lie under the type's block scales: NVFP4 has E4M3 numbers, none less than 2⁻⁹."""
 
 
 def draw_rows(data: st.DataObject, one: Codec, rows: int, columns: int) -> np.ndarray:
