@@ -15,7 +15,7 @@ from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import DuplicateError, InconsistentError, NotFoundError, OutOfRangeError
 from ggferry.formats.gguf_values import ALIGNMENT_KEY
-from ggferry.formats.sources import LocalFile, Source
+from ggferry.formats.sources import Source, open_source
 
 # '.partial': the shards of a model that is being written are re-read before they get their names
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.gguf(?:\.partial)?)", re.DOTALL)
@@ -55,7 +55,7 @@ def open_shards(found: Checkpoint, number: int, parse: Parse) -> Checkpoint:
     try:
         for other, path in enumerate(shard_paths(found.path, found.metadata["split.count"].data)):
             if other != number:
-                shards[other] = parse(LocalFile(path), other)
+                shards[other] = parse(open_source(path), other)
         return _join([shards[key] for key in sorted(shards)])
     except BaseException:
         for shard in shards.values():

@@ -10,6 +10,7 @@ from typing import Any
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import NotFoundError, TruncatedError, UnknownFormatError
 from ggferry.formats.fields import Struct
+from ggferry.formats.sources import open_source
 from ggferry.quant.registry import scan
 
 HEAD_BYTES = 4096
@@ -62,11 +63,14 @@ def find_reader(path: str) -> tuple[Reader, Match]:
     if os.path.isdir(path):
         head, size = b"", 0
     else:
+        source = open_source(path)
         try:
-            with open(path, "rb") as file:
-                head, size = file.read(HEAD_BYTES), os.path.getsize(path)
+            size = source.size
+            head = source.read(0, min(HEAD_BYTES, size))
         except OSError as error:
             raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+        finally:
+            source.close()
     for reader in scan("ggferry.formats.readers", "SPEC"):
         match = reader.probe(head, path, size)
         if match is not None:

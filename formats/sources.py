@@ -1,8 +1,14 @@
-"""Where bytes come from: one `read(offset, size)` for all. Files are `pread`, never mapped (DESIGN §6)."""
+"""Where bytes come from: one `read(offset, size)` for all. Files are `pread`, never mapped (DESIGN §6).
+
+A remote model is read through a folder that mirrors it (`mount`): what stands beside the weights lies there whole, of
+the weights only their first bytes, for the probes; everything that opens a path for reading tensors asks `open_source`,
+which takes the bytes from where they are. Whoever opens such a file plainly finds it ending early, never wrong bytes.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 from ggferry.formats.errors import NotFoundError, TruncatedError
@@ -26,6 +32,30 @@ class Source(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+Opener = Callable[[str], Source | None]
+"""Path below a mounted folder → its bytes; None for a file that lies there whole."""
+_MOUNTS: dict[str, Opener] = {}
+
+
+def mount(folder: str, opener: Opener) -> None:
+    """From now on the files below `folder` are opened by `opener`."""
+    _MOUNTS[os.path.join(os.path.abspath(folder), "")] = opener
+
+
+def unmount(folder: str) -> None:
+    """Undo `mount`."""
+    _MOUNTS.pop(os.path.join(os.path.abspath(folder), ""), None)
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """The bytes of the file at `path`, wherever they are. Raises NotFoundError."""
+    whole = os.path.abspath(path)
+    for folder, opener in list(_MOUNTS.items()):
+        if whole.startswith(folder) and (source := opener(whole)) is not None:
+            return source
+    return LocalFile(path)
 
 
 class LocalFile:

@@ -24,7 +24,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.reader import HeaderLayout, Match, Reader
-from ggferry.formats.sources import LocalFile
+from ggferry.formats.sources import Source, open_source
 from ggferry.quant.codec import block_type
 
 CONTAINER = "ggla"
@@ -66,7 +66,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     Raises TruncatedError, OutOfRangeError, ShapeError, EncodingError, DuplicateError, UnexpectedTensorError for another
     name, MissingError for a file without tensors or half a pair.
     """
-    source = LocalFile(path)
+    source = open_source(path)
     try:
         header = HEADER.read(Cursor(source))
         rank = int(header["r"])
@@ -87,7 +87,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     )
 
 
-def _walk(source: LocalFile, rank: int) -> Iterator[tuple[TensorRef, int]]:
+def _walk(source: Source, rank: int) -> Iterator[tuple[TensorRef, int]]:
     """Every record and its offset. Raises a CorruptError where the walk cannot go on."""
     offset = HEADER.size
     while offset < source.size:
@@ -96,7 +96,7 @@ def _walk(source: LocalFile, rank: int) -> Iterator[tuple[TensorRef, int]]:
         offset = ref.spans[0].offset + ref.nbytes
 
 
-def _record(source: LocalFile, offset: int, rank: int) -> TensorRef:
+def _record(source: Source, offset: int, rank: int) -> TensorRef:
     cursor = Cursor(source, offset, end=min(source.size, offset + RECORD.size + 8 + limits.MAX_NAME + ALIGNMENT))
     fields = RECORD.read(cursor)
     if fields["type"] not in TYPES:
@@ -131,7 +131,7 @@ def _record(source: LocalFile, offset: int, rank: int) -> TensorRef:
     return TensorRef(name, kind, (outer, inner), (Span(0, data, (outer, inner)),))
 
 
-def _check_pairs(source: LocalFile, tensors: dict[str, TensorRef]) -> None:
+def _check_pairs(source: Source, tensors: dict[str, TensorRef]) -> None:
     # The records have no count: a file cut between two of them is only seen by the half that is left.
     if not tensors:
         raise MissingError("an adapter without a tensor", path=source.path, offset=source.size)

@@ -37,7 +37,7 @@ from ggferry.formats.errors import (
 from ggferry.formats.fields import Cursor
 from ggferry.formats.ggml_types import ALTERNATIVES, PLANAR, TYPE_CODES, Version, era_of
 from ggferry.formats.reader import HeaderLayout, Match, Reader
-from ggferry.formats.sources import LocalFile
+from ggferry.formats.sources import Source, open_source
 from ggferry.quant.codec import codecs
 from ggferry.quant.types import BlockError
 
@@ -86,7 +86,7 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
 def read(path: str, layouts: Sequence[HeaderLayout]) -> Checkpoint:
     """Open a file, or all parts of one that was split. `layouts`: the headers to try."""
     base, asked = _base_of(path)
-    source = LocalFile(base)
+    source = open_source(base)
     try:
         readings = _readings(source, layouts)
         checkpoint = _join_parts(base, readings, layouts)
@@ -106,7 +106,7 @@ def _base_of(path: str) -> tuple[str, str]:
     return path, ""
 
 
-def _readings(source: LocalFile, layouts: Sequence[HeaderLayout]) -> Checkpoint:
+def _readings(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
     """The one layout under which the file reads to its last byte with that architecture's names."""
     version = _version(source)
     candidates = [layout for layout in layouts if version in layout.containers]
@@ -128,7 +128,7 @@ def _readings(source: LocalFile, layouts: Sequence[HeaderLayout]) -> Checkpoint:
     raise max(failures, key=lambda failure: failure[0])[1]
 
 
-def _version(source: LocalFile) -> Version:
+def _version(source: Source) -> Version:
     cursor = Cursor(source)
     magic = cursor.take(4, "the magic number")
     container = MAGIC.get(magic)
@@ -150,7 +150,7 @@ def _version(source: LocalFile) -> Version:
     return container, version
 
 
-def _read_as(source: LocalFile, version: Version, layout: HeaderLayout) -> Checkpoint:
+def _read_as(source: Source, version: Version, layout: HeaderLayout) -> Checkpoint:
     prelude = _prelude(source, version, layout)
     refs, notes = _tensors(source, prelude)
     tensors = {ref.name: ref for ref in refs}
@@ -172,7 +172,7 @@ def _read_as(source: LocalFile, version: Version, layout: HeaderLayout) -> Check
     )
 
 
-def _prelude(source: LocalFile, version: Version, layout: HeaderLayout) -> Prelude:
+def _prelude(source: Source, version: Version, layout: HeaderLayout) -> Prelude:
     cursor = Cursor(source, 4 if version[0] == "ggml" else 8)
     header = layout.header.read(cursor)
     count, notes = int(header["n_vocab"]), []
@@ -195,7 +195,7 @@ def _prelude(source: LocalFile, version: Version, layout: HeaderLayout) -> Prelu
     return Prelude(version, layout, header, vocab, cursor.offset, tuple(notes))
 
 
-def _is_record(source: LocalFile, offset: int, name: str) -> bool:
+def _is_record(source: Source, offset: int, name: str) -> bool:
     """Whether the record of the 2-D tensor `name` begins at `offset`."""
     wanted = name.encode()
     if not name or offset + 20 + len(wanted) > source.size:
@@ -204,7 +204,7 @@ def _is_record(source: LocalFile, offset: int, name: str) -> bool:
     return struct.unpack_from("<2i", head) == (2, len(wanted)) and head[20:] == wanted
 
 
-def _tensors(source: LocalFile, prelude: Prelude) -> tuple[list[TensorRef], list[str]]:
+def _tensors(source: Source, prelude: Prelude) -> tuple[list[TensorRef], list[str]]:
     """The tensors, under the one meaning of the type codes whose walk ends at the last byte."""
     codes = TYPE_CODES[prelude.version]
     notes: list[str] = []
@@ -227,7 +227,7 @@ def _tensors(source: LocalFile, prelude: Prelude) -> tuple[list[TensorRef], list
     return refs, notes
 
 
-def _walk(source: LocalFile, prelude: Prelude, codes: Mapping[int, str]) -> Iterator[TensorRef]:
+def _walk(source: Source, prelude: Prelude, codes: Mapping[int, str]) -> Iterator[TensorRef]:
     """Every record from the vocabulary to the last byte. Raises a CorruptError where the walk cannot go on."""
     table = codecs()
     alignment = ALIGNMENT[prelude.version[0]]
@@ -254,7 +254,7 @@ def _walk(source: LocalFile, prelude: Prelude, codes: Mapping[int, str]) -> Iter
         offset = record.data + size
 
 
-def _record(source: LocalFile, offset: int, codes: Mapping[int, str], alignment: int) -> Record:
+def _record(source: Source, offset: int, codes: Mapping[int, str], alignment: int) -> Record:
     cursor = Cursor(source, offset, end=min(source.size, offset + 12 + 16 + limits.MAX_NAME + alignment))
     dims = cursor.integer("i32", "a tensor's number of dimensions", 1, 2)
     length = cursor.integer("i32", "length of a tensor's name", 1, limits.MAX_NAME)
@@ -276,7 +276,7 @@ def _record(source: LocalFile, offset: int, codes: Mapping[int, str], alignment:
     return Record(name, code, shape, offset, cursor.offset)
 
 
-def _is_planar(source: LocalFile, refs: Sequence[TensorRef], name: str) -> bool:
+def _is_planar(source: Source, refs: Sequence[TensorRef], name: str) -> bool:
     """Whether tensors of `name` are laid out in planes, not blocks (facts §6: read as blocks, 44–64 % of the scales
     of planar rows are absurd, none of block rows; and in unversioned GGML no scale is negative)."""
     mine = [ref for ref in refs if ref.type.name == name]
@@ -309,7 +309,7 @@ def _join_parts(base: str, first: Checkpoint, layouts: Sequence[HeaderLayout]) -
             path = f"{base}.{number}"
             if not os.path.isfile(path):
                 raise NotFoundError(f"part {number} of {count} is missing", path=path)
-            parts.append(_readings(LocalFile(path), [layout]))
+            parts.append(_readings(open_source(path), [layout]))
             _check_part(first, parts[-1])
         tensors = {name: _join(name, [part.tensors[name] for part in parts], layout) for name in first.tensors}
     except BaseException:

@@ -40,7 +40,7 @@ from ggferry.formats.gguf_values import (
     is_alignment,
 )
 from ggferry.formats.reader import HeaderLayout, Match, Reader, describe
-from ggferry.formats.sources import LocalFile, Source
+from ggferry.formats.sources import Source, open_source
 from ggferry.quant.codec import types_by_id
 from ggferry.quant.types import BlockError, BlockType
 
@@ -85,13 +85,13 @@ def open_gguf(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
     UnsupportedTypeError or a CorruptError.
     """
     number = shard_number(path)
-    found = parse(LocalFile(path), number)
+    found = parse(open_source(path), number)
     count = found.metadata.get("split.count")
     if count is not None and count.data not in (0, 1):  # llama-gguf-split --merge leaves 0
         return open_shards(found, number, parse)
     if number:  # a name like a shard's, and nothing in the file that says so
         found.close()
-        return parse(LocalFile(path))
+        return parse(open_source(path))
     return found
 
 

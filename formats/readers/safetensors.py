@@ -36,7 +36,7 @@ from ggferry.formats.json_text import BOM, parse_json
 from ggferry.formats.limits import MAX_DIM, MAX_JSON, MAX_NAME, MAX_RANK, MAX_TENSORS
 from ggferry.formats.reader import HEAD_BYTES, HeaderLayout, Match, Reader
 from ggferry.formats.shard_index import join_files, read_index
-from ggferry.formats.sources import LocalFile, Source
+from ggferry.formats.sources import Source, open_source
 from ggferry.quant.codec import block_type
 
 CONTAINER = "safetensors"
@@ -83,7 +83,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     weights = locate(path, CONTAINER)
     refuse_container(weights, CONTAINER)
     index = None if weights.index is None else read_index(weights.index)
-    files = tuple(LocalFile(file) for file in (weights.files if index is None else index.files))
+    files = tuple(open_source(file) for file in (weights.files if index is None else index.files))
     tables = [read_table(source, number) for number, source in enumerate(files)]
     tensors, told = join_files([(f.path, t.tensors) for f, t in zip(files, tables, strict=True)], index)
     beside = sidecars(weights)
