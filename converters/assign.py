@@ -112,9 +112,9 @@ def _places(
 ) -> Iterator[tuple[tuple[str, int | None], tuple[int, int]]]:
     for matcher in index.get(_NUMBERED.sub("#", name), ()):
         match = matcher.regex.fullmatch(name)
-        if match:
-            groups = match.groupdict()
-            block = int(groups["n"]) if "n" in groups else None
+        groups = match.groupdict() if match else {}
+        block = int(groups["n"]) if "n" in groups else None
+        if match and verdict(matcher.role.when, {"n": block}) is not False:  # 'n>0' is decided by the name alone
             yield (matcher.role.name, block), (int(groups.get("e") or 0), matcher.number)
 
 

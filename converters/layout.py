@@ -279,6 +279,31 @@ class Unsqueeze(Layout):
 
 
 @dataclass(frozen=True, slots=True)
+class Reshape(Layout):
+    """The same values in the same order under another shape (expressions over hparams): a vector as one column or as
+    the rows of its groups. Cuts and joins rows, so plain element types only."""
+
+    to: tuple[str | int, ...]
+
+    @property
+    def block_safe(self) -> bool:
+        return False
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return replace(self, to=tuple(evaluate(size, sizes) for size in self.to))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        wanted = tuple(int(size) for size in self.to)
+        if math.prod(wanted) != math.prod(only):
+            raise ValueError(f"{only} reshaped to {wanted}")
+        return wanted
+
+    def apply(self, *arrays: Array) -> Array:
+        return arrays[0].reshape(self.shape(arrays[0].shape))
+
+
+@dataclass(frozen=True, slots=True)
 class Transpose(Layout):
     """Swaps the last two axes: of a matrix (GPT-2's Conv1D), or of each matrix of a stack. Looks inside rows: plain
     element types only."""
@@ -301,10 +326,8 @@ class Transpose(Layout):
 
 
 @dataclass(frozen=True, slots=True)
-class Pointwise(Layout):
-    """A named function of every value, with a named inverse. Needs float values."""
-
-    function: str
+class Elementwise(Layout):
+    """Changes every value by itself and moves none. Needs float values."""
 
     @property
     def block_safe(self) -> bool:
@@ -314,6 +337,31 @@ class Pointwise(Layout):
         (only,) = inputs
         return only
 
+
+@dataclass(frozen=True, slots=True)
+class Halved(Elementwise):
+    """Every value times 2^-times (an expression over hparams and the block `n`): exact but for the least numbers of
+    the narrow types."""
+
+    times: str | int
+
+    def bind(self, sizes: Sizes) -> Layout:
+        times = evaluate(self.times, sizes)
+        return Halved(times) if times else SAME
+
+    def apply(self, *arrays: Array) -> Array:
+        return np.ldexp(arrays[0], -int(self.times))
+
+    def inverse(self) -> Layout:
+        return Halved(-int(self.times))
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise(Elementwise):
+    """A named function of every value, with a named inverse."""
+
+    function: str
+
     def apply(self, *arrays: Array) -> Array:
         return POINTWISE[self.function][0](arrays[0])
 
@@ -322,8 +370,9 @@ class Pointwise(Layout):
 
 
 POINTWISE: dict[str, tuple[Callable[[Any], Array], str]] = {
-    "neg_exp": (lambda x: -np.exp(x), "log_neg"),
-    "log_neg": (lambda x: np.log(-x), "neg_exp"),
+    # in float64, then rounded once: which libm computed it is not seen in the file
+    "neg_exp": (lambda x: (-np.exp(x.astype(np.float64))).astype(np.float32), "log_neg"),
+    "log_neg": (lambda x: np.log(-x.astype(np.float64)).astype(np.float32), "neg_exp"),
     "add_one": (lambda x: x + np.float32(1), "sub_one"),
     "sub_one": (lambda x: x - np.float32(1), "add_one"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -36,10 +37,11 @@ def understand(
             "a vocabulary and no tensor: a vocab-only file, or a model cut exactly there",
             path=checkpoint.path, offset=checkpoint.nbytes, hint="--vocab-only converts the vocabulary",
         )  # fmt: skip
+    whole = checkpoint
     checkpoint = replace(checkpoint, tensors={}, dropped=()) if vocab_only else dequantised(checkpoint)
     if checkpoint.container == "gguf" and architecture_name(checkpoint) not in architectures():
         return undescribed(checkpoint, f"no table describes the architecture {architecture_name(checkpoint)!r}")
-    architecture, dialect = _architecture_of(checkpoint)
+    architecture, dialect = _architecture_of(whole)
     try:
         return bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
     except UnexpectedTensorError as error:
@@ -58,20 +60,39 @@ def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     if checkpoint.container == "pytorch-meta":
         return known["llama"], "meta"
     if checkpoint.container in TRAINING:
-        return _by_class(checkpoint, known), "hf"
+        named = "architectures" in checkpoint.metadata
+        return _by_class(checkpoint, known) if named else _by_marks(checkpoint, known)
     raise UnsupportedError(
         "no architecture is known for this container", path=checkpoint.path, found=checkpoint.container
     )
 
 
-def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> Architecture:
-    """The architecture of the class that config.json names. Raises MissingError without one, UnsupportedError naming
-    the known ones for any other."""
+def _by_marks(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
+    """The architecture and dialect whose marks are all among the names of the tensors, where no configuration names a
+    class. Raises MissingError where there is none."""
+    for spec in known.values():
+        dialect = _marked(checkpoint, spec)
+        if dialect is not None:
+            return spec, dialect
+    return _by_class(checkpoint, known)
+
+
+def _marked(checkpoint: Checkpoint, spec: Architecture) -> str | None:
+    """The dialect of `spec` whose marks the checkpoint bears."""
+    for name, dialect in spec.dialects.items():
+        if dialect.marks and all(fnmatch.filter(checkpoint.tensors, mark) for mark in dialect.marks):
+            return name
+    return None
+
+
+def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
+    """The architecture of the class that config.json names, in the dialect that its tensors bear the marks of, by
+    default 'hf'. Raises MissingError without a class, UnsupportedError naming the known ones for any other."""
     by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
     named = class_names(checkpoint.metadata, checkpoint.path)
     for name in named:
         if name in by_class:
-            return by_class[name]
+            return by_class[name], _marked(checkpoint, by_class[name]) or "hf"
     raise UnsupportedError(
         "architecture of config.json", path=checkpoint.path, found=", ".join(named),
         hint=f"known: {', '.join(sorted(by_class))}",

@@ -99,6 +99,9 @@ class Solver:
         Raises MissingError, ShapeError or InconsistentError.
         """
         filled = [slot for slot in slots if slot.refs]
+        if self.dialect.marks and filled and "n_layer" not in self.values:
+            blocks = 1 + max((slot.n for slot in filled if slot.n is not None), default=-1)
+            self.values["n_layer"] = Param(blocks, "blocks of tensors")
         open_slots = list(filled)
         self._settle(open_slots)
         for param in self.architecture.hparams:
@@ -242,7 +245,7 @@ def implied(param: HParam, values: Mapping[str, Any]) -> Any:
 
 def bound_shape(checkpoint: Checkpoint, slot: Slot, sizes: Mapping[str, int]) -> tuple[Layout, Shape]:
     """The slot's layout with its sizes, and the shape it gives. Raises KeyError for an unknown size, ShapeError."""
-    layout = slot.origin.layout.bind(sizes)
+    layout = slot.origin.layout.bind(sizes if slot.n is None else {**sizes, "n": slot.n})
     try:
         return layout, layout.shape(*(ref.shape for ref in slot.refs))
     except ValueError as error:

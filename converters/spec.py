@@ -127,6 +127,8 @@ class Dialect:
     `conventions`: what its forward pass does differently from GGUF's (`forward.recipe.Recipe` fields). `given`:
     hparams that are what they are in this dialect. `within`: the part of the configuration that describes this model,
     where there is one (the text half of a vision model). `renames`: (prefix, replacement), the first that fits.
+    `marks`: shell patterns of tensor names; weights that have them all speak this dialect, also where no configuration
+    names a class. Then the tensors say how many blocks there are.
     """
 
     name: str
@@ -137,6 +139,7 @@ class Dialect:
     given: Mapping[str, Any] = field(default_factory=dict)
     within: str = ""
     renames: tuple[tuple[str, str], ...] = ()
+    marks: tuple[str, ...] = ()
 
     @property
     def column(self) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.graph import Node
-from ggferry.converters.layout import SAME, Layout, Pointwise, Then, Transpose, row_count
+from ggferry.converters.layout import SAME, Elementwise, Layout, Reshape, Then, Transpose, row_count
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.tensor_read import read_rows, read_span_rows
@@ -142,9 +142,12 @@ def laid_out_values(checkpoint: Checkpoint, node: Node, start: int, stop: int) -
 
 def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop: int) -> Floats:
     match layout:
-        case Then(first=first, second=Pointwise() as second):
+        case Reshape() | Then(first=Reshape()):
+            rest = layout.second if isinstance(layout, Then) else SAME
+            return laid_out_values(checkpoint, replace(_reshaped(checkpoint, node), layout=rest), start, stop)
+        case Then(first=first, second=Elementwise() as second):
             return second.apply(_apply(checkpoint, node, first, start, stop))
-        case Pointwise():
+        case Elementwise():
             return layout.apply(_apply(checkpoint, node, SAME, start, stop))
         case Then(first=first, second=Transpose()) if first.block_safe:
             return _turned_items(checkpoint, node, first, start, stop)
@@ -154,6 +157,16 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
             shape = layout.shape(*(ref.shape for ref in node.inputs))
             return laid_out_values(checkpoint, replace(node, layout=layout, shape=shape), start, stop)
     raise UnsupportedError(f"{node.name}: no streamed form of {layout}", path=checkpoint.path)
+
+
+def _reshaped(checkpoint: Checkpoint, node: Node) -> Node:
+    """The node with its one input seen in the shape that the `Reshape` in front of its layout gives it."""
+    (ref,) = node.inputs
+    first = node.layout.first if isinstance(node.layout, Then) else node.layout
+    shape = first.shape(ref.shape)
+    if ref.type.elements != 1 or len(ref.spans) != 1 or ref.spans[0].strides:
+        raise UnsupportedError(f"{ref.name}: {ref.type} in pieces or blocks cannot be reshaped", path=checkpoint.path)
+    return replace(node, inputs=(replace(ref, shape=shape, spans=(replace(ref.spans[0], shape=shape),)),))
 
 
 def _turned_items(checkpoint: Checkpoint, node: Node, first: Layout, start: int, stop: int) -> Floats:

@@ -49,6 +49,8 @@ GEMMA3 = {
     },
 }  # fmt: skip
 
+RWKV4 = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "context_length": 64}
+
 
 @dataclass(frozen=True)
 class Tiny:
@@ -168,6 +170,8 @@ TINY: dict[str, Tiny] = {
         {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
          "first_k_dense_replace": 0},
     ),
+    "rwkv": Tiny("Rwkv", {**RWKV4, "intermediate_size": 88, "rescale_every": 0}),
+    "rwkv tied": Tiny("Rwkv", {**RWKV4, "tie_word_embeddings": True}),
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ IDLE = {
 MODELS = (
     "llama", "llama linear", "llama yarn", "llama longrope", "mistral window", "mixtral", "qwen2 window",
     "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm",
-    "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",
+    "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3", "rwkv",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -12,9 +12,11 @@ from ggferry.converters.layout import (
     POINTWISE,
     SAME,
     Concat,
+    Halved,
     Pick,
     Pointwise,
     Rearrange,
+    Reshape,
     Same,
     Split,
     Squeeze,
@@ -85,6 +87,25 @@ def test_a_matrix_of_one_row_is_a_vector() -> None:
     """Qwen2-MoE's gate of the shared expert: (1, n) in Hugging Face's files, (n,) in GGUF."""
     x = np.arange(64).reshape(1, 64)
     assert np.array_equal(Squeeze(0).apply(x), x[0]) and np.array_equal(Unsqueeze(0).apply(x[0]), x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "to"), [((1, 1, 96), ("n_embd",)), ((96,), ("n_embd", 1)), ((96,), ("n_head", "head_dim"))]
+)
+def test_reshaped_values_keep_their_order(shape: tuple[int, ...], to: tuple[str | int, ...]) -> None:
+    x = np.arange(96).reshape(shape)
+    y = bound(Reshape(to)).apply(x)
+    assert y.shape == bound(Reshape(to)).shape(shape) and np.array_equal(y.ravel(), x.ravel())
+    assert np.array_equal(Reshape(shape).apply(y), x)
+
+
+def test_halving_is_exact_and_undone() -> None:
+    """RWKV-6's blocks beyond the first `rescale_every`."""
+    x = np.random.default_rng(1).standard_normal((5, 7)).astype(np.float32)
+    layout = Halved("n // every").bind({"n": 7, "every": 3})
+    y = layout.apply(x)
+    assert y.dtype == np.float32 and np.array_equal(y, x / 4) and np.array_equal(layout.inverse().apply(y), x)
+    assert Halved("n // every").bind({"n": 2, "every": 3}) == SAME
 
 
 def test_concat_and_its_parts() -> None:
@@ -171,6 +192,7 @@ def test_any_row_permutation_has_an_inverse(a: int, b: int, c: int, order: list[
         (Pick("n_head", 3, 3), (96, 4)),
         (Pick("n_head", 0, 4), (96,)),
         (Unstack(4), (4, 5, 6)),
+        (Reshape(("n_embd",)), (95,)),
     ],
 )
 def test_what_does_not_fit_is_refused(layout, shape) -> None:

@@ -1,0 +1,67 @@
+"""RWKV-4: attention whose weights decay with distance, a step of a recurrence for each token.
+
+Sources: BlinkDL's RWKV-4 `src/model.py`, transformers `modeling_rwkv.py`, gguf-spec.md "RWKV", facts/legacy-other.md.
+No runtime reads it: keys are the specification's, tensors bear the names that llama.cpp gives the later
+generations. `time_mix_decay` is the trained w: a state fades by exp(-exp(w)) a token.
+"""
+
+from ggferry.converters.arch import _common as common
+from ggferry.converters.arch import _rwkv as rwkv
+from ggferry.converters.layout import SAME, Reshape
+from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
+
+_CONTEXTS = tuple(
+    Default(length, f"the name says ctx{length}", named=rf"(?i)ctx{length}(?!\d)", dialect="blinkdl")
+    for length in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+)
+HPARAMS = (
+    HParam("version", "architecture_version", check="version == 4"),
+    rwkv.N_VOCAB,
+    HParam("n_ctx", "context_length", fields={"hf": "context_length|max_position_embeddings"},
+           defaults=(*_CONTEXTS, Default(1024, "the first RWKV-4 were trained on 1024 tokens; a .pth does not say"))),
+    rwkv.N_EMBD, rwkv.N_LAYER, rwkv.N_FF, rwkv.EPS,
+    HParam("n_state", None, fields={"hf": "attention_hidden_size"}),
+    HParam("rescale_every", None, fields={"hf": "rescale_every"}, required=False),
+    rwkv.TIED,
+)  # fmt: skip
+
+TIME_MIX = """
+blk.{n}.time_mix_decay.weight      : n_state        | hf HFtime_decay @state | blinkdl PTHtime_decay @state
+blk.{n}.time_mix_first.weight      : n_state        | hf HFtime_first @state | blinkdl PTHtime_first @state
+blk.{n}.time_mix_lerp_k.weight     : n_embd         | hf HFtime_mix_key @vector | blinkdl PTHtime_mix_k @vector
+blk.{n}.time_mix_lerp_v.weight     : n_embd         | hf HFtime_mix_value @vector | blinkdl PTHtime_mix_v @vector
+blk.{n}.time_mix_lerp_r.weight     : n_embd         | hf HFtime_mix_receptance @vector | blinkdl PTHtime_mix_r @vector
+blk.{n}.time_mix_key.weight        : n_state n_embd | hf HFkey.weight | blinkdl PTHkey.weight
+blk.{n}.time_mix_value.weight      : n_state n_embd | hf HFvalue.weight | blinkdl PTHvalue.weight
+blk.{n}.time_mix_receptance.weight : n_state n_embd | hf HFreceptance.weight | blinkdl PTHreceptance.weight
+blk.{n}.time_mix_output.weight     : n_embd n_state | hf HFoutput.weight | blinkdl PTHoutput.weight
+""".replace("HF", "rwkv.blocks.{n}.attention.").replace("PTH", "blocks.{n}.att.")
+ROLES = roles(
+    rwkv.FRAME + TIME_MIX + rwkv.CHANNEL_MIX.replace("MIX", "time_mix_"),
+    vector=rwkv.VECTOR, state=Reshape(("n_state",)), output=SAME,
+)  # fmt: skip
+
+RESCALED = Remark(
+    "rescale_every > 0",
+    "rescale_every={rescale_every} is how transformers keeps float16 from overflowing: the weights are written as they "
+    "were trained, and the same logits follow up to the norms' epsilon",
+)
+
+SPEC = Architecture(
+    name="rwkv",
+    display_name="RWKV-4",
+    hf_classes=("RwkvForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=(common.DROP_TIED,), remarks=(RESCALED,), given={"version": 4}),
+        "blinkdl": Dialect(
+            "blinkdl",
+            given={"version": 4, **rwkv.GIVEN},
+            marks=("blocks.0.att.time_mix_k", "blocks.0.att.time_first", "blocks.0.ffn.time_mix_r", "emb.weight"),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv4"},
+    runtimes=(),
+)
