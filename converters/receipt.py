@@ -101,7 +101,9 @@ def to_json(receipt: Mapping[str, Any]) -> str:
 
 def what_was_read(checkpoint: Checkpoint) -> str:
     """'GGJT v3, 5 June – 21 August 2023 …, Q4_K ×13, F32 ×5'."""
-    name = checkpoint.container.upper() + (f" v{checkpoint.version}" if checkpoint.version is not None else "")
+    spelt = {"safetensors": "safetensors", "pytorch": "PyTorch", "pytorch-meta": "PyTorch (Meta)"}
+    name = spelt.get(checkpoint.container, checkpoint.container.upper())
+    name += f" v{checkpoint.version}" if checkpoint.version is not None else ""
     types = count_types(list(checkpoint.tensors.values())) or "no tensors"
     return ", ".join(part for part in (name, checkpoint.era, types) if part)
 

@@ -93,7 +93,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         header["index"] = dict(index.metadata)
     notes = (*weights.notes, *(note for table in tables for note in table.notes), *told, *remarks)
     return Checkpoint(
-        CONTAINER, None, files, tensors, header, config, era="safetensors, since 2022", notes=notes, sidecars=beside
+        CONTAINER, None, files, tensors, header, config, era="since September 2022", notes=notes, sidecars=beside
     )
 
 
