@@ -52,7 +52,9 @@ def front_matter(text: str) -> Card:
     import yaml
 
     # Tabs indent in some cards, although YAML forbids it; every editor's second guess is two spaces.
-    body = "\n".join(re.sub(r"^[ \t]+", lambda found: found[0].replace("\t", "  "), line) for line in lines[1:end])
+    body = "\n".join(
+        re.sub(r"^[ \t]+", lambda found: found[0].replace("\t", "  "), line) for line in [*lines[1:end], ""]
+    )
     try:
         card, repeated = _built(body)
     except _UnreadError as error:
