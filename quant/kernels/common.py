@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 F = np.float32
 I = np.int32  # noqa: E741
 
-LANES = 64 if llvm.get_host_cpu_features().get("avx512f") else 16
+_features = nb.config.CPU_FEATURES
+LANES = 64 if "+avx512f" in (llvm.get_host_cpu_features().flatten() if _features is None else _features) else 16
 """Blocks searched at once: four of AVX-512's 32 registers, two of AVX2's 16, four of NEON's 32. The additions of one
 hide the latency of another's. The bytes do not depend on it."""
 
@@ -188,8 +189,8 @@ def encode_rows(kind: BlockType, run: Callable[..., bool], values: Floats, *, ba
     check_values(kind, values)
     rows, columns = values.shape
     if "weights" in given:
-        given["weights"] = _checked_weights(kind, given["weights"], columns)
-    flat = np.require(values, requirements=["C", "W"]).reshape(-1)  # to numba a read-only array is another type
+        given["weights"] = importance(kind, given["weights"], columns)
+    flat = np.require(values, requirements="CAW").reshape(-1)  # numba compiles for each kind of array anew
     out = np.empty((rows, kind.row_bytes(columns)), np.uint8)
     packed = out.reshape(-1)
     blocks = flat.size // kind.elements
@@ -206,14 +207,16 @@ def encode_rows(kind: BlockType, run: Callable[..., bool], values: Floats, *, ba
     return out
 
 
-def _checked_weights(kind: BlockType, weights: Floats, columns: int) -> Floats:
-    if weights.dtype != np.float32 or weights.shape != (columns,):
-        wanted = f"float32 ({columns},)"
-        raise BlockError(f"the importance of {kind.name}'s columns is {wanted}, not {weights.dtype} {weights.shape}")
-    if not np.isfinite(weights).all():
-        column = int(np.isfinite(weights).argmin())
-        raise BlockError(f"the importance of column {column} is {weights[column]!s}")
-    return np.require(weights, requirements=["C", "W"])
+def importance(kind: BlockType, weights: Floats, columns: int) -> Floats:
+    """The importance of a tensor's columns as kernels take it. Raises BlockError for what no model can yield."""
+    if weights.shape != (columns,) or weights.dtype != np.float32:
+        raise BlockError(
+            f"importance of {columns} columns is float32 ({columns},), not {weights.dtype} {weights.shape}"
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        column = int(np.argmin(np.isfinite(weights) & (weights >= 0)))
+        raise BlockError(f"importance of column {column} is {weights[column]}: {kind.name} needs a mean of squares")
+    return np.require(weights, requirements="CAW")
 
 
 def _refuse_endless_scales(kind: BlockType, values: Floats, packed: Bytes) -> None:

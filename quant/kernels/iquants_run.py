@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ggferry.quant.blocks import check_values
-from ggferry.quant.kernels.common import all_finite, encode_rows
+from ggferry.quant.kernels.common import all_finite, encode_rows, importance
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.quant.values import ValueRefused
 
@@ -22,20 +22,6 @@ def numerators(middle: int, reach: int, step: float) -> Floats:
     """float32 `middle + step·i` for i = −reach … reach, the last repeated to fill lanes of eight."""
     tries = np.float32(middle) + np.arange(-reach, reach + 1, dtype=np.float32) * np.float32(step)
     return np.pad(tries, (0, -len(tries) % 8), mode="edge")
-
-
-def importance(kind: BlockType, weights: Floats | None, columns: int) -> Floats:
-    """The importance matrix row as kernels take it: empty for none. Raises BlockError for what no model can yield."""
-    if weights is None:
-        return _NO_WEIGHTS
-    if weights.shape != (columns,) or weights.dtype != np.float32:
-        raise BlockError(
-            f"importance of {columns} columns is float32 ({columns},), not {weights.dtype} {weights.shape}"
-        )
-    if not (np.isfinite(weights) & (weights >= 0)).all():
-        column = int(np.argmin(np.isfinite(weights) & (weights >= 0)))
-        raise BlockError(f"importance of column {column} is {weights[column]}: {kind.name} needs a mean of squares")
-    return np.array(weights)  # a writeable copy: to numba a read-only array is another type
 
 
 def encode(
@@ -56,7 +42,7 @@ def encode(
     columns = values.shape[1]
     if weights is None and needs_weights:
         raise BlockError(f"{kind.name} needs an importance matrix")
-    important = importance(kind, weights, columns)
+    important = _NO_WEIGHTS if weights is None else importance(kind, weights, columns)
 
     def run(flat: Floats, out: Bytes, first: int) -> bool:
         if not all_finite(flat, 0, flat.size):

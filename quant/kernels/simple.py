@@ -296,7 +296,7 @@ def _encoder(name: str, plain: Any, weighted: Any) -> Callable[[Floats, Floats |
         if weights is None or weighted is None:
             return encode_rows(TYPES[name], plain, values)
         check_values(TYPES[name], values)
-        values = np.require(values, requirements=["C", "W"])
+        values = np.require(values, requirements="CAW")
         means = np.empty(len(values), F)
         row_mean_squares(values.reshape(-1), values.shape[1], means)
         return encode_rows(TYPES[name], weighted, values, batch=LANES, weights=weights, sigma2=means)

@@ -56,6 +56,18 @@ class Ggml:
         self._call(_function("quantize_row", kind) + "_ref", np.ascontiguousarray(values), out, values.size)
         return out
 
+    def quantize(self, kind: BlockType, values: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+        """`ggml_quantize_chunk`, which llama-quantize calls, on float32 `(rows, columns)`."""
+        rows, columns = values.shape
+        out = np.zeros((rows, kind.row_bytes(columns)), np.uint8)
+        call = self.library.ggml_quantize_chunk
+        call.restype = ctypes.c_size_t
+        call.argtypes = [ctypes.c_int, *2 * [ctypes.c_void_p], *3 * [ctypes.c_int64], ctypes.c_void_p]
+        important = None if weights is None else weights.ctypes.data
+        written = call(kind.ggml_id, values.ctypes.data, out.ctypes.data, 0, rows, columns, important)
+        assert written == out.nbytes
+        return out
+
     def convert(self, function: str, values: np.ndarray, dtype: str) -> np.ndarray:
         """One of `ggml_fp32_to_fp16_row` and its kin."""
         out = np.empty(values.shape, dtype)
