@@ -31,6 +31,7 @@ from ggferry.formats.errors import GgferryError, RefusedError, UnsupportedError,
 from ggferry.formats.gguf_values import u32
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.sources import LocalFile
+from ggferry.quant.recipes import RAGGED
 
 Stage = Callable[[str, int], AbstractContextManager[Progress]]
 """Opens a progress display: title, bytes in all → context yielding a function of the bytes just done."""
@@ -99,6 +100,13 @@ def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer
         metadata |= {key: Entry(value, "--imatrix") for key, value in imatrix.quantize_keys().items()}
     placed, layouts = place(steps, metadata, request.options)
     notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
+    ragged = [step for step in steps if RAGGED in step.why]
+    if ragged:
+        became = ", ".join(dict.fromkeys(f"{step.type}" for step in ragged))
+        notes += (
+            f"{len(ragged)} of {len(steps)} tensors became {became}: their rows {RAGGED} blocks of the type they were "
+            "to have (--dry-run and the receipt name them)",
+        )
     if request.options.alignment % 32:  # TENSOR_ALIGNMENT in ggml-backend.cpp, asserted for mapped files
         notes += (f"llama.cpp would not load this file: alignment {request.options.alignment} is no multiple of 32",)
     if tokenizer is not None:

@@ -86,6 +86,10 @@ class Recipe:
     needs_imatrix: frozenset[str] = NEEDS_IMATRIX
 
 
+RAGGED = "are not whole"
+"""In the reason of every choice that a tensor's shape forced."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The type of one tensor, why, and whether it must not be made without an importance matrix."""
@@ -285,7 +289,7 @@ class _Chooser:
             kind = FALLBACKS[kind]
         if kind == wanted:
             return kind, why
-        return kind, f"{why}; rows of {tensor.columns} are not whole {wanted} blocks"
+        return kind, f"{why}; rows of {tensor.columns} {RAGGED} {wanted} blocks"
 
     def subject(self, tensor: TensorInfo, role: str, kind: str) -> Subject:
         facts, count = self.facts, self.counts[role]

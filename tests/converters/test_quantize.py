@@ -113,6 +113,7 @@ def test_rows_that_do_not_divide_fall_back_and_the_file_type_says_so(tmp_path: P
     kinds = set(types(result).values())
     assert kinds == {"F32", "Q5_0", "Q8_0"}
     assert all(t["why"] for t in result.receipt["tensors"] if t["type"] == "Q5_0")
+    assert any("became Q" in note and "whole blocks" in note for note in result.receipt["notes"])
     assert open_gguf(result.path).metadata["general.file_type"].data == 8
 
 
