@@ -49,6 +49,7 @@ def origin_of(role: Role, dialect: Dialect) -> From | None:
     return From((role.name,), SAME) if dialect.name == "gguf" else role.sources.get(dialect.column)
 
 
+@lru_cache(maxsize=1024)
 def pattern_regex(pattern: str) -> re.Pattern[str]:
     """A name pattern with {n} and {e} as a regular expression with groups of those names."""
     text = re.escape(pattern)
@@ -60,8 +61,9 @@ def pattern_regex(pattern: str) -> re.Pattern[str]:
 def spelled(name: str, dialect: Dialect) -> str:
     """`name` as the dialect's patterns spell it."""
     for prefix, replacement in dialect.renames:
-        if name.startswith(prefix):
-            return replacement + name[len(prefix) :]
+        match = pattern_regex(prefix).match(name)
+        if match:
+            return replacement.format(**match.groupdict()) + name[match.end() :]
     return name
 
 

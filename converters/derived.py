@@ -108,13 +108,36 @@ def _longrope_magnitude(values: Values) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
-def rope_dimensions(values: Values) -> int:
-    """rope.dimension_count: the rotated part of a head."""
+def rope_dimensions(values: Values) -> int | None:
+    """rope.dimension_count: the rotated part of a head; none where ALiBi takes the place of rotation."""
     width, fraction = int(values["head_dim"]), values.get("rope_fraction")
+    if values.get("max_alibi"):
+        return None
     turned = width if fraction is None else int(width * fraction)
     if not 0 < turned <= width:
         raise ValueError(f"{fraction} of a head of {width} turns")
     return turned
+
+
+# --- heads and distances -----------------------------------------------------------------------------------
+
+
+def query_groups(values: Values) -> int:
+    """attention.head_count_kv of a model whose heads share one key and value, or none."""
+    return 1 if values["multi_query"] else int(values["n_head"])
+
+
+def falcon_groups(values: Values) -> int:
+    """attention.head_count_kv: the number that is stated counts in the new decoder only (transformers
+    `FalconAttention`)."""
+    if values["new_decoder"]:
+        return int(values.get("groups_stated", values["n_head"]))
+    return query_groups(values)
+
+
+def alibi_bias(values: Values) -> float:
+    """attention.max_alibi_bias: 8 unless the configuration says another, nothing where it says no ALiBi."""
+    return float(values.get("alibi_stated", 8.0)) if values["alibi"] else 0.0
 
 
 # --- windows -----------------------------------------------------------------------------------------------
@@ -176,6 +199,9 @@ HPARAMS: dict[str, Callable[[Values], Any]] = {
     "rope_attn_factor": rope_attn_factor,
     "yarn_log_multiplier": yarn_log_multiplier,
     "rope_dimensions": rope_dimensions,
+    "query_groups": query_groups,
+    "falcon_groups": falcon_groups,
+    "alibi_bias": alibi_bias,
     "window_layers": window_layers,
     "qwen_window_layers": qwen_window_layers,
     "gemma2_scale": lambda values: gemma_scale(values, 46),

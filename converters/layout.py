@@ -39,10 +39,14 @@ def row_count(shape: Shape) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Base of all layouts. `block_safe`: moves whole rows only."""
+    """Base of all layouts. `block_safe`: moves whole rows only. `lossless`: moves values and changes none."""
 
     @property
     def block_safe(self) -> bool:
+        return True
+
+    @property
+    def lossless(self) -> bool:
         return True
 
     def bind(self, sizes: Sizes) -> Layout:
@@ -177,6 +181,46 @@ class Pick(Layout):
     def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
         group, row = np.divmod(rows, int(self.stop) - int(self.start))
         return np.zeros_like(rows), group * (inputs[0][0] // int(self.groups)) + int(self.start) + row
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup(Layout):
+    """Rows of equal groups, each made of parts of `widths` rows: the first parts of all groups, then all second ones.
+
+    What GPT-NeoX, BLOOM and Falcon store head by head (queries, key, value of each group of heads) becomes all
+    queries, all keys, all values. `back`: the way back.
+    """
+
+    groups: str | int
+    widths: tuple[str | int, ...]
+    back: bool = False
+
+    def bind(self, sizes: Sizes) -> Layout:
+        groups = evaluate(self.groups, sizes)
+        if groups == 1:
+            return SAME
+        return replace(self, groups=groups, widths=tuple(evaluate(width, sizes) for width in self.widths))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        groups, widths = int(self.groups), [int(width) for width in self.widths]
+        if groups < 1 or min(widths) < 1 or row_count(only) != groups * sum(widths):
+            raise ValueError(f"{row_count(only)} rows are not {groups} groups of {widths}")
+        return only
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        groups, widths = int(self.groups), np.array([int(width) for width in self.widths])
+        ends = np.cumsum(widths)
+        if self.back:
+            group, within = np.divmod(rows, ends[-1])
+            part = np.searchsorted(ends, within, side="right")
+            return np.zeros_like(rows), (ends - widths)[part] * (groups - 1) + group * widths[part] + within
+        part = np.searchsorted(ends * groups, rows, side="right")
+        group, within = np.divmod(rows - (ends - widths)[part] * groups, widths[part])
+        return np.zeros_like(rows), group * ends[-1] + (ends - widths)[part] + within
+
+    def inverse(self) -> Layout:
+        return replace(self, back=not self.back)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +377,10 @@ class Elementwise(Layout):
     def block_safe(self) -> bool:
         return False
 
+    @property
+    def lossless(self) -> bool:
+        return False
+
     def shape(self, *inputs: Shape) -> Shape:
         (only,) = inputs
         return only
@@ -389,6 +437,10 @@ class Then(Layout):
     def block_safe(self) -> bool:
         return self.first.block_safe and self.second.block_safe
 
+    @property
+    def lossless(self) -> bool:
+        return self.first.lossless and self.second.lossless
+
     def bind(self, sizes: Sizes) -> Layout:
         return Then(self.first.bind(sizes), self.second.bind(sizes))
 
@@ -407,6 +459,12 @@ class Then(Layout):
 
 
 SAME = Same()
+
+
+def heads_to_qkv(groups: str) -> Regroup:
+    """Fused rows kept group by group – the queries of a group of heads, its key, its value – → all queries, all keys,
+    all values. `groups` names the hparam; one group is in that order already."""
+    return Regroup(groups, (f"n_head / {groups} * head_dim", "head_dim", "head_dim"))
 
 
 def heads_halves_to_pairs(heads: str) -> Rearrange:

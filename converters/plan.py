@@ -200,7 +200,8 @@ def _step(graph: ModelGraph, node: Node, target: BlockType, why: str) -> Step:
         names = ", ".join(sorted({ref.type.name for ref in node.inputs}))
         raise UnsupportedTypeError(f"{node.name}: parts of different types", path=graph.checkpoint.path, found=names)
     if not node.layout.block_safe:
-        return Step(node, target, TRANSCODE, ROUNDED, why=why)
+        exact = node.layout.lossless and (target == source or target.name in _EXACT_IN.get(source.name, ()))
+        return Step(node, target, TRANSCODE, REPACKED if exact else ROUNDED, why=why)
     if target == source:
         same = node.layout == SAME
         grade = REPACKED if node.inputs[0].derived else IDENTICAL if same else PERMUTED

@@ -126,9 +126,9 @@ class Dialect:
     """One naming of the weights. `names`: the column of the role table it uses (its own name if empty).
     `conventions`: what its forward pass does differently from GGUF's (`forward.recipe.Recipe` fields). `given`:
     hparams that are what they are in this dialect. `within`: the part of the configuration that describes this model,
-    where there is one (the text half of a vision model). `renames`: (prefix, replacement), the first that fits.
-    `marks`: shell patterns of tensor names; weights that have them all speak this dialect, also where no configuration
-    names a class. Then the tensors say how many blocks there are.
+    where there is one (the text half of a vision model). `renames`: (prefix, replacement), the first that fits; both
+    may hold {n}. `marks`: shell patterns of tensor names; weights that have them all speak this dialect, also where no
+    configuration names a class. Then the tensors say how many blocks there are.
     """
 
     name: str

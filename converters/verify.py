@@ -281,7 +281,7 @@ def check_logits(
 ) -> LogitsProof:
     """Both forward passes on the fixed prompt. Raises VerificationError when they differ by more than the tensors'
     own rounding explains."""
-    tokens = prompt(source.sizes["n_vocab"])
+    tokens = prompt(source.sizes["n_vocab"], min(PROMPT_LENGTH, source.sizes.get("n_ctx") or PROMPT_LENGTH))
     proof = compare_logits(forward(source, tokens, progress), forward(output, tokens, progress))
     worst = max((tensor.relative_rms for tensor in tensors), default=0.0)
     limit = EXACT_LOGITS + AMPLIFICATION * worst

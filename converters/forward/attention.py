@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.model import Model, parts
@@ -30,14 +31,30 @@ def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Ten
     q, k, v = (part.view(len(x), -1, width) for part, width in _projections(model, block, x))
     q = rotate(_qk_norm(model, f"{block}attn_q_norm", q), turn, style)
     k = rotate(_qk_norm(model, f"{block}attn_k_norm", k), turn, style)
-    scale = sizes.get("attn_scale") or sizes["head_dim"] ** -0.5
-    return attend(q, k, v, float(scale), window, float(sizes.get("attn_softcap") or 0))
+    scale = float(sizes.get("attn_scale") or sizes["head_dim"] ** -0.5)
+    slopes = alibi_slopes(q.shape[1], float(sizes.get("max_alibi") or 0))
+    if model.recipe.alibi == "before":
+        slopes = [slope * scale for slope in slopes]
+    return attend(q, k, v, scale, window, float(sizes.get("attn_softcap") or 0), slopes)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, cap: float = 0.0) -> Tensor:
+def alibi_slopes(heads: int, largest: float) -> list[float]:
+    """What each head's scores lose per token of distance (Press et al., 2108.12409); none where `largest` is 0.
+
+    2^(-largest · (i + 1) / n) for the first n heads, n the largest power of two among them; for the others the odd
+    members of the series of 2n (ggml `ggml_compute_forward_soft_max_f32`; transformers' BLOOM, Falcon and MPT).
+    """
+    whole = 1 << (heads.bit_length() - 1)
+    powers = [(i + 1) / whole if i < whole else (2 * (i - whole) + 1) / (2 * whole) for i in range(heads)]
+    return [2 ** (-largest * power) for power in powers] if largest else []
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, cap: float = 0.0, slopes: Sequence[float] = ()
+) -> Tensor:
     """Causal softmax attention of q `(tokens, heads, width)` over k, v `(tokens, groups, width)`, flattened.
 
-    `cap`: scores pass through cap · tanh(score / cap).
+    `cap`: scores pass through cap · tanh(score / cap). `slopes`: one a head, what a token of distance costs.
     """
     count, heads = len(q), q.shape[1]
     ahead = torch.arange(count)[None, :] - torch.arange(count)[:, None]
@@ -46,6 +63,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, cap: floa
     out = torch.empty((count, heads, v.shape[-1]))
     for head in range(heads):
         scores = q[:, head] @ k[:, head // share].T * scale
+        if slopes:
+            scores = scores + slopes[head] * ahead
         if cap:
             scores = cap * torch.tanh(scores / cap)
         out[:, head] = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, head // share]
@@ -56,12 +75,14 @@ def _projections(model: Model, block: str, x: Tensor) -> list[tuple[Tensor, int]
     """Queries, keys and values of all heads, each with the width of a head."""
     sizes = model.sizes
     widths = sizes["head_dim"], sizes["head_dim"], sizes.get("head_dim_v", sizes["head_dim"])
-    if model.recipe.qkv == "fused":
-        heads = sizes["n_head"], sizes["n_head_kv"], sizes["n_head_kv"]
-        joint = model.linear(f"{block}attn_qkv", x)
-        qkv = parts(joint, *(count * width for count, width in zip(heads, widths, strict=True)))
-    else:
+    if model.recipe.qkv == "separate":
         qkv = [model.linear(f"{block}attn_{name}", x) for name in "qkv"]
+    else:
+        joint = model.linear(f"{block}attn_qkv", x)
+        groups = sizes["n_head_kv"] if model.recipe.qkv == "grouped" else 1
+        heads = sizes["n_head"] // groups, sizes["n_head_kv"] // groups, sizes["n_head_kv"] // groups
+        cut = parts(joint.view(len(x), groups, -1), *(n * width for n, width in zip(heads, widths, strict=True)))
+        qkv = [part.flatten(1) for part in cut]
     clamp = sizes.get("clamp_kqv")
     if clamp:
         qkv = [part.clamp(-clamp, clamp) for part in qkv]

@@ -13,6 +13,7 @@ from ggferry.converters.forward.attention import attention
 from ggferry.converters.forward.feed_forward import feed_forward
 from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.rope import rotation
+from ggferry.formats.errors import UsageError
 from ggferry.quant.registry import lazy
 
 if TYPE_CHECKING:
@@ -27,13 +28,24 @@ else:
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
     """Logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
     sizes = model.sizes
-    x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
+    x = _embedded(model, tokens)
     turns = {windowed: rotation(model, len(tokens), windowed) for windowed in (False, True)}
     for number in range(sizes["n_layer"]):
         window = _window(model, number)
         x = _block(model, f"blk.{number}.", x, turns[window > 0], window)
         progress(1)
     return _logits(model, model.norm("output_norm", x))
+
+
+def _embedded(model: Model, tokens: Sequence[int]) -> Tensor:
+    """Embedded tokens, `(tokens, n_embd)`: with their learned positions added, or normed, where the model does so."""
+    x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
+    if model.has("position_embd"):
+        known = model.sizes["n_ctx"]
+        if len(tokens) > known:
+            raise UsageError("tokens", found=len(tokens), expected=f"at most {known}, the positions that were learned")
+        x = x + model.weights.rows("position_embd.weight", range(len(tokens)))
+    return _after(model, "token_embd_norm", x)
 
 
 def _embedding_scale(model: Model) -> float:
@@ -51,7 +63,9 @@ def _block(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tens
     """One block: x and result `(tokens, n_embd)`."""
     scale = float(model.sizes.get("residual_scale") or 1.0)
     read = _before(model, f"{block}attn_norm", x)
-    attended = scale * _after(model, f"{block}post_attention_norm", attention(model, block, read, turn, window))
+    # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other
+    own = model.norm(f"{block}attn_norm_2", x) if model.has(f"{block}attn_norm_2") else read
+    attended = scale * _after(model, f"{block}post_attention_norm", attention(model, block, own, turn, window))
     if model.sizes.get("parallel_residual", model.recipe.residual == "parallel"):
         read = model.norm(f"{block}ffn_norm", x) if model.has(f"{block}ffn_norm") else read
         return x + attended + scale * feed_forward(model, block, read)

@@ -31,7 +31,9 @@ class Model:
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """x `(tokens, columns)` through a matrix and, where there is one, its bias: `(tokens, rows)`."""
-        return self.biased(name, self.weights.linear(f"{name}.weight", x))
+        turned = name.rpartition(".")[2] in self.recipe.transposed
+        apply = self.weights.turned_linear if turned else self.weights.linear
+        return self.biased(name, apply(f"{name}.weight", x))
 
     def biased(self, name: str, y: Tensor) -> Tensor:
         return y + self.weights.vector(f"{name}.bias") if self.weights.has(f"{name}.bias") else y
@@ -52,7 +54,7 @@ class Model:
         return self.weights.vector(f"{name}.weight") + self.recipe.norm_offset
 
     def activate(self, x: Tensor) -> Tensor:
-        return ACTIVATIONS[self.recipe.activation](x)
+        return ACTIVATIONS[self.sizes.get("activation") or self.recipe.activation](x)
 
 
 def parts(x: Tensor, *widths: int) -> list[Tensor]:

@@ -17,12 +17,15 @@ class Recipe:
     (Hugging Face's Gemma stores the distance from one). `pre_norm`: attention and feed-forward read a normed input.
     `qk_norm`: queries and keys are normed 'head' by head or the 'full' width at once.
     `rope`: 'pairs' (2i, 2i+1 turn together: Meta, GGML, GGUF's llama) | 'halves' (i, i+d/2: Hugging Face, NeoX) |
-    'none'. `qkv`: 'separate' | 'fused' (queries, keys, values one below the other).
+    'none'. `qkv`: 'separate' | 'fused' (queries, keys, values one below the other) | 'grouped' (fused, but group by
+    group: the queries of the heads that share a key, that key, its value).
+    `alibi`: the bias of distance, where there is one, is added to the scores 'after' they are scaled | 'before'.
+    `transposed`: linear layers by role whose matrices hold a column an output (GPT-2's Conv1D).
     `attention`: 'grouped' | 'latent' (DeepSeek's, keys and values expanded from a joint low rank). `latent_kv`: the
     expansion is 'split' (a matrix a head for keys, transposed, and one for values) | 'joint' (rows of each head's
     keys, then its values).
     `ffn`: 'gated' (down(act(gate) · up)) | 'plain' (down(act(up))) | 'fused' (gated, gate and up in one matrix).
-    `activation`: 'silu' | 'gelu' | 'gelu_tanh' | 'relu'.
+    `activation`: 'silu' | 'gelu' | 'gelu_tanh' | 'relu'; the hparam wins.
     `residual`: 'sequential' | 'parallel' (both branches read the block's input); the hparam `parallel_residual` wins.
     `embedding_scale`: 'none' | 'sqrt_width'. `logit_scale`: 'multiply' | 'divide' by the hparam of that name.
     `expert_norm`: weights of the chosen experts are made to sum to one; the hparam wins.
@@ -39,6 +42,8 @@ class Recipe:
     qk_norm: str = "head"
     rope: str = "pairs"
     qkv: str = "separate"
+    alibi: str = "after"
+    transposed: tuple[str, ...] = ()
     attention: str = "grouped"
     latent_kv: str = "split"
     ffn: str = "gated"

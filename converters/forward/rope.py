@@ -17,18 +17,20 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    Turn = tuple[Tensor, Tensor]
+    Turn = tuple[Tensor, Tensor] | None
 else:
     torch = lazy("torch")
 
 
 def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
-    """Cosines and sines of positions 0 … count - 1, `(count, n_rot / 2)`.
+    """Cosines and sines of positions 0 … count - 1, `(count, n_rot / 2)`; None where nothing is turned.
 
     `windowed`: for the blocks with a sliding window, where a model gives those a base of their own (Gemma 3: these
     are not scaled).
     """
     sizes = model.sizes
+    if model.recipe.rope == "none" or sizes.get("max_alibi"):
+        return None
     own = sizes.get("rope_base_swa") if windowed else None
     if own is not None:
         frequencies, magnitude = _plain(sizes["n_rot"], own), 1.0
@@ -41,7 +43,7 @@ def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
 
 def rotate(x: Tensor, turn: Turn, style: str) -> Tensor:
     """x `(tokens, heads, width)` with its first n_rot columns turned. `style`: `Recipe.rope`."""
-    if style == "none":
+    if turn is None:
         return x
     cos, sin = (part[:, None, :] for part in turn)
     n_rot = 2 * cos.shape[-1]

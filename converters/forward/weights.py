@@ -53,6 +53,16 @@ class Weights:
         ref = self.refs(name)[0]
         return self._linear(ref, 0, ref.rows, x)
 
+    def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """`x @ W` for x `(tokens, rows)`: `(tokens, columns)`, W streamed in row chunks."""
+        ref = self.refs(name)[0]
+        out = torch.zeros((len(x), ref.columns))
+        step = max(1, CHUNK // (ref.columns * 4))
+        for start in range(0, ref.rows, step):
+            stop = min(ref.rows, start + step)
+            out.addmm_(x[:, start:stop], self._decode(ref, start, stop))
+        return out
+
     def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
         """`x @ W[item].T` of a stack of matrices: one tensor each (Hugging Face), or one of three axes (GGUF)."""
         return self._linear(*self._item(name, item), x)

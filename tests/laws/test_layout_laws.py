@@ -26,6 +26,7 @@ from ggferry.converters.layout import (
     Unsqueeze,
     Unstack,
     heads_halves_to_pairs,
+    heads_to_qkv,
     row_count,
 )
 from ggferry.quant.codec import codecs
@@ -39,6 +40,9 @@ UNARY = {
     "bias": (heads_halves_to_pairs("n_head"), (96,)),
     "qkv": (QKV, (288, 64)),
     "experts": (heads_halves_to_pairs("n_head"), (4, 24, 64)),
+    "groups": (heads_to_qkv("n_head_kv"), (192, 64)),
+    "groups back": (heads_to_qkv("n_head_kv").bind(SIZES).inverse(), (192, 64)),
+    "groups of a bias": (heads_to_qkv("n_head"), (288,)),
     "squeeze": (Squeeze(1), (48, 1, 64)),
     "unsqueeze": (Unsqueeze(1), (48, 64)),
     "then": (Then(QKV, heads_halves_to_pairs("n_head")), (288, 64)),

@@ -1,0 +1,85 @@
+"""Falcon 7B, 40B, 11B and Falcon-RW: heads that share keys in groups, attention and feed-forward side by side.
+
+Source: llama.cpp `src/models/falcon.cpp`, transformers `modeling_falcon.py`, the configurations of RefinedWeb
+(RWForCausalLM, before transformers had the class). Fused rows lie group by group; GGUF has all queries, all keys, all
+values, which it calls 'jploski'. llama.cpp's graph is that of 7B, 11B and 40B: no biases, no ALiBi, no second norm in
+turn, as Falcon-RW has them.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.arch import _common as common
+from ggferry.converters.arch import _gpt as gpt
+from ggferry.converters.arch import _megatron as megatron
+from ggferry.converters.arch import _rope as rope
+from ggferry.converters.layout import heads_to_qkv
+from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
+
+_CTX = Default(2048, "Falcon was trained on 2048 tokens, and the source does not say otherwise")
+_REFINED_WEB = "RefinedWeb configurations that count their groups are of the new decoder, as 40B's"
+HPARAMS = (
+    common.N_VOCAB, replace(gpt.N_CTX, defaults=(_CTX,)), gpt.N_EMBD, gpt.N_LAYER, gpt.N_FF, gpt.N_HEAD,
+    # 71 groups in 7B's modern configuration mean nothing: transformers reads the number in the new decoder only.
+    gpt.MULTI_QUERY,
+    HParam("groups_stated", None, fields={"hf": "num_kv_heads|n_head_kv"}, required=False),
+    HParam("refined_web_groups", None, fields={"hf": "n_head_kv"}, required=False),
+    HParam("new_decoder", None, gpt.BOOL, {"hf": "new_decoder_architecture"}, required=False,
+           defaults=(Default(True, _REFINED_WEB, when="refined_web_groups > 1", dialect="hf"),
+                     Default(False, "transformers' default", dialect="hf"))),
+    replace(gpt.N_HEAD_KV_WRITTEN, derive="@falcon_groups"),
+    gpt.HEAD_DIM, gpt.EPS,
+    HParam("n_norms", None, fields={"hf": "num_ln_in_parallel_attn"}, required=False,
+           defaults=(Default(2, "transformers' default for the new decoder", when="new_decoder == 1", dialect="hf"),
+                     Default(1, "transformers' default", dialect="hf"))),
+    HParam("parallel_residual", "use_parallel_residual", gpt.BOOL, {"hf": "parallel_attn"}, absent=True),
+    HParam("biased", None, gpt.BOOL, {"hf": "bias"}, required=False,
+           defaults=(Default(False, "transformers' default", dialect="hf"),)),
+    HParam("max_alibi", "attention.max_alibi_bias", gpt.F32, {"hf": "alibi"}, words={True: 8.0, False: 0.0},
+           absent=0.0),
+    HParam("data_layout", "tensor_data_layout", gpt.STRING, required=False, check="data_layout == 'jploski'"),
+    replace(rope.BASE, defaults=tuple(replace(d, when="max_alibi == 0") for d in rope.BASE.defaults), required=False),
+    replace(rope.N_ROT, required=False), rope.KIND, *rope.SCALING,
+    common.ALWAYS_TIED, gpt.GELU,
+)  # fmt: skip
+
+_LAYER = "transformer.h.{n}"
+ROLES = roles(
+    gpt.EMBEDDING.replace("wte", "word_embeddings")
+    + megatron.FIRST_NORM.replace("LAYER", _LAYER)
+    + """
+    blk.{n}.attn_norm_2.weight f32 when=n_norms==2 : n_embd | hf transformer.h.{n}.ln_attn.weight
+    blk.{n}.attn_norm_2.bias when=n_norms==2       : n_embd | hf transformer.h.{n}.ln_attn.bias
+    """
+    + megatron.ATTENTION.replace("LAYER.ATTN", f"{_LAYER}.self_attention").replace("BIASED", "when=biased==1")
+    + megatron.SECOND_NORM.replace("LAYER", _LAYER).replace("FLAG", "when=parallel_residual==0")
+    + megatron.FFN.replace("LAYER", _LAYER).replace("BIASED", "when=biased==1"),
+    qkv=heads_to_qkv("n_head_kv"),
+)
+
+NO_RUNTIME = "llama.cpp's falcon always turns, has no biases and computes both branches side by side: it cannot run {}"
+REMARKS = (
+    Remark("max_alibi > 0", NO_RUNTIME.format("a model with ALiBi")),
+    Remark("biased == 1", NO_RUNTIME.format("a model with biases")),
+    Remark("parallel_residual == 0", NO_RUNTIME.format("a model whose branches follow each other")),
+)
+
+SPEC = Architecture(
+    name="falcon",
+    display_name="Falcon",
+    hf_classes=("FalconForCausalLM", "RWForCausalLM"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions={"qkv": "grouped"},
+            drops=gpt.DROPS,
+            remarks=(*rope.REMARKS, gpt.ERF, *REMARKS),
+            given={"data_layout": "jploski"},
+            # With two norms GGUF's first is the feed-forward's, its second the attention's.
+            renames=((f"{_LAYER}.ln_mlp.", f"{_LAYER}.input_layernorm."), *gpt.HEADLESS),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={**gpt.RECIPE, "rope": "halves", "activation": "gelu", "residual": "parallel", "alibi": "before"},
+)

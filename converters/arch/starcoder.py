@@ -1,0 +1,44 @@
+"""StarCoder and SantaCoder (GPTBigCode): GPT-2 with ordinary linear layers, and one key and value for all heads.
+
+Source: llama.cpp `src/models/starcoder.cpp`, transformers `modeling_gpt_bigcode.py`. Without multi-query attention the
+rows of each head's query, key and value lie together; today's converter takes them for all queries, all keys, all
+values.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.arch import _common as common
+from ggferry.converters.arch import _gpt as gpt
+from ggferry.converters.layout import SAME, heads_to_qkv
+from ggferry.converters.spec import Architecture, Dialect, HParam, roles
+
+HPARAMS = (
+    *gpt.SIZES, gpt.MULTI_QUERY,
+    replace(gpt.N_HEAD_KV_WRITTEN, derive="@query_groups", implied="n_head"),
+    gpt.SCALED, gpt.ATTN_SCALE, common.ALWAYS_TIED, gpt.GELU_TANH,
+    HParam("crossed", None, gpt.BOOL, {"hf": "add_cross_attention"}, words=gpt.FALSE, required=False),
+)  # fmt: skip
+
+ROLES = roles(
+    gpt.EMBEDDING + gpt.POSITIONS + gpt.ATTENTION_NORM + gpt.ATTENTION + gpt.FFN,
+    qkv=heads_to_qkv("n_head_kv"), qkv_bias=heads_to_qkv("n_head_kv"), linear=SAME,
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="starcoder",
+    display_name="StarCoder",
+    hf_classes=("GPTBigCodeForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions={"qkv": "grouped"},
+            drops=gpt.DROPS,
+            remarks=(gpt.ERF, gpt.UNSCALED),
+            renames=gpt.HEADLESS,
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe=gpt.RECIPE,
+)
