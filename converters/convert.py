@@ -23,7 +23,7 @@ from ggferry.converters.rewrite import override_keys, prune_layers
 from ggferry.converters.run import Progress, each, run, workers
 from ggferry.converters.tokenizers.base import Tokenizer, encoder
 from ggferry.converters.tokenizers.check import compare
-from ggferry.converters.tokenizers.legacy_check import check_conversion
+from ggferry.converters.tokenizers.legacy_check import check_conversion, check_merges
 from ggferry.converters.tokenizers.runtimes import objections
 from ggferry.converters.verify import Proof, verify
 from ggferry.formats.checkpoint import Checkpoint
@@ -41,7 +41,9 @@ LEVELS = ("none", "fast", "full")
 @dataclass(frozen=True, slots=True)
 class Request:
     """A conversion as asked for. `out`: file or folder, None beside the source. `base`, `ggla_permute`: for adapters,
-    the model they change and whether Q and K rows of a ggla file are laid out as training meant them."""
+    the model they change and whether Q and K rows of a ggla file are laid out as training meant them.
+    `arch`, `config`: for files of the GGML era, the architecture and the config.json that they do not hold
+    (`open.open_checkpoint`)."""
 
     source: str
     out: str | None = None
@@ -60,6 +62,8 @@ class Request:
     jobs: int | None = None
     base: str | None = None
     ggla_permute: bool = False
+    arch: str | None = None
+    config: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def _rewritable(checkpoint: Checkpoint) -> Checkpoint:
 
 def convert(request: Request, stage: Stage = _silent) -> Result:
     """Convert, verify, publish. Raises one of `formats.errors`; then nothing is left but the source."""
-    checkpoint = open_checkpoint(request.source)
+    checkpoint = open_checkpoint(request.source, request.arch, request.config)
     try:
         plan, tokenizer = make_plan(request, checkpoint)
         paths = _targets(request, plan)
@@ -199,7 +203,8 @@ def check_tokenizer(
     source: Tokenizer | None, output: Tokenizer | None, checkpoint: Checkpoint, path: str
 ) -> dict[str, Any]:
     """Both vocabularies encode the fixed texts alike. A LLaMA-era vocabulary is also held, on its raw bytes, against
-    the algorithm of its own runtime, which shares nothing with the conversion. Raises VerificationError."""
+    the algorithm of its own runtime, which shares nothing with the conversion; of a byte-level one every token must
+    come out of its own bytes by the merges as written. Raises VerificationError."""
     if source is None or output is None:
         if source is not output:
             raise VerificationError("the vocabulary is on one side only", path=path)
@@ -218,6 +223,8 @@ def check_tokenizer(
         if result is not None and not result.passed:
             raise VerificationError("the vocabularies tokenise differently", path=path, found=result.first)
     found = {"model": output.model, "vocabulary": len(output.tokens), **check.as_dict()}
+    if checkpoint.vocab and output.model == "gpt2":
+        found["merges"] = check_merges(checkpoint.vocab, output, path)
     return found if legacy is None else {**found, "legacy_runtime": legacy.as_dict()}
 
 
@@ -252,13 +259,23 @@ def _receipt(plan: Plan, proof: Proof, output: OutputSet, request: Request) -> d
     options = {
         **asdict(request.options),
         "hparams": dict(request.hparams),
-        "vocab": {**asdict(request.vocab), "model": os.path.basename(request.vocab.model or "") or None},
+        "vocab": {
+            **asdict(request.vocab),
+            "model": _base_name(request.vocab.model),
+            "source": _base_name(request.vocab.source),
+        },
+        "arch": request.arch,
+        "config": _base_name(request.config),
         "model_name": request.model_name,
         "verify": request.level,
     }
     if isinstance(plan, AdapterPlan):
         options |= {"base": os.path.basename(request.base or "") or None, "ggla_permute": request.ggla_permute}
     return receipts.make_receipt(plan, proof, written, source, options)
+
+
+def _base_name(path: str | None) -> str | None:
+    return os.path.basename(os.path.normpath(path)) if path else None
 
 
 def _write_whole(path: str, text: str) -> None:
@@ -288,9 +305,9 @@ def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, st
     )
 
 
-def graph_of(path: str, hparams: Mapping[str, str] | None = None) -> ModelGraph:
+def graph_of(path: str, hparams: Mapping[str, str] | None = None, arch: str | None = None) -> ModelGraph:
     """A file bound to its architecture, for the forward pass. The caller closes its checkpoint."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, arch)
     try:
         return understand(checkpoint, hparams)
     except BaseException:

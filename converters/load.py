@@ -6,19 +6,20 @@ import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ggferry.converters.expression import evaluate
 from ggferry.converters.graph import ModelGraph, bind
-from ggferry.converters.open import architectures, open_checkpoint
+from ggferry.converters.open import LEGACY, architectures, header_layouts, open_checkpoint
 from ggferry.converters.prequantised import dequantised
 from ggferry.converters.rewrite import architecture_name, undescribed
 from ggferry.converters.spec import Architecture
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.converters.tokenizers.legacy import from_raw_vocab
+from ggferry.converters.tokenizers.legacy_family import from_family
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import MissingError, UnexpectedTensorError, UnsupportedError
+from ggferry.formats.errors import MissingError, UnexpectedTensorError, UnsupportedError, UsageError
 from ggferry.formats.folder import architectures as class_names
 from ggferry.formats.gguf_values import Value
 
-LEGACY = ("ggml", "ggmf", "ggjt")
 TRAINING = ("safetensors", "pytorch")
 
 __all__ = ["load_tokenizer", "open_checkpoint", "understand", "vocabulary_rows"]
@@ -53,8 +54,9 @@ def understand(
 def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     known = architectures()
     if checkpoint.container in LEGACY:
-        spec = next(spec for spec in known.values() for layout in spec.headers if layout.name == checkpoint.layout)
-        return spec, "ggml"
+        owners = (spec for spec in known.values() if checkpoint.layout in {layout.name for layout in spec.headers})
+        spec = known[checkpoint.architecture] if checkpoint.architecture else next(owners)
+        return spec, _legacy_dialect(checkpoint, spec)
     if checkpoint.container == "gguf":
         return known[architecture_name(checkpoint)], "gguf"
     if checkpoint.container == "pytorch-meta":
@@ -65,6 +67,21 @@ def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     raise UnsupportedError(
         "no architecture is known for this container", path=checkpoint.path, found=checkpoint.container
     )
+
+
+def _legacy_dialect(checkpoint: Checkpoint, spec: Architecture) -> str:
+    """The dialect of the GGML era that the file's header layout and the marks of its tensors show."""
+    for dialect in spec.dialects.values():
+        if dialect.source == "ggml" and (not dialect.layouts or checkpoint.layout in dialect.layouts):
+            ref = checkpoint.tensors.get(dialect.shaped[0]) if dialect.shaped else None
+            if not dialect.shaped or (ref is not None and _has_shape(checkpoint, ref.shape, dialect.shaped[1:])):
+                return dialect.name
+    raise UnsupportedError("no dialect is known for this layout", path=checkpoint.path, found=checkpoint.layout)
+
+
+def _has_shape(checkpoint: Checkpoint, shape: tuple[int, ...], wanted: tuple[str, ...]) -> bool:
+    sizes = {name: value for name, value in checkpoint.header.items() if isinstance(value, int)}
+    return shape == tuple(evaluate(expression, sizes) for expression in wanted)
 
 
 def _by_marks(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
@@ -103,13 +120,15 @@ def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
 class VocabOptions:
     """What the user says about the vocabulary. `model`: path of the original tokenizer.model, which wins; `pre`: the
     pre-tokenizer by name; `keep_json`: carry tokenizer.json along whole; `trim`: drop pieces without embedding rows;
-    `none`: write no vocabulary."""
+    `none`: write no vocabulary; `source`: the model's own tokenizer, a folder or a file, for a legacy file that holds
+    it damaged or not at all."""
 
     model: str | None = None
     pre: str | None = None
     keep_json: bool = False
     trim: bool = False
     none: bool = False
+    source: str | None = None
 
 
 def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = VocabOptions()) -> Tokenizer | None:
@@ -122,6 +141,14 @@ def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = Vo
     if checkpoint.container == "gguf":
         has = "tokenizer.ggml.tokens" in checkpoint.metadata
         return Tokenizer.from_kv(checkpoint.metadata, rows=rows or None, path=checkpoint.path) if has else None
+    rule = next((layout.vocab for layout in header_layouts() if layout.name == checkpoint.layout), None)
+    if checkpoint.container in LEGACY and rule is not None and (rule.texts != "llama" or options.source):
+        return from_family(
+            checkpoint.vocab, rule, rows=rows, source=options.source or options.model, pre=options.pre,
+            keep_json=options.keep_json, path=checkpoint.path,
+        )  # fmt: skip
+    if options.source:
+        raise UsageError("--tokenizer is for GGML-era files", path=checkpoint.path, hint="--tokenizer-model FILE")
     if checkpoint.vocab is not None:
         return from_raw_vocab(
             checkpoint.vocab, tokenizer_model=options.model, model_rows=rows, pre=options.pre, path=checkpoint.path

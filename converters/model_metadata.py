@@ -8,9 +8,9 @@ from typing import Any
 
 from ggferry.converters.front_matter import read_card
 from ggferry.converters.graph import ModelGraph
-from ggferry.converters.load import LEGACY
 from ggferry.converters.metadata import Entry, describe_origin, general_metadata, name_parts
 from ggferry.converters.naming import file_name, guess
+from ggferry.converters.open import LEGACY
 from ggferry.converters.plan import Options, Step, type_table
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint

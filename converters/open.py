@@ -5,13 +5,20 @@ Kept apart from `load` so that `ggferry inspect` pays for no graph, no tokenizer
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 from ggferry.converters.spec import Architecture
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import UsageError
+from ggferry.formats.json_text import load_object
 from ggferry.formats.reader import HeaderLayout, find_reader
 from ggferry.quant.registry import scan
+
+LEGACY = ("ggml", "ggmf", "ggjt", "ggcc")
+"""Containers of the GGML era: the header is shaped by an architecture that no field names."""
 
 
 @cache
@@ -21,11 +28,32 @@ def architectures() -> Mapping[str, Architecture]:
 
 
 def header_layouts() -> tuple[HeaderLayout, ...]:
-    """The GGML-era header layouts of all architectures, to hand to the readers."""
-    return tuple(layout for spec in architectures().values() for layout in spec.headers)
+    """The GGML-era header layouts of all architectures, to hand to the readers. Several may own one layout."""
+    return tuple({layout.name: layout for spec in architectures().values() for layout in spec.headers}.values())
 
 
-def open_checkpoint(path: str) -> Checkpoint:
-    """Open `path` with the reader that claims it. Raises one of `formats.errors`."""
-    reader, _ = find_reader(path)
-    return reader.open(path, header_layouts())
+def open_checkpoint(path: str, arch: str | None = None, config: str | None = None) -> Checkpoint:
+    """Open `path` with the reader that claims it. Raises one of `formats.errors`.
+
+    For files of the GGML era, which say neither: `arch` names the architecture, `config` a config.json (or its folder)
+    for what the header leaves open. Raises UsageError where either cannot apply.
+    """
+    reader, match = find_reader(path)
+    if arch is None and config is None:
+        return reader.open(path, header_layouts())
+    if match.container not in LEGACY:
+        flag = "--arch" if arch else "--hf-config"
+        raise UsageError(f"{flag} is for GGML-era files", path=path, found=match.container)
+    checkpoint = reader.open(path, header_layouts() if arch is None else _layouts_of(arch))
+    return replace(checkpoint, architecture=arch, metadata=load_object(_config(config)) if config else {})
+
+
+def _layouts_of(arch: str) -> tuple[HeaderLayout, ...]:
+    legacy = {name: spec.headers for name, spec in architectures().items() if spec.headers}
+    if arch not in legacy:
+        raise UsageError("--arch", found=arch, expected=", ".join(sorted(legacy)))
+    return legacy[arch]
+
+
+def _config(path: str) -> str:
+    return os.path.join(path, "config.json") if os.path.isdir(path) else path

@@ -40,13 +40,15 @@ def reverify(
     jobs: int | None,
     stage: Callable[[str, int], AbstractContextManager[Progress]],
     base: str | None = None,
+    arch: str | None = None,
+    config: str | None = None,
 ) -> Report:
     """Compare `output` with `source`. Where a receipt stands beside the output, its `--hparam` values are taken for
     what the source does not state, and both files must be the ones it was written for. `base`: of an adapter, its
-    base model. Raises VerificationError."""
+    base model. `arch`, `config`: as given to the conversion. Raises VerificationError."""
     if level not in ("fast", "full"):
         raise UsageError("--level", found=level, expected="fast, full")
-    before, after = open_checkpoint(source), open_checkpoint(output)
+    before, after = open_checkpoint(source, arch, config), open_checkpoint(output)
     try:
         receipt, notes = _receipt(after)
         if receipt:

@@ -181,7 +181,7 @@ class Solver:
     def _holds(self, default: Default) -> bool:
         names = os.path.join(*os.path.abspath(self.checkpoint.path).split(os.sep)[-2:])
         return (
-            default.dialect in ("", self.dialect.name)
+            default.dialect in ("", self.dialect.name, self.dialect.source)
             and holds(default.when, self.complete)
             and (not default.named or re.search(default.named, names) is not None)
         )

@@ -129,6 +129,9 @@ class Dialect:
     where there is one (the text half of a vision model). `renames`: (prefix, replacement), the first that fits; both
     may hold {n}. `marks`: shell patterns of tensor names; weights that have them all speak this dialect, also where no
     configuration names a class. Then the tensors say how many blocks there are.
+    `fields`: the column of `HParam.fields` it uses (its own name if empty). `layouts`: the header layouts of the GGML
+    era it is for (all if empty). `shaped`: a tensor and its shape in header fields that show this dialect; among
+    several the first in the architecture's table that fits is taken.
     """
 
     name: str
@@ -140,10 +143,17 @@ class Dialect:
     within: str = ""
     renames: tuple[tuple[str, str], ...] = ()
     marks: tuple[str, ...] = ()
+    fields: str = ""
+    layouts: tuple[str, ...] = ()
+    shaped: tuple[str, ...] = ()
 
     @property
     def column(self) -> str:
         return self.names or self.name
+
+    @property
+    def source(self) -> str:
+        return self.fields or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +214,15 @@ def also(table: tuple[Role, ...], dialect: str, text: str, **layouts: Layout) ->
         replace(role, sources={**role.sources, dialect: more[role.name]}) if role.name in more else role
         for role in table
     )
+
+
+def varied(table: tuple[Role, ...], dialect: str, base: str, text: str = "", **layouts: Layout) -> tuple[Role, ...]:
+    """`table` with one more dialect, that of `base` but for the roles in `text` (as for `also`)."""
+    copied = tuple(
+        replace(role, sources={**role.sources, dialect: role.sources[base]}) if base in role.sources else role
+        for role in table
+    )
+    return also(copied, dialect, text, **layouts)
 
 
 def _origin(words: list[str], layouts: Mapping[str, Layout]) -> From:

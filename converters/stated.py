@@ -25,25 +25,40 @@ def stated(checkpoint: Checkpoint, dialect: Dialect, prefix: str, param: HParam)
     `prefix`: GGUF's architecture name. Raises InconsistentError for a value of another type, OutOfRangeError for one
     no GGUF key can hold, UnsupportedError for a word that `param.words` does not know.
     """
-    places = param.fields.get(dialect.name, (param.key or "") if dialect.name == "gguf" else "")
+    found = _stated(checkpoint, dialect, prefix, param, dialect.source)
+    if dialect.source != "ggml" or not checkpoint.metadata:
+        return found
+    beside = _stated(checkpoint, dialect, prefix, param, "hf")  # --hf-config
+    if found and beside and found[0] != beside[0]:
+        raise InconsistentError(
+            f"{param.name}: the configuration is another model's", path=checkpoint.path,
+            found=f"{beside[0]} ({beside[1]})", expected=f"{found[0]} ({found[1]})",
+        )  # fmt: skip
+    return found or beside
+
+
+def _stated(
+    checkpoint: Checkpoint, dialect: Dialect, prefix: str, param: HParam, column: str
+) -> tuple[Any, str] | None:
+    places = param.fields.get(column, (param.key or "") if column == "gguf" else "")
     for place in filter(None, places.split("|")):
-        found = _find(checkpoint, dialect, prefix, place)
-        origin = _ORIGINS.get(dialect.name, "config.json: {}").format(place)
+        found = _find(checkpoint, dialect, prefix, place, column)
+        origin = _ORIGINS.get(column, "config.json: {}").format(place)
         if found is _NOTHING or (found is None and param.null is None):
             continue
         if found is None:
             return param.null, f"{origin} is null"
-        if param.words and dialect.name != "gguf":
+        if param.words and column != "gguf":
             found = _translated(checkpoint, param, place, found)
         return _typed(checkpoint, param, found, origin), origin
     return None
 
 
-def _find(checkpoint: Checkpoint, dialect: Dialect, prefix: str, place: str) -> Any:
-    if dialect.name == "gguf":
+def _find(checkpoint: Checkpoint, dialect: Dialect, prefix: str, place: str, column: str) -> Any:
+    if column == "gguf":
         value = checkpoint.metadata.get(f"{prefix}.{place}")
         return value.data if isinstance(value, Value) else _NOTHING
-    if dialect.name == "ggml":
+    if column == "ggml":
         return checkpoint.header.get(place, _NOTHING)
     roots = (checkpoint.metadata.get(dialect.within), checkpoint.metadata) if dialect.within else (checkpoint.metadata,)
     found = (_descend(root, place) for root in roots)

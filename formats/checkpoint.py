@@ -126,6 +126,8 @@ class Checkpoint:
     dropped: tuple[Dropped, ...] = ()
     sidecars: Mapping[str, str] = field(default_factory=dict)
     """Files that stand beside the weights and belong to them: role ('config', 'tokenizer.model', …) → path."""
+    architecture: str | None = None
+    """What the user says it is, where the bytes do not."""
     checksums: tuple[Checksum, ...] = ()
     """What the container promises about its own bytes: read and compared by `formats.checksums`, not at open."""
 

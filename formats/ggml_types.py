@@ -7,20 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ggferry.formats.reader import HeaderLayout
+
 Version = tuple[str, int | None]
 
 _PLAIN = {0: "F32", 1: "F16"}
 _V1_4BIT = {2: "Q4_0_V1", 3: "Q4_1_V1"}
+_V1 = _V1_4BIT | {4: "Q4_2", 5: "Q4_3", 6: "Q5_0_V1", 7: "Q5_1_V1", 8: "Q8_0_V1"}
+_V2 = {2: "Q4_0_V2", 3: "Q4_1_V2", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0_V1"}
+_TODAY = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0"}
 _K = {10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K"}
 
 TYPE_CODES: Mapping[Version, Mapping[int, str]] = {
     ("ggml", None): _PLAIN | _V1_4BIT,
     ("ggmf", 1): _PLAIN | _V1_4BIT,
-    ("ggjt", 1): _PLAIN | _V1_4BIT
-    | {4: "Q4_2", 5: "Q4_3", 6: "Q5_0_V1", 7: "Q5_1_V1", 8: "Q8_0_V1"},
-    ("ggjt", 2): _PLAIN | {2: "Q4_0_V2", 3: "Q4_1_V2", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0_V1"},
-    ("ggjt", 3): _PLAIN | {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0"} | _K,
-}  # fmt: skip
+    ("ggjt", 1): _PLAIN | _V1,
+    ("ggjt", 2): _PLAIN | _V2,
+    ("ggjt", 3): _PLAIN | _TODAY | _K,
+    ("ggcc", 10): _PLAIN | _TODAY | _K,
+}
+"""What a container's version says of the blocks: LLaMA, ggllm.cpp and llm-rs."""
+
+QUANTISATION: tuple[Mapping[int, str], ...] = (_PLAIN | _V1, _PLAIN | _V2, _PLAIN | _TODAY | _K)
+"""By GGML_QNT_VERSION, which the ggml examples multiply by 1000 and add to ftype: 0 until 14 May 2023, 1 until 20 May,
+2 since (facts/legacy-other.md §0.1)."""
+
+MAX_FTYPE = 19
+"""Of the field without its version: GGML_FTYPE goes to 14, LLAMA_FTYPE to 18 (facts/legacy-other.md §0.1)."""
 
 PLANAR = {"Q4_0_V1": "Q4_0_PLANAR", "Q4_1_V1": "Q4_1_PLANAR"}
 """The same byte sizes, laid out row by row in planes: unversioned GGML of 10–17 March 2023 (facts §6)."""
@@ -34,6 +47,44 @@ ALTERNATIVES: Mapping[Version, tuple[tuple[Mapping[int, str], str], ...]] = {
 }
 """Other meanings of the codes, tried when the usual one does not end at the last byte. Block sizes differ, so at most
 one walk does."""
+
+
+def meanings(version: Version, layout: HeaderLayout, ftype: int) -> list[tuple[Mapping[int, str], str]]:
+    """What the type codes may mean, the likeliest first, each with what a user should know of that reading.
+
+    `ftype`: the header's field. Raises ValueError for one that no program wrote.
+    """
+    if layout.codes and version[1] is not None:
+        return [(layout.codes[version[1]], "")]
+    if layout.quantisation is None or version[0] != "ggml":
+        usual = TYPE_CODES[version]
+        _check_ftype(ftype % 1000 if layout.quantisation is not None else ftype)
+        others = ALTERNATIVES.get(version, ()) if layout.quantisation is None else ()
+        return [(usual, ""), *(({**usual, **codes}, note) for codes, note in others)]
+    stated, number = divmod(ftype, 1000)
+    _check_ftype(number)
+    if stated >= len(QUANTISATION):
+        raise ValueError(f"quantisation version {stated}")
+    first = stated or layout.quantisation
+    quantised = number > 1
+    found = [(QUANTISATION[first], _UNSTATED.format(first) if quantised and first and not stated else "")]
+    # Block sizes changed with version 2 only: a walk that ends with the others proves them.
+    other = 2 if first < 2 else 0
+    if not stated:
+        found.append((QUANTISATION[other], _BY_SIZE.format(ftype, other)))
+    return found
+
+
+_UNSTATED = (
+    "ftype states no quantisation version, as the first quantisers of this family did not: {0} is taken, what they had"
+)
+_BY_SIZE = "ftype {0} states no quantisation version; the block sizes are those of version {1}"
+
+
+def _check_ftype(number: int) -> None:
+    if not 0 <= number <= MAX_FTYPE:
+        raise ValueError(f"ftype {number}")
+
 
 ERAS: tuple[tuple[Version, frozenset[str], str], ...] = (
     # The first line whose version matches and whose types intersect the file's (empty: any) names the era.
@@ -56,6 +107,25 @@ ERAS: tuple[tuple[Version, frozenset[str], str], ...] = (
 )
 
 
-def era_of(version: Version, types: frozenset[str]) -> str:
+VERSION_ERAS = (
+    "before 14 May 2023 (quantisation version 0)",
+    "14–20 May 2023 (quantisation version 1)",
+    "since 20 May 2023 (quantisation version 2)",
+)
+CONTAINER_ERAS: Mapping[Version, str] = {
+    ("ggcc", 10): "June – August 2023 (ggllm.cpp)",
+    ("ggmf", 1): "June 2023 (falcon_convert.py of ggllm.cpp, meant for its falcon_quantize)",
+    ("ggmf", 100): "until 27 May 2023 (rwkv.cpp)",
+    ("ggmf", 101): "since 27 May 2023 (rwkv.cpp)",
+    ("ggjt", 3): "since May 2023 (llm-rs)",
+}
+
+
+def era_of(version: Version, types: frozenset[str], layout: HeaderLayout) -> str:
     """When such bytes were written, in words."""
-    return next((words for v, some, words in ERAS if v == version and (not some or some & types)), "unknown era")
+    if layout.quantisation is None and not layout.codes and version[0] != "ggcc":
+        return next((words for v, some, words in ERAS if v == version and (not some or some & types)), "unknown era")
+    if version in CONTAINER_ERAS:
+        return CONTAINER_ERAS[version]
+    fitting = [words for codes, words in zip(QUANTISATION, VERSION_ERAS, strict=True) if types <= set(codes.values())]
+    return fitting[0] if len(fitting) == 1 else "2023 or later (nothing in it tells more)"

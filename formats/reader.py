@@ -25,13 +25,40 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
+class VocabLayout:
+    """The vocabulary of a GGML-era file: where its count stands, what follows each token, what its texts are.
+
+    `count`: 'header' (the field n_vocab, and nothing else), 'again' (an int32 that repeats it), 'own' (an int32 that
+    may be smaller: the rest of the tokens follow from a rule) or 'none' (no vocabulary at all). `scored`: a float32
+    behind every token; None: as the container has it. `short`: the last token may never have been written (GPT4All).
+    `texts`: 'llama' (SentencePiece pieces), 'bytes' (byte-level BPE, raw bytes unless a maker decoded and lost them),
+    'twice' (byte-level BPE, UTF-8 encoded once too often), 'unigram' (SentencePiece unigram pieces) or 'whisper'.
+    `pre`: the pre-tokenizer this family is known to use, which no such file names.
+    """
+
+    count: str = "header"
+    scored: bool | None = None
+    short: bool = False
+    texts: str = "bytes"
+    pre: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HeaderLayout:
     """How one architecture shaped a GGML-era file. Owned by `converters/arch`, handed to the readers as data.
 
     `containers`: (container, version) pairs it occurs in. `header`: the fields after magic and version. `names`:
     shell patterns of tensor names that only this architecture has: what decides between layouts whose headers both
-    parse. `embedding`: the tensor from whose columns the parts of a split model are counted, `width` the header field
-    that gives the whole. `column_split`: shell patterns of the tensors that parts split along the columns (all other
+    parse. `matrix`: a matrix of int32 rows, int32 columns and float32 values between header and vocabulary, by the name
+    it gets among the tensors. `vocab`: see VocabLayout.
+
+    `quantisation`: the version of the block layouts (formats.ggml_types) in a file whose field ftype, which is that
+    version times 1000 and a number, has none; None: the container's version decides and ftype is a number alone.
+    `codes`: container version → type numbers of its own → type names. `planar`: types whose rows may lie in planes.
+    `axes`: most axes a tensor has.
+
+    `embedding`: the tensor from whose columns the parts of a split model are counted, `width` the header field that
+    gives the whole. `column_split`: shell patterns of the tensors that parts split along the columns (all other
     matrices are split along the rows, vectors are repeated). `options`: what else this family does differently.
     """
 
@@ -39,6 +66,12 @@ class HeaderLayout:
     containers: tuple[tuple[str, int | None], ...]
     header: Struct
     names: tuple[str, ...]
+    vocab: VocabLayout = VocabLayout()
+    matrix: str = ""
+    quantisation: int | None = None
+    codes: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    planar: tuple[str, ...] = ()
+    axes: int = 2
     embedding: str = ""
     width: str = "n_embd"
     column_split: tuple[str, ...] = ()

@@ -32,6 +32,17 @@ HParams = Annotated[
     ),
 ]
 Pre = Annotated[str | None, typer.Option("--pre", help="The pre-tokenizer by name, where it cannot be derived.")]
+Arch = Annotated[
+    str | None, typer.Option("--arch", metavar="NAME", help="Of a GGML-era file, where its bytes fit several.")
+]
+HfConfig = Annotated[
+    str | None,
+    typer.Option("--hf-config", metavar="DIR", help="config.json for what a GGML-era file does not hold."),
+]
+TokenizerSource = Annotated[
+    str | None,
+    typer.Option("--tokenizer", metavar="DIR", help="Folder or file of the tokenizer a GGML-era file lacks."),
+]
 TrimVocab = Annotated[bool, typer.Option("--trim-vocab", help="Drop pieces that have no embedding row.")]
 RecipeFile = Annotated[str | None, typer.Option("--recipe", help="A recipe file (docs/recipes.md) instead of a name.")]
 Pure = Annotated[bool, typer.Option("--pure", help="One type for all, no mixture.")]
@@ -84,6 +95,9 @@ def convert(
     tokenizer_model: Annotated[
         str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model; checked, and it wins.")
     ] = None,
+    tokenizer: TokenizerSource = None,
+    hf_config: HfConfig = None,
+    arch: Arch = None,
     pre: Pre = None,
     huggingface_json: Annotated[
         bool, typer.Option("--huggingface-json", help="Carry tokenizer.json along as tokenizer.huggingface.json.")
@@ -138,7 +152,7 @@ def convert(
         ),
     )
     options.check()
-    vocab = VocabOptions(tokenizer_model, pre, huggingface_json, trim_vocab, no_vocab)
+    vocab = VocabOptions(tokenizer_model, pre, huggingface_json, trim_vocab, no_vocab, tokenizer)
     request = Request(
         source=source,
         out=out,
@@ -155,6 +169,8 @@ def convert(
         jobs=jobs,
         base=base,
         ggla_permute=ggla_permute,
+        arch=arch,
+        config=hf_config,
     )
     _convert(request, dry_run, as_json)
 
@@ -230,6 +246,7 @@ def quantize(
 @app.command()
 def inspect(
     file: Annotated[str, typer.Argument(help="Any model container ggferry knows.")],
+    arch: Arch = None,
     full: Annotated[bool, typer.Option("--full", help="Arrays and long texts of the metadata whole.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -237,7 +254,7 @@ def inspect(
     from ggferry.converters.open import open_checkpoint
     from ggferry.service.inspect import describe, lines
 
-    checkpoint = open_checkpoint(file)
+    checkpoint = open_checkpoint(file, arch)
     facts = describe(checkpoint, full)
     checkpoint.close()
     if as_json:
@@ -254,8 +271,12 @@ def verify(
     hparam: HParams = None,
     tokenizer_model: Annotated[str | None, typer.Option("--tokenizer-model", help="As given to convert.")] = None,
     base: Annotated[str | None, typer.Option("--base", help="As given to convert.")] = None,
+    tokenizer: TokenizerSource = None,
+    hf_config: HfConfig = None,
+    arch: Arch = None,
     pre: Pre = None,
     trim_vocab: TrimVocab = False,
+    no_vocab: Annotated[bool, typer.Option("--no-vocab", help="As given to convert.")] = False,
     jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:
@@ -268,8 +289,9 @@ def verify(
 
     report = reverify(
         source, output, level=level, hparams=_pairs(hparam), jobs=jobs,
-        vocab=VocabOptions(tokenizer_model, pre, trim=trim_vocab),
-        stage=lambda title, total: byte_progress(title, total, wanted=not as_json), base=base,
+        vocab=VocabOptions(tokenizer_model, pre, trim=trim_vocab, none=no_vocab, source=tokenizer),
+        stage=lambda title, total: byte_progress(title, total, wanted=not as_json), base=base, arch=arch,
+        config=hf_config,
     )  # fmt: skip
     if as_json:
         _print_json({"verified": True, **asdict(report.proof), "notes": report.notes})
@@ -286,6 +308,7 @@ def forward(
     out: Annotated[str, typer.Option("--out", help="The .npy file to write.")],
     npy_dtype: Annotated[str, typer.Option("--npy-dtype", help="f32, f16 or f64.")] = "f32",
     hparam: HParams = None,
+    arch: Arch = None,
     as_json: Json = False,
 ) -> None:
     """Run the reference forward pass: logits of every position, shape (tokens, vocabulary)."""
@@ -296,7 +319,7 @@ def forward(
     if npy_dtype not in dtypes:
         raise UsageError("--npy-dtype", found=npy_dtype, expected=", ".join(dtypes))
     ids = _ids(tokens)
-    graph = graph_of(file, _pairs(hparam))
+    graph = graph_of(file, _pairs(hparam), arch)
     for note in (*graph.checkpoint.notes, *graph.notes):
         _say(f"note     {note}")
     logits = run(graph, ids).astype(dtypes[npy_dtype])
@@ -395,7 +418,7 @@ def _print_plan(request: Any, as_json: bool) -> None:
     from ggferry.converters.convert import make_plan
     from ggferry.converters.load import open_checkpoint
 
-    checkpoint = open_checkpoint(request.source)
+    checkpoint = open_checkpoint(request.source, request.arch, request.config)
     plan, _ = make_plan(request, checkpoint)
     checkpoint.close()
     facts = plan.as_dict()

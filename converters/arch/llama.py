@@ -13,7 +13,7 @@ from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import SAME, Stack, heads_halves_to_pairs
 from ggferry.converters.spec import Architecture, Default, Dialect, Drop, Remark, also, roles
 from ggferry.formats.fields import Struct
-from ggferry.formats.reader import HeaderLayout
+from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _LLAMA2 = r"(?i)llama[-_. ]?(v)?2(?![0-9])"
 _GQA = "n_head_kv < n_head"
@@ -33,7 +33,9 @@ HEADER = HeaderLayout(
         ftype    i32  0..18          llama_ftype; the tensors' own types decide
         """,
     ),
-    names=("tok_embeddings.weight", "layers.*.attention.w[qkvo].weight", "layers.*.feed_forward.w[123].weight"),
+    names=("layers.*.attention.w[qkv].weight", "layers.*.feed_forward.w3.weight"),
+    vocab=VocabLayout(short=True, texts="llama"),
+    planar=("Q4_0_V1", "Q4_1_V1"),
     embedding="tok_embeddings.weight",
     column_split=("tok_embeddings.weight", "*.attention.wo.weight", "*.feed_forward.w2.weight"),
 )
@@ -43,7 +45,7 @@ _META = HeaderLayout(
     name="llama-meta",
     containers=(("pytorch-meta", None),),
     header=_NO_HEADER,
-    names=HEADER.names,
+    names=("tok_embeddings.weight", "layers.*.attention.w[qkvo].weight", "layers.*.feed_forward.w[123].weight"),
     embedding="tok_embeddings.weight",
     width="dim",
     column_split=HEADER.column_split,

@@ -7,8 +7,10 @@ generations. `time_mix_decay` is the trained w: a state fades by exp(-exp(w)) a 
 
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _rwkv as rwkv
-from ggferry.converters.layout import SAME, Reshape
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.converters.layout import SAME, Pointwise, Reshape
+from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles, varied
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _CONTEXTS = tuple(
     Default(length, f"the name says ctx{length}", named=rf"(?i)ctx{length}(?!\d)", dialect="blinkdl")
@@ -41,6 +43,34 @@ ROLES = roles(
     vector=rwkv.VECTOR, state=Reshape(("n_state",)), output=SAME,
 )  # fmt: skip
 
+HEADER = HeaderLayout(
+    name="rwkv",
+    containers=(("ggmf", 100), ("ggmf", 101)),
+    header=Struct(
+        "rwkv.cpp header",
+        """
+        n_vocab  i32  1..MAX_VOCAB   rows of emb.weight
+        n_embd   i32  1..MAX_WIDTH   columns of emb.weight
+        n_layer  i32  1..MAX_LAYERS  blocks
+        ftype    i32  0..9           rwkv.cpp's own number of the matrices' type
+        """,
+    ),
+    names=("blocks.*.att.*",),
+    vocab=VocabLayout("none"),
+    codes={
+        100: {0: "F32", 1: "F16", 2: "Q4_0_V1", 3: "Q4_1_V1", 4: "Q4_1_O", 5: "Q4_2", 6: "Q4_3",
+              7: "Q5_0_V1", 8: "Q5_1_V1", 9: "Q8_0_V1"},
+        101: {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q5_0", 8: "Q5_1", 9: "Q8_0"},
+    },
+    axes=4,
+)  # fmt: skip
+
+# rwkv.cpp's convert_pytorch_to_ggml.py stores -exp(w), squeezes what is named time_*, and states no context.
+ROLES = varied(
+    ROLES, "rwkvcpp", "blinkdl", "blk.{n}.time_mix_decay.weight blocks.{n}.att.time_decay @decay",
+    decay=Pointwise("log_neg"),
+)  # fmt: skip
+
 RESCALED = Remark(
     "rescale_every > 0",
     "rescale_every={rescale_every} is how transformers keeps float16 from overflowing: the weights are written as they "
@@ -60,8 +90,15 @@ SPEC = Architecture(
             given={"version": 4, **rwkv.GIVEN},
             marks=("blocks.0.att.time_mix_k", "blocks.0.att.time_first", "blocks.0.ffn.time_mix_r", "emb.weight"),
         ),
+        "rwkvcpp": Dialect(
+            "rwkvcpp",
+            given={"version": 4, **rwkv.GIVEN},
+            conventions={"decay": "rate"},
+            fields="ggml",
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv4"},
     runtimes=(),
+    headers=(HEADER,),
 )

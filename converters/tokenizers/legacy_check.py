@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ggferry.converters.tokenizers.base import SPACE, Encoder, Tokenizer, TokenType
+from ggferry.converters.tokenizers.base import SPACE, Encoder, Tokenizer, TokenType, split_merge
+from ggferry.converters.tokenizers.bytelevel import unspell
 from ggferry.converters.tokenizers.check import TokenizerCheck, compare
 from ggferry.converters.tokenizers.legacy import FIRST_BYTE
 from ggferry.converters.tokenizers.merging import Merger
 from ggferry.converters.tokenizers.special import well_formed
 from ggferry.converters.tokenizers.texts import TEXTS
 from ggferry.formats.checkpoint import RawVocab
+from ggferry.formats.errors import VerificationError
 
 
 class RuntimeEncoder:
@@ -51,6 +53,24 @@ def check_conversion(raw: RawVocab, converted: Tokenizer, encoder: Encoder) -> T
     names = {text for text, kind in zip(converted.tokens, kinds, strict=False) if kind in SPECIAL}
     texts = [text for text in TEXTS if SPACE not in text and not any(name in text for name in names)]
     return compare(runtime, encoder, texts)
+
+
+def check_merges(raw: RawVocab, converted: Tokenizer, path: str | None) -> dict[str, int]:
+    """Every piece of a byte-level vocabulary, spelled letter by letter, is put together again by the merges as they
+    stand in the file: they are the vocabulary's. Raises VerificationError naming the first that is not."""
+    ranks = {split_merge(merge): rank for rank, merge in reversed([*enumerate(converted.merges or ())])}
+    merger = Merger(lambda left, right: ranks.get((left, right)))
+    count = 0
+    for token, text in enumerate(converted.tokens[: len(raw.tokens)]):
+        if converted.type_of(token) != TokenType.NORMAL or unspell(text) is None:
+            continue
+        found = merger.merge(text)[0]
+        if found != [text]:
+            raise VerificationError(
+                f"the merges do not make token {token}", path=path, found=" ".join(found[:8]), expected=text
+            )
+        count += 1
+    return {"tokens": count, "merges": len(converted.merges or ())}
 
 
 SPECIAL = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)

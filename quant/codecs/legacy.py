@@ -3,7 +3,9 @@
 Source: llama.cpp's history of 2023: planar until 007a8f6f4 (Q4_0) and 904d2a8d6 (Q4_1);
 V1 = GGML, GGMF, GGJT v1, nibbles interleaved (byte j: elements 2j, 2j + 1); V2 = GGJT v2 (b9fd7eee5), nibbles split as
 today; float16 scales since GGJT v3 (2d5db4837). *_64 = builds with LLAMA_QKK_64 (6769e944c), k_quants.h. Q8_0_V1 is
-also GGJT v2's Q8_0; GGJT v2's Q5_0 and Q5_1 are today's.
+also GGJT v2's Q8_0; GGJT v2's Q5_0 and Q5_1 are today's. Other ggml programs call V1, V2 and today's blocks
+quantisation version 0, 1 and 2. Q4_1_O is rwkv.cpp's own (April and May 2023): Q4_1 with one value of each block set
+apart.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ TYPES = PLANAR | table(
     Q4_1_V1 - 32 d:f4 m:f4      qs:u1*16
     Q4_2    - 16 d:f2           qs:u1*8
     Q4_3    - 16 d:f2 m:f2      qs:u1*8
+    Q4_1_O  - 32 d:f2 m:f2 outlier:u2 value:f2 qs:u1*16
     Q5_0_V1 - 32 d:f2      qh:u4 qs:u1*16
     Q5_1_V1 - 32 d:f2 m:f2 qh:u4 qs:u1*16
     Q8_0_V1 - 32 d:f4           qs:i1*32
@@ -83,6 +86,12 @@ def _deinterleaved(parts: Parts) -> Parts:
 
 def _interleaved(levels: Levels) -> Levels:
     return lambda parts: levels(_deinterleaved(parts))
+
+
+def _unpack_outlier(parts: Parts, out: Array) -> None:
+    """Q4_1 levels, then the one value of a block that did not fit them, at its place."""
+    affine(_interleaved(simple.nibbles), floats("d", "m"))(parts, out)
+    np.copyto(out, parts["value"], where=np.arange(out.shape[-1]) == parts["outlier"])
 
 
 def _q2_64_levels(parts: Parts) -> Array:
@@ -138,6 +147,7 @@ UNPACK = {
     "Q4_1_V1": affine(_interleaved(simple.nibbles), floats("d", "m")),
     "Q4_2": affine(_interleaved(simple.nibbles_less_8), floats("d")),
     "Q4_3": affine(_interleaved(simple.nibbles), floats("d", "m")),
+    "Q4_1_O": _unpack_outlier,
     "Q5_0_V1": affine(_interleaved(simple.five_bits_less_16), floats("d")),
     "Q5_1_V1": affine(_interleaved(simple.five_bits), floats("d", "m")),
     "Q8_0_V1": affine(simple.bytes_as_they_are, floats("d")),

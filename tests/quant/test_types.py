@@ -13,7 +13,7 @@ IDS = [*range(4), *range(6, 31), 34, 35, *range(39, 43)]
 
 ERAS = """
 Q4_0_PLANAR 32 20  Q4_1_PLANAR 32 24  Q4_0_V1 32 20  Q4_1_V1 32 24  Q4_2 16 10  Q4_3 16 12  Q5_0_V1 32 22
-Q5_1_V1 32 24  Q8_0_V1 32 36  Q4_0_V2 32 20  Q4_1_V2 32 24
+Q5_1_V1 32 24  Q8_0_V1 32 36  Q4_0_V2 32 20  Q4_1_V2 32 24  Q4_1_O 32 24
 Q2_K_64 64 24  Q3_K_64 64 28  Q4_K_64 64 38  Q5_K_64 64 46  Q6_K_64 64 54
 """
 """Name, elements and bytes of a block as llama.cpp's files of 2023 have them."""
