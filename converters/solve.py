@@ -245,8 +245,8 @@ def implied(param: HParam, values: Mapping[str, Any]) -> Any:
 
 def bound_shape(checkpoint: Checkpoint, slot: Slot, sizes: Mapping[str, int]) -> tuple[Layout, Shape]:
     """The slot's layout with its sizes, and the shape it gives. Raises KeyError for an unknown size, ShapeError."""
-    layout = slot.origin.layout.bind(sizes if slot.n is None else {**sizes, "n": slot.n})
     try:
+        layout = slot.origin.layout.bind(sizes if slot.n is None else {**sizes, "n": slot.n})
         return layout, layout.shape(*(ref.shape for ref in slot.refs))
     except ValueError as error:
         raise shape_error(checkpoint, slot.refs[0], str(error)) from None

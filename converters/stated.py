@@ -80,6 +80,8 @@ def _translated(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -
 
 
 def _word(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:
+    if isinstance(found, dict) and list(found) == ["__float__"]:  # what transformers 5 writes for what JSON cannot
+        found = {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(found["__float__"]))
     if not isinstance(found, str | int | float) or found not in param.words:
         raise UnsupportedError(
             f"config: {place}", path=checkpoint.path, found=found, expected=", ".join(map(repr, param.words))

@@ -49,6 +49,11 @@ GEMMA3 = {
     },
 }  # fmt: skip
 
+MAMBA = {
+    "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 10, "conv_kernel": 4,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+MAMBA2 = {**MAMBA, "head_dim": 8, "num_heads": 12, "n_groups": 3, "chunk_size": 8}
 RWKV4 = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "context_length": 64}
 
 
@@ -170,6 +175,11 @@ TINY: dict[str, Tiny] = {
         {**DEEPSEEK, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
          "first_k_dense_replace": 0},
     ),
+    "mamba": Tiny("Mamba", {**MAMBA, "time_step_rank": 5}),
+    "mamba untied": Tiny("Mamba", {**MAMBA, "time_step_rank": 5, "tie_word_embeddings": False}),
+    "mamba2": Tiny("Mamba2", MAMBA2),
+    "mamba2 one group": Tiny("Mamba2", {**MAMBA2, "n_groups": 1, "tie_word_embeddings": True}),
+    "falcon mamba": Tiny("FalconMamba", {**MAMBA, "time_step_rank": 5, "mixer_rms_eps": 1e-2}),
     "rwkv": Tiny("Rwkv", {**RWKV4, "intermediate_size": 88, "rescale_every": 0}),
     "rwkv tied": Tiny("Rwkv", {**RWKV4, "tie_word_embeddings": True}),
 }  # fmt: skip

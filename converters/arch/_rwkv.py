@@ -25,14 +25,6 @@ EPS = HParam(
     "eps", "attention.layer_norm_epsilon", F32, {"hf": "layer_norm_epsilon|norm_eps"}, words={1e-5: 1e-5},
     defaults=(Default(1e-5, "torch's layer_norm, which RWKV calls without another"),),
 )  # fmt: skip
-NO_LIMIT = HParam(
-    "n_ctx", "context_length",
-    defaults=(Default(1048576, "a recurrent model has no limit; convert_hf_to_gguf writes this number"),),
-)  # fmt: skip
-NO_HEADS = HParam(
-    "n_head", "attention.head_count",
-    defaults=(Default(0, "llama.cpp wants the key, and reads the width of a head from wkv.head_size"),),
-)  # fmt: skip
 HEAD_SIZE = HParam(
     "head_size", "wkv.head_size", fields={"hf": "head_size|head_dim"}, check="0 < head_size and n_embd % head_size == 0"
 )

@@ -20,14 +20,16 @@ from tiny_models import TINY, TOKENS, make, write
 
 IDLE = {
     "context_length": (".", "says how far the model was trained, not how it computes"),
-    "feed_forward_length": ("qwen.moe", "no block is dense"),
+    "feed_forward_length": ("qwen.moe|(falcon )?mamba", "no block is dense"),
+    "attention.head_count": ("(falcon )?mamba", "there is no attention"),
     "rope.scaling.type": (".*longrope", "the tensors of factors say the same"),
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
 }
 MODELS = (
     "llama", "llama linear", "llama yarn", "llama longrope", "mistral window", "mixtral", "qwen2 window",
     "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm",
-    "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3", "rwkv",
+    "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",
+    "mamba", "mamba2", "falcon mamba", "rwkv",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 
