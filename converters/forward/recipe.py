@@ -30,8 +30,7 @@ class Recipe:
     `embedding_scale`: 'none' | 'sqrt_width'. `logit_scale`: 'multiply' | 'divide' by the hparam of that name.
     `expert_norm`: weights of the chosen experts are made to sum to one; the hparam wins.
     `wkv`: 'rwkv4' | 'rwkv6' | 'rwkv7', the recurrence of RWKV. `decay`: the state's is stored as the 'rate' (-exp(w)) |
-    as w, its 'log'. `rescaled`: weights are already divided as `rescale_every` asks. `low_rank`: factors of low-rank
-    matrices are stored as 'rows' × columns, as every matrix is | 'turned'.
+    as w, its 'log'. `rescaled`: weights are already divided as `rescale_every` asks.
     """
 
     computation: str = "decoder"
@@ -55,7 +54,6 @@ class Recipe:
     wkv: str = ""
     decay: str = "log"
     rescaled: bool = False
-    low_rank: str = "rows"
 
 
 def recipe_of(*layers: Mapping[str, Any]) -> Recipe:
