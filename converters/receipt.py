@@ -55,6 +55,8 @@ def make_receipt(
         record = step_record(step)
         if found := measured.get(step.name):  # --verify none measures nothing: the grade stays a promise
             record |= {"grade": found.grade, "max_error": found.max_error, "relative_rms": found.relative_rms}
+            if found.band:
+                record |= {"band": found.band, "outlier": found.outlier}
         tensors.append(record)
     return {
         "ggferry": ggferry.__version__,
@@ -84,7 +86,7 @@ def make_receipt(
         "logits": asdict(proof.logits) if proof.logits else None,
         **({"deltas": asdict(proof.deltas)} if proof.deltas else {}),
         "verified": proof.level,
-        "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes))),
+        "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
     }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def reverify(
             adapter = understand_adapter(before, base, hparams, permute)
             with stage("verifying", after.nbytes) as progress:
                 proof = prove_adapter(adapter, after, level=level, jobs=jobs, progress=progress)
-            return Report(proof, notes, f"proved   {how_it_was_proved(proof)}")
+            return Report(proof, [*notes, *proof.notes], f"proved   {how_it_was_proved(proof)}")
         vocab_only = not after.tensors
         graph, mirror = understand(before, hparams, vocab_only), understand(after, vocab_only=vocab_only)
         if vocab == VocabOptions() and "tokenizer.ggml.tokens" not in after.metadata:
@@ -73,7 +73,7 @@ def reverify(
         )
         with stage("verifying", after.nbytes) as progress:
             proof = verify(graph, mirror, level=level, tokenizer=tokens, jobs=jobs, progress=progress)
-        return Report(proof, notes, f"proved   {how_it_was_proved(proof)}")
+        return Report(proof, [*notes, *proof.notes], f"proved   {how_it_was_proved(proof)}")
     finally:
         before.close()
         after.close()

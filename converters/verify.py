@@ -19,6 +19,7 @@ from ggferry.converters.layout import SAME
 from ggferry.converters.plan import IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED
 from ggferry.converters.run import Progress, each, workers
 from ggferry.formats.errors import VerificationError
+from ggferry.quant.bands import BANDS, beyond_band
 from ggferry.quant.bounds import narrowing_bound, rescaling_bound
 from ggferry.quant.codec import codec
 from ggferry.quant.registry import lazy
@@ -36,6 +37,10 @@ AMPLIFICATION = 40.0
 weights 2.1e-4 → logits 9e-4, 5.2e-3 → 2.2e-2 (a factor of 4–5); a wrong layout gives 0.1–1.4."""
 
 
+_NAMED = 5
+"""Outliers that have a line of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorProof:
     """What became of one tensor: grade, and over all its values max |Δ| and RMS(Δ)/RMS(source)."""
@@ -46,6 +51,16 @@ class TensorProof:
     grade: str
     max_error: float = 0.0
     relative_rms: float = 0.0
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """What rounding to its type costs ordinary weights (`quant.bands`); None where nothing was rounded to it."""
+        return BANDS.get(self.type) if self.grade == ROUNDED else None
+
+    @property
+    def outlier(self) -> bool:
+        """Whether it lost more than that."""
+        return self.band is not None and beyond_band(self.type, self.relative_rms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +101,19 @@ class Proof:
     def worst(self) -> TensorProof | None:
         """The tensor with the largest relative error."""
         return max(self.tensors, key=lambda proof: proof.relative_rms, default=None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line for each tensor that lost more than its type's rounding explains, the worst first."""
+        outliers = sorted((t for t in self.tensors if t.outlier), key=lambda t: -t.relative_rms / BANDS[t.type][1])
+        lines = [
+            f"{t.name} lost more than {t.type} costs ordinary weights: relative RMS {t.relative_rms:.3g}, "
+            f"band {BANDS[t.type][0]:.3g} to {BANDS[t.type][1]:.3g}"
+            for t in outliers[:_NAMED]
+        ]
+        if outliers[_NAMED:]:
+            lines.append(f"and so did {len(outliers) - _NAMED} more tensors, marked as outliers in the receipt")
+        return tuple(lines)
 
 
 def verify(

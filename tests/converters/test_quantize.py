@@ -12,8 +12,10 @@ import pytest
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.plan import Options
 from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.formats.gguf_write import write_gguf
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.quant.codec import codec
+from ggferry.service.cli import _run
 
 from builders import Llama
 from llama_cpp import continuations
@@ -155,7 +157,6 @@ def test_an_architecture_without_a_table_is_carried_and_compared(model: str, tmp
     found = open_gguf(model)
     from dataclasses import replace
 
-    from ggferry.formats.gguf_write import write_gguf
 
     keys = {re.sub(r"^llama\.", "someday.", key): value for key, value in found.metadata.items()}
     keys["general.architecture"] = replace(keys["general.architecture"], data="someday")
@@ -180,3 +181,38 @@ def test_nan_is_refused_with_its_place(tmp_path: Path) -> None:
         convert(Request(str(path), str(tmp_path / "o.gguf"), Options(outtype="q4_k_m"), level="fast"))
     assert getattr(caught.value, "exit_code", None) == 5 and "9" in str(caught.value)
     assert json.dumps(sorted(p.name for p in tmp_path.iterdir())) == '["nan.bin"]'
+
+
+def with_outliers(model: str, name: str, path: Path) -> str:
+    """The F16 model with one weight in a hundred of a tensor made forty times as large."""
+    found, data = open_gguf(model), tensors(model)
+    values = np.frombuffer(data[name][1], "<f2").copy()
+    values[np.random.default_rng(5).random(len(values)) < 0.01] *= np.float16(40)
+    data[name] = (data[name][0], values.tobytes())
+    rows = [(n, found.tensors[n].type, found.tensors[n].shape, raw) for n, (_, raw) in data.items()]
+    write_gguf(path, found.metadata, rows)
+    return str(path)
+
+
+def test_a_tensor_that_loses_more_than_its_type_costs_is_named(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = convert(Request(model, str(tmp_path / "1.gguf"), Options(outtype="q8_0"), level="fast"))
+    rounded = [t for t in usual.receipt["tensors"] if t["type"] == "Q8_0"]
+    assert rounded and all(t["band"][0] < 1.2 * t["relative_rms"] for t in rounded)
+    assert not any(t["outlier"] for t in rounded) and not any("lost more" in note for note in usual.receipt["notes"])
+    odd = with_outliers(model, "blk.1.ffn_down.weight", tmp_path / "odd.gguf")
+    result = convert(Request(odd, str(tmp_path / "2.gguf"), Options(outtype="q8_0"), level="fast"))
+    assert [t["name"] for t in result.receipt["tensors"] if t.get("outlier")] == ["blk.1.ffn_down.weight"]
+    (note,) = [note for note in result.receipt["notes"] if "lost more" in note]
+    assert re.search(r"^blk\.1\.ffn_down\.weight .* Q8_0 .* RMS 0\.0[12]\d*, band 0\.00534 to 0\.00841$", note)
+    assert _run(["verify", odd, result.path, "--level", "fast"]) == 0
+    assert note in capsys.readouterr().err
+
+
+def test_many_outliers_take_few_lines(model: str, tmp_path: Path) -> None:
+    """Ternary types on weights that are not ternary: every tensor."""
+    result = convert(Request(model, str(tmp_path / "t.gguf"), Options(outtype="tq2_0"), level="fast"))
+    lines = [note for note in result.receipt["notes"] if "lost more" in note or "more tensors" in note]
+    outliers = sum(bool(t.get("outlier")) for t in result.receipt["tensors"])
+    assert len(lines) == 6 and outliers > 6 and lines[-1].startswith(f"and so did {outliers - 5} ")
