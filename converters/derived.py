@@ -119,6 +119,11 @@ def rope_dimensions(values: Values) -> int | None:
     return turned
 
 
+def rotary_base(values: Values) -> float | None:
+    """rope.freq_base; none where ALiBi takes the place of rotation."""
+    return None if values.get("max_alibi") else float(values["rope_base_stated"])
+
+
 # --- heads and distances -----------------------------------------------------------------------------------
 
 
@@ -199,6 +204,7 @@ HPARAMS: dict[str, Callable[[Values], Any]] = {
     "rope_attn_factor": rope_attn_factor,
     "yarn_log_multiplier": yarn_log_multiplier,
     "rope_dimensions": rope_dimensions,
+    "rotary_base": rotary_base,
     "query_groups": query_groups,
     "falcon_groups": falcon_groups,
     "alibi_bias": alibi_bias,

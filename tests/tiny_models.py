@@ -59,12 +59,15 @@ RWKV4 = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "contex
 
 @dataclass(frozen=True)
 class Tiny:
-    """`model`: prefix of transformers' class names (…Config, …ForCausalLM). `old`: keys of config.json as
-    transformers 4 wrote them, which take the place of `rope_parameters`."""
+    """`model`: prefix of transformers' class names (…Config, …ForCausalLM or what `head` says). `old`: keys of
+    config.json as transformers 4 wrote them, which take the place of `rope_parameters`. `attention`: transformers'
+    implementation that computes what the model is."""
 
     model: str
     config: Mapping[str, Any]
     old: Mapping[str, Any] = field(default_factory=dict)
+    head: str = "ForCausalLM"
+    attention: str = "eager"
 
 
 def _rope(**scaling: Any) -> dict[str, Any]:
@@ -81,6 +84,23 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 MSCALE = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.8}
+
+GPT = {
+    "vocab_size": VOCAB, "n_embd": 48, "n_inner": 88, "n_layer": 3, "n_head": 6, "n_positions": 64,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GPT_NEO = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 88, "num_layers": 3, "num_heads": 6,
+    "max_position_embeddings": 64, "attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 7,
+}  # fmt: skip
+BLOOM = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6, "seq_length": 64}
+FALCON = {**BASE, "num_kv_heads": 3, "ffn_hidden_size": 88, "rope_parameters": ROPE}
+REFINED_WEB = {
+    "architectures": ["RWForCausalLM"], "n_head": 6, "n_layer": 3, "num_attention_heads": None, "rope_theta": 5000.0,
+    "num_hidden_layers": None, "num_kv_heads": None, "max_position_embeddings": None, "ffn_hidden_size": None,
+    "new_decoder_architecture": None, "num_ln_in_parallel_attn": None,
+}  # fmt: skip
+MPT = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 64}
 
 TINY: dict[str, Tiny] = {
     "llama": Tiny("Llama", _rope()),
@@ -182,6 +202,45 @@ TINY: dict[str, Tiny] = {
     "falcon mamba": Tiny("FalconMamba", {**MAMBA, "time_step_rank": 5, "mixer_rms_eps": 1e-2}),
     "rwkv": Tiny("Rwkv", {**RWKV4, "intermediate_size": 88, "rescale_every": 0}),
     "rwkv tied": Tiny("Rwkv", {**RWKV4, "tie_word_embeddings": True}),
+    "gpt2": Tiny("GPT2", GPT, head="LMHeadModel"),
+    "gpt2 unscaled": Tiny(
+        "GPT2",
+        {**GPT, "scale_attn_weights": False, "tie_word_embeddings": False, "activation_function": "gelu"},
+        head="LMHeadModel",
+    ),
+    "starcoder": Tiny("GPTBigCode", GPT),
+    "starcoder heads": Tiny("GPTBigCode", {**GPT, "multi_query": False, "activation_function": "gelu_fast"}),
+    "gptj": Tiny("GPTJ", {**GPT, "rotary_dim": 4}),
+    "gptneo": Tiny("GPTNeo", GPT_NEO),
+    "gptneox": Tiny("GPTNeoX", _rope(partial_rotary_factor=0.5)),
+    "gptneox sequential": Tiny(
+        "GPTNeoX", {**_rope(partial_rotary_factor=0.5), "use_parallel_residual": False, "hidden_act": "gelu_fast"},
+        {"rotary_pct": 0.5, "rotary_emb_base": 5000},
+    ),
+    "gptneox linear": Tiny("GPTNeoX", _rope(rope_type="linear", factor=3.0, partial_rotary_factor=1.0)),
+    "gptneox unbiased": Tiny(
+        "GPTNeoX", {**_rope(partial_rotary_factor=0.5), "attention_bias": False, "tie_word_embeddings": True}
+    ),
+    "mpt": Tiny("Mpt", MPT),
+    "mpt clip": Tiny("Mpt", {**MPT, "attn_config": {"clip_qkv": 0.8}, "expansion_ratio": 2}),
+    "mpt scale": Tiny("Mpt", {**MPT, "attn_config": {"softmax_scale": 0.2}, "tie_word_embeddings": False}),
+    "bloom": Tiny("Bloom", BLOOM),
+    "falcon 7b": Tiny("Falcon", FALCON),
+    "falcon 40b": Tiny("Falcon", {**FALCON, "new_decoder_architecture": True}),
+    "falcon 11b": Tiny(
+        "Falcon",
+        {**FALCON, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False},
+    ),
+    "falcon 7b, old": Tiny("Falcon", FALCON, REFINED_WEB),
+    "falcon 40b, old": Tiny(
+        "Falcon", {**FALCON, "new_decoder_architecture": True}, {**REFINED_WEB, "multi_query": None, "n_head_kv": 3}
+    ),
+    # transformers' eager attention adds Falcon's ALiBi twice: to the scores, and with the mask that holds it already.
+    "falcon rw": Tiny(
+        "Falcon",
+        {**FALCON, "num_kv_heads": 6, "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+        attention="sdpa",
+    ),
 }  # fmt: skip
 
 
@@ -193,9 +252,9 @@ def make(name: str, folder: Path, **changes: Any) -> np.ndarray:
     tiny = TINY[name]
     text = "Text" if tiny.model == "Gemma3" else ""
     config = getattr(transformers, f"{tiny.model}{text}Config")(**json.loads(json.dumps({**tiny.config, **changes})))
-    config._attn_implementation = "eager"
+    config._attn_implementation = tiny.attention
     torch.manual_seed(7)
-    model = getattr(transformers, f"{tiny.model}ForCausalLM")(config).float().eval()
+    model = getattr(transformers, f"{tiny.model}{tiny.head}")(config).float().eval()
     shake(model)
     model.save_pretrained(folder)
     if tiny.old:
@@ -212,7 +271,8 @@ def shake(model: Any) -> None:
 
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if "inv_freq" in name or not tensor.is_floating_point() or "embed_scale" in name:
+            fixed = any(part in name for part in ("inv_freq", "embed_scale", "embed_positions"))
+            if fixed or not tensor.is_floating_point():
                 continue
             if tensor.ndim < 2 or "norm" in name:
                 tensor.add_(torch.randn_like(tensor) * 0.2)

@@ -37,7 +37,8 @@ HPARAMS = (
     HParam("max_alibi", "attention.max_alibi_bias", gpt.F32, {"hf": "alibi"}, words={True: 8.0, False: 0.0},
            absent=0.0),
     HParam("data_layout", "tensor_data_layout", gpt.STRING, required=False, check="data_layout == 'jploski'"),
-    replace(rope.BASE, defaults=tuple(replace(d, when="max_alibi == 0") for d in rope.BASE.defaults), required=False),
+    replace(rope.BASE, name="rope_base_stated", key=None),
+    replace(rope.BASE, fields={}, derive="@rotary_base", defaults=(), required=False),
     replace(rope.N_ROT, required=False), rope.KIND, *rope.SCALING,
     common.ALWAYS_TIED, gpt.GELU,
 )  # fmt: skip

@@ -27,6 +27,12 @@ OTHERWISE = {
     "command-r plus": "expects normed queries from 64 blocks on",
     "starcoder2 unbiased": "expects biases",
     "deepseek v2 groups": "ranks groups by the sum of two",
+    "gpt2 unscaled": "scales",
+    "gptj": "knows the name and has no graph",
+    "gptneo": "does not know it",
+    "gptneox unbiased": "expects biases, and an output of its own",
+    "mpt scale": "scales by the width of a head",
+    "falcon rw": "turns, has no biases, computes side by side",
 }
 ALIKE: dict[str, dict[str, Any]] = {
     "mistral window": {"sliding_window": 64},

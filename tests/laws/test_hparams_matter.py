@@ -30,6 +30,8 @@ MODELS = (
     "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm",
     "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",
     "mamba", "mamba2", "falcon mamba", "rwkv",
+    "gpt2", "gpt2 unscaled", "starcoder", "gptj", "gptneo", "gptneox", "gptneox linear", "mpt clip", "mpt scale",
+    "bloom", "falcon 40b", "falcon rw",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -50,7 +52,7 @@ def altered(value: Value) -> list[Value]:
     return [replace(value, data=other) for other in others]
 
 
-QUICK = ("llama yarn", "gemma2", "command-r", "deepseek v3")
+QUICK = ("llama yarn", "gemma2", "command-r", "deepseek v3", "gpt2 unscaled", "falcon rw")
 
 
 @pytest.mark.parametrize(
