@@ -197,6 +197,14 @@ def expert_groups_used(values: Values) -> int | None:
     return 1 if groups == 1 else int(used)
 
 
+# --- recurrent models --------------------------------------------------------------------------------------
+
+
+def rescale_period(values: Values) -> int:
+    """Blocks after which RWKV-6 halves its stream; more than there can be where it never does."""
+    return int(values.get("rescale_every") or MAX_LAYERS)
+
+
 HPARAMS: dict[str, Callable[[Values], Any]] = {
     "rope_scaling": rope_scaling,
     "rope_factor": rope_factor,
@@ -215,6 +223,7 @@ HPARAMS: dict[str, Callable[[Values], Any]] = {
     "query_scale": query_scale,
     "expert_groups": expert_groups,
     "expert_groups_used": expert_groups_used,
+    "rescale_period": rescale_period,
 }
 
 

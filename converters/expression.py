@@ -104,6 +104,8 @@ def _undo(op: ast.operator, value: int, other: int, other_is_left: bool, express
             return other - value if other_is_left else value + other
         case ast.Div() if not other_is_left:
             return value * other
+        case ast.Div() if value and other % value == 0:
+            return other // value
     raise ValueError(f"no whole number makes {expression} equal {value}")
 
 

@@ -325,22 +325,25 @@ class Unsqueeze(Layout):
 @dataclass(frozen=True, slots=True)
 class Reshape(Layout):
     """The same values in the same order under another shape (expressions over hparams): a vector as one column or as
-    the rows of its groups. Cuts and joins rows, so plain element types only."""
+    the rows of its groups. Cuts and joins rows, so plain element types only. `of`: the one shape it takes, if given.
+    """
 
     to: tuple[str | int, ...]
+    of: tuple[str | int, ...] = ()
 
     @property
     def block_safe(self) -> bool:
         return False
 
     def bind(self, sizes: Sizes) -> Layout:
-        return replace(self, to=tuple(evaluate(size, sizes) for size in self.to))
+        to, of = (tuple(evaluate(size, sizes) for size in shape) for shape in (self.to, self.of))
+        return Reshape(to, of)
 
     def shape(self, *inputs: Shape) -> Shape:
         (only,) = inputs
         wanted = tuple(int(size) for size in self.to)
-        if math.prod(wanted) != math.prod(only):
-            raise ValueError(f"{only} reshaped to {wanted}")
+        if math.prod(wanted) != math.prod(only) or self.of not in ((), only):
+            raise ValueError(f"{only} where {self.of or wanted} is reshaped to {wanted}")
         return wanted
 
     def apply(self, *arrays: Array) -> Array:

@@ -153,6 +153,8 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
             return _turned_items(checkpoint, node, first, start, stop)
         case Transpose() if len(node.shape) == 2:
             return _columns(checkpoint, node.inputs[0], start, stop)
+        case Transpose():
+            return _turned_items(checkpoint, node, SAME, start, stop)
         case _ if layout.block_safe:
             shape = layout.shape(*(ref.shape for ref in node.inputs))
             return laid_out_values(checkpoint, replace(node, layout=layout, shape=shape), start, stop)

@@ -5,16 +5,13 @@ A BlinkDL `.pth` is a state dict without a configuration: sizes are those of its
 code fixes. Names of GGUF: llama.cpp's for RWKV-6 and 7, which this project also gives RWKV-4 (docs/recurrent.md).
 """
 
-from dataclasses import replace
-
 from ggferry.converters.arch import _common as common
-from ggferry.converters.layout import Reshape, Transpose
-from ggferry.converters.spec import Default, HParam
+from ggferry.converters.layout import Reshape
+from ggferry.converters.spec import Default, Dialect, HParam
 from ggferry.formats.gguf_values import ValueType
 
 F32 = ValueType.FLOAT32
 VECTOR = Reshape(("n_embd",))  # (1, 1, n) in most checkpoints, (n,) in some
-TURNED = Transpose()
 
 N_VOCAB = common.N_VOCAB
 N_EMBD = HParam("n_embd", "embedding_length", fields={"hf": "hidden_size", "ggml": "n_embd"})
@@ -28,7 +25,6 @@ EPS = HParam(
 HEAD_SIZE = HParam(
     "head_size", "wkv.head_size", fields={"hf": "head_size|head_dim"}, check="0 < head_size and n_embd % head_size == 0"
 )
-TIED = replace(common.TIED, fields={"hf": "tie_word_embeddings"})
 
 # Of the columns, `hf` is that of RwkvForCausalLM and Rwkv6ForCausalLM.
 FRAME = """
@@ -46,9 +42,9 @@ blk.{n}.attn_norm_2.bias       : n_embd         | hf rwkv.blocks.{n}.ln2.bias | 
 CHANNEL_MIX = """
 blk.{n}.channel_mix_key.weight        : n_ff n_embd   | hf HFkey.weight | blinkdl PTHkey.weight
 blk.{n}.channel_mix_receptance.weight : n_embd n_embd | hf HFreceptance.weight | blinkdl PTHreceptance.weight
-blk.{n}.channel_mix_value.weight      : n_embd n_ff   | hf HFvalue.weight @output | blinkdl PTHvalue.weight @output
-blk.{n}.channel_mix_lerp_k.weight     : n_embd        | hf HFMIXkey @vector | blinkdl PTHMIXk @vector
-blk.{n}.channel_mix_lerp_r.weight     : n_embd        | hf HFMIXreceptance @vector | blinkdl PTHMIXr @vector
+blk.{n}.channel_mix_value.weight      : n_embd n_ff   | hf HFvalue.weight @output | blinkdl PTHvalue.weight
+blk.{n}.channel_mix_lerp_k.weight     : n_embd        | hf HFMIX_k @vector | blinkdl PTHMIX_k @vector
+blk.{n}.channel_mix_lerp_r.weight     : n_embd        | hf HFMIX_r @vector | blinkdl PTHMIX_r @vector
 """.replace("HF", "rwkv.blocks.{n}.feed_forward.").replace("PTH", "blocks.{n}.ffn.")
 
-GIVEN = {"tied": False}
+BLINKDL = Dialect("blinkdl", given={"tied": False})

@@ -5,6 +5,8 @@ No runtime reads it: keys are the specification's, tensors bear the names that l
 generations. `time_mix_decay` is the trained w: a state fades by exp(-exp(w)) a token.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _rwkv as rwkv
 from ggferry.converters.layout import SAME, Pointwise, Reshape
@@ -24,7 +26,7 @@ HPARAMS = (
     rwkv.N_EMBD, rwkv.N_LAYER, rwkv.N_FF, rwkv.EPS,
     HParam("n_state", None, fields={"hf": "attention_hidden_size"}),
     HParam("rescale_every", None, fields={"hf": "rescale_every"}, required=False),
-    rwkv.TIED,
+    common.TIED,
 )  # fmt: skip
 
 TIME_MIX = """
@@ -39,7 +41,11 @@ blk.{n}.time_mix_receptance.weight : n_state n_embd | hf HFreceptance.weight | b
 blk.{n}.time_mix_output.weight     : n_embd n_state | hf HFoutput.weight | blinkdl PTHoutput.weight
 """.replace("HF", "rwkv.blocks.{n}.attention.").replace("PTH", "blocks.{n}.att.")
 ROLES = roles(
-    rwkv.FRAME + TIME_MIX + rwkv.CHANNEL_MIX.replace("MIX", "time_mix_"),
+    rwkv.FRAME
+    + TIME_MIX
+    + rwkv.CHANNEL_MIX.replace("feed_forward.MIX_k", "feed_forward.time_mix_key")
+    .replace("feed_forward.MIX_r", "feed_forward.time_mix_receptance")
+    .replace("MIX", "time_mix"),
     vector=rwkv.VECTOR, state=Reshape(("n_state",)), output=SAME,
 )  # fmt: skip
 
@@ -85,14 +91,14 @@ SPEC = Architecture(
     roles=ROLES,
     dialects={
         "hf": Dialect("hf", drops=(common.DROP_TIED,), remarks=(RESCALED,), given={"version": 4}),
-        "blinkdl": Dialect(
-            "blinkdl",
-            given={"version": 4, **rwkv.GIVEN},
+        "blinkdl": replace(
+            rwkv.BLINKDL,
+            given={"version": 4, "tied": False},
             marks=("blocks.0.att.time_mix_k", "blocks.0.att.time_first", "blocks.0.ffn.time_mix_r", "emb.weight"),
         ),
         "rwkvcpp": Dialect(
             "rwkvcpp",
-            given={"version": 4, **rwkv.GIVEN},
+            given={"version": 4, "tied": False},
             conventions={"decay": "rate"},
             fields="ggml",
         ),

@@ -1,8 +1,11 @@
-"""RWKV checkpoints: BlinkDL's state dicts without a configuration, and what transformers makes of RWKV-4."""
+"""RWKV checkpoints: BlinkDL's state dicts without a configuration, and their Hugging Face forms; against transformers
+(RWKV-4), the published equations in float64 and llama.cpp (RWKV-6, 7)."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import VocabOptions, open_checkpoint, understand
 from ggferry.converters.plan import Options
-from ggferry.formats.errors import GgferryError, MissingError, UnexpectedTensorError
+from ggferry.formats.errors import GgferryError, MissingError, ShapeError, UnexpectedTensorError, UnsupportedError
 
-from tiny_models import TOKENS, make, relative
+from llama_cpp import continuations
+from rwkv_models import Tensors, computed, finch, goose
+from tiny_models import TOKENS, make, relative, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BARE = VocabOptions(none=True)
@@ -29,8 +34,167 @@ def pth(oracle: Path) -> Path:
 def saved(path: Path, tensors: dict[str, Any]) -> Path:
     import torch
 
-    torch.save(tensors, path)
+    torch.save({name: torch.as_tensor(tensor) for name, tensor in tensors.items()}, path)
     return path
+
+
+def as_hf(tensors: Tensors, folder: Path, config: dict[str, Any], turn: Callable[[str], tuple[str, bool]]) -> Path:
+    """The tensors in a Hugging Face folder; `turn`: name → its name there, and whether it is transposed."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    names = {name: turn(name) for name in tensors}
+    kept = {new: tensors[old].T.copy() if turned else tensors[old] for old, (new, turned) in names.items() if new}
+    save_file(kept, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def rwkv6_name(name: str) -> tuple[str, bool]:
+    for old, new in (
+        (".att.", ".attention."),
+        (".ffn.", ".feed_forward."),
+        (".ln0.", ".pre_ln."),
+        ("emb.", "embeddings."),
+    ):
+        name = name.replace(old, new)
+    return (name if name.startswith("head") else f"rwkv.{name}"), False
+
+
+def fla_name(name: str) -> tuple[str, bool]:
+    if re.match(r"blocks\.0\.att\.v[012]", name):
+        return "", False
+    name = re.sub(r"^blocks\.", "model.layers.", name)
+    for old, new in (
+        ("emb.", "model.embeddings."), ("head.", "lm_head."), ("ln_out.", "model.norm."), (".ln0.", ".pre_norm."),
+        (".ln1.", ".attn_norm."), (".ln2.", ".ffn_norm."), (".ln_x.", ".g_norm."), (".att.", ".attn."),
+        ("attn.key", "attn.k_proj"), ("attn.value", "attn.v_proj"), ("attn.receptance", "attn.r_proj"),
+        ("attn.output", "attn.o_proj"),
+    ):  # fmt: skip
+        name = name.replace(old, new) if not old.startswith(("emb", "head", "ln_out")) or name.startswith(old) else name
+    low = re.fullmatch(r"(.*\.attn\.[wavg])([012])", name)
+    if low is None:
+        return name, False
+    place = {"0": "2.bias", "1": "0.weight", "2": "2.weight"}[low[2]]
+    return f"{low[1]}_lora.lora.{place}", low[2] != "0"
+
+
+RWKV6 = {
+    "architectures": ["Rwkv6ForCausalLM"], "hidden_size": 48, "head_size": 8, "head_size_divisor": 8,
+    "intermediate_size": 88, "num_hidden_layers": 3, "layer_norm_epsilon": 1e-5, "rescale_every": 0, "vocab_size": 328,
+}  # fmt: skip
+RWKV7 = {
+    "architectures": ["RWKV7ForCausalLM"], "hidden_size": 128, "head_dim": 64, "decay_low_rank_dim": 5,
+    "a_low_rank_dim": 6, "v_low_rank_dim": 7, "gate_low_rank_dim": 9, "intermediate_size": 88, "hidden_act": "sqrelu",
+    "num_hidden_layers": 3, "norm_eps": 1e-5, "vocab_size": 328, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def goose_vectors() -> Tensors:
+    """RWKV-7 with its biases, and the vectors of its feed-forward half, as flash-linear-attention keeps them."""
+    return {name: x.reshape(-1) if re.search(r"att\.[wav]0$|ffn\.x_k$", name) else x for name, x in goose().items()}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray]]:
+    """Each generation in each form, with its logits by the equations."""
+    folder = tmp_path_factory.mktemp("rwkv")
+    six, seven = finch(), goose()
+    logits = {"6": computed(six, TOKENS), "7": computed(seven, TOKENS)}
+    places = {
+        "6 pth": saved(folder / "finch.pth", six),
+        "6 hf": as_hf(six, folder / "6", RWKV6, rwkv6_name),
+        "6 rescaled": as_hf(six, folder / "6r", {**RWKV6, "rescale_every": 2}, rwkv6_name),
+        "7 pth": saved(folder / "goose.pth", seven),
+        "7 hf": as_hf(goose_vectors(), folder / "7", RWKV7, fla_name),
+    }
+    return {name: (path, logits[name[0]]) for name, path in places.items()}
+
+
+FORMS = ("6 pth", "6 hf", "6 rescaled", "7 pth", "7 hf")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_both_sides_compute_the_equations(
+    form: str, models: dict[str, tuple[Path, np.ndarray]], tmp_path: Path
+) -> None:
+    path, expected = models[form]
+    result = convert(Request(str(path), str(tmp_path / "x.gguf"), Options(outtype="f32"), vocab=BARE))
+    assert result.receipt["architecture"] == f"rwkv{form[0]}" and result.receipt["verified"] == "full"
+    for side in (str(path), result.path):  # halving the stream moves it against the norms' epsilon
+        assert relative(expected, forward(graph_of(side), TOKENS)) <= (1e-4 if form == "6 rescaled" else 1e-5)
+    assert result.receipt["logits"]["relative_rms"] == 0
+
+
+@pytest.mark.parametrize("generation", "67")
+def test_every_form_of_a_model_gives_the_same_tensors(
+    generation: str, models: dict[str, tuple[Path, np.ndarray]], tmp_path: Path
+) -> None:
+    made = []
+    for form in ("pth", "hf"):
+        graph = understand(open_checkpoint(str(models[f"{generation} {form}"][0])))
+        made.append(write(graph, tmp_path / f"{form}.gguf"))
+    a, b = (open_checkpoint(str(path)) for path in made)
+    assert set(a.tensors) == set(b.tensors)
+    for name, ref in a.tensors.items():
+        other = b.tensors[name]
+        found = [c.files[0].read(r.spans[0].offset, r.nbytes) for c, r in ((a, ref), (b, other))]
+        assert ref.shape == other.shape and found[0] == found[1], name
+
+
+@pytest.mark.slow
+def test_llama_cpp_continues_alike(models: dict[str, tuple[Path, np.ndarray]], tmp_path: Path) -> None:
+    written = {}
+    for form in FORMS:
+        graph = understand(open_checkpoint(str(models[form][0])))
+        written[form] = write(graph, tmp_path / f"{form}.gguf")
+    for form, found in zip(FORMS, continuations(TOKENS, 6, *written.values()), strict=True):
+        tokens, graph = list(TOKENS), graph_of(str(written[form]))
+        for token, probability in found:
+            scores = forward(graph, tokens)[-1].astype(np.float64)
+            scores -= np.log(np.exp(scores - scores.max()).sum()) + scores.max()
+            assert token == int(scores.argmax()) and probability == pytest.approx(scores.max(), abs=1e-4), form
+            tokens.append(token)
+
+
+def test_rescaled_weights_are_halved_block_by_block(models: dict[str, tuple[Path, np.ndarray]], tmp_path: Path) -> None:
+    graph = understand(open_checkpoint(str(models["6 rescaled"][0])))
+    assert {key: value.data for key, value, _ in graph.written()}["rwkv6.rescale_every_n_layers"] == 2
+    six, found = finch(), open_checkpoint(str(write(graph, tmp_path / "x.gguf")))
+    for n, share in ((0, 1), (1, 1), (2, 2)):
+        for name, source in (("time_mix_output", "att.output"), ("channel_mix_value", "ffn.value")):
+            ref = found.tensors[f"blk.{n}.{name}.weight"]
+            data = np.frombuffer(found.files[0].read(ref.spans[0].offset, ref.nbytes), "<f4").reshape(ref.shape)
+            assert np.array_equal(data, six[f"blocks.{n}.{source}.weight"] / share)
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "error"),
+    [
+        ("6 hf", {"head_size": 7}, ShapeError),
+        ("6 hf", {"head_size": 0}, GgferryError),
+        ("6 hf", {"head_size_divisor": 4}, UnsupportedError),
+        ("6 hf", {"layer_norm_epsilon": 1e-3}, UnsupportedError),
+        ("7 hf", {"head_dim": 32}, UnsupportedError),
+        ("7 hf", {"decay_low_rank_dim": 4}, ShapeError),
+        ("7 hf", {"hidden_act": "silu"}, UnsupportedError),
+        ("7 hf", {"num_hidden_layers": 4}, MissingError),
+    ],
+)
+def test_what_the_weights_or_the_runtime_contradict(
+    form: str, changes: dict[str, Any], error: type[Exception], tmp_path: Path
+) -> None:
+    config = {**(RWKV6 if form[0] == "6" else RWKV7), **changes}
+    tensors, turn = (finch(), rwkv6_name) if form[0] == "6" else (goose_vectors(), fla_name)
+    with pytest.raises(error) as caught:
+        understand(open_checkpoint(str(as_hf(tensors, tmp_path / "x", config, turn))))
+    assert isinstance(caught.value, GgferryError)
+
+
+def test_heads_of_another_width_are_refused(tmp_path: Path) -> None:
+    tensors = {name: x.reshape(4, 32) if name.endswith("r_k") else x for name, x in goose().items()}
+    with pytest.raises(ShapeError, match="r_k"):
+        understand(open_checkpoint(str(saved(tmp_path / "x.pth", tensors))))
 
 
 def test_rwkv4_pth_computes_the_oracles_logits_from_both_sides(pth: Path, tmp_path: Path) -> None:

@@ -197,6 +197,7 @@ def test_any_row_permutation_has_an_inverse(a: int, b: int, c: int, order: list[
         (Pick("n_head", 0, 4), (96,)),
         (Unstack(4), (4, 5, 6)),
         (Reshape(("n_embd",)), (95,)),
+        (Reshape(("n_embd",), of=("n_head", "head_dim")), (8, 12)),
     ],
 )
 def test_what_does_not_fit_is_refused(layout, shape) -> None:
@@ -225,6 +226,7 @@ def test_expressions() -> None:
     assert solve("n_ff", 160, SIZES) == ("n_ff", 160)
     assert solve("n_kv*head_dim", 48, SIZES) == ("n_kv", 3)
     assert solve("2*n_ff + n_embd", 416, SIZES) == ("n_ff", 160)
+    assert solve("n_embd / n_x", 6, SIZES) == ("n_x", 16)
     assert solve("n_x*n_y", 48, SIZES) is None
     assert solve("n_head", 48, SIZES) is None
     with pytest.raises(ValueError):
