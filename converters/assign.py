@@ -162,11 +162,13 @@ def slots(checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, 
 
     Raises MissingError for a role that every such model has, OutOfRangeError for too many blocks.
     """
-    blocks = 1 + max((n for _, n in assigned if n is not None), default=-1)
-    if blocks > MAX_LAYERS:
-        raise OutOfRangeError("block number", path=checkpoint.path, found=blocks - 1, expected=f"below {MAX_LAYERS}")
     wide: list[tuple[Role, int | None]] = [(role, None) for role in architecture.roles if not role.per_block]
-    deep = [(role, n) for n in range(blocks) for role in architecture.roles if role.per_block]
+    deep = []
+    for series, blocks in _counted(architecture, assigned).items():
+        if blocks > MAX_LAYERS:
+            place = f"below {MAX_LAYERS}"
+            raise OutOfRangeError("block number", path=checkpoint.path, found=blocks - 1, expected=place)
+        deep += [(role, n) for n in range(blocks) for role in architecture.roles if role.series == series]
     found = []
     for role, n in (*wide, *deep):
         origin = origin_of(role, dialect)
@@ -174,6 +176,16 @@ def slots(checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, 
             found.append(Slot(role, n, assigned.get((role.name, n), ()), origin))
     _require(checkpoint, [slot for slot in found if not slot.role.when])
     return found
+
+
+def _counted(architecture: Architecture, assigned: Assigned) -> dict[str, int]:
+    """Blocks of each series, by the largest number found."""
+    counts = {role.series: 0 for role in architecture.roles if role.per_block}
+    series = {role.name: role.series for role in architecture.roles}
+    for name, n in assigned:
+        if n is not None:
+            counts[series[name]] = max(counts[series[name]], n + 1)
+    return counts
 
 
 def check_conditions(checkpoint: Checkpoint, found: list[Slot], values: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ def choose_types(
     options.check()
     as_is = graph.checkpoint.container == "gguf"
     kept = {n.name: (n.inputs[0].type, "") if as_is else _kept(n, options) for n in graph.nodes}
-    tensors = [TensorInfo(node.name, node.shape, kept[node.name][0].name) for node in graph.nodes]
+    tensors = [TensorInfo(n.name, n.shape, kept[n.name][0].name, n.role.always_f32) for n in graph.nodes]
     try:
         choices = choose(
             options.recipe(),

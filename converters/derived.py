@@ -262,6 +262,33 @@ def short_factors(values: Values) -> Sequence[float] | None:
     return values["rope_short"] if values.get("rope_kind") == "longrope" else None
 
 
+def mel_filters(values: Values) -> Sequence[float]:
+    """What Whisper multiplies a power spectrum by, `(n_mels, 201)` in rows: triangles over the 201 frequencies of a
+    window of 400 samples at 16 kHz, their corners evenly spaced in mels from 0 to 8000 Hz, each of area 1.
+
+    Mels are Slaney's: linear below 1000 Hz (15 = 1000 Hz), from there 27 to a factor of 6.4 (Auditory Toolbox, 1998;
+    librosa.filters.mel, from which OpenAI's mel_filters.npz was made; transformers `mel_filter_bank`).
+    """
+    count = values["n_mels"]
+    if not 0 < count <= MAX_WIDTH:
+        raise ValueError(f"{count} mel channels")
+    top = 15 + 27 * math.log(8) / math.log(6.4)
+    corners = [_hertz(top * i / (count + 1)) for i in range(count + 2)]
+    bins = [8000 * i / (MEL_BINS - 1) for i in range(MEL_BINS)]
+    return [
+        max(0.0, min((f - low) / (middle - low), (high - f) / (high - middle))) * 2 / (high - low)
+        for low, middle, high in zip(corners, corners[1:], corners[2:], strict=False)
+        for f in bins
+    ]
+
+
+MEL_BINS = 201
+
+
+def _hertz(mel: float) -> float:
+    return mel * 200 / 3 if mel < 15 else 1000 * math.exp(math.log(6.4) / 27 * (mel - 15))
+
+
 def _frequencies(values: Values) -> list[float]:
     n_rot, base = values["n_rot"], values["rope_base"]
     if not 0 < n_rot <= MAX_WIDTH or not base > 0:
@@ -277,6 +304,7 @@ TENSORS: dict[str, Callable[[Values], Sequence[float] | None]] = {
     "llama3_factors": llama3_factors,
     "long_factors": long_factors,
     "short_factors": short_factors,
+    "mel_filters": mel_filters,
 }
 
 
@@ -292,11 +320,10 @@ class Computed:
     def size(self) -> int:
         return len(self._data)
 
-    def add(self, name: str, values: Sequence[float], file: int) -> TensorRef:
-        """A float32 vector; `file`: the number this source will have among the checkpoint's files."""
+    def add(self, name: str, values: Sequence[float], shape: tuple[int, ...], file: int) -> TensorRef:
+        """A float32 tensor; `file`: the number this source will have among the checkpoint's files."""
         offset = self.size
         self._data += struct.pack(f"<{len(values)}f", *values)
-        shape = (len(values),)
         return TensorRef(name, block_type("F32"), shape, (Span(file, offset, shape),))
 
     def read(self, offset: int, size: int) -> bytes:

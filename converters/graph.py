@@ -103,7 +103,7 @@ def bind(
     check_conditions(checkpoint, found, solver.complete)
     checkpoint, nodes = _nodes(checkpoint, found, solver.complete)
     if tensors:
-        _check_blocks(checkpoint, hparams, nodes)
+        _check_blocks(checkpoint, architecture.blocks, hparams, nodes)
     return ModelGraph(
         architecture, speech, checkpoint, hparams, nodes, (*checkpoint.dropped, *dropped), tuple(solver.notes),
         {node.name: node for node in nodes},
@@ -132,9 +132,9 @@ def _compute(
     name = slot.origin.computed
     try:
         made = TENSORS[name](values)
-        wanted = evaluate(slot.role.shape[0], values)
-        if made is not None and len(made) == wanted:
-            return (source.add(f"({name})", made, len(checkpoint.files)),)
+        shape = tuple(evaluate(expression, values) for expression in slot.role.shape)
+        if made is not None and len(made) == math.prod(shape):
+            return (source.add(f"({name})", made, shape, len(checkpoint.files)),)
     except KeyError as error:
         raise MissingError(f"nothing says what {error.args[0]} is", path=checkpoint.path) from None
     except (ValueError, OverflowError, ZeroDivisionError) as error:
@@ -142,16 +142,19 @@ def _compute(
     if made is None:
         return ()
     raise ShapeError(
-        f"{slot.name} ({name})", path=checkpoint.path, found=len(made), expected=f"{slot.role.shape[0]}={wanted}"
+        f"{slot.name} ({name})", path=checkpoint.path, found=len(made), expected=f"{slot.role.shape}={shape}"
     )
 
 
-def _check_blocks(checkpoint: Checkpoint, hparams: Mapping[str, Param], nodes: Iterable[Node]) -> None:
-    if "n_layer" not in hparams:
-        return
-    found = 1 + max((int(m[1]) for node in nodes if (m := re.match(r"blk\.(\d+)\.", node.name))), default=-1)
-    stated = hparams["n_layer"].value
-    if found != stated:
-        raise MissingError(
-            "blocks of tensors", path=checkpoint.path, found=found, expected=f"{stated} ({hparams['n_layer'].origin})"
-        )
+def _check_blocks(
+    checkpoint: Checkpoint, blocks: Mapping[str, str], hparams: Mapping[str, Param], nodes: Iterable[Node]
+) -> None:
+    numbers = [m for node in nodes if (m := re.match(r"((?:[a-z]+\.)*?)(\d+)\.", node.name))]
+    for series, counter in blocks.items():
+        stated = hparams.get(counter)
+        found = 1 + max((int(m[2]) for m in numbers if m[1] == series), default=-1)
+        if stated is not None and found != stated.value:
+            raise MissingError(
+                f"tensors '{series}*'", path=checkpoint.path, found=f"{found} blocks",
+                expected=f"{stated.value} ({stated.origin})",
+            )  # fmt: skip

@@ -99,9 +99,10 @@ class Solver:
         Raises MissingError, ShapeError or InconsistentError.
         """
         filled = [slot for slot in slots if slot.refs]
-        if self.dialect.marks and filled and "n_layer" not in self.values:
-            blocks = 1 + max((slot.n for slot in filled if slot.n is not None), default=-1)
-            self.values["n_layer"] = Param(blocks, "blocks of tensors")
+        for series, counter in self.architecture.blocks.items() if self.dialect.marks and filled else ():
+            if counter not in self.values:
+                numbers = (slot.n for slot in filled if slot.n is not None and slot.role.series == series)
+                self.values[counter] = Param(1 + max(numbers, default=-1), "blocks of tensors")
         open_slots = list(filled)
         self._settle(open_slots)
         for param in self.architecture.hparams:
@@ -110,7 +111,8 @@ class Solver:
         self._check(filled)
         self._check_values()
         known = {**self._header, **self.complete}
-        self.notes += [r.text.format(**known) for r in self.dialect.remarks if holds(r.when, known)]
+        remarks = (*self.architecture.remarks, *self.dialect.remarks)
+        self.notes += [remark.text.format(**known) for remark in remarks if holds(remark.when, known)]
         found = ((param, self.values.get(param.name)) for param in self.architecture.hparams)
         return {spec.name: param for spec, param in found if param is not None and param.value != spec.absent}
 

@@ -96,6 +96,11 @@ class Role:
     def per_block(self) -> bool:
         return "{n}" in self.name
 
+    @property
+    def series(self) -> str:
+        """How the names of its blocks begin: 'blk.', 'enc.blk.', 'dec.blk.'; '' for the model's own."""
+        return self.name.partition("{n}")[0] if self.per_block else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:
@@ -131,7 +136,8 @@ class Dialect:
     configuration names a class. Then the tensors say how many blocks there are.
     `fields`: the column of `HParam.fields` it uses (its own name if empty). `layouts`: the header layouts of the GGML
     era it is for (all if empty). `shaped`: a tensor and its shape in header fields that show this dialect; among
-    several the first in the architecture's table that fits is taken.
+    several the first in the architecture's table that fits is taken. `header`: the
+    part of the checkpoint's header that states the hparams, where it is not the configuration.
     """
 
     name: str
@@ -146,6 +152,7 @@ class Dialect:
     fields: str = ""
     layouts: tuple[str, ...] = ()
     shaped: tuple[str, ...] = ()
+    header: str = ""
 
     @property
     def column(self) -> str:
@@ -162,7 +169,8 @@ class Architecture:
 
     `name`: GGUF's `general.architecture`. `hf_classes`: the `architectures` strings of config.json. `headers`: its
     GGML-era header layouts. `recipe`: the forward pass on the GGUF side (`forward.recipe.Recipe` fields). `runtimes`:
-    programs of today that run it.
+    programs of today that run it. `blocks`: how the names of blocks begin → the hparam that counts them. `remarks`:
+    what the user of any of its files should know.
     """
 
     name: str
@@ -174,6 +182,8 @@ class Architecture:
     headers: tuple[HeaderLayout, ...] = ()
     display_name: str = ""
     runtimes: tuple[str, ...] = ("llama.cpp",)
+    blocks: Mapping[str, str] = field(default_factory=lambda: {"blk.": "n_layer"})
+    remarks: tuple[Remark, ...] = ()
 
     def role(self, name: str) -> Role:
         return next(role for role in self.roles if role.name == name)

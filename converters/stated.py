@@ -43,7 +43,7 @@ def _stated(
     places = param.fields.get(column, (param.key or "") if column == "gguf" else "")
     for place in filter(None, places.split("|")):
         found = _find(checkpoint, dialect, prefix, place, column)
-        origin = _ORIGINS.get(column, "config.json: {}").format(place)
+        origin = _ORIGINS.get(column, f"{dialect.header or 'config.json'}: {{}}").format(place)
         if found is _NOTHING or (found is None and param.null is None):
             continue
         if found is None:
@@ -60,6 +60,8 @@ def _find(checkpoint: Checkpoint, dialect: Dialect, prefix: str, place: str, col
         return value.data if isinstance(value, Value) else _NOTHING
     if column == "ggml":
         return checkpoint.header.get(place, _NOTHING)
+    if dialect.header:
+        return _descend(checkpoint.header.get(dialect.header), place)
     roots = (checkpoint.metadata.get(dialect.within), checkpoint.metadata) if dialect.within else (checkpoint.metadata,)
     found = (_descend(root, place) for root in roots)
     return next((value for value in found if value is not _NOTHING), _NOTHING)

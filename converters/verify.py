@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters import values
-from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.evaluate import forward, result_of
 from ggferry.converters.graph import ModelGraph, Node
 from ggferry.converters.layout import SAME
 from ggferry.converters.plan import IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED
@@ -65,14 +65,16 @@ class TensorProof:
 
 @dataclass(frozen=True, slots=True)
 class LogitsProof:
-    """The two forward passes compared over all positions of the prompts."""
+    """The two forward passes compared over all positions of the prompts. `what` the rows are; of states, which are no
+    logits, neither order nor softmax is compared."""
 
     tokens: tuple[int, ...]
     max_error: float
     relative_rms: float
     limit: float
-    top1_agreement: float
-    kl_divergence: float
+    top1_agreement: float | None
+    kl_divergence: float | None
+    what: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +312,13 @@ def check_logits(
     """Both forward passes on the fixed prompt. Raises VerificationError when they differ by more than the tensors'
     own rounding explains."""
     tokens = prompt(source.sizes["n_vocab"], min(PROMPT_LENGTH, source.sizes.get("n_ctx") or PROMPT_LENGTH))
+    result = result_of(output)
     proof = compare_logits(forward(source, tokens, progress), forward(output, tokens, progress))
     worst = max((tensor.relative_rms for tensor in tensors), default=0.0)
     limit = EXACT_LOGITS + AMPLIFICATION * worst
-    proof = replace(proof, tokens=tuple(tokens), limit=limit)
+    proof = replace(proof, tokens=tuple(tokens), limit=limit, what=result.what)
+    if not result.ranked:
+        proof = replace(proof, top1_agreement=None, kl_divergence=None)
     if not proof.relative_rms <= limit:
         raise VerificationError(
             "the forward pass of the output differs from the source's", path=output.checkpoint.path,

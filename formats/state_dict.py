@@ -13,18 +13,22 @@ from ggferry.formats.torch_values import View
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 """Keys under which trainers keep the state dict: Lightning, the PyTorch tutorials, fairseq, DeepSpeed."""
 
+MAX_SIZES = 64
+"""Entries of a dictionary of sizes beside a model: Whisper's has ten."""
 _OPTIMIZER = frozenset({"state", "param_groups"})  # torch.optim.Optimizer.state_dict()
 _SAVE = "load it with the program that wrote it and save its state_dict() alone"
 
 
 @dataclass(slots=True)
 class State:
-    """`tensors`: the model's, by name, nested dictionaries joined with dots. `others`: tensors beside the model."""
+    """`tensors`: the model's, by name, nested dictionaries joined with dots. `others`: tensors beside the model.
+    `sizes`: dictionaries of whole numbers beside the model, by name: OpenAI's Whisper has `dims`."""
 
     tensors: dict[str, View]
     others: dict[str, View] = field(default_factory=dict)
     wrapper: str = ""
     notes: tuple[str, ...] = ()
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def find_state(value: Any, path: str) -> State:
@@ -48,13 +52,23 @@ def find_state(value: Any, path: str) -> State:
     walk = _Walk(path)
     tensors = walk.collect("", state)
     others: dict[str, View] = {}
+    sizes: dict[str, dict[str, int]] = {}
     for prefix, items in rest:
-        others |= walk.collect(prefix, items)
+        sizes |= {key: dict(item) for key, item in items.items() if isinstance(key, str) and _are_sizes(item)}
+        others |= walk.collect(prefix, {key: item for key, item in items.items() if key not in sizes})
     if not tensors:
         raise UnsupportedError("a checkpoint without tensors", path=path, expected="names to tensors", hint=_SAVE)
     wrapper = ".".join(keys)
     notes = (f"the model was found under {wrapper!r}",) if keys else ()
-    return State(tensors, others, wrapper, (*notes, *walk.notes()))
+    return State(tensors, others, wrapper, (*notes, *walk.notes()), sizes)
+
+
+def _are_sizes(item: Any) -> bool:
+    return (
+        isinstance(item, dict)
+        and 0 < len(item) <= MAX_SIZES
+        and all(isinstance(key, str) and type(value) is int and 0 <= value < 1 << 32 for key, value in item.items())
+    )
 
 
 def _wrapper(state: dict[Any, Any], probe: _Walk) -> str | None:

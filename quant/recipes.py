@@ -30,11 +30,12 @@ PER_LAYER_EMBEDDING = "per_layer_token_embd.weight"
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """A tensor as a recipe sees it: its name in GGUF, shape (outermost first) and the name of the type it has now or
-    would be written in if no recipe were asked for."""
+    would be written in if no recipe were asked for. `fixed`: no recipe changes that, unless a pattern names it."""
 
     name: str
     shape: tuple[int, ...]
     type: str
+    fixed: bool = False
 
     @property
     def columns(self) -> int:
@@ -245,6 +246,8 @@ class _Chooser:
             return "a vector"
         if self.options.leave_output and tensor.name == "output.weight":
             return "--leave-output-tensor"
+        if tensor.fixed and self.options.named(tensor.name) is None:
+            return f"{tensor.type} in every file"
         return never_quantised(tensor.name, self.facts.architecture)
 
     def demanded(self, tensor: TensorInfo, role: str) -> tuple[str, str] | None:

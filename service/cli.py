@@ -307,13 +307,20 @@ def forward(
     tokens: Annotated[str, typer.Option("--tokens", help="Token ids, comma-separated.")],
     out: Annotated[str, typer.Option("--out", help="The .npy file to write.")],
     npy_dtype: Annotated[str, typer.Option("--npy-dtype", help="f32, f16 or f64.")] = "f32",
+    mel: Annotated[str | None, typer.Option("--mel", help="Whisper: a .npy of a spectrum, channels × frames.")] = None,
+    encoder: Annotated[bool, typer.Option("--encoder", help="The encoder's states, where the model has one.")] = False,
     hparam: HParams = None,
     arch: Arch = None,
     as_json: Json = False,
 ) -> None:
-    """Run the reference forward pass: logits of every position, shape (tokens, vocabulary)."""
+    """Run the reference forward pass: a row a token, logits of the vocabulary, or of an encoder alone its states.
+
+    T5 reads the tokens and continues its decoder's start token by them; Whisper's decoder is given them, over the
+    spectrum of --mel or a fixed one.
+    """
     from ggferry.converters.convert import graph_of
     from ggferry.converters.forward.evaluate import forward as run
+    from ggferry.converters.forward.evaluate import result_of
 
     dtypes = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
     if npy_dtype not in dtypes:
@@ -322,13 +329,17 @@ def forward(
     graph = graph_of(file, _pairs(hparam), arch)
     for note in (*graph.checkpoint.notes, *graph.notes):
         _say(f"note     {note}")
-    logits = run(graph, ids).astype(dtypes[npy_dtype])
+    result = result_of(graph)
+    inputs = {} if mel is None else {"mel": _load_array(mel)}
+    found = run(graph, ids, inputs=inputs, part="encode" if encoder else "logits").astype(dtypes[npy_dtype])
     graph.checkpoint.close()
-    _save_array(out, logits)
+    _save_array(out, found)
+    what, ranked = ("states of the encoder", False) if encoder else (result.what, result.ranked)
     if as_json:
-        _print_json({"path": out, "shape": list(logits.shape), "dtype": npy_dtype, "top1": logits.argmax(-1).tolist()})
+        top1 = {"top1": found.argmax(-1).tolist()} if ranked else {}
+        _print_json({"path": out, "shape": list(found.shape), "dtype": npy_dtype, "what": what, **top1})
     else:
-        print(f"{out}: {logits.shape[0]} × {logits.shape[1]} {npy_dtype}")
+        print(f"{out}: {found.shape[0]} × {found.shape[1]} {npy_dtype}, {what}")
 
 
 @app.command()
@@ -525,6 +536,19 @@ def _save_array(path: str, array: Any) -> None:
         os.replace(partial, path)
     except OSError as error:
         raise GgferryError(f"cannot be written: {error.strerror}", path=path) from None
+
+
+def _load_array(path: str) -> Any:
+    """A .npy of finite numbers; nothing in it is run."""
+    import numpy as np
+
+    try:
+        array = np.load(path, allow_pickle=False)
+        if isinstance(array, np.ndarray) and array.dtype.kind in "fiu" and np.isfinite(array).all():
+            return array
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"not a .npy of numbers: {error}", path=path) from None
+    raise UsageError("not a .npy of finite numbers", path=path)
 
 
 def _print_json(value: Any) -> None:

@@ -1,15 +1,19 @@
 """The reference forward pass: the logits of a bound graph, by the computation that its recipe names.
 
-A computation is a module of this folder with `logits(model, tokens, progress)`: torch float32 `(tokens, n_vocab)`.
+A computation is a module of this folder with `logits(model, tokens, progress)`: torch float32, a row a token. `RESULT`
+says what the rows are, where it is not the logits of every position; `encode`, with the same arguments, gives the
+states of an encoder, where the model has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.model import Model
+from ggferry.converters.forward.model import Model, Result
+from ggferry.converters.forward.recipe import recipe_of
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.graph import ModelGraph
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
@@ -26,13 +30,17 @@ def forward(
     tokens: Sequence[int],
     progress: Callable[[int], None] | None = None,
     weights: Weights | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    part: str = "logits",
 ) -> Any:
-    """Logits of every position, numpy float32 `(len(tokens), n_vocab)`.
+    """What `result_of(graph)` says, by default the logits of every position: numpy float32 `(len(tokens), n_vocab)`.
 
     `graph` may be bound to any side: its dialect's conventions decide how the tensors are read. `weights`: access to
-    its tensors, where somebody wants to see what passes through them. Raises UsageError for token ids outside the
-    vocabulary, BadValueError for a weight that is not finite, InconsistentError for hparams that lead out of all
-    numbers, UnsupportedError for an architecture without a forward pass.
+    its tensors, where somebody wants to see what passes through them. `inputs`: what else goes into it ('mel', numpy
+    `(n_mels, frames)`). `part`: 'logits', or 'encode' for the states of the encoder.
+    Raises UsageError for token ids outside the vocabulary, BadValueError for a weight that is not finite,
+    InconsistentError for hparams that lead out of all numbers, UnsupportedError for an architecture without a forward
+    pass, or a part it does not have.
     """
     if not tokens:
         raise UsageError("no tokens to evaluate")
@@ -48,10 +56,21 @@ def forward(
         raise UsageError("token id", found=outside[0], expected=f"0..{rows - 1}")
     try:
         with torch.inference_mode():
-            model = Model(graph, weights)
-            computation = import_module(f"ggferry.converters.forward.{model.recipe.computation}")
-            return computation.logits(model, tokens, progress or (lambda done: None)).numpy()
+            compute = getattr(_computation(graph), part, None)
+            if compute is None:
+                raise UnsupportedError("no encoder", path=graph.checkpoint.path, found=graph.architecture.name)
+            return compute(Model(graph, weights, inputs), tokens, progress or (lambda done: None)).numpy()
     except (ArithmeticError, ValueError) as error:
         raise InconsistentError(
             f"the hparams cannot be computed with: {error}", path=graph.checkpoint.path, found=graph.architecture.name
         ) from None
+
+
+def result_of(graph: ModelGraph) -> Result:
+    """What the rows of a forward pass of this model are."""
+    return getattr(_computation(graph), "RESULT", Result())
+
+
+def _computation(graph: ModelGraph) -> ModuleType:
+    recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
+    return import_module(f"ggferry.converters.forward.{recipe.computation}")

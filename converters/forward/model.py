@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,23 @@ else:
     torch = lazy("torch")
 
 
-class Model:
-    """A bound graph, ready to compute with. Tensors are named by role without '.weight': 'blk.0.attn_q'."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a computation gives a row a token of: `what`, in words; `ranked`: rows are logits, so that their order and
+    their softmax mean something."""
 
-    def __init__(self, graph: ModelGraph, weights: Weights | None = None) -> None:
+    what: str = "logits of every position"
+    ranked: bool = True
+
+
+class Model:
+    """A bound graph, ready to compute with. Tensors are named by role without '.weight': 'blk.0.attn_q'. `inputs`:
+    what else than tokens goes into it, by name ('mel')."""
+
+    def __init__(
+        self, graph: ModelGraph, weights: Weights | None = None, inputs: Mapping[str, Any] | None = None
+    ) -> None:
+        self.inputs: Mapping[str, Any] = inputs or {}
         self.weights = weights or Weights(graph)
         self.sizes: Mapping[str, Any] = graph.sizes
         self.recipe: Recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)

@@ -56,7 +56,7 @@ def test_names_of_roles_are_ggufs(spec: Architecture) -> None:
     names = [role.name for role in spec.roles]
     assert len(set(names)) == len(names)
     for name in names:
-        assert re.fullmatch(r"(blk\.\{n\}\.)?[a-z0-9_]+\.(weight|bias)", name)
+        assert re.fullmatch(r"((enc|dec)\.)?(blk\.\{n\}\.)?[a-z0-9_]+\.(weight|bias)", name)
         assert len(name.format(n=MAX_LAYERS)) <= MAX_GGUF_NAME
 
 
@@ -76,6 +76,12 @@ def test_blocks_and_their_numbers_go_together(spec: Architecture) -> None:
 
 
 @each_architecture
+def test_every_series_of_blocks_is_counted(spec: Architecture) -> None:
+    assert {role.series for role in spec.roles} - {""} == set(spec.blocks)
+    assert set(spec.blocks.values()) <= {hparam.name for hparam in spec.hparams}
+
+
+@each_architecture
 def test_keys_are_ggufs_and_each_has_one_meaning(spec: Architecture) -> None:
     keys = [hparam.key for hparam in spec.hparams if hparam.key]
     assert len(set(keys)) == len(keys) and all(re.fullmatch(KEY_PATTERN, key) for key in keys)
@@ -91,6 +97,7 @@ def test_what_the_tables_speak_of_exists(spec: Architecture) -> None:
     texts += [text for hparam in spec.hparams for text in (hparam.check, hparam.many)]
     texts += [hparam.derive for hparam in spec.hparams if not hparam.derive.startswith(("@", "each "))]
     texts += [default.when for hparam in spec.hparams for default in hparam.defaults]
+    texts += [remark.when for remark in spec.remarks]
     for dialect in spec.dialects.values():
         texts += [drop.when for drop in dialect.drops]
         texts += [remark.when for remark in dialect.remarks]

@@ -1,0 +1,208 @@
+"""Whisper in OpenAI's and transformers' layouts: the oracle's states and logits from every side, mel filters, sizes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggferry.converters.convert import Request, convert, graph_of
+from ggferry.converters.derived import mel_filters
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.load import VocabOptions, open_checkpoint, understand
+from ggferry.converters.plan import Options
+from ggferry.formats.errors import GgferryError, MissingError, UsageError
+
+from tiny_models import relative, shake, whole
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+BARE = VocabOptions(none=True)
+LIMIT = 1e-5
+
+
+@pytest.fixture(scope="module")
+def tiny(oracle: Path) -> Path:
+    return oracle / "legacy-other" / "hf" / "whisper-v600"
+
+
+def states_and_logits(folder: Path, path: Path | str) -> tuple[np.ndarray, np.ndarray]:
+    ids, mel = json.loads((folder / "logits.json").read_text())["ids"], np.load(folder / "mel_seed.npz")["mel"]
+    graph = graph_of(str(path))
+    return tuple(forward(graph, ids, inputs={"mel": mel}, part=part) for part in ("encode", "logits"))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("", marks=pytest.mark.slow), "tiny.pt", pytest.param("tiny-f32.pt", marks=pytest.mark.slow)]
+)
+def test_both_sides_compute_the_oracles_states_and_logits(name: str, tiny: Path, tmp_path: Path) -> None:
+    result = convert(Request(str(tiny / name), str(tmp_path / "x.gguf"), vocab=BARE))
+    for side in (tiny / name, result.path):
+        states, logits = states_and_logits(tiny, side)
+        assert states.shape == (1500, 64)
+        assert relative(np.load(tiny / "enc_first8.npy"), states[:8]) <= LIMIT
+        assert relative(np.load(tiny / "logits.npy"), logits) <= LIMIT
+    assert result.receipt["verified"] == "full" and result.receipt["logits"]["relative_rms"] == 0
+    assert result.receipt["logits"]["what"].startswith("logits of the decoder")
+    assert result.receipt["runtimes"] == {"run_it": [], "none": True}
+    assert any("docs/whisper.md" in note for note in result.receipt["notes"])
+
+
+def test_every_key_of_the_specification_is_written(tiny: Path) -> None:
+    for name in ("", "tiny.pt"):
+        written = {key: value.data for key, value, _ in understand(open_checkpoint(str(tiny / name))).written()}
+        for part, width in (("encoder", 1500), ("decoder", 448)):
+            assert written[f"whisper.{part}.context_length"] == width
+            assert written[f"whisper.{part}.embedding_length"] == 64
+            assert written[f"whisper.{part}.block_count"] == 4
+            assert written[f"whisper.{part}.attention.head_count"] == 2
+            assert written[f"whisper.{part}.feed_forward_length"] == 256
+        assert written["whisper.encoder.mels_count"] == 80 and written["whisper.vocab_size"] == 600
+
+
+def test_both_layouts_become_one_model(tiny: Path) -> None:
+    ours, theirs = (understand(open_checkpoint(str(tiny / name))) for name in ("", "tiny-f32.pt"))
+    assert [(node.name, node.shape) for node in ours.nodes] == [(node.name, node.shape) for node in theirs.nodes]
+    ours_whole, theirs_whole = whole(ours), whole(theirs)
+    assert all(np.array_equal(ours_whole[name], theirs_whole[name]) for name in ours_whole)
+
+
+def test_a_pt_without_its_sizes(tiny: Path, tmp_path: Path) -> None:
+    import torch
+
+    state = torch.load(tiny / "tiny.pt", weights_only=True)["model_state_dict"]
+    torch.save({"model_state_dict": state}, tmp_path / "bare.pt")
+    with pytest.raises(MissingError, match=r"nothing says what .*head_count"):
+        understand(open_checkpoint(str(tmp_path / "bare.pt")))
+    heads = {"encoder.attention.head_count": "2", "decoder.attention.head_count": "2"}
+    assert understand(open_checkpoint(str(tmp_path / "bare.pt")), heads).sizes["n_ctx_enc"] == 1500
+
+
+@pytest.mark.parametrize("channels", [80, 128])
+def test_mel_filters_are_transformers(channels: int) -> None:
+    from transformers import WhisperFeatureExtractor
+
+    expected = WhisperFeatureExtractor(feature_size=channels).mel_filters.T
+    found = np.array(mel_filters({"n_mels": channels})).reshape(channels, 201)
+    assert np.abs(found - expected).max() <= 1e-12
+    assert np.array_equal(found.astype(np.float32), expected.astype(np.float32))
+
+
+def test_mel_filters_are_those_of_whisper_cpps_files(oracle: Path) -> None:
+    """A header of eleven integers behind the magic, then 80, 201 and the filters."""
+    head = (oracle / "legacy-other" / "whisper" / "for-tests-ggml-tiny.en.bin").read_bytes()[: 56 + 80 * 201 * 4]
+    assert np.frombuffer(head, "<i4", 2, 48).tolist() == [80, 201]
+    expected = np.frombuffer(head, "<f4", offset=56)
+    assert np.abs(np.array(mel_filters({"n_mels": 80}), np.float32) - expected).max() <= 1e-7
+
+
+WIDTHS: dict[str, dict[str, Any]] = {
+    "large": {"num_mel_bins": 128, "d_model": 48, "encoder_attention_heads": 3, "decoder_attention_heads": 6},
+    "turbo": {"encoder_layers": 4, "decoder_layers": 1},
+    "deep decoder": {"encoder_layers": 1, "decoder_layers": 3},
+    "narrow feed-forward": {"encoder_ffn_dim": 40, "decoder_ffn_dim": 24},
+}
+
+
+def saved(folder: Path, base: bool = False, **changes: Any) -> tuple[Any, Any]:
+    """(model, configuration) of random weights, saved by transformers."""
+    import torch
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 96, "num_mel_bins": 80, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 96,
+        "max_source_positions": 20, "max_target_positions": 24, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, "decoder_start_token_id": 3,
+    }  # fmt: skip
+    torch.manual_seed(7)
+    config = transformers.WhisperConfig(**{**sizes, **changes})
+    kind = transformers.WhisperModel if base else transformers.WhisperForConditionalGeneration
+    model = kind(config).eval()
+    shake(model)
+    model.save_pretrained(folder)
+    return model, config
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_widths_and_depths_against_transformers(name: str, tmp_path: Path) -> None:
+    import torch
+
+    model, config = saved(tmp_path / "hf", **WIDTHS[name])
+    mel = np.random.default_rng(3).standard_normal((config.num_mel_bins, 40)).astype(np.float32)
+    ids = [3, 17, 5, 90, 44]
+    with torch.no_grad():
+        out = model(input_features=torch.from_numpy(mel)[None], decoder_input_ids=torch.tensor([ids]))
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))
+    for side in (str(tmp_path / "hf"), result.path):
+        graph = graph_of(side)
+        assert relative(out.logits[0].numpy(), forward(graph, ids, inputs={"mel": mel})) <= LIMIT
+        states = forward(graph, ids, inputs={"mel": mel}, part="encode")
+        assert relative(out.encoder_last_hidden_state[0].numpy(), states) <= LIMIT
+
+
+def test_the_model_without_its_head_is_the_same_model(tmp_path: Path) -> None:
+    saved(tmp_path / "whole")
+    saved(tmp_path / "base", base=True)
+    whole, base = (understand(open_checkpoint(str(tmp_path / name))) for name in ("whole", "base"))
+    assert {node.name: node.shape for node in whole.nodes} == {node.name: node.shape for node in base.nodes}
+    assert not {"proj_out.weight"} & {ref.name for node in whole.nodes for ref in node.inputs}
+
+
+def test_filters_and_positions_stay_what_they_are_in_narrow_files(tmp_path: Path) -> None:
+    saved(tmp_path / "hf")
+    for kind in ("f16", "q8_0"):
+        target = str(tmp_path / f"{kind}.gguf")
+        result = convert(Request(str(tmp_path / "hf"), target, Options(outtype=kind), vocab=BARE))
+        types = {node.name: node.inputs[0].type.name for node in graph_of(result.path).nodes}
+        assert types["mel_filters.weight"] == types["enc.blk.0.attn_norm.weight"] == "F32"
+        assert types["dec.blk.1.cross_attn_q.weight"] == kind.upper()
+
+
+def test_what_cannot_be_computed_is_said(tmp_path: Path) -> None:
+    saved(tmp_path / "hf")
+    graph = graph_of(str(tmp_path / "hf"))
+    with pytest.raises(UsageError, match="at most 24"):
+        forward(graph, [1] * 25)
+    for shape in ((80, 41), (79, 40), (80,), (80, 0)):
+        with pytest.raises(UsageError, match="spectrum"):
+            forward(graph, [1], inputs={"mel": np.zeros(shape, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("encoder_attention_heads", 5), ("decoder_attention_heads", 0), ("encoder_layers", 3), ("decoder_layers", 1),
+        ("num_mel_bins", 81), ("num_mel_bins", 0), ("d_model", -1), ("max_source_positions", 21),
+        ("max_target_positions", 1 << 40), ("vocab_size", 1), ("activation_function", "relu"),
+        ("encoder_ffn_dim", "64"), ("decoder_start_token_id", 1 << 40),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_contradicts_the_weights(key: str, value: Any, tmp_path: Path) -> None:
+    saved(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(GgferryError):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+def test_no_key_is_idle(tmp_path: Path) -> None:
+    """A written key that nothing reads could be wrong unseen; the start token is what a program that listens
+    begins with."""
+    saved(tmp_path / "hf")
+    graph = graph_of(convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).path)
+    expected, idle = forward(graph, [3, 5, 17]), set()
+    for key, value in graph.checkpoint.metadata.items():
+        if not key.startswith("whisper."):
+            continue
+        changed = replace(value, data=value.data * 100 if isinstance(value.data, float) else value.data * 2)
+        other = replace(graph.checkpoint, metadata={**graph.checkpoint.metadata, key: changed})
+        try:
+            if np.array_equal(expected, forward(understand(other), [3, 5, 17])):
+                idle.add(key)
+        except GgferryError:
+            continue
+    assert idle == {"whisper.decoder_start_token_id"}
