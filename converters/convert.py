@@ -104,6 +104,8 @@ def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer
         metadata |= {key: Entry(value, "--imatrix") for key, value in imatrix.quantize_keys().items()}
     placed, layouts = place(steps, metadata, request.options)
     notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
+    if graph.nodes and graph.dialect.name != "gguf" and not graph.runtimes:
+        notes += (f"no runtime is known to run this {graph.architecture.name} model from GGUF",)
     ragged = [step for step in steps if RAGGED in step.why]
     if ragged:
         became = ", ".join(dict.fromkeys(f"{step.type}" for step in ragged))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ggferry.converters.assign import Slot, assign, check_conditions, slots
 from ggferry.converters.derived import TENSORS, Computed
-from ggferry.converters.expression import evaluate
+from ggferry.converters.expression import evaluate, holds
 from ggferry.converters.layout import Layout, Shape
 from ggferry.converters.solve import Param, Solver, absents, bound_shape, implied
 from ggferry.converters.spec import Architecture, Dialect, HParam, Role
@@ -58,6 +58,13 @@ class ModelGraph:
         """Plain values of all hparams by short name, absent ones at what their absence means."""
         found = {name: param.value for name, param in self.hparams.items()}
         return {**absents(self.architecture), **found}
+
+    @property
+    def runtimes(self) -> tuple[str, ...]:
+        """Programs of today that run this very model: those of its architecture, but for what a remark says."""
+        remarks = (remark for dialect in self.architecture.dialects.values() for remark in dialect.remarks)
+        stopped = {remark.stops for remark in remarks if remark.stops and holds(remark.when, self.sizes)}
+        return tuple(name for name in self.architecture.runtimes if name not in stopped)
 
     @property
     def parameters(self) -> int:
@@ -126,9 +133,7 @@ def _nodes(
     return checkpoint, tuple(nodes)
 
 
-def _compute(
-    checkpoint: Checkpoint, slot: Slot, values: Mapping[str, Any], source: Computed
-) -> tuple[TensorRef, ...]:
+def _compute(checkpoint: Checkpoint, slot: Slot, values: Mapping[str, Any], source: Computed) -> tuple[TensorRef, ...]:
     name = slot.origin.computed
     try:
         made = TENSORS[name](values)

@@ -73,8 +73,8 @@ def make_receipt(
         "options": dict(options),
         "architecture": graph.architecture.name,
         "runtimes": {
-            "run_it": list(graph.architecture.runtimes),
-            "none": not graph.architecture.runtimes,
+            "run_it": list(graph.runtimes),
+            "none": not graph.runtimes,
         },
         "hparams": {
             name: {"value": param.value, "origin": param.origin} for name, param in graph.hparams.items()

@@ -104,6 +104,7 @@ class Solver:
                 numbers = (slot.n for slot in filled if slot.n is not None and slot.role.series == series)
                 self.values[counter] = Param(1 + max(numbers, default=-1), "blocks of tensors")
         open_slots = list(filled)
+        self._take_plain_defaults()
         self._settle(open_slots)
         for param in self.architecture.hparams:
             if param.name not in self.values and self._default(param, bool(filled)):
@@ -119,6 +120,14 @@ class Solver:
     @property
     def _header(self) -> dict[str, int]:
         return {f"header_{k}": v for k, v in self.checkpoint.header.items() if isinstance(v, int)}
+
+    def _take_plain_defaults(self) -> None:
+        """Defaults that hang on nothing, of what only a configuration states: what is derived must not go without them
+        (a quarter of each head turns where GPT-NeoX's does not say which part)."""
+        for param in self.architecture.hparams:
+            plain = param.defaults and not (param.key or param.derive or param.implied)
+            if plain and param.name not in self.values and not (param.defaults[0].when or param.defaults[0].named):
+                self._take_default(param)
 
     def _settle(self, open_slots: list[Slot]) -> None:
         """Shapes and derivations until neither says anything new; slots that can say no more are removed."""
@@ -188,11 +197,16 @@ class Solver:
             and (not default.named or re.search(default.named, names) is not None)
         )
 
-    def _default(self, param: HParam, has_tensors: bool) -> bool:
+    def _take_default(self, param: HParam) -> bool:
         for default in param.defaults:
             if self._holds(default):
                 self.values[param.name] = Param(default.value, f"default: {default.why}")
                 return True
+        return False
+
+    def _default(self, param: HParam, has_tensors: bool) -> bool:
+        if self._take_default(param):
+            return True
         if param.required and param.absent is None and has_tensors:
             raise MissingError(
                 f"nothing says what {param.key or param.name} is", path=self.checkpoint.path,
@@ -216,7 +230,6 @@ class Solver:
                 pairs = zip(slot.role.shape, declared, strict=True)
                 said = " × ".join(text if text.isdecimal() else f"{text}={value}" for text, value in pairs)
                 raise shape_error(self.checkpoint, slot.refs[0], f"does not fit its role {slot.role.name}", said)
-
 
     def _check_values(self) -> None:
         """Lists of the right length, and every `HParam.check`. Raises InconsistentError."""
@@ -252,4 +265,3 @@ def bound_shape(checkpoint: Checkpoint, slot: Slot, sizes: Mapping[str, int]) ->
         return layout, layout.shape(*(ref.shape for ref in slot.refs))
     except ValueError as error:
         raise shape_error(checkpoint, slot.refs[0], str(error)) from None
-

@@ -120,10 +120,12 @@ class Drop:
 @dataclass(frozen=True, slots=True)
 class Remark:
     """Something the user should know when `when` holds (`expression.holds` over hparams by short name and header
-    fields as `header_NAME`). `text` may name them in braces."""
+    fields as `header_NAME`). `text` may name them in braces. `stops`: the runtime that does not run such a model, or
+    runs another in its place."""
 
     when: str
     text: str
+    stops: str = ""
 
 
 @dataclass(frozen=True, slots=True)

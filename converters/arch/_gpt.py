@@ -64,6 +64,7 @@ ATTN_SCALE = HParam(
 UNSCALED = Remark(
     "attn_scale > 0",
     "attention.scale={attn_scale}: written, but llama.cpp scales this architecture's scores by 1/√(width of a head)",
+    stops="llama.cpp",
 )
 
 DROP_MASKS = tuple(

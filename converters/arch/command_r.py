@@ -45,6 +45,7 @@ ROLES = roles(
 NORMS = Remark(
     "qk_norms == 1 and n_layer < 64",
     "queries and keys are normed: written, but llama.cpp expects that of command-r from 64 blocks on, not of {n_layer}",
+    stops="llama.cpp",
 )
 
 SPEC = Architecture(

@@ -59,9 +59,9 @@ ROLES = roles(
 
 NO_RUNTIME = "llama.cpp's falcon always turns, has no biases and computes both branches side by side: it cannot run {}"
 REMARKS = (
-    Remark("max_alibi > 0", NO_RUNTIME.format("a model with ALiBi")),
-    Remark("biased == 1", NO_RUNTIME.format("a model with biases")),
-    Remark("parallel_residual == 0", NO_RUNTIME.format("a model whose branches follow each other")),
+    Remark("max_alibi > 0", NO_RUNTIME.format("a model with ALiBi"), stops="llama.cpp"),
+    Remark("biased == 1", NO_RUNTIME.format("a model with biases"), stops="llama.cpp"),
+    Remark("parallel_residual == 0", NO_RUNTIME.format("a model whose branches follow each other"), stops="llama.cpp"),
 )
 
 SPEC = Architecture(

@@ -34,7 +34,7 @@ ROLES = roles(
     + gpt.FFN,
     linear=SAME,
 )
-OURS = Remark("", "architecture 'gptneo': its name and keys are ggferry's own, no specification has them")
+OURS = Remark("", "the specification has no GPT-Neo: the architecture's name 'gptneo' and its keys are ggferry's own")
 
 SPEC = Architecture(
     name="gptneo",

@@ -40,8 +40,10 @@ ROLES = roles(
     qkv=heads_to_qkv("n_head_kv"),
 )
 
-TIED = Remark("tied == 1", "an output tied to the embedding: llama.cpp expects one of its own in gptneox")
-UNBIASED = Remark("biased == 0", "attention without biases: llama.cpp expects them in gptneox")
+TIED = Remark(
+    "tied == 1", "an output tied to the embedding: llama.cpp expects one of its own in gptneox", stops="llama.cpp"
+)
+UNBIASED = Remark("biased == 0", "attention without biases: llama.cpp expects them in gptneox", stops="llama.cpp")
 
 SPEC = Architecture(
     name="gptneox",

@@ -16,11 +16,13 @@ blk.{n}.attn_k_norm.weight f32         : n_head_kv*head_dim | hf model.layers.{n
 blk.{n}.post_attention_norm.weight f32 : n_embd             | hf model.layers.{n}.post_attention_layernorm.weight
 blk.{n}.post_ffw_norm.weight f32       : n_embd             | hf model.layers.{n}.post_feedforward_layernorm.weight
 """
-ROLES = roles(
-    common.EMBEDDING + common.ATTENTION + NORMS + common.GATED.replace("FLAG", ""), q=SAME, k=SAME, norm=SAME
-)
+ROLES = roles(common.EMBEDDING + common.ATTENTION + NORMS + common.GATED.replace("FLAG", ""), q=SAME, k=SAME, norm=SAME)
 
-TIED = Remark("tied == 1", "the output matrix is the token embedding: llama.cpp expects one of its own in olmo2")
+TIED = Remark(
+    "tied == 1",
+    "the output matrix is the token embedding: llama.cpp expects one of its own in olmo2",
+    stops="llama.cpp",
+)
 
 SPEC = Architecture(
     name="olmo2",

@@ -40,7 +40,7 @@ ROLES = roles(
     q=SAME, k=SAME, norm=SAME,
 )  # fmt: skip
 
-BIASED = Remark("biased == 0", "a model without biases: llama.cpp expects them in starcoder2")
+BIASED = Remark("biased == 0", "a model without biases: llama.cpp expects them in starcoder2", stops="llama.cpp")
 
 SPEC = Architecture(
     name="starcoder2",

@@ -1,0 +1,333 @@
+"""GPT-2's descendants: what today's tools get wrong or have no way for, one test each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggferry.converters.convert import Request, convert, graph_of
+from ggferry.converters.forward.attention import alibi_slopes
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.graph import ModelGraph
+from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.plan import Options, plan_steps
+from ggferry.formats.errors import GgferryError, InconsistentError, ShapeError, UnsupportedError, UsageError
+
+from tiny_models import TOKENS, make, relative, whole, write
+
+LIMIT = 1e-5
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def made(name: str, folder: Path, **changes: Any) -> tuple[np.ndarray, ModelGraph]:
+    expected = make(name, folder, **changes)
+    return expected, understand(open_checkpoint(str(folder)))
+
+
+def edit(folder: Path, **changes: Any) -> ModelGraph:
+    """The checkpoint with other words in its configuration; None takes a key away."""
+    path = folder / "config.json"
+    stated = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in stated.items() if value is not None}))
+    return understand(open_checkpoint(str(folder)))
+
+
+def keys(graph: ModelGraph) -> dict[str, Any]:
+    return {key.partition(".")[2]: value.data for key, value, _ in graph.written()}
+
+
+def both_sides(expected: np.ndarray, graph: ModelGraph, folder: Path) -> None:
+    assert relative(expected, forward(graph, TOKENS)) <= LIMIT
+    written = understand(open_checkpoint(str(write(graph, folder / "x.gguf"))))
+    assert relative(expected, forward(written, TOKENS)) <= LIMIT
+
+
+# --- GPT-2 --------------------------------------------------------------------------------------------------
+
+
+def test_the_width_of_gpt2s_feed_forward_is_the_models(tmp_path: Path) -> None:
+    """convert_hf_to_gguf writes 4 · n_embd whatever n_inner is, and dies without n_ctx."""
+    expected, graph = made("gpt2", tmp_path / "hf", n_inner=120)
+    assert "n_ctx" not in json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert keys(graph)["feed_forward_length"] == 120 and keys(graph)["context_length"] == 64
+    both_sides(expected, graph, tmp_path)
+    with pytest.raises(ShapeError, match="n_ff=192"):
+        edit(tmp_path / "hf", n_inner=192)
+    assert keys(edit(tmp_path / "hf", n_inner=None))["feed_forward_length"] == 120
+
+
+def test_gpt2_as_it_was_published(tmp_path: Path) -> None:
+    """Without the head's prefix, with the causal mask in every block."""
+    from safetensors.numpy import load_file, save_file
+
+    expected, _ = made("gpt2", tmp_path)
+    tensors = {key.removeprefix("transformer."): x for key, x in load_file(tmp_path / "model.safetensors").items()}
+    tensors |= {f"h.{n}.attn.bias": np.ones((1, 1, 64, 64), np.float32) for n in range(3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    graph = understand(open_checkpoint(str(tmp_path)))
+    assert {drop.reason for drop in graph.dropped} == {"a buffer: the causal mask"} and len(graph.dropped) == 3
+    both_sides(expected, graph, tmp_path)
+
+
+def test_transposed_weights_are_moved_not_rounded(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    _, graph = made("gpt2", tmp_path)
+    found = load_file(tmp_path / "model.safetensors")["transformer.h.1.attn.c_attn.weight"]
+    assert np.array_equal(whole(graph)["blk.1.attn_qkv.weight"], found.T)
+    grades = {step.name: step.grade for step in plan_steps(graph, Options(outtype="f32"))}
+    assert grades["blk.1.attn_qkv.weight"] == "repacked" and grades["blk.1.attn_qkv.bias"] == "identical"
+
+
+def test_more_tokens_than_learned_positions(tmp_path: Path) -> None:
+    _, graph = made("gpt2", tmp_path)
+    with pytest.raises(UsageError, match="at most 64"):
+        forward(graph, [5] * 65)
+
+
+@pytest.mark.parametrize("word", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
+def test_what_a_gpt2_file_cannot_say_is_refused(word: str, tmp_path: Path) -> None:
+    make("gpt2", tmp_path)
+    with pytest.raises(UnsupportedError, match=word):
+        edit(tmp_path, **{word: True})
+
+
+def test_an_activation_nobody_here_computes_is_refused(tmp_path: Path) -> None:
+    make("gpt2", tmp_path)
+    with pytest.raises(UnsupportedError, match="activation_function"):
+        edit(tmp_path, activation_function="relu")
+
+
+# --- StarCoder ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "groups"), [("starcoder", 1), ("starcoder heads", 6)])
+def test_starcoder_with_and_without_shared_keys(name: str, groups: int, tmp_path: Path) -> None:
+    """Without multi-query attention the rows of each head lie together (transformers
+    `GPTBigCodeAttention`); today's converter writes them as if they did not."""
+    expected, graph = made(name, tmp_path / "hf")
+    assert graph.sizes["n_head_kv"] == groups and keys(graph).get("attention.head_count_kv", 6) == groups
+    both_sides(expected, graph, tmp_path)
+
+
+def test_shared_keys_that_the_tensors_contradict(tmp_path: Path) -> None:
+    make("starcoder", tmp_path)
+    with pytest.raises(GgferryError):
+        edit(tmp_path, multi_query=False)
+
+
+# --- GPT-NeoX -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gptneox", "gptneox sequential"])
+def test_neox_side_by_side_and_in_turn(name: str, tmp_path: Path) -> None:
+    expected, graph = made(name, tmp_path / "hf")
+    assert keys(graph)["use_parallel_residual"] == (name == "gptneox")
+    assert keys(graph)["rope.dimension_count"] == 4 and keys(graph)["rope.freq_base"] == 5000
+    both_sides(expected, graph, tmp_path)
+
+
+def test_both_generations_of_neox_configurations(tmp_path: Path) -> None:
+    _, new = made("gptneox", tmp_path)
+    old = edit(tmp_path, rope_parameters=None, rotary_pct=0.5, rotary_emb_base=5000)
+    assert keys(old) == keys(new)
+    assert keys(edit(tmp_path, rotary_pct=None))["rope.dimension_count"] == 2
+
+
+@pytest.mark.parametrize(("name", "turned"), [("phi2", 4), ("stablelm", 2), ("gptneox", 2)])
+def test_the_part_of_a_head_that_turns_where_nothing_says_so(name: str, turned: int, tmp_path: Path) -> None:
+    """transformers' default, a half or a quarter: not the whole head."""
+    make(name, tmp_path)
+    assert keys(edit(tmp_path, rope_parameters=None))["rope.dimension_count"] == turned
+
+
+# --- MPT ----------------------------------------------------------------------------------------------------
+
+
+def test_mpt_clips_by_both_names_of_its_class(tmp_path: Path) -> None:
+    expected, graph = made("mpt clip", tmp_path / "hf")
+    assert keys(graph)["attention.clamp_kqv"] == 0.8 and graph.runtimes == ("llama.cpp",)
+    both_sides(expected, graph, tmp_path)
+    other = edit(tmp_path / "hf", architectures=["MPTForCausalLM"])
+    assert other.architecture is graph.architecture and keys(other) == keys(graph)
+    attention = json.loads((tmp_path / "hf" / "config.json").read_text())["attn_config"]
+    without = edit(tmp_path / "hf", attn_config={**attention, "clip_qkv": None})
+    assert "attention.clamp_kqv" not in keys(without)
+    assert relative(expected, forward(without, TOKENS)) > 0.01
+
+
+def test_what_transformers_ignores_of_mpt_is_honoured_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers always computes with a bias of 8 and a width of 4; MosaicML's code, and llama.cpp, as stated."""
+    pytest.importorskip("torch")
+    from transformers.models.mpt import modeling_mpt
+
+    make("mpt", tmp_path / "hf", attn_config={"alibi_bias_max": 3}, expansion_ratio=2)
+    right = modeling_mpt.build_mpt_alibi_tensor
+    monkeypatch.setattr(
+        modeling_mpt,
+        "build_mpt_alibi_tensor",
+        lambda heads, length, alibi_bias_max=8, device=None: right(heads, length, 3, device),
+    )
+    expected, graph = made("mpt", tmp_path / "hf", attn_config={"alibi_bias_max": 3}, expansion_ratio=2)
+    assert keys(graph)["attention.max_alibi_bias"] == 3 and keys(graph)["feed_forward_length"] == 192
+    both_sides(expected, graph, tmp_path)
+    said = " ".join(graph.notes)
+    assert "alibi_bias_max=3" in said and "expansion_ratio=2" in said
+
+
+def test_mpt_with_learned_positions_biases_and_normed_queries(tmp_path: Path) -> None:
+    """Of MosaicML's own code, without transformers: the file states what the checkpoint does."""
+    from safetensors.numpy import load_file, save_file
+
+    _, plain = made("mpt", tmp_path)
+    rng, tensors = np.random.default_rng(3), load_file(tmp_path / "model.safetensors")
+
+    def some(*shape: int) -> np.ndarray:
+        return rng.normal(0, 0.5, shape).astype(np.float32)
+
+    tensors["transformer.wpe.weight"] = some(64, 48)
+    for n in range(3):
+        block = f"transformer.blocks.{n}."
+        tensors |= {f"{block}attn.Wqkv.bias": some(144), f"{block}norm_1.bias": some(48)}
+        tensors |= {f"{block}attn.{name}.weight": 1 + some(48) for name in ("q_ln", "k_ln")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    attention = json.loads((tmp_path / "config.json").read_text())["attn_config"]
+    graph = edit(tmp_path, attn_config={**attention, "alibi": False, "qk_ln": True}, no_bias=False)
+    assert "attention.max_alibi_bias" not in keys(graph) and "position_embd.weight" in graph.by_name
+    found = forward(graph, TOKENS)
+    assert relative(forward(plain, TOKENS), found) > 0.1
+    both_sides(found, graph, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"logit_scale": 0.5}, {"norm_type": "rmsnorm"}, {"ffn_config": {"ffn_type": "mptglu"}},
+        {"attn_config": {"rope": True}}, {"attn_config": {"prefix_lm": True}},
+        {"attn_config": {"sliding_window_size": 128}},
+    ],
+)  # fmt: skip
+def test_what_an_mpt_file_cannot_say_is_refused(words: dict[str, Any], tmp_path: Path) -> None:
+    make("mpt", tmp_path)
+    with pytest.raises(UnsupportedError, match=next(iter(words))):
+        edit(tmp_path, **words)
+
+
+# --- ALiBi --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("heads", "largest"), [(1, 8), (4, 8), (6, 8), (12, 8), (71, 8), (6, 3)])
+def test_slopes_are_transformers(heads: int, largest: int) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+    expected = -build_mpt_alibi_tensor(heads, 2, largest)[:, 0, 0]
+    assert torch.allclose(torch.tensor(alibi_slopes(heads, largest)), expected, rtol=1e-6)
+
+
+def test_no_alibi_has_no_slopes() -> None:
+    assert alibi_slopes(8, 0) == []
+
+
+# --- BLOOM --------------------------------------------------------------------------------------------------
+
+
+def test_blooms_context(tmp_path: Path) -> None:
+    """Today's converter writes the width of the model where the configuration has no seq_length."""
+    _, graph = made("bloom", tmp_path)
+    assert keys(graph)["context_length"] == 64 and graph.hparams["n_ctx"].origin == "config.json: seq_length"
+    graph = edit(tmp_path, seq_length=None)
+    assert keys(graph)["context_length"] == 2048 and graph.hparams["n_ctx"].origin.startswith("default: BLOOM")
+
+
+def test_blooms_other_residual_is_refused(tmp_path: Path) -> None:
+    make("bloom", tmp_path)
+    with pytest.raises(UnsupportedError, match="apply_residual_connection_post_layernorm"):
+        edit(tmp_path, apply_residual_connection_post_layernorm=True)
+
+
+# --- Falcon -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stated", [None, 1, 6, 71])
+def test_falcon_7b_has_one_group_whatever_is_stated(stated: int | None, tmp_path: Path) -> None:
+    """transformers writes num_kv_heads = n_head into 7B's configuration (71 of 71) and does not read it there."""
+    expected, _ = made("falcon 7b", tmp_path / "hf")
+    graph = edit(tmp_path / "hf", num_kv_heads=stated)
+    assert keys(graph)["attention.head_count_kv"] == 1 and keys(graph)["tensor_data_layout"] == "jploski"
+    both_sides(expected, graph, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["falcon 40b", "falcon 40b, old"])
+def test_falcon_40b_has_the_groups_that_are_stated(name: str, tmp_path: Path) -> None:
+    expected, graph = made(name, tmp_path / "hf")
+    assert keys(graph)["attention.head_count_kv"] == 3
+    both_sides(expected, graph, tmp_path)
+
+
+def test_absent_groups_of_the_new_decoder_are_the_heads(tmp_path: Path) -> None:
+    make("falcon 40b", tmp_path)
+    with pytest.raises(ShapeError, match="not 6 groups"):
+        edit(tmp_path, num_kv_heads=None)
+    expected, _ = made("falcon 40b", tmp_path / "six", num_kv_heads=6)
+    graph = edit(tmp_path / "six", num_kv_heads=None)
+    assert keys(graph)["attention.head_count_kv"] == 6
+    both_sides(expected, graph, tmp_path)
+
+
+def test_falcons_norms_change_places(tmp_path: Path) -> None:
+    """GGUF's first norm is the feed-forward's, its second the attention's."""
+    _, graph = made("falcon 40b", tmp_path)
+    assert graph.by_name["blk.1.attn_norm.weight"].inputs[0].name == "transformer.h.1.ln_mlp.weight"
+    assert graph.by_name["blk.1.attn_norm_2.weight"].inputs[0].name == "transformer.h.1.ln_attn.weight"
+
+
+def test_a_falcon_file_of_another_layout_is_refused(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from ggferry.formats.gguf_values import string
+
+    _, graph = made("falcon 40b", tmp_path / "hf")
+    found = open_checkpoint(str(write(graph, tmp_path / "x.gguf")))
+    other = replace(found, metadata={**found.metadata, "falcon.tensor_data_layout": string("reference")})
+    with pytest.raises(InconsistentError, match="tensor_data_layout"):
+        understand(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("falcon 7b", True), ("falcon rw", False), ("gptj", False), ("gptneo", False), ("gptneox", True),
+        ("gptneox unbiased", False), ("gpt2", True), ("gpt2 unscaled", False), ("mpt", True), ("mpt scale", False),
+        ("starcoder2 unbiased", False), ("olmo tied", True),
+    ],
+)  # fmt: skip
+def test_whether_a_runtime_runs_this_very_model(name: str, runs: bool, tmp_path: Path) -> None:
+    _, graph = made(name, tmp_path)
+    assert graph.runtimes == (("llama.cpp",) if runs else ())
+
+
+# --- the oracle's ---------------------------------------------------------------------------------------------
+
+
+def oracle_models(oracle: Path) -> list[Path]:
+    folders = sorted((oracle / "legacy-other" / "hf").iterdir())
+    others = ("rwkv", "whisper")
+    return [f for f in folders if (f / "model.safetensors").is_file() and not f.name.startswith(others)]
+
+
+@pytest.mark.oracle
+def test_every_checkpoint_beside_the_legacy_files_converts_with_proof(oracle: Path, tmp_path: Path) -> None:
+    models = oracle_models(oracle)
+    assert len(models) == 11
+    for folder in models:
+        ids = json.loads((folder / "logits.json").read_text())["ids"]
+        expected = np.load(folder / "logits.npy")
+        result = convert(Request(str(folder), str(tmp_path / f"{folder.name}.gguf")))
+        assert result.receipt["verified"] == "full"
+        for side in (graph_of(str(folder)), graph_of(result.path)):
+            assert relative(expected, forward(side, ids)) <= LIMIT, folder.name
