@@ -127,8 +127,18 @@ def _rewritable(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-def convert(request: Request, stage: Stage = _silent) -> Result:
-    """Convert, verify, publish. Raises one of `formats.errors`; then nothing is left but the source."""
+def _approve(receipt: Mapping[str, Any]) -> None:
+    pass
+
+
+def convert(
+    request: Request, stage: Stage = _silent, approve: Callable[[Mapping[str, Any]], None] = _approve
+) -> Result:
+    """Convert, verify, publish. Raises one of `formats.errors`; then nothing is left but the source.
+
+    `approve` is called with the receipt of the finished and proven output before it gets its name; what it raises
+    ends the conversion like any other error.
+    """
     checkpoint = open_checkpoint(request.source, request.arch, request.config)
     try:
         plan, tokenizer = make_plan(request, checkpoint)
@@ -145,6 +155,7 @@ def convert(request: Request, stage: Stage = _silent) -> Result:
                 request = replace(request, level="fast")
             proof = prove(plan, tokenizer, output.partials[0], request, stage)
             receipt = _receipt(plan, proof, output, request)
+            approve(receipt)
             _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))
             output.publish()
         return Result(paths[0], receipt, _lines(plan, proof, paths))
@@ -258,7 +269,15 @@ def _receipt(plan: Plan, proof: Proof, output: OutputSet, request: Request) -> d
         with LocalFile(partial) as file:
             written.append({**receipts.file_record(file), "name": os.path.basename(path)})
     source = [receipts.file_record(file) for file in plan.graph.checkpoint.files if not isinstance(file, Dequantised)]
-    options = {
+    options = receipt_options(request)
+    if isinstance(plan, AdapterPlan):
+        options |= {"base": os.path.basename(request.base or "") or None, "ggla_permute": request.ggla_permute}
+    return receipts.make_receipt(plan, proof, written, source, options)
+
+
+def receipt_options(request: Request) -> dict[str, Any]:
+    """What was asked for, as a receipt states it."""
+    return {
         **asdict(request.options),
         "hparams": dict(request.hparams),
         "vocab": {
@@ -271,9 +290,6 @@ def _receipt(plan: Plan, proof: Proof, output: OutputSet, request: Request) -> d
         "model_name": request.model_name,
         "verify": request.level,
     }
-    if isinstance(plan, AdapterPlan):
-        options |= {"base": os.path.basename(request.base or "") or None, "ggla_permute": request.ggla_permute}
-    return receipts.make_receipt(plan, proof, written, source, options)
 
 
 def _base_name(path: str | None) -> str | None:

@@ -90,13 +90,19 @@ def find_weights(folder: str) -> Weights | None:
     Raises AmbiguousError when several files could each be the model, NotFoundError when a shard is missing.
     """
     names = _list(folder)
-    found = [weights for rule in _STEMS if (weights := _by_stem(folder, names, *rule)) is not None]
+    found = find_forms(folder)
     if not found:
         return _lone(folder, names)
     first, *others = found
     unread = [os.path.basename(other.index or other.files[0]) for other in others]
     notes = [f"{name} is in the folder too and was not read" for name in unread]
     return Weights(first.container, folder, first.files, first.index, (*first.notes, *notes))
+
+
+def find_forms(folder: str) -> list[Weights]:
+    """Everything in `folder` that has the name of a model's weights, the preferred form first. Raises as above."""
+    names = _list(folder)
+    return [weights for rule in _STEMS if (weights := _by_stem(folder, names, *rule)) is not None]
 
 
 def claim(folder: str, *containers: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ggferry.formats.errors import GgferryError, RefusedError, UsageError
+from ggferry.service.cli_archive import commands as archive_commands
 
 app = typer.Typer(
     name="ggferry",
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(archive_commands)
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130
 

@@ -1,0 +1,228 @@
+"""One job from claim to outcome: its files staged, its worker watched, its output put where it belongs.
+
+Runs wherever an engine wants it; it knows the ledger only through a `Desk`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ggferry.converters.receipt import SUFFIX, to_json
+from ggferry.formats import errors
+from ggferry.formats.errors import GgferryError
+from ggferry.service.adopt import adopt
+from ggferry.service.analyse import request_of
+from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, Job, LeaseLost
+from ggferry.service.mirror import Mirror
+from ggferry.service.publish import publish, put_small
+from ggferry.service.ranged import DATA_BLOCK
+from ggferry.service.stores import Found, check_unchanged, exists, is_remote
+from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
+
+AT_FAULT = (errors.CorruptError, errors.UnsupportedError, errors.VerificationError)
+"""Errors that lie in the file: trying again changes nothing."""
+FINAL = (errors.RefusedError, errors.UsageError, errors.NotFoundError)
+"""Errors that a person must do something about first."""
+BUSY = "another writer is at work on this file"
+TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
+RETRY_AFTER = 2.0  # seconds, times the attempts so far
+
+
+class Desk(Protocol):
+    """Where a job's questions go: the ledger, here or at the other end of a cluster. All may raise LeaseLost."""
+
+    def key(self, job: Job, key: str) -> str | None: ...
+    def verifying(self, job: Job) -> None: ...
+    def confirm(self, job: Job) -> None: ...
+    def event(self, job: Job, event: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of a run. `timeout`: seconds a job, None: by its size. `cache`: bytes of a remote source kept while it is
+    converted."""
+
+    limits: Limits = field(default_factory=Limits)
+    scratch: str | None = None
+    timeout: float | None = None
+    cache: int = 64 << 30
+    attempts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended. `again`: seconds until it may be tried again, None: never. `counts`: as one of its attempts."""
+
+    state: str
+    error: Mapping[str, Any] | None = None
+    receipt: Mapping[str, Any] | None = None
+    same_as: str | None = None
+    adopted: bool = False
+    peak: int = 0
+    again: float | None = None
+    counts: bool = True
+
+
+def run_job(job: Job, supervisor: Supervisor, desk: Desk, settings: Settings) -> Outcome:
+    """Do `job`. Every way it can end is an Outcome, but LeaseLost: then somebody else has it, and nothing was done."""
+    try:
+        with ExitStack() as stack:
+            return _Run(job, supervisor, desk, settings, stack).outcome()
+    except WorkerFailed as failure:
+        return _failed(job, failure.error, settings, failure.peak)
+    except WorkerTimeout:
+        limit = _timeout(job.entry, settings)
+        message = f"no end after {limit:g} s"
+        return Outcome(QUARANTINED, {"class": "Timeout", "message": message, "hint": "--timeout SECONDS"})
+    except WorkerDied as death:
+        error = {"class": "WorkerDied", "message": death.reason}
+        if job.attempt < settings.attempts:
+            return Outcome(QUARANTINED, error, again=RETRY_AFTER * job.attempt)
+        return Outcome(QUARANTINED, {**error, "message": f"{death.reason} ({job.attempt} times)"})
+    except GgferryError as error:
+        return _failed(job, {**error.as_dict(), "class": type(error).__name__}, settings)
+    except MemoryError:
+        return Outcome(FAILED, {"class": "OutOfMemory", "message": "the coordinator ran out of memory"})
+    except OSError as error:
+        return _failed(job, {"class": "GgferryError", "message": f"{type(error).__name__}: {error}"}, settings)
+
+
+def _failed(job: Job, error: Mapping[str, Any], settings: Settings, peak: int = 0) -> Outcome:
+    """Where an error leads: the file's fault, a person's turn, or worth another attempt."""
+    name = str(error.get("class", ""))
+    kind = getattr(errors, name, None)
+    if name in ("OutOfMemory", "InternalError"):
+        hint = "--memory SIZE" if name == "OutOfMemory" else "please report it"
+        return Outcome(QUARANTINED, {"hint": hint, **error}, peak=peak)
+    if error.get("message") == BUSY:
+        return Outcome(FAILED, error, peak=peak, again=RETRY_AFTER, counts=False)
+    if isinstance(kind, type) and issubclass(kind, AT_FAULT):
+        return Outcome(QUARANTINED, error, peak=peak)
+    if isinstance(kind, type) and issubclass(kind, FINAL):
+        return Outcome(FAILED, error, peak=peak)
+    again = RETRY_AFTER * job.attempt if job.attempt < settings.attempts else None
+    return Outcome(FAILED, error, peak=peak, again=again)
+
+
+def _timeout(entry: Mapping[str, Any], settings: Settings) -> float:
+    if settings.timeout is not None:
+        return settings.timeout
+    return TIMEOUT_BASE + (int(entry.get("bytes_in", 0)) + int(entry.get("bytes_out", 0))) / TIMEOUT_RATE
+
+
+class _Run:
+    """The course of one job. What it makes is undone by `stack`."""
+
+    def __init__(self, job: Job, supervisor: Supervisor, desk: Desk, settings: Settings, stack: ExitStack) -> None:
+        self.job, self.entry, self.desk, self.settings = job, job.entry, desk, settings
+        self.supervisor = supervisor
+        self.files = [_found(record) for record in self.entry.get("files", ())]
+        self.beside = [_found(record) for record in self.entry.get("beside", ())]
+        self.remote = any(is_remote(each.path) for each in (*self.files, *self.beside))
+        self.output = str(self.entry["output"])
+        self.folder = tempfile.mkdtemp(prefix="ggferry-job-", dir=settings.scratch)
+        stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        self.mirror = Mirror(os.path.join(self.folder, "from"))
+        stack.callback(self.mirror.close)
+        self.trouble: BaseException | None = None
+
+    def outcome(self) -> Outcome:
+        for each in (*self.files, *self.beside):
+            check_unchanged(each)
+        if self.remote:
+            os.makedirs(self.mirror.folder)
+            room = self.settings.cache // max(1, len(self.files))
+            self.mirror.stage((*self.files, *self.beside), block=DATA_BLOCK, room=room)
+        try:
+            answer = self.supervisor.run(
+                self._command(), self._on_event, self._on_ask, _timeout(self.entry, self.settings)
+            )
+        except WorkerFailed as failure:
+            if self.trouble is not None:
+                raise self.trouble from None
+            error = {**failure.error, "path": self._place(failure.error.get("path"))}
+            raise WorkerFailed(error, failure.peak) from None
+        result = answer.result
+        if "same" in result:
+            return Outcome(SKIPPED, {"class": "Same", "message": "the same content"}, same_as=result["same"])
+        if "receipt" in result and is_remote(self.output) and not result["adopted"]:
+            self._upload(result["receipt"])
+        return Outcome(DONE, receipt=result["receipt"], adopted=result["adopted"], peak=answer.peak)
+
+    @property
+    def out(self) -> str:
+        """Where the worker writes: the output itself, or a local file that is uploaded when it is proved."""
+        if is_remote(self.output):
+            return os.path.join(self.folder, "to", self.output.rpartition("/")[2])
+        return self.output
+
+    def _command(self) -> dict[str, Any]:
+        recipe = dict(self.entry["recipe"])
+        for name in ("tokenizer_model", "base"):
+            if recipe.get(name):
+                recipe[name] = self._here(recipe[name])
+        return {
+            "op": "convert",
+            "source": self._here(self.entry["source"]),
+            "out": self.out,
+            "recipe": recipe,
+            "files": [self._here(each.path) for each in self.files],
+            "beside": {os.path.basename(each.path): self._here(each.path) for each in self.beside},
+            "threads": self.supervisor.limits.threads,
+            "mount": self.mirror.serve(),
+        }
+
+    def _here(self, path: str) -> str:
+        return self.mirror.path_of(path) if is_remote(path) else path
+
+    def _place(self, path: Any) -> Any:
+        return self.mirror.url_of(path) if isinstance(path, str) else path
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        if event.get("event") == "stage" and event.get("title") == "verifying":
+            self.desk.verifying(self.job)
+        self.desk.event(self.job, event)
+
+    def _on_ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if question["question"] == "key":
+                return self._on_key(question)
+            for each in (*self.files, *self.beside):
+                check_unchanged(each)
+            self.desk.confirm(self.job)
+            return {"ok": True}
+        except (GgferryError, LeaseLost) as trouble:
+            self.trouble = trouble
+            return {"ok": False, "same": ""}
+
+    def _on_key(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        same = self.desk.key(self.job, question["key"])
+        if same is not None:
+            return {"ok": False, "same": same}
+        if is_remote(self.output) and exists(self.output):
+            request = request_of(self.entry["source"], self.entry["recipe"])
+            receipt = adopt(self.output, question["digests"], request, self.folder)
+            return {"ok": False, "receipt": receipt, "adopted": True}
+        return {"ok": True}
+
+    def _upload(self, receipt: Mapping[str, Any]) -> None:
+        folder = self.output.rpartition("/")[0]
+        self.desk.event(self.job, {"event": "stage", "title": "uploading", "total": os.path.getsize(self.out)})
+        put_small(to_json(receipt).encode("utf-8", "backslashreplace"), self.output + SUFFIX)
+        for record in reversed(receipt["output"]["files"]):
+            local = os.path.join(os.path.dirname(self.out), record["name"])
+            self.desk.confirm(self.job)
+            publish(local, f"{folder}/{record['name']}", record["blake3"], self.folder, self._sent)
+
+    def _sent(self, count: int) -> None:
+        self.desk.event(self.job, {"event": "progress", "title": "uploading", "done": count, "more": True})
+
+
+def _found(record: Mapping[str, Any]) -> Found:
+    return Found(str(record["path"]), int(record["bytes"]), str(record["version"]))

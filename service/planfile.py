@@ -1,0 +1,204 @@
+"""The plan of a migration: a head line and one JSON object a model. Made to be compared, edited and kept.
+
+No clock, no machine and no random number is in it: the same archive gives the same lines in the same order. What a
+person may change in a line: `verdict` (convert or skip), `output`, `options`. What it was made from is checked before
+anything is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import ggferry
+from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
+from ggferry.service.stores import Found
+
+FORMAT = 1
+CONVERT, SKIP, DUPLICATE, CORRUPT, INCOMPLETE, UNSUPPORTED, ARCHIVE, OTHER = VERDICTS = (
+    "convert", "skip", "duplicate", "corrupt", "incomplete", "unsupported", "archive", "other",
+)  # fmt: skip
+BAD = (CORRUPT, INCOMPLETE, UNSUPPORTED)
+MAX_LINE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What holds for all lines. `dest`: folder or URL of the outputs, None: beside their sources."""
+
+    roots: tuple[str, ...]
+    dest: str | None = None
+    outtype: str = "keep"
+    verify: str = "full"
+    ggferry: str = ggferry.__version__
+    format: int = FORMAT
+
+    @property
+    def id(self) -> str:
+        """The same for every plan of the same roots into the same place: what a ledger knows the run by."""
+        return digest_of([self.roots, self.dest, self.outtype, self.verify])[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model, or a file that is none. Sizes and memory in bytes.
+
+    `files`: the weights, in reading order, `beside`: what belongs to them; each path, bytes, version (see
+    `stores.Found`). `bytes_out`, `memory`, `disk`: exact, estimated, and the most it takes while it is made; `gpus`: what
+    a cluster is to reserve for it (nothing here needs one). `same_as`: the source of the line with the same content, `proof`: how that is known (blake3: every byte; samples; inode).
+    `options`: fields of `converters.convert.Request` and its Options that differ from the head's.
+    """
+
+    source: str
+    verdict: str
+    reason: str = ""
+    kind: str = "file"
+    container: str | None = None
+    version: int | None = None
+    era: str | None = None
+    architecture: str | None = None
+    types: str | None = None
+    files: tuple[Found, ...] = ()
+    beside: tuple[Found, ...] = ()
+    bytes_in: int = 0
+    bytes_out: int = 0
+    memory: int = 0
+    disk: int = 0
+    gpus: float = 0
+    output: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    grades: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    same_as: str | None = None
+    proof: str | None = None
+    error: Mapping[str, Any] | None = None
+
+    def id(self, head: Head) -> str:
+        """What makes it this job and no other: the files as listed, what is asked of them, where the output goes, and
+        the class of ggferry's version."""
+        listed = [(each.path, each.bytes, each.version) for each in (*self.files, *self.beside)]
+        return digest_of([self.source, listed, self.recipe(head), self.output, version_class()])[:32]
+
+    def recipe(self, head: Head) -> dict[str, Any]:
+        """Everything that decides the output's bytes beside the source's."""
+        return {"outtype": head.outtype, "verify": head.verify, **self.options}
+
+
+def version_class() -> str:
+    """Versions that write the same bytes: those with the same first two numbers."""
+    return ".".join(ggferry.__version__.split(".")[:2])
+
+
+def digest_of(value: Any) -> str:
+    """BLAKE3 of plain data, hex."""
+    from blake3 import blake3
+
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=list)
+    return str(blake3(text.encode()).hexdigest())
+
+
+# --- to and from a file --------------------------------------------------------------------------------------------
+
+
+def to_line(value: Head | Entry) -> str:
+    """One line of the file. Fields that say nothing are left out."""
+    record = asdict(value)
+    if isinstance(value, Head):
+        return _json({"ggferry_plan": record.pop("format"), **record})
+    defaults = {f.name: f.default for f in fields(Entry)}
+    record["files"], record["beside"] = _found(value.files), _found(value.beside)
+    keep = {k: v for k, v in record.items() if k in ("source", "verdict") or (v and v != defaults[k])}
+    return _json(keep)
+
+
+def _found(files: Iterable[Found]) -> list[dict[str, Any]]:
+    return [{"path": each.path, "bytes": each.bytes, "version": each.version} for each in files]
+
+
+def _json(record: Mapping[str, Any]) -> str:
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def write_plan(path: str, head: Head, entries: Sequence[Entry]) -> None:
+    """Write whole or not at all. Raises NotFoundError where it cannot be written."""
+    partial = f"{path}.partial"
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            for line in (to_line(head), *map(to_line, entries)):
+                file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise NotFoundError(f"cannot be written: {error.strerror}", path=path) from None
+
+
+def read_plan(path: str) -> tuple[Head, list[Entry]]:
+    """The plan at `path`, perhaps edited. Raises NotFoundError, UsageError or CorruptError naming the line."""
+    entries: list[Entry] = []
+    head: Head | None = None
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), 1):
+                if not line.strip():
+                    continue
+                record = _object(line, path, number)
+                if head is None:
+                    head = _head(record, path)
+                else:
+                    entries.append(_entry(record, path, number))
+    except OSError as error:
+        raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+    if head is None:
+        raise UsageError("an empty plan", path=path, hint="ggferry plan ROOT -o FILE")
+    _check_outputs(entries, path)
+    return head, entries
+
+
+def _object(line: bytes, path: str, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"line {number} of the plan is not JSON: {error}", path=path) from None
+    if not isinstance(record, dict):
+        raise CorruptError(f"line {number} of the plan is not an object", path=path)
+    return record
+
+
+def _head(record: dict[str, Any], path: str) -> Head:
+    if record.pop("ggferry_plan", None) != FORMAT:
+        raise UsageError("not a plan of this version of ggferry", path=path, hint="its first line must be kept")
+    try:
+        return Head(roots=tuple(record.pop("roots")), **record)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"the plan's first line: {error}", path=path) from None
+
+
+def _entry(record: dict[str, Any], path: str, number: int) -> Entry:
+    place = f"line {number} of the plan"
+    try:
+        for name in ("files", "beside"):
+            found = record.get(name, ())
+            record[name] = tuple(Found(str(f["path"]), int(f["bytes"]), str(f["version"])) for f in found)
+        record["notes"] = tuple(record.get("notes", ()))
+        entry = Entry(**record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{place}: {error}", path=path) from None
+    if entry.verdict not in VERDICTS:
+        raise UsageError(f"{place}: verdict", path=path, found=entry.verdict, expected=", ".join(VERDICTS))
+    if entry.verdict == CONVERT and not (entry.files and entry.output and isinstance(entry.options, dict)):
+        raise UsageError(f"{place}: a model to convert needs files, an output and options", path=path)
+    return entry
+
+
+def _check_outputs(entries: Iterable[Entry], path: str) -> None:
+    seen: dict[str, str] = {}
+    for entry in entries:
+        if entry.verdict == CONVERT and entry.output is not None:
+            if entry.output in seen:
+                raise UsageError("two models with one output", path=path, found=f"{seen[entry.output]}, {entry.source}")
+            seen[entry.output] = entry.source

@@ -1,0 +1,207 @@
+"""From roots to a plan: list, group, look at each model's headers in workers, name outputs, find duplicates."""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggferry.formats import errors
+from ggferry.formats.errors import GgferryError, UsageError
+from ggferry.formats.sources import LocalFile, Source
+from ggferry.service import archive, duplicates, stores
+from ggferry.service.archive import Group, Tree
+from ggferry.service.broker import revive
+from ggferry.service.mirror import Mirror
+from ggferry.service.naming import Names
+from ggferry.service.planfile import ARCHIVE, CONVERT, CORRUPT, INCOMPLETE, OTHER, SKIP, UNSUPPORTED, Entry, Head
+from ggferry.service.ranged import RangedFile
+from ggferry.service.stores import Found, is_remote, local_path
+from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
+
+HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
+STAGING = 16  # heads fetched from a store at a time
+Progress = Callable[[int, int], None]
+"""Models looked at so far, models in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a plan is to hold. `recipe`: options for every model beside the head's; `digest`: read same-size candidates
+    whole to prove duplicates, None: where they are local."""
+
+    roots: tuple[str, ...]
+    dest: str | None = None
+    outtype: str = "keep"
+    verify: str = "full"
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    digest: bool | None = None
+    jobs: int = 1
+    limits: Limits = field(default_factory=Limits)
+
+
+def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple[Head, list[Entry]]:
+    """The plan of an archive. Raises UsageError, NotFoundError; a file that is bad is a line with its reason."""
+    roots = tuple(local_path(root) for root in wanted.roots)
+    dest = None if wanted.dest is None else local_path(wanted.dest)
+    for root in roots:
+        if dest is None and root.partition("://")[0] in stores.READ_ONLY:
+            raise UsageError("outputs cannot stand beside these sources", path=root, hint="--dest FOLDER")
+    head = Head(roots, dest, wanted.outtype, wanted.verify)
+    with _places(roots) as (tree, mirror):
+        found = archive.groups(tree)
+        looked = _look(found, wanted, mirror, progress)
+        names = Names(head, {f.path for f in tree.files.values()})
+        entries = [_entry(group, facts, tree, mirror, names) for group, facts in zip(found, looked, strict=True)]
+
+        def open_file(each: Found) -> Source:
+            return (
+                RangedFile(each, mirror.folder, room=0, block=64 << 10)
+                if is_remote(each.path)
+                else LocalFile(each.path)
+            )
+
+        def whole(each: Found) -> bool:
+            return not is_remote(each.path) if wanted.digest is None else wanted.digest
+
+        entries = duplicates.mark(entries, open_file, whole)
+    return head, sorted(entries, key=lambda entry: (entry.source, entry.verdict))
+
+
+@contextmanager
+def _places(roots: Sequence[str]) -> Iterator[tuple[Tree, Mirror]]:
+    """Everything below the roots, listed once; remote files through a mirror of their names and first bytes."""
+    tree, mirror = Tree(), Mirror(tempfile.mkdtemp(prefix="ggferry-plan-"))
+    try:
+        remote = []
+        for root in roots:
+            for found in stores.listing(root):
+                if is_remote(found.path):
+                    remote.append(found)
+                else:
+                    tree.add(found.path, found)
+        with ThreadPoolExecutor(STAGING) as pool:
+            list(pool.map(lambda found: mirror.stage([found]), remote))
+        for found in remote:
+            tree.add(mirror.path_of(found.path), found)
+        yield tree, mirror
+    finally:
+        mirror.close()
+
+
+# --- headers -------------------------------------------------------------------------------------------------------
+
+
+def _look(found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Progress) -> list[dict[str, Any] | None]:
+    """What workers say of each group that may be a model; None for the others."""
+    results: list[dict[str, Any] | None] = [None] * len(found)
+    work: queue.SimpleQueue[int] = queue.SimpleQueue()
+    models = [i for i, group in enumerate(found) if group.kind in archive.MODELS]
+    for i in models:
+        work.put(i)
+    mount, done, lock = mirror.serve(), 0, threading.Lock()
+
+    def serve() -> None:
+        nonlocal done
+        with Supervisor(wanted.limits) as supervisor:
+            while True:
+                try:
+                    i = work.get_nowait()
+                except queue.Empty:
+                    return
+                results[i] = _facts(found[i], wanted, supervisor, mount)
+                with lock:
+                    done += 1
+                    progress(done, len(models))
+
+    threads = [threading.Thread(target=serve, daemon=True) for _ in range(min(wanted.jobs, len(models)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[str, Any]) -> dict[str, Any]:
+    recipe = {"outtype": wanted.outtype, "verify": wanted.verify, **wanted.recipe, **_own(group)}
+    command = {
+        "op": "analyse",
+        "source": group.source,
+        "recipe": recipe,
+        "threads": wanted.limits.threads,
+        "mount": mount,
+    }
+    try:
+        facts = supervisor.run(command, timeout=HEADER_TIMEOUT).result
+        own = {**_own(group), **facts.pop("options")}
+        return {**facts, "options": {**wanted.recipe, **{k: v for k, v in own.items() if v is not None}}}
+    except WorkerFailed as failure:
+        return {"error": failure.error}
+    except WorkerTimeout:
+        return {"error": {"class": "Timeout", "message": f"its headers were not read within {HEADER_TIMEOUT:g} s"}}
+    except WorkerDied as death:
+        return {"error": {"class": "WorkerDied", "message": death.reason}}
+
+
+def _own(group: Group) -> dict[str, Any]:
+    own = {"tokenizer_model": group.tokenizer_model, "base": group.base}
+    return {name: path for name, path in own.items() if path is not None}
+
+
+# --- lines ---------------------------------------------------------------------------------------------------------
+
+
+def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mirror, names: Names) -> Entry:
+    def listed(paths: Sequence[str]) -> tuple[Found, ...]:
+        return tuple(tree.files[path] if path in tree.files else stores.stat(path) for path in paths)
+
+    source = mirror.url_of(group.source)
+    files, beside = listed(group.files), listed((*group.beside, *_config_of(group.base)))
+    common: dict[str, Any] = {"kind": group.kind, "files": files, "beside": beside}
+    common["bytes_in"] = sum(max(0, each.bytes) for each in files)
+    if facts is None and group.error is None:
+        verdict = {archive.ARCHIVE: ARCHIVE, archive.FORM: SKIP}.get(group.kind, OTHER)
+        return Entry(source, verdict, group.reason, **common)
+    facts = facts or {"error": {**(group.error.as_dict() if group.error else {}), "class": type(group.error).__name__}}
+    if "error" in facts:
+        error = {**facts["error"], "path": _url(facts["error"].get("path"), mirror)}
+        return Entry(source, _verdict(error), _reason(error), error=error, **common)
+    facts = dict(facts)
+    name = str(facts.pop("name"))
+    facts["options"] = {key: _url(value, mirror) for key, value in facts["options"].items()}
+    facts["notes"] = tuple(facts["notes"])
+    if facts.get("verdict") == SKIP:
+        return Entry(source, facts.pop("verdict"), facts.pop("reason"), **common, **facts)
+    output = names.output(source, group, name)
+    reads = common["bytes_in"] if any(is_remote(each.path) for each in files) else 0
+    disk = int(facts["bytes_out"]) + reads
+    return Entry(source, CONVERT, output=output, disk=disk, **common, **facts)
+
+
+def _config_of(base: str | None) -> tuple[str, ...]:
+    path = None if base is None else os.path.join(base, "config.json")
+    return (path,) if path is not None and os.path.isfile(path) else ()
+
+
+def _url(value: Any, mirror: Mirror) -> Any:
+    return mirror.url_of(value) if isinstance(value, str) else value
+
+
+def _verdict(error: Mapping[str, Any]) -> str:
+    kind = getattr(errors, str(error.get("class")), GgferryError)
+    if not isinstance(kind, type):
+        return CORRUPT
+    if issubclass(kind, (errors.NotFoundError, errors.MissingError)):
+        return INCOMPLETE
+    return UNSUPPORTED if issubclass(kind, (errors.UnsupportedError, errors.RefusedError, UsageError)) else CORRUPT
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    """The error as one line, without its path when that is the model's own."""
+    return str(revive({**error, "path": None}))

@@ -1,0 +1,52 @@
+"""Finished outputs looked at again: bytes against receipts, or the whole proof."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from ggferry.formats.errors import GgferryError
+from ggferry.service.adopt import output_intact
+from ggferry.service.ledger import BUCKETS, DONE, Ledger
+from ggferry.service.stores import exists, is_remote
+from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
+
+
+def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Each looked-at job with what is wrong with it, None for nothing. `share` of them, chosen by their ids; at least
+    one."""
+    done = ledger.rows(None, [DONE])
+    chosen = [row for row in done if row["bucket"] < share * BUCKETS] or done[:1]
+    with Supervisor(Limits(memory, 1)) as supervisor, tempfile.TemporaryDirectory(prefix="ggferry-") as scratch:
+        for row in chosen:
+            try:
+                problem = _digests(row, scratch)
+                if problem is None and full:
+                    problem = _proof(row, supervisor)
+            except GgferryError as error:
+                problem = str(error)
+            yield row, problem
+
+
+def _digests(row: dict[str, Any], scratch: str) -> str | None:
+    output = row["entry"]["output"]
+    if not exists(output):
+        return "is gone"
+    return None if output_intact(output, row["receipt"], scratch) else "is not what its receipt says"
+
+
+def _proof(row: dict[str, Any], supervisor: Supervisor) -> str | None:
+    entry = row["entry"]
+    if row["deleted"]:
+        return None  # its source was deleted on purpose; the digests were looked at
+    if any(is_remote(path) for path in (entry["source"], entry["output"])):
+        return "the whole proof is made of local files only: fetch both, then ggferry verify"
+    command = {"op": "recheck", "source": entry["source"], "output": entry["output"], "recipe": entry["recipe"]}
+    try:
+        supervisor.run({**command, "threads": 1})
+    except WorkerFailed as failure:
+        return str(failure.error.get("message"))
+    except (WorkerDied, WorkerTimeout) as failure:
+        return str(failure)
+    return None

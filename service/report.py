@@ -1,0 +1,157 @@
+"""What came of a migration: totals, errors by class, the proof of every model. JSON, and `report_html` for people."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ggferry
+from ggferry.formats.errors import NotFoundError
+from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
+from ggferry.service.planfile import CONVERT, VERDICTS, Entry, Head
+
+PROOF_KEYS = ("relative_rms", "max_error", "top1_agreement", "limit")
+
+
+# --- of a plan -----------------------------------------------------------------------------------------------------
+
+
+def summary(entries: Sequence[Entry]) -> dict[str, Any]:
+    """A plan in numbers: models by verdict, bytes, the largest memory, reasons."""
+    doing = [entry for entry in entries if entry.verdict == CONVERT]
+    kinds = Counter(_kind(entry) for entry in doing)
+    return {
+        "verdicts": {v: n for v in VERDICTS if (n := sum(entry.verdict == v for entry in entries))},
+        "files": sum(len(entry.files) for entry in entries),
+        "bytes_in": sum(entry.bytes_in for entry in doing),
+        "bytes_out": sum(entry.bytes_out for entry in doing),
+        "memory": max((entry.memory for entry in doing), default=0),
+        "disk": sum(entry.bytes_out for entry in doing),
+        "convert": dict(kinds.most_common()),
+        "problems": dict(Counter((e.error or {}).get("class", e.verdict) for e in entries if e.error).most_common()),
+        "duplicate_bytes": sum(entry.bytes_in for entry in entries if entry.same_as),
+    }
+
+
+def _kind(entry: Entry) -> str:
+    version = None if entry.version is None else f"v{entry.version}"
+    return " ".join(filter(None, (entry.container, version, entry.architecture)))
+
+
+def summary_lines(facts: Mapping[str, Any]) -> list[str]:
+    lines = ["  ".join(f"{count} {verdict}" for verdict, count in facts["verdicts"].items()) or "nothing found"]
+    lines += [f"  {count:>6}  {kind}" for kind, count in facts["convert"].items()]
+    lines += [f"  {count:>6}  cannot be converted: {kind}" for kind, count in facts["problems"].items()]
+    if facts["convert"]:
+        lines.append(
+            f"{facts['bytes_in']:,} bytes in, {facts['bytes_out']:,} bytes out; each worker takes about "
+            f"{facts['memory'] >> 20:,} MiB of memory"
+        )
+    return lines
+
+
+# --- of a ledger ---------------------------------------------------------------------------------------------------
+
+
+def write_report(stem: str, ledger: Ledger, head: Head | None = None, entries: Sequence[Entry] = ()) -> dict[str, Any]:
+    """Write `stem`.json and `stem`.html about a plan's jobs, or all; the facts in them. Raises NotFoundError."""
+    from ggferry.service.report_html import page
+
+    facts = collect(ledger.rows(None if head is None else head.id), head)
+    for suffix, text in ((".json", json.dumps(facts, indent=1, ensure_ascii=False) + "\n"), (".html", page(facts))):
+        partial = f"{stem}{suffix}.partial"
+        try:
+            with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            os.replace(partial, stem + suffix)
+        except OSError as error:
+            raise NotFoundError(f"cannot be written: {error.strerror}", path=stem + suffix) from None
+    return facts
+
+
+def collect(rows: Sequence[Mapping[str, Any]], head: Head | None = None) -> dict[str, Any]:
+    """The report as plain data."""
+    done = [row for row in rows if row["state"] == DONE]
+    bad = [row for row in rows if row["state"] in (FAILED, QUARANTINED)]
+    names = {row["id"]: row["source"] for row in rows}
+    before, after = sum(row["bytes_in"] for row in done), sum(_written(row) for row in done)
+    seconds = [row["finished"] - row["started"] for row in done if row["finished"] and row["started"]]
+    return {
+        "ggferry": ggferry.__version__,
+        "roots": list(head.roots) if head else [],
+        "dest": head.dest if head else None,
+        "totals": {
+            **{state: sum(row["state"] == state for row in rows) for state in STATES},
+            "bytes_before": before,
+            "bytes_after": after,
+            "bytes_saved": before - after,
+            "bytes_duplicate": sum(row["bytes_in"] for row in rows if row["entry"].get("same_as") or row["same_as"]),
+            "worker_seconds": round(sum(seconds), 3),
+            "peak_memory": max((row["peak"] or 0 for row in rows), default=0),
+            "deleted_sources": sum(bool(row["deleted"]) for row in rows),
+        },
+        "errors": dict(Counter(str((row["error"] or {}).get("class", "?")) for row in bad).most_common()),
+        "grades": dict(_grades(done)),
+        "skipped": dict(Counter(_why(row) for row in rows if row["state"] == SKIPPED).most_common()),
+        "models": [_model(row, names) for row in rows if not _is_other(row)],
+        "other_files": sum(_is_other(row) for row in rows),
+    }
+
+
+def _is_other(row: Mapping[str, Any]) -> bool:
+    return bool(row["entry"].get("verdict") == "other")
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    verdict = str(row["entry"].get("verdict"))
+    return "the same content as another" if row["same_as"] or verdict == "duplicate" else verdict
+
+
+def _written(row: Mapping[str, Any]) -> int:
+    files = (row["receipt"] or {}).get("output", {}).get("files", ())
+    return sum(int(record["bytes"]) for record in files)
+
+
+def _grades(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(tensor["grade"] for row in rows for tensor in (row["receipt"] or {}).get("tensors", ()))
+
+
+def _model(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    entry, receipt = row["entry"], row["receipt"] or {}
+    logits = receipt.get("logits") or {}
+    return {
+        "id": row["id"],
+        "source": row["source"],
+        "state": row["state"],
+        "container": entry.get("container"),
+        "version": entry.get("version"),
+        "architecture": entry.get("architecture"),
+        "bytes_in": row["bytes_in"],
+        "bytes_out": _written(row) if receipt else None,
+        "output": row["output"] if row["state"] == DONE else None,
+        "blake3": [record["blake3"] for record in receipt.get("output", {}).get("files", ())],
+        "grades": dict(Counter(tensor["grade"] for tensor in receipt.get("tensors", ()))),
+        "verified": receipt.get("verified"),
+        "logits": {key: logits[key] for key in PROOF_KEYS if key in logits} or None,
+        "tokenizer": receipt.get("tokenizer"),
+        "runtimes": receipt.get("runtimes", {}).get("run_it"),
+        "same_as": names.get(str(row["same_as"]), row["same_as"]) or entry.get("same_as"),
+        "error": row["error"] if row["state"] in (FAILED, QUARANTINED, SKIPPED) else None,
+        "attempts": row["attempts"],
+        "adopted": bool(row["adopted"]),
+        "source_deleted": bool(row["deleted"]),
+        "peak_memory": row["peak"],
+        "seconds": round(row["finished"] - row["started"], 3) if row["finished"] and row["started"] else None,
+    }
+
+
+def migration_lines(facts: Mapping[str, Any], stem: str) -> list[str]:
+    """The end of a run for a person."""
+    totals = facts["totals"]
+    lines = ["  ".join(f"{totals[state]} {state}" for state in STATES if totals[state]) or "nothing to do"]
+    lines += [f"  {count:>6}  {kind}" for kind, count in facts["errors"].items()]
+    lines.append(f"{totals['bytes_before']:,} bytes became {totals['bytes_after']:,}; report: {stem}.html, {stem}.json")
+    return lines

@@ -1,0 +1,121 @@
+"""What a worker can be told to do. Each command is plain data in and out; errors are those of `formats.errors`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from ggferry.converters.convert import convert
+from ggferry.converters.receipt import digest
+from ggferry.converters.reverify import reverify
+from ggferry.formats.errors import InconsistentError
+from ggferry.formats.sources import LocalFile, Source, mount, open_source, unmount
+from ggferry.service.adopt import adopt
+from ggferry.service.analyse import analyse, request_of
+from ggferry.service.broker import BrokeredFile
+from ggferry.service.planfile import digest_of, version_class
+
+
+class Parent(Protocol):
+    """The other end: `worker.Channel`."""
+
+    def stage(self, title: str, total: int) -> Any: ...
+    def ask(self, question: str, **facts: Any) -> dict[str, Any]: ...
+
+
+def run(command: Mapping[str, Any], parent: Parent) -> Any:
+    """Carry one command out."""
+    work = {"analyse": _analyse, "convert": _convert, "recheck": _recheck}[command["op"]]
+    with mounted(command.get("mount") or {}):
+        return work(command, parent)
+
+
+@contextmanager
+def mounted(remote: Mapping[str, Any]) -> Iterator[None]:
+    """Files that are elsewhere (`mirror.Mirror.serve`) open through the broker for as long."""
+    if not remote:
+        yield
+        return
+
+    def opener(path: str) -> Source | None:
+        if path not in remote["files"]:
+            return None
+        number, size = remote["files"][path]
+        return BrokeredFile(remote["address"], bytes.fromhex(remote["key"]), number, path, size)
+
+    mount(remote["folder"], opener)
+    try:
+        yield
+    finally:
+        unmount(remote["folder"])
+
+
+def _analyse(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+    return analyse(command["source"], command["recipe"], command["threads"])
+
+
+# --- convert -------------------------------------------------------------------------------------------------------
+
+
+def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+    """Digest the source, ask whether that content is still to be done, convert, ask again before publishing."""
+    request = request_of(command["source"], command["recipe"], command["out"], command["threads"])
+    files, key = identify(command["files"], command["beside"], command["recipe"], parent)
+    answer = parent.ask("key", key=key, digests=files)
+    if not answer["ok"]:
+        return answer
+    if os.path.lexists(command["out"]):
+        return {"receipt": adopt(command["out"], files, request), "adopted": True}
+
+    def approve(receipt: Mapping[str, Any]) -> None:
+        found = [record["blake3"] for record in receipt["source"]["files"]]
+        if sorted(found) != sorted(files):
+            raise InconsistentError("changed while it was converted", path=command["source"], hint="plan again")
+        if not parent.ask("publish")["ok"]:
+            raise InconsistentError("the lease on this job was lost; nothing was published", path=command["source"])
+
+    os.makedirs(os.path.dirname(command["out"]), exist_ok=True)
+    result = convert(request, parent.stage, approve)
+    return {"receipt": result.receipt, "adopted": False}
+
+
+def identify(
+    files: Sequence[str], beside: Mapping[str, str], recipe: Mapping[str, Any], parent: Parent
+) -> tuple[list[str], str]:
+    """Digests of the weights, and the key: the same for the same bytes under any name, done the same way."""
+    total = sum(_size(path) for path in files)
+    digests = []
+    with parent.stage("reading", total) as progress:
+        for path in files:
+            with open_source(path) as source:  # type: ignore[attr-defined]
+                digests.append(digest(source))
+                progress(source.size)
+    around = {}
+    for role, path in sorted(beside.items()):
+        with LocalFile(path) as source:
+            around[role] = digest(source)
+    plain = {key: value for key, value in recipe.items() if key not in ("tokenizer_model", "base")}
+    return digests, digest_of([digests, around, plain, version_class()])
+
+
+def _size(path: str) -> int:
+    source = open_source(path)
+    source.close()
+    return source.size
+
+
+# --- recheck -------------------------------------------------------------------------------------------------------
+
+
+def _recheck(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+    """The whole proof again, of a finished output against its source."""
+    request = request_of(command["source"], command["recipe"])
+    level = "fast" if request.level == "none" else request.level
+    report = reverify(
+        command["source"], command["output"], level=level, hparams=request.hparams, vocab=request.vocab,
+        jobs=command["threads"], stage=parent.stage, base=request.base,
+    )  # fmt: skip
+    return {"line": report.line, "proof": asdict(report.proof)}
