@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.convert import Request, make_plan
@@ -24,8 +23,9 @@ TENSOR_MEMORY, TOKEN_MEMORY = 4 << 10, 2 << 10  # Python objects of a tensor's r
 _OPTIONS = ("expand", "allow_requantize", "allow_nonfinite", "big_endian", "pure", "leave_output_tensor",
             "output_tensor_type", "token_embedding_type")  # fmt: skip
 _VOCAB = {"tokenizer_model": "model", "pre": "pre", "huggingface_json": "keep_json", "trim_vocab": "trim",
-          "no_vocab": "none"}  # fmt: skip
-_REQUEST = ("hparams", "model_name", "base", "ggla_permute", "imatrix")
+          "no_vocab": "none", "tokenizer": "source"}  # fmt: skip
+_REQUEST = ("hparams", "model_name", "base", "ggla_permute", "imatrix", "arch", "config")
+PATHS = ("tokenizer_model", "tokenizer", "base", "imatrix", "config")  # options that name files
 RECIPE_KEYS = ("outtype", "verify", *_OPTIONS, *_VOCAB, *_REQUEST)
 
 
@@ -41,19 +41,17 @@ def request_of(source: str, recipe: Mapping[str, Any], out: str | None = None, j
     return Request(source, out, options, vocab=vocab, level=str(recipe.get("verify", "full")), jobs=jobs, **rest)
 
 
-def analyse(source: str, recipe: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """The fields of a plan's line that the file itself decides. Raises one of `formats.errors`."""
-    request = request_of(source, recipe)
-    checkpoint = open_checkpoint(source)
+def analyse(source: str, recipe: Mapping[str, Any], threads: int, config: str | None = None) -> dict[str, Any]:
+    """The fields of a plan's line that the file itself decides. `config`: the config.json that stands beside a file of
+    the GGML era, for what its header leaves open. Raises one of `formats.errors`."""
+    plan, options, notes = _planned(source, recipe, config)
+    checkpoint = plan.graph.checkpoint
     try:
         facts: dict[str, Any] = {
             "container": checkpoint.container,
             "version": checkpoint.version,
             "era": checkpoint.era,
             "types": count_types(list(checkpoint.tensors.values())),
-        }
-        plan, options, notes = _planned(request, checkpoint)
-        facts |= {
             "architecture": plan.graph.architecture.name,
             "bytes_out": plan.bytes_written,
             "memory": _memory(plan, threads),
@@ -69,17 +67,31 @@ def analyse(source: str, recipe: Mapping[str, Any], threads: int) -> dict[str, A
         checkpoint.close()
 
 
-def _planned(request: Request, checkpoint: Checkpoint) -> tuple[Plan, dict[str, Any], list[str]]:
-    """The plan; the tokenizer.model beside a legacy file is used where it fits the file, and told where it does not."""
-    try:
-        return make_plan(request, checkpoint)[0], {}, []
-    except GgferryError as error:
-        beside = request.vocab.model
-        if beside is None:
-            raise
-        plan, _ = make_plan(replace(request, vocab=replace(request.vocab, model=None)), checkpoint)
-        note = f"the tokenizer.model beside it is not this model's and is not used: {error.message}"
-        return plan, {"tokenizer_model": None}, [note]
+def _planned(source: str, recipe: Mapping[str, Any], config: str | None) -> tuple[Plan, dict[str, Any], list[str]]:
+    """The first plan that can be made, what it needed beside `recipe`, and why: what stands beside a legacy file is
+    used where it fits the file or fills what the file lacks, and each such choice is told."""
+    tries: list[tuple[dict[str, Any], str]] = [({}, "")]
+    if recipe.get("tokenizer_model"):
+        tries.append(({"tokenizer_model": None}, "the tokenizer.model beside it is not this model's and is not used"))
+    if config is not None:
+        tries += [
+            ({**more, "config": config}, "the config.json beside it fills what its header lacks") for more, _ in tries
+        ]
+    first: GgferryError | None = None
+    for more, note in tries:
+        request = request_of(source, {**recipe, **more})
+        try:
+            checkpoint = open_checkpoint(source, request.arch, request.config)
+            try:
+                plan, _ = make_plan(request, checkpoint)
+            except BaseException:
+                checkpoint.close()
+                raise
+            return plan, more, [f"{note}: {first.message}"] if first is not None else []
+        except GgferryError as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def _is_done(checkpoint: Checkpoint, plan: Plan) -> bool:

@@ -14,6 +14,7 @@ from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, Us
 from ggferry.formats.sources import LocalFile
 from ggferry.service import stores
 from ggferry.service.adopt import output_intact
+from ggferry.service.analyse import request_of
 from ggferry.service.engine import LEASE, Emit, Run, run_local
 from ggferry.service.jobs import Outcome, Settings
 from ggferry.service.ledger import DONE, QUARANTINED, QUEUED, SKIPPED, Job, Ledger, bucket
@@ -51,8 +52,10 @@ class Migration:
         if asked.engine not in ENGINES:
             raise UsageError("--engine", found=asked.engine, expected=", ".join(ENGINES))
         for entry in self.entries:
-            if entry.verdict == CONVERT and entry.output and is_remote(entry.output):
-                check_destination(entry.output)
+            if entry.verdict == CONVERT and entry.output:
+                request_of(entry.source, entry.recipe(self.head))
+                if is_remote(entry.output):
+                    check_destination(entry.output)
         self.ledger = Ledger(asked.ledger)
 
     def prepare(self) -> list[Entry]:

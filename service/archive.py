@@ -40,7 +40,8 @@ MODELS = (FILE, PARTS, SHARDS, FOLDER, ADAPTER)
 @dataclass(frozen=True, slots=True)
 class Group:
     """Files that are one thing. `source`: what a reader is given. `beside`: files that belong to it, `reason`: why it
-    is not a model, or `error`: why it cannot be one. `tokenizer_model`: of a legacy file, the one in its folder."""
+    is not a model, or `error`: why it cannot be one. `tokenizer_model`, `config`: of a legacy file, those in
+    its folder; `base`: of an adapter, the folder of the model it names."""
 
     kind: str
     source: str
@@ -49,6 +50,7 @@ class Group:
     reason: str = ""
     error: GgferryError | None = None
     tokenizer_model: str | None = None
+    config: str | None = None
     base: str | None = None
 
 
@@ -169,7 +171,7 @@ class _Folder:
             parts = [self._in(name) for _, name in sorted(numbered)]
             if base in self.left:
                 paths = [self._in(base), *parts]
-                yield Group(PARTS, paths[0], self._take(paths), tokenizer_model=self._tokenizer())
+                yield self._legacy(PARTS, self._take(paths))
             else:
                 error = NotFoundError(
                     "the first part of this model is missing", path=parts[0], expected=base,
@@ -177,8 +179,11 @@ class _Folder:
                 )  # fmt: skip
                 yield Group(BROKEN, parts[0], self._take(parts), error=error)
 
-    def _tokenizer(self) -> str | None:
-        return self._in("tokenizer.model") if "tokenizer.model" in self.names else None
+    def _legacy(self, kind: str, paths: tuple[str, ...]) -> Group:
+        """A model of the GGML era with what stands beside it that it may need."""
+        model, config = (self._in(name) if name in self.names else None for name in ("tokenizer.model", "config.json"))
+        beside = tuple(path for path in (model, config) if path)
+        return Group(kind, paths[0], paths, beside, tokenizer_model=model, config=config)
 
     # --- the rest, a file at a time ---
 
@@ -197,8 +202,7 @@ class _Folder:
     def _single(self, path: str, lower: str) -> Group:
         head = head_of(path)
         if lower.endswith(MODEL_SUFFIXES) or head[:4] in (*GGML_MAGIC, b"GGUF", b"FUGG", b"algg"):
-            beside = self._tokenizer() if head[:4] in GGML_MAGIC else None
-            return Group(FILE, path, (path,), (beside,) if beside else (), tokenizer_model=beside)
+            return self._legacy(FILE, (path,)) if head[:4] in GGML_MAGIC else Group(FILE, path, (path,))
         words = "an empty file" if not head else describe(head, path)
         return Group(OTHER, path, (path,), reason=f"not a model: {words}")
 

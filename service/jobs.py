@@ -17,7 +17,7 @@ from ggferry.converters.receipt import SUFFIX, to_json
 from ggferry.formats import errors
 from ggferry.formats.errors import GgferryError
 from ggferry.service.adopt import adopt
-from ggferry.service.analyse import request_of
+from ggferry.service.analyse import PATHS, request_of
 from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, Job, LeaseLost
 from ggferry.service.mirror import Mirror
 from ggferry.service.publish import publish, put_small
@@ -164,7 +164,7 @@ class _Run:
 
     def _command(self) -> dict[str, Any]:
         recipe = dict(self.entry["recipe"])
-        for name in ("tokenizer_model", "base"):
+        for name in PATHS:
             if recipe.get(name):
                 recipe[name] = self._here(recipe[name])
         return {

@@ -46,10 +46,10 @@ class Head:
 class Entry:
     """A model, or a file that is none. Sizes and memory in bytes.
 
-    `files`: the weights, in reading order, `beside`: what belongs to them; each path, bytes, version (see
-    `stores.Found`). `bytes_out`, `memory`, `disk`: exact, estimated, and the most it takes while it is made; `gpus`: what
-    a cluster is to reserve for it (nothing here needs one). `same_as`: the source of the line with the same content, `proof`: how that is known (blake3: every byte; samples; inode).
-    `options`: fields of `converters.convert.Request` and its Options that differ from the head's.
+    `files`: the weights, in reading order, `beside`: what belongs to them; each path, bytes, version (`stores.Found`).
+    `bytes_out`, `memory`, `disk`: exact, estimated, and the most it takes while it is made; `gpus`: what a cluster is
+    to reserve for it (nothing here needs one). `same_as`: the source of the line with the same content, `proof`: how
+    that is known (blake3: every byte; inode). `options`: what differs from the head (`analyse.RECIPE_KEYS`).
     """
 
     source: str

@@ -134,6 +134,7 @@ def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[
         "op": "analyse",
         "source": group.source,
         "recipe": recipe,
+        "config": group.config,
         "threads": wanted.limits.threads,
         "mount": mount,
     }

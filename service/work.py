@@ -14,7 +14,7 @@ from ggferry.converters.reverify import reverify
 from ggferry.formats.errors import InconsistentError
 from ggferry.formats.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.service.adopt import adopt
-from ggferry.service.analyse import analyse, request_of
+from ggferry.service.analyse import PATHS, analyse, request_of
 from ggferry.service.broker import BrokeredFile
 from ggferry.service.planfile import digest_of, version_class
 
@@ -54,7 +54,7 @@ def mounted(remote: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _analyse(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
-    return analyse(command["source"], command["recipe"], command["threads"])
+    return analyse(command["source"], command["recipe"], command["threads"], command.get("config"))
 
 
 # --- convert -------------------------------------------------------------------------------------------------------
@@ -97,8 +97,15 @@ def identify(
     for role, path in sorted(beside.items()):
         with LocalFile(path) as source:
             around[role] = digest(source)
-    plain = {key: value for key, value in recipe.items() if key not in ("tokenizer_model", "base")}
+    plain = {key: value for key, value in recipe.items() if not _is_beside(key, value, beside)}
     return digests, digest_of([digests, around, plain, version_class()])
+
+
+def _is_beside(key: str, value: Any, beside: Mapping[str, str]) -> bool:
+    """Whether an option names what was digested by content already: then its path says nothing more."""
+    if key not in PATHS or not isinstance(value, str):
+        return False
+    return any(path == value or path.startswith(os.path.join(value, "")) for path in beside.values())
 
 
 def _size(path: str) -> int:

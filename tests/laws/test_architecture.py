@@ -15,6 +15,7 @@ from conftest import ROOT
 ROOMS = ("quant", "formats", "converters", "service")
 FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 HEAVY = {"numpy", "torch", "numba", "sentencepiece", "regex", "rich", "safetensors", "blake3"}
+HEAVY |= {"fsspec", "sqlalchemy", "ray"}
 
 
 def imports(path: Path, top_level_only: bool = False) -> list[str]:
@@ -97,7 +98,8 @@ def test_quick_answers_load_neither_torch_nor_numba(arguments: list[str], fixtur
         "import sys, resource\n"
         "from ggferry.service.cli import _run\n"
         f"code = _run({[a.format(file=file) for a in arguments]!r})\n"
-        "loaded = [m for m in ('torch', 'numba', 'llvmlite', 'transformers', 'numpy', 'fsspec', 'sqlalchemy', 'ray') if m in sys.modules]\n"
+        "heavy = ('torch', 'numba', 'llvmlite', 'transformers', 'numpy', 'fsspec', 'sqlalchemy', 'ray')\n"
+        "loaded = [m for m in heavy if m in sys.modules]\n"
         "assert code == 0 and not loaded, (code, loaded)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

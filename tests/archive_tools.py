@@ -64,13 +64,6 @@ def hostile_pickle(path: Path, canary: Path) -> Path:
     return path
 
 
-def three_parts_one_missing(fixtures: Path, folder: Path) -> None:
-    """A part of a model in three: the header of a two-part file says more columns than it has."""
-    folder.mkdir(parents=True)
-    source = fixtures / "legacy-llama" / "ggml-20230315-2part"
-    shutil.copy(source / "q4_0.bin", folder / "big.bin")
-
-
 def spoil(root: Path, fixtures: Path, canary: Path) -> dict[str, str]:
     """Put everything bad and odd into an archive: path below root → state that the ledger must end with."""
     good = fixtures / "legacy-llama" / "ggjt3-20230821" / "q8_0.bin"
