@@ -120,8 +120,8 @@ def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
 class VocabOptions:
     """What the user says about the vocabulary. `model`: path of the original tokenizer.model, which wins; `pre`: the
     pre-tokenizer by name; `keep_json`: carry tokenizer.json along whole; `trim`: drop pieces without embedding rows;
-    `none`: write no vocabulary; `source`: the model's own tokenizer, a folder or a file, for a legacy file that holds
-    it damaged or not at all."""
+    `none`: write no vocabulary; `source`: the model's own tokenizer, a folder or a file, where the checkpoint holds it
+    damaged or not at all."""
 
     model: str | None = None
     pre: str | None = None
@@ -139,28 +139,41 @@ def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = Vo
     if options.none:
         return None
     if checkpoint.container == "gguf":
-        has = "tokenizer.ggml.tokens" in checkpoint.metadata
-        return Tokenizer.from_kv(checkpoint.metadata, rows=rows or None, path=checkpoint.path) if has else None
+        return _of_gguf(checkpoint, rows)
     rule = next((layout.vocab for layout in header_layouts() if layout.name == checkpoint.layout), None)
     if checkpoint.container in LEGACY and rule is not None and (rule.texts != "llama" or options.source):
         return from_family(
             checkpoint.vocab, rule, rows=rows, source=options.source or options.model, pre=options.pre,
             keep_json=options.keep_json, path=checkpoint.path,
         )  # fmt: skip
-    if options.source:
-        raise UsageError("--tokenizer is for GGML-era files", path=checkpoint.path, hint="--tokenizer-model FILE")
     if checkpoint.vocab is not None:
+        if options.source:
+            raise UsageError("the file holds its vocabulary whole", path=checkpoint.path, hint="--tokenizer-model FILE")
         return from_raw_vocab(
             checkpoint.vocab, tokenizer_model=options.model, model_rows=rows, pre=options.pre, path=checkpoint.path
         )
-    from ggferry.converters.tokenizers.load import load
+    from ggferry.converters.tokenizers.load import files_of, load
 
-    sidecars = dict(checkpoint.sidecars) | ({"tokenizer.model": options.model} if options.model else {})
+    beside = dict(checkpoint.sidecars) | ({"tokenizer.model": options.model} if options.model else {})
+    where = files_of(options.source) if options.source else beside
     try:
-        return load(sidecars, rows=rows or None, pre=options.pre, keep_json=options.keep_json, trim=options.trim)
+        return load(where, rows=rows or None, pre=options.pre, keep_json=options.keep_json, trim=options.trim)
     except MissingError as error:
-        error.hint = error.hint or "--tokenizer-model FILE, or --no-vocab writes the tensors alone"
+        error.hint = error.hint or "--tokenizer FILE or DIR, or --no-vocab writes the tensors alone"
         raise
+
+
+def _of_gguf(checkpoint: Checkpoint, rows: int) -> Tokenizer | None:
+    """The vocabulary a GGUF file states: token by token, or as the text of an RWKV World vocabulary alone."""
+    if "tokenizer.ggml.tokens" in checkpoint.metadata:
+        return Tokenizer.from_kv(checkpoint.metadata, rows=rows or None, path=checkpoint.path)
+    from ggferry.converters.tokenizers.rwkv import KEY, read_world
+
+    world = checkpoint.metadata.get(KEY)
+    if not isinstance(world, Value) or not isinstance(world.data, str):
+        return None
+    tokenizer = read_world(world.data, checkpoint.path)
+    return tokenizer.padded(rows or len(tokenizer.tokens), path=checkpoint.path)
 
 
 def vocabulary_rows(checkpoint: Checkpoint) -> int:

@@ -53,7 +53,7 @@ _SIDECARS = {
     "adapter_config": ("adapter_config.json",),
     "quantize_config": ("quantize_config.json", "quant_config.json", "hf_quant_config.json"),
     "tokenizer.model": ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-    "tokenizer.json": ("tokenizer.json",),
+    "tokenizer.json": ("tokenizer.json", "20B_tokenizer.json"),  # the second: RWKV-4's Pile models
     "tekken.json": ("tekken.json",),
     "tokenizer_config": ("tokenizer_config.json",),
     "special_tokens_map": ("special_tokens_map.json",),

@@ -22,6 +22,8 @@ NAMES = (
 )  # fmt: skip
 MAX_TEMPLATES = 256
 ROLES = tuple(role for role in SPECIAL_KEYS if role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+STATING = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
+TEXT_END = "<|endoftext|>"  # GPT-NeoX-20B's, which RWKV's Pile models use: BlinkDL's 20B_tokenizer.json stands alone
 TURN_ENDS: Mapping[str, str] = {"<|eot_id|>": "eot", "<|eom_id|>": "eom", "<|im_end|>": "eot", "<end_of_turn>": "eot"}
 
 
@@ -154,6 +156,11 @@ def with_roles(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
                 f"{numbered[1]} gives {role} as {numbered[0]}, {origins[role]} as {ids[role]} "
                 f"({tokenizer.tokens[ids[role]]!r}): the latter is taken"
             )
+    if not any(sidecars.path(name) for name in STATING):
+        end = by_text.get(TEXT_END, -1)
+        if end >= 0 and tokenizer.type_of(end) == TokenType.CONTROL:
+            ids, origins = {"bos": end, "eos": end} | ids, {"bos": TEXT_END, "eos": TEXT_END} | origins
+            notes.append(f"no file states special tokens: {TEXT_END} begins and ends a text, as GPT-NeoX's does")
     for role, token in _turn_ends(tokenizer, sidecars, ids.get("eos")).items():
         if role not in ids:
             ids[role], origins[role] = token, "generation_config.json"

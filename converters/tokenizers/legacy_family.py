@@ -8,14 +8,13 @@ The first two are whole. The third needs the model's tokenizer, which is held ag
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ggferry.converters.tokenizers.base import Tokenizer, TokenType, byte_of, unique
 from ggferry.converters.tokenizers.bytelevel import unspell
 from ggferry.converters.tokenizers.legacy_bpe import from_raw_bpe, is_whole
-from ggferry.converters.tokenizers.load import load
+from ggferry.converters.tokenizers.load import files_of, load
 from ggferry.converters.tokenizers.whisper_names import special_names
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import InconsistentError, MissingError
@@ -61,8 +60,7 @@ def from_family(
 
 
 def _given(source: str, rows: int, pre: str | None, keep_json: bool) -> Tokenizer:
-    where = source if os.path.isdir(source) else {os.path.basename(source): source}
-    return load(where, rows=rows, pre=pre, keep_json=keep_json)
+    return load(files_of(source), rows=rows, pre=pre, keep_json=keep_json)
 
 
 def repaired(tokens: Sequence[bytes]) -> tuple[bytes, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.converters.tokenizers.hf_config import (
+    NAMES,
     Sidecars,
     Source,
     Wanted,
@@ -20,8 +22,18 @@ from ggferry.converters.tokenizers.sidecar import read_text
 from ggferry.formats.errors import MissingError
 from ggferry.quant.registry import scan
 
+ENDINGS = {".json": "tokenizer.json", ".model": "tokenizer.model", ".txt": "rwkv_vocab_v20230424.txt"}
 APPENDS_EOS = ("T5Tokenizer", "T5TokenizerFast")
 NO_SPACE_PREFIX = ("gemma",)  # model types whose tokenizer puts no space in front (GemmaTokenizer of transformers)
+
+
+def files_of(source: str) -> str | Mapping[str, str]:
+    """What `load` takes for a tokenizer that a user names: a folder as it is; a file under its own name where that is
+    one of those looked for, else under what its ending says ('20B_tokenizer.json' is a tokenizer.json)."""
+    if os.path.isdir(source):
+        return source
+    name = os.path.basename(source)
+    return {name if name in (*NAMES, "tekken.json") else ENDINGS.get(os.path.splitext(name)[1], name): source}
 
 
 def load(

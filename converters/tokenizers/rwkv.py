@@ -12,9 +12,11 @@ from ggferry.converters.tokenizers.repairs import with_added
 from ggferry.converters.tokenizers.sidecar import read_text
 from ggferry.converters.tokenizers.special import splitters, well_formed
 from ggferry.formats.errors import CorruptError, DuplicateError
+from ggferry.formats.gguf_values import string
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
 
 WORLD = "rwkv_vocab_v20230424.txt"
+KEY = "tokenizer.rwkv.world"  # gguf-spec.md: the text file verbatim
 END_OF_TURN = b"\n\n"  # RWKV World's chats end a turn with an empty line
 ESCAPES = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 LETTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
@@ -25,8 +27,13 @@ def load_world(path: str) -> Tokenizer:
 
     GGUF spells a token as Python's repr of its bytes. Raises CorruptError naming the line that is malformed.
     """
+    return read_world(read_text(path), path)
+
+
+def read_world(text: str, path: str) -> Tokenizer:
+    """`load_world` of the vocabulary's text, which the tokenizer carries along as the specification has it."""
     tokens, seen = [b""], {b""}
-    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         token = _token(line, len(tokens))
         if token is None or number >= MAX_VOCAB:
             raise CorruptError(f"line {number} is not an id, a literal and its length", path=path, found=line)
@@ -41,6 +48,7 @@ def load_world(path: str) -> Tokenizer:
         types=(TokenType.CONTROL, *[TokenType.NORMAL] * (len(tokens) - 1)),
         ids=ids,
         flags={"add_bos": False, "add_eos": False},
+        extra={KEY: string(text)},
         origins={"tokens": path, "bos": "RWKV World: id 0", "eos": "RWKV World: id 0", "eot": "the empty line"},
     )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,17 @@ import pytest
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.load import VocabOptions, open_checkpoint, understand
+from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.plan import Options
-from ggferry.formats.errors import GgferryError, MissingError, ShapeError, UnexpectedTensorError, UnsupportedError
+from ggferry.formats.errors import (
+    CorruptError,
+    GgferryError,
+    MissingError,
+    ShapeError,
+    UnexpectedTensorError,
+    UnsupportedError,
+)
+from ggferry.formats.gguf_values import string
 
 from llama_cpp import continuations
 from rwkv_models import Tensors, computed, finch, goose
@@ -247,3 +256,53 @@ def test_what_transformers_rescales_differs_by_the_norms_epsilon_only(tmp_path: 
     graph = understand(open_checkpoint(str(tmp_path)))
     assert 1e-7 < relative(expected, forward(graph, TOKENS)) < 2e-4
     assert any("rescale_every=1" in note for note in graph.notes)
+
+
+# --- vocabularies -------------------------------------------------------------------------------------------
+
+
+def test_a_pth_takes_its_vocabulary_from_a_file_that_is_named(pth: Path, oracle: Path, tmp_path: Path) -> None:
+    """`--tokenizer`: BlinkDL keeps 20B_tokenizer.json and the World vocabulary beside his programs, not the models."""
+    neox = tmp_path / "20B_tokenizer.json"
+    neox.write_bytes((oracle / "tokenizers" / "bpe_gpt2" / "tokenizer.json").read_bytes())
+    world = oracle / "hf" / "ckpt" / "rwkv6" / "rwkv_vocab_v20230424.txt"
+    (tmp_path / "my world.txt").write_bytes(world.read_bytes())
+    end = json.loads(neox.read_text())["added_tokens"][0]["id"]
+    for source, model, ids in (
+        (neox, "gpt2", {"bos": end, "eos": end}),
+        (tmp_path / "my world.txt", "rwkv", {"bos": 0, "eos": 0, "eot": 261}),
+    ):
+        vocab = VocabOptions(source=str(source))
+        result = convert(Request(str(pth), str(tmp_path / "x.gguf"), vocab=vocab, force=True, level="fast"))
+        again = open_checkpoint(result.path)
+        found = load_tokenizer(again, 512)
+        assert found is not None and (found.model, found.ids) == (model, ids)
+        check = result.receipt["tokenizer"]
+        assert check["equal"] == check["texts"] > 0
+    assert again.metadata["tokenizer.rwkv.world"].data == world.read_text()
+
+
+def test_20b_tokenizer_beside_a_pth_is_found(pth: Path, oracle: Path, tmp_path: Path) -> None:
+    (tmp_path / "20B_tokenizer.json").write_bytes((oracle / "tokenizers" / "bpe_gpt2" / "tokenizer.json").read_bytes())
+    (tmp_path / "RWKV-4.pth").write_bytes(pth.read_bytes())
+    found = load_tokenizer(open_checkpoint(str(tmp_path / "RWKV-4.pth")), 512)
+    assert found is not None and found.model == "gpt2" and "eos" in found.ids
+
+
+def test_without_a_vocabulary_the_way_out_is_named(pth: Path) -> None:
+    with pytest.raises(MissingError, match="--tokenizer"):
+        load_tokenizer(open_checkpoint(str(pth)), 512)
+
+
+def test_a_gguf_with_the_worlds_text_alone_has_that_vocabulary(
+    models: dict[str, tuple[Path, np.ndarray]], oracle: Path, tmp_path: Path
+) -> None:
+    """What the specification asks of a World model; llama.cpp's keys are made from it."""
+    text = (oracle / "hf" / "ckpt" / "rwkv6" / "rwkv_vocab_v20230424.txt").read_text()
+    source = open_checkpoint(str(write(understand(open_checkpoint(str(models["6 pth"][0]))), tmp_path / "x.gguf")))
+    keys = {k: v for k, v in source.metadata.items() if not k.startswith("tokenizer.")}
+    found = load_tokenizer(replace(source, metadata={**keys, "tokenizer.rwkv.world": string(text)}), 328)
+    assert found is not None and found.model == "rwkv" and len(found.tokens) == 328 and found.tokens[1] == "\\x00"
+    assert load_tokenizer(replace(source, metadata=keys), 328) is None
+    with pytest.raises(CorruptError):
+        load_tokenizer(replace(source, metadata={**keys, "tokenizer.rwkv.world": string("nonsense")}), 328)

@@ -60,6 +60,7 @@ def type_at(tokenizer: Tokenizer, token: int) -> int:
 # pieces or contradict the tokenizer, and roles and flags it leaves to the loader's defaults.
 STATED_MORE = {
     "unknown_token_id", "cls_token_id", "separator_token_id", "add_space_prefix", "add_bos_token", "add_eos_token",
+    "rwkv.world",
 }  # fmt: skip
 KNOWN = {
     "deepseek2": {"bos_token_id"}, "olmo": {"padding_token_id"}, "granite": {"padding_token_id"},
@@ -474,6 +475,7 @@ def test_rwkv_world(tmp_path: Path) -> None:
     assert tokenizer.ids == {"bos": 0, "eos": 0, "eot": 257} and len(tokenizer.tokens) == 270
     encoder = base.encoder(Tokenizer.from_kv(tokenizer.to_kv()))
     assert encoder.encode("a the天\n\n") == [98, 258, 259, 257]
+    assert tokenizer.to_kv()["tokenizer.rwkv.world"].data == words  # the specification: verbatim
     assert all(encoder.decode(encoder.encode(text)) == text.encode() for text in texts.TEXTS)
     with pytest.raises(CorruptError, match="line 261"):
         load(write(tmp_path, rwkv_vocab_v20230424_txt=words + "261 __import__('os') 3\n"))
