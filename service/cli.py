@@ -564,7 +564,9 @@ def _say(line: str) -> None:
 def _run(arguments: list[str]) -> int:
     """The exit code of a command line, with every error as one line on stderr (and as JSON with `--json`)."""
     from ggferry import __version__
+    from ggferry.quant.kernels import on_compilation
 
+    on_compilation(lambda: _say("note     compiling the encoders for this processor: seconds a type, once a machine"))
     if arguments[:1] == ["--version"]:
         print(f"ggferry {__version__}")
         return 0

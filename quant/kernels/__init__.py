@@ -10,6 +10,23 @@ if TYPE_CHECKING:
     from ggferry.quant.codec import Bytes, Floats
 
 
+_listener: Callable[[], None] | None = None
+
+
+def on_compilation(listener: Callable[[], None]) -> None:
+    """`listener` is called once, from any thread, if a kernel must be compiled: not where a cache has its code."""
+    global _listener
+    _listener = listener
+
+
+def announce_compilation() -> None:
+    """What a kernel does before it is compiled."""
+    global _listener
+    listener, _listener = _listener, None
+    if listener is not None:
+        listener()
+
+
 def lazy_kernel(module: str, name: str) -> Callable[[Floats, Floats | None], Bytes]:
     """The `Codec.encode` that `module` has under `name`; numba is loaded at the first call, and what is not in its
     cache is compiled then (seconds, once a machine)."""

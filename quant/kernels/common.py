@@ -9,15 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding as llvm
 import numba as nb
 import numpy as np
-from numba.core import types
+from numba.core import event, types
+from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 
 from ggferry.quant.blocks import check_values
+from ggferry.quant.kernels import announce_compilation
 from ggferry.quant.kernels.lanes import (
     Lanes,
     as_ints,
@@ -63,13 +69,50 @@ shared = nb.njit(forceinline=False, **_PART)  # said, because numba hands the fl
 """Part of a kernel that is compiled once however often it is called; begins with `stand_alone()`."""
 
 
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """numba's cache of machine code, asked for less and about more.
+
+    What it holds is loaded without numba's type inference being set up, which takes as long as importing numba does and
+    which only compiling needs. And it holds for these sources: an edit of a module that a kernel imports counts.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
+    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
+        return *super()._index_key(sig, codegen), _sources()
+
+
+@cache
+def _sources() -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of every module of the kernels."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Compiles `function` at its first call and keeps the machine code beside the source, or, where nothing can be
     written, in the user's cache; where there is none either, compiles once a process."""
-    try:
-        return nb.njit(nogil=True, error_model="numpy", forceinline=False, cache=True)(function)
-    except RuntimeError:  # "no locator available"
-        return nb.njit(nogil=True, error_model="numpy", forceinline=False)(function)
+    compiled = nb.njit(nogil=True, error_model="numpy", forceinline=False)(function)
+    with suppress(RuntimeError):  # "no locator available"
+        compiled._cache = _Cache(function)
+    return compiled
+
+
+class _Announcer(event.Listener):  # type: ignore[misc]
+    """Says that a kernel is being compiled: numba's event of that name does not occur where its cache has the code."""
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__module__.startswith(__package__):
+            announce_compilation()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+event.register("numba:compile", _Announcer())
 
 
 MAGIC = F(12582912.0)

@@ -15,6 +15,7 @@ import pytest
 from encoder_inputs import bell, cases, importances, outcome
 
 from ggferry.quant.codec import codec
+from ggferry.quant.kernels import common
 from ggferry.quant.kernels.common import LANES
 from ggferry.quant.types import BlockError
 from ggferry.quant.values import ValueRefused
@@ -106,3 +107,12 @@ def test_importance_that_is_none(name: str) -> None:
         weights[7] = bad
         with pytest.raises(BlockError, match="column 7"):
             codec(name).encode(values, weights)
+
+
+def test_machine_code_is_kept_for_the_sources_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba itself looks at the file of the kernel alone, not at what it imports."""
+    codegen = common.all_finite.targetctx.codegen()
+    key = common.all_finite._cache._index_key((), codegen)
+    assert {"lanes.py", "grids.py", "fits.py"} <= {name for name, _, _ in key[-1]}
+    monkeypatch.setattr(common, "_sources", lambda: ())
+    assert common.all_finite._cache._index_key((), codegen) != key

@@ -189,3 +189,22 @@ def test_quick_answers_are_quick(model: Path) -> None:
 def test_version() -> None:
     assert run("--version").stdout.startswith("ggferry ")
     assert run("--version", name="convert").stdout == run("--version").stdout
+
+
+def test_compiling_is_said_where_it_happens(tmp_path: Path) -> None:
+    """Not on a second run, whose kernels are in numba's cache: then nothing of numba's compiler is even set up."""
+    model = Llama(n_embd=256, n_head=8, n_head_kv=4, n_ff=512, kind="F16", version=1).write(tmp_path / "m.bin")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    first, second = (
+        run("convert", model, "-o", tmp_path / f"{n}.gguf", "--outtype", "q8_0", "--verify", "fast", env=environment)
+        for n in (1, 2)
+    )
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stderr.count("compiling the encoders") == 1
+    assert "compiling the encoders" not in second.stderr
+    program = (
+        "import sys, numpy as np; from ggferry.quant.codec import codec;"
+        "codec('Q8_0').encode(np.ones((2, 256), np.float32), None); print('numba.np.linalg' in sys.modules)"
+    )
+    warm = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert warm.stdout.split() == ["False"]
