@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ggferry.converters.expression import evaluate
 from ggferry.converters.graph import ModelGraph, bind
+from ggferry.converters.multi_query import is_tiled, untiled
 from ggferry.converters.open import LEGACY, architectures, header_layouts, open_checkpoint
 from ggferry.converters.prequantised import dequantised
 from ggferry.converters.rewrite import architecture_name, undescribed
@@ -43,6 +44,8 @@ def understand(
     if checkpoint.container == "gguf" and architecture_name(checkpoint) not in architectures():
         return undescribed(checkpoint, f"no table describes the architecture {architecture_name(checkpoint)!r}")
     architecture, dialect = _architecture_of(whole)
+    if architecture.dialects[dialect].tiled:
+        checkpoint = untiled(checkpoint, architecture.dialects[dialect])
     try:
         return bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
     except UnexpectedTensorError as error:
@@ -54,9 +57,7 @@ def understand(
 def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     known = architectures()
     if checkpoint.container in LEGACY:
-        owners = (spec for spec in known.values() if checkpoint.layout in {layout.name for layout in spec.headers})
-        spec = known[checkpoint.architecture] if checkpoint.architecture else next(owners)
-        return spec, _legacy_dialect(checkpoint, spec)
+        return _by_layout(checkpoint, known)
     if checkpoint.container == "gguf":
         return known[architecture_name(checkpoint)], "gguf"
     if checkpoint.container == "pytorch-meta":
@@ -67,6 +68,19 @@ def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     raise UnsupportedError(
         "no architecture is known for this container", path=checkpoint.path, found=checkpoint.container
     )
+
+
+def _by_layout(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
+    """The architecture that owns the header layout. Two may: then the one whose dialect repeats keys and values is
+    taken where the tensors do."""
+    if checkpoint.architecture:
+        spec = known[checkpoint.architecture]
+        return spec, _legacy_dialect(checkpoint, spec)
+    owners = [spec for spec in known.values() if checkpoint.layout in {layout.name for layout in spec.headers}]
+    found = [(spec, _legacy_dialect(checkpoint, spec)) for spec in owners]
+    plain = [(spec, name) for spec, name in found if not spec.dialects[name].tiled]
+    tiled = [(spec, name) for spec, name in found if is_tiled(checkpoint, spec.dialects[name])]
+    return (tiled or plain)[0]
 
 
 def _legacy_dialect(checkpoint: Checkpoint, spec: Architecture) -> str:

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from ggferry.converters.arch import _common as common
 from ggferry.converters.spec import Default, Drop, HParam, Remark
+from ggferry.formats.fields import Struct
 from ggferry.formats.gguf_values import ValueType
+from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
 FALSE = {False: False}
@@ -102,5 +104,47 @@ blk.{n}.ffn_up.weight        : n_ff n_embd | hf transformer.h.{n}.mlp.c_fc.weigh
 blk.{n}.ffn_up.bias          : n_ff        | hf transformer.h.{n}.mlp.c_fc.bias
 blk.{n}.ffn_down.weight      : n_embd n_ff | hf transformer.h.{n}.mlp.c_proj.weight @linear
 blk.{n}.ffn_down.bias        : n_embd      | hf transformer.h.{n}.mlp.c_proj.bias
+"""
+# --- the GGML era (facts/legacy-other.md) ------------------------------------------------------------------
+
+GGML_CONTAINERS = (("ggml", None), ("ggjt", 1), ("ggjt", 2), ("ggjt", 3))
+"""ggml's examples, and llm-rs, which also wrote GGJT."""
+GPT2_HEADER = HeaderLayout(
+    name="gpt2",
+    containers=GGML_CONTAINERS,
+    header=Struct(
+        "GPT-2 header",
+        """
+        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of model/wte
+        n_ctx    i32  1..            positions, and rows of model/wpe
+        n_embd   i32  1..MAX_WIDTH   columns of model/wte
+        n_head   i32  1..MAX_HEADS   query heads
+        n_layer  i32  1..MAX_LAYERS  blocks
+        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("model/wte", "model/h*/attn/c_attn/w"),
+    vocab=VocabLayout("again", pre="gpt-2"),
+    quantisation=0,
+)
+GGML_RENAMES = (("model/h{n}/", "model.h.{n}."),)
+GGML_NAMES = """
+token_embd.weight            model/wte
+position_embd.weight         model/wpe
+output_norm.weight           model/ln_f/g
+output_norm.bias             model/ln_f/b
+output.weight                model/lm_head
+blk.{n}.attn_norm.weight     model.h.{n}.ln_1/g
+blk.{n}.attn_norm.bias       model.h.{n}.ln_1/b
+blk.{n}.attn_qkv.weight      model.h.{n}.attn/c_attn/w
+blk.{n}.attn_qkv.bias        model.h.{n}.attn/c_attn/b
+blk.{n}.attn_output.weight   model.h.{n}.attn/c_proj/w
+blk.{n}.attn_output.bias     model.h.{n}.attn/c_proj/b
+blk.{n}.ffn_norm.weight      model.h.{n}.ln_2/g
+blk.{n}.ffn_norm.bias        model.h.{n}.ln_2/b
+blk.{n}.ffn_up.weight        model.h.{n}.mlp/c_fc/w
+blk.{n}.ffn_up.bias          model.h.{n}.mlp/c_fc/b
+blk.{n}.ffn_down.weight      model.h.{n}.mlp/c_proj/w
+blk.{n}.ffn_down.bias        model.h.{n}.mlp/c_proj/b
 """
 RECIPE = {"norm": "layer", "rope": "none", "qkv": "fused", "ffn": "plain", "activation": "gelu_tanh"}

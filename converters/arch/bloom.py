@@ -9,7 +9,9 @@ from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.arch import _megatron as megatron
 from ggferry.converters.layout import heads_to_qkv
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, HParam, also, roles
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _CTX = Default(2048, "BLOOM was trained on 2048 tokens, and the source does not say otherwise")
 HPARAMS = (
@@ -34,6 +36,51 @@ ROLES = roles(
     + megatron.FFN.replace("LAYER", "transformer.h.{n}").replace("BIASED", ""),
     qkv=heads_to_qkv("n_head_kv"),
 )
+# LLaMA's names, some with another meaning: `norm` is the embedding's, w1 leads up and w2 down. The converters of
+# bloomz.cpp and llm-rs take the fused rows apart.
+ROLES = also(
+    ROLES, "ggml",
+    """
+    token_embd.weight          tok_embeddings.weight
+    token_embd_norm.weight     norm.weight
+    token_embd_norm.bias       norm.bias
+    output_norm.weight         output_norm.weight
+    output_norm.bias           output_norm.bias
+    output.weight              output.weight
+    blk.{n}.attn_norm.weight   layers.{n}.attention_norm.weight
+    blk.{n}.attn_norm.bias     layers.{n}.attention_norm.bias
+    blk.{n}.attn_qkv.weight    layers.{n}.attention.query_key_value.weight
+    blk.{n}.attn_qkv.bias      layers.{n}.attention.query_key_value.bias
+    blk.{n}.attn_output.weight layers.{n}.attention.wo.weight
+    blk.{n}.attn_output.bias   layers.{n}.attention.wo.bias
+    blk.{n}.ffn_norm.weight    layers.{n}.ffn_norm.weight
+    blk.{n}.ffn_norm.bias      layers.{n}.ffn_norm.bias
+    blk.{n}.ffn_up.weight      layers.{n}.feed_forward.w1.weight
+    blk.{n}.ffn_up.bias        layers.{n}.feed_forward.w1.bias
+    blk.{n}.ffn_down.weight    layers.{n}.feed_forward.w2.weight
+    blk.{n}.ffn_down.bias      layers.{n}.feed_forward.w2.bias
+    """,
+)  # fmt: skip
+
+HEADER = HeaderLayout(
+    name="bloom",
+    containers=gpt.GGML_CONTAINERS,
+    header=Struct(
+        "BLOOM header",
+        """
+        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of tok_embeddings
+        n_embd   i32  1..MAX_WIDTH   columns of tok_embeddings
+        n_mult   i32  1..MAX_WIDTH   1: left over from LLaMA
+        n_head   i32  1..MAX_HEADS   query heads
+        n_layer  i32  1..MAX_LAYERS  blocks
+        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("layers.*.attention.query_key_value.*",),
+    vocab=VocabLayout(pre="bloom"),
+    quantisation=0,
+    planar=("Q4_1_V1",),
+)
 
 SPEC = Architecture(
     name="bloom",
@@ -43,7 +90,9 @@ SPEC = Architecture(
     roles=ROLES,
     dialects={
         "hf": Dialect("hf", conventions={"qkv": "grouped"}, drops=gpt.DROPS, renames=gpt.HEADLESS),
+        "ggml": Dialect("ggml"),
         "gguf": Dialect("gguf"),
     },
     recipe=gpt.RECIPE,
+    headers=(HEADER,),
 )

@@ -13,10 +13,15 @@ from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.arch import _megatron as megatron
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import heads_to_qkv
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles, varied
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _CTX = Default(2048, "Falcon was trained on 2048 tokens, and the source does not say otherwise")
 _REFINED_WEB = "RefinedWeb configurations that count their groups are of the new decoder, as 40B's"
+_ONE_GROUP = Default(
+    1, "the header of 5 June 2023 was made for Falcon-7B, whose heads share one key and value", dialect="ggml-grouped"
+)
 HPARAMS = (
     common.N_VOCAB, replace(gpt.N_CTX, defaults=(_CTX,)), gpt.N_EMBD, gpt.N_LAYER, gpt.N_FF, gpt.N_HEAD,
     # 71 groups in 7B's modern configuration mean nothing: transformers reads the number in the new decoder only.
@@ -26,7 +31,8 @@ HPARAMS = (
     HParam("new_decoder", None, gpt.BOOL, {"hf": "new_decoder_architecture"}, required=False,
            defaults=(Default(True, _REFINED_WEB, when="refined_web_groups > 1", dialect="hf"),
                      Default(False, "transformers' default", dialect="hf"))),
-    replace(gpt.N_HEAD_KV_WRITTEN, derive="@falcon_groups"),
+    replace(gpt.N_HEAD_KV_WRITTEN, fields={"ggml": "n_head_kv"}, derive="@falcon_groups",
+            defaults=(_ONE_GROUP,)),
     gpt.HEAD_DIM, gpt.EPS,
     HParam("n_norms", None, fields={"hf": "num_ln_in_parallel_attn"}, required=False,
            defaults=(Default(2, "transformers' default for the new decoder", when="new_decoder == 1", dialect="hf"),
@@ -44,6 +50,7 @@ HPARAMS = (
 )  # fmt: skip
 
 _LAYER = "transformer.h.{n}"
+_LN_MLP = ((f"{_LAYER}.ln_mlp.", f"{_LAYER}.input_layernorm."),)
 ROLES = roles(
     gpt.EMBEDDING.replace("wte", "word_embeddings")
     + megatron.FIRST_NORM.replace("LAYER", _LAYER)
@@ -55,6 +62,88 @@ ROLES = roles(
     + megatron.SECOND_NORM.replace("LAYER", _LAYER).replace("FLAG", "when=parallel_residual==0")
     + megatron.FFN.replace("LAYER", _LAYER).replace("BIASED", "when=biased==1"),
     qkv=heads_to_qkv("n_head_kv"),
+)
+# Since 14 June 2023 (jploski/ggml 5ee0488) the fused rows lie as GGUF has them.
+ROLES = varied(
+    ROLES, "ggml", "hf",
+    f"""
+    blk.{{n}}.attn_qkv.weight {_LAYER}.self_attention.query_key_value.weight
+    blk.{{n}}.attn_qkv.bias   {_LAYER}.self_attention.query_key_value.bias
+    """,
+)  # fmt: skip
+
+HEADER = HeaderLayout(
+    name="falcon",
+    containers=(("ggml", None), ("ggmf", 1)),
+    header=Struct(
+        "Falcon header",
+        """
+        n_vocab      i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_embd       i32  1..MAX_WIDTH   columns of the embedding
+        n_head       i32  1..MAX_HEADS   query heads
+        n_head_kv    i32  1..MAX_HEADS   key and value heads
+        n_layer      i32  1..MAX_LAYERS  blocks
+        falcon_type  i32  1..MAX_LAYERS  7 or 40, from a key that newer configurations lack; the tensors decide
+        ftype        i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("transformer.h.*.self_attention.query_key_value.weight",),
+    vocab=VocabLayout(pre="falcon"),
+    quantisation=0,
+)
+GGCC = HeaderLayout(
+    name="falcon-ggcc",
+    containers=(("ggcc", 10),),
+    header=Struct(
+        "GGCC header",
+        """
+        n_vocab      i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_embd       i32  1..MAX_WIDTH   columns of the embedding
+        n_head       i32  1..MAX_HEADS   query heads
+        n_head_kv    i32  1..MAX_HEADS   key and value heads
+        n_layer      i32  1..MAX_LAYERS  blocks
+        falcon_type  i32  1..MAX_LAYERS  7 or 40; the tensors decide
+        ftype        i32  0..19          LLAMA_FTYPE; the tensors' own types decide
+        n_merges     i32  0..MAX_VOCAB   merges behind the vocabulary
+        """,
+    ),
+    names=HEADER.names,
+    vocab=VocabLayout(pre="falcon"),
+)
+HEADER_2023_06_05 = HeaderLayout(
+    name="falcon-2023-06-05",
+    containers=(("ggml", None),),
+    header=Struct(
+        "Falcon header of 5 June 2023",
+        """
+        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_embd   i32  1..MAX_WIDTH   columns of the embedding
+        n_head   i32  1..MAX_HEADS   query heads
+        n_layer  i32  1..MAX_LAYERS  blocks
+        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=HEADER.names,
+    vocab=VocabLayout(pre="falcon"),
+    quantisation=0,
+)
+HEADER_2023_06_10 = HeaderLayout(
+    name="falcon-2023-06-10",
+    containers=(("ggml", None),),
+    header=Struct(
+        "Falcon header of 10 June 2023",
+        """
+        n_vocab    i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_embd     i32  1..MAX_WIDTH   columns of the embedding
+        n_head     i32  1..MAX_HEADS   query heads
+        n_head_kv  i32  1..MAX_HEADS   key and value heads
+        n_layer    i32  1..MAX_LAYERS  blocks
+        ftype      i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=HEADER.names,
+    vocab=VocabLayout(pre="falcon"),
+    quantisation=0,
 )
 
 NO_RUNTIME = "llama.cpp's falcon always turns, has no biases and computes both branches side by side: it cannot run {}"
@@ -78,9 +167,25 @@ SPEC = Architecture(
             remarks=(*rope.REMARKS, gpt.ERF, *REMARKS),
             given={"data_layout": "jploski"},
             # With two norms GGUF's first is the feed-forward's, its second the attention's.
-            renames=((f"{_LAYER}.ln_mlp.", f"{_LAYER}.input_layernorm."), *gpt.HEADLESS),
+            renames=(*_LN_MLP, *gpt.HEADLESS),
+        ),
+        "ggml": Dialect(
+            "ggml",
+            given={"data_layout": "jploski"},
+            renames=_LN_MLP,
+            layouts=("falcon", "falcon-ggcc"),
+        ),
+        "ggml-grouped": Dialect(
+            "ggml-grouped",
+            names="hf",
+            conventions={"qkv": "grouped"},
+            given={"data_layout": "jploski"},
+            renames=_LN_MLP,
+            fields="ggml",
+            layouts=("falcon-2023-06-05", "falcon-2023-06-10"),
         ),
         "gguf": Dialect("gguf"),
     },
     recipe={**gpt.RECIPE, "rope": "halves", "activation": "gelu", "residual": "parallel", "alibi": "before"},
+    headers=(HEADER, GGCC, HEADER_2023_06_05, HEADER_2023_06_10),
 )

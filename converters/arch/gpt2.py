@@ -6,7 +6,7 @@ Source: llama.cpp `src/models/gpt2.cpp`, transformers `modeling_gpt2.py`.
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.layout import SAME, Transpose
-from ggferry.converters.spec import Architecture, Dialect, HParam, roles
+from ggferry.converters.spec import Architecture, Dialect, HParam, also, roles, varied
 
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV, gpt.SCALED, gpt.ATTN_SCALE, common.ALWAYS_TIED, gpt.GELU_TANH,
@@ -18,6 +18,17 @@ HPARAMS = (
 ROLES = roles(
     gpt.EMBEDDING + gpt.POSITIONS + gpt.ATTENTION_NORM + gpt.ATTENTION + gpt.FFN,
     qkv=Transpose(), qkv_bias=SAME, linear=Transpose(),
+)  # fmt: skip
+ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
+# Before 29 March 2023 (ggml acd4aeee), and by convert-h5-to-ggml.py ever since, only mlp/c_proj was turned.
+ROLES = varied(
+    ROLES, "ggml-conv1d", "ggml",
+    """
+    blk.{n}.attn_qkv.weight    model.h.{n}.attn/c_attn/w @turned
+    blk.{n}.attn_output.weight model.h.{n}.attn/c_proj/w @turned
+    blk.{n}.ffn_up.weight      model.h.{n}.mlp/c_fc/w @turned
+    """,
+    turned=Transpose(),
 )  # fmt: skip
 
 SPEC = Architecture(
@@ -34,7 +45,16 @@ SPEC = Architecture(
             remarks=(gpt.ERF, gpt.UNSCALED),
             renames=gpt.HEADLESS,
         ),
+        "ggml-conv1d": Dialect(
+            "ggml-conv1d",
+            conventions={"transposed": ("attn_qkv", "attn_output", "ffn_up")},
+            renames=gpt.GGML_RENAMES,
+            fields="ggml",
+            shaped=("model/h0/attn/c_attn/w", "n_embd", "3*n_embd"),
+        ),
+        "ggml": Dialect("ggml", renames=gpt.GGML_RENAMES),
         "gguf": Dialect("gguf"),
     },
     recipe=gpt.RECIPE,
+    headers=(gpt.GPT2_HEADER,),
 )

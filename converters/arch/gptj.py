@@ -7,8 +7,10 @@ llama.cpp knows the name and has no graph.
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.arch import _rope as rope
-from ggferry.converters.layout import SAME
-from ggferry.converters.spec import Architecture, Dialect, HParam, roles
+from ggferry.converters.layout import SAME, Transpose
+from ggferry.converters.spec import Architecture, Dialect, HParam, roles, varied
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV,
@@ -35,6 +37,38 @@ ROLES = roles(
     """,
     linear=SAME,
 )
+# Before 29 March 2023 (ggml acd4aeee) all matrices but fc_out lay turned.
+ROLES = varied(
+    ROLES, "ggml-turned", "hf",
+    """
+    blk.{n}.attn_q.weight      transformer.h.{n}.attn.q_proj.weight @turned
+    blk.{n}.attn_k.weight      transformer.h.{n}.attn.k_proj.weight @turned
+    blk.{n}.attn_v.weight      transformer.h.{n}.attn.v_proj.weight @turned
+    blk.{n}.attn_output.weight transformer.h.{n}.attn.out_proj.weight @turned
+    blk.{n}.ffn_up.weight      transformer.h.{n}.mlp.fc_in.weight @turned
+    """,
+    turned=Transpose(),
+)  # fmt: skip
+
+HEADER = HeaderLayout(
+    name="gptj",
+    containers=gpt.GGML_CONTAINERS,
+    header=Struct(
+        "GPT-J header",
+        """
+        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_ctx    i32  1..            positions
+        n_embd   i32  1..MAX_WIDTH   columns of the embedding
+        n_head   i32  1..MAX_HEADS   query heads
+        n_layer  i32  1..MAX_LAYERS  blocks
+        n_rot    i32  0..MAX_WIDTH   rotated part of a head
+        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("transformer.h.*.attn.q_proj.weight",),
+    vocab=VocabLayout("again", pre="gpt-2"),
+    quantisation=0,
+)
 
 SPEC = Architecture(
     name="gptj",
@@ -42,7 +76,18 @@ SPEC = Architecture(
     hf_classes=("GPTJForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={"hf": Dialect("hf", drops=gpt.DROPS), "gguf": Dialect("gguf")},
+    dialects={
+        "hf": Dialect("hf", drops=gpt.DROPS),
+        "ggml-turned": Dialect(
+            "ggml-turned",
+            conventions={"transposed": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up")},
+            fields="ggml",
+            shaped=("transformer.h.0.mlp.fc_in.weight", "n_embd", "4*n_embd"),
+        ),
+        "ggml": Dialect("ggml", names="hf", drops=gpt.DROP_MASKS),
+        "gguf": Dialect("gguf"),
+    },
     recipe={**gpt.RECIPE, "rope": "pairs", "qkv": "separate", "residual": "parallel"},
     runtimes=(),
+    headers=(HEADER,),
 )

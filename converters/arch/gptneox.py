@@ -12,16 +12,23 @@ from ggferry.converters.arch import _megatron as megatron
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import heads_to_qkv
 from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _TRUE = (Default(True, "transformers' default", dialect="hf"),)
+_OLD_HEADER = Default(
+    True, "headers before 20 May 2023 do not state it: the runtimes they were for knew parallel branches only",
+    dialect="ggml",
+)  # fmt: skip
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV,
-    HParam("parallel_residual", "use_parallel_residual", gpt.BOOL, {"hf": "use_parallel_residual"},
-           defaults=(*_TRUE, Default(True, "what readers take for granted"))),
+    HParam("parallel_residual", "use_parallel_residual", gpt.BOOL, {"hf": "use_parallel_residual", "ggml": "par_res"},
+           words={0: False, 1: True},
+           defaults=(*_TRUE, _OLD_HEADER, Default(True, "what readers take for granted"))),
     replace(rope.BASE, fields={"hf": f"{rope.BASE.fields['hf']}|rotary_emb_base"}),
     replace(rope.FRACTION, fields={"hf": f"{rope.FRACTION.fields['hf']}|rotary_pct"},
             defaults=(Default(0.25, "transformers' default", dialect="hf"),)),
-    rope.N_ROT, rope.KIND, *rope.SCALING,
+    replace(rope.N_ROT, fields={**rope.N_ROT.fields, "ggml": "n_rot"}), rope.KIND, *rope.SCALING,
     HParam("biased", None, gpt.BOOL, {"hf": "attention_bias"}, required=False, defaults=_TRUE),
     common.TIED, gpt.GELU,
 )  # fmt: skip
@@ -38,6 +45,46 @@ ROLES = roles(
     + megatron.SECOND_NORM.replace("LAYER", "gpt_neox.layers.{n}").replace("FLAG", "")
     + megatron.FFN.replace("LAYER", "gpt_neox.layers.{n}").replace("BIASED", ""),
     qkv=heads_to_qkv("n_head_kv"),
+)
+
+HEADER = HeaderLayout(
+    name="gptneox",
+    containers=gpt.GGML_CONTAINERS,
+    header=Struct(
+        "GPT-NeoX header",
+        """
+        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_ctx    i32  1..            positions
+        n_embd   i32  1..MAX_WIDTH   columns of the embedding
+        n_head   i32  1..MAX_HEADS   query heads
+        n_layer  i32  1..MAX_LAYERS  blocks
+        n_rot    i32  0..MAX_WIDTH   rotated part of a head
+        par_res  i32  0..1           both branches of a block read its input
+        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("gpt_neox.layers.*",),
+    vocab=VocabLayout(pre="olmo"),
+    quantisation=0,
+)
+HEADER_2023_04 = HeaderLayout(
+    name="gptneox-2023-04",
+    containers=gpt.GGML_CONTAINERS[:1],
+    header=Struct(
+        "GPT-NeoX header of April and May 2023",
+        """
+        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_ctx    i32  1..            positions
+        n_embd   i32  1..MAX_WIDTH   columns of the embedding
+        n_head   i32  1..MAX_HEADS   query heads
+        n_layer  i32  1..MAX_LAYERS  blocks
+        n_rot    i32  0..MAX_WIDTH   rotated part of a head
+        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("gpt_neox.layers.*",),
+    vocab=VocabLayout(pre="olmo"),
+    quantisation=0,
 )
 
 TIED = Remark(
@@ -58,7 +105,12 @@ SPEC = Architecture(
             drops=(replace(common.DROP_TIED, pattern="embed_out.weight"), common.DROP_BUFFERS, *gpt.DROP_MASKS),
             remarks=(*rope.REMARKS, gpt.ERF, TIED, UNBIASED),
         ),
+        "ggml": Dialect(
+            "ggml", names="hf", conventions={"qkv": "grouped"}, drops=(common.DROP_BUFFERS, *gpt.DROP_MASKS),
+            remarks=(TIED,),
+        ),  # fmt: skip
         "gguf": Dialect("gguf"),
     },
     recipe={**gpt.RECIPE, "rope": "halves", "activation": "gelu"},
+    headers=(HEADER, HEADER_2023_04),
 )

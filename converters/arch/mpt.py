@@ -11,16 +11,20 @@ from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.layout import SAME
 from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _NORMS = dict.fromkeys(("layernorm", "low_precision_layernorm"), "layer")
 HPARAMS = (
     *gpt.SIZES,
     HParam("n_head_kv", "attention.head_count_kv", fields={"hf": "attn_config.kv_n_heads"}, implied="n_head",
            check="0 < n_head_kv and n_head % n_head_kv == 0"),
-    HParam("clamp_kqv", "attention.clamp_kqv", gpt.F32, {"hf": "attn_config.clip_qkv|attn_clip_qkv"}, absent=0.0),
+    HParam("clamp_kqv", "attention.clamp_kqv", gpt.F32, 
+           {"hf": "attn_config.clip_qkv|attn_clip_qkv", "ggml": "clip_qkv"}, absent=0.0),
     HParam("alibi", None, gpt.BOOL, {"hf": "attn_config.alibi|alibi"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
-    HParam("alibi_stated", None, gpt.F32, {"hf": "attn_config.alibi_bias_max|alibi_bias_max"}, required=False),
+    HParam("alibi_stated", None, gpt.F32, 
+           {"hf": "attn_config.alibi_bias_max|alibi_bias_max", "ggml": "alibi_bias_max"}, required=False),
     HParam("max_alibi", "attention.max_alibi_bias", gpt.F32, derive="@alibi_bias", absent=0.0),
     HParam("attn_scale", "attention.scale", gpt.F32, {"hf": "attn_config.softmax_scale|softmax_scale"}, required=False,
            check="attn_scale > 0"),
@@ -64,6 +68,45 @@ ROLES = roles(
     qkv=SAME,
 )  # fmt: skip
 
+HEADER = HeaderLayout(
+    name="mpt",
+    containers=gpt.GGML_CONTAINERS,
+    header=Struct(
+        "MPT header",
+        """
+        n_embd         i32  1..MAX_WIDTH   columns of the embedding
+        n_ctx          i32  1..            longest sequence it was trained on
+        n_head         i32  1..MAX_HEADS   query heads
+        n_layer        i32  1..MAX_LAYERS  blocks
+        n_vocab        i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        alibi_bias_max f32  0..1e6         largest slope of the biases, as a power of two
+        clip_qkv       f32  0..1e30        limit of queries, keys and values; 0: none
+        ftype          i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("transformer.blocks.*",),
+    vocab=VocabLayout(texts="twice", pre="mpt"),
+    quantisation=1,
+)
+REPLIT = HeaderLayout(
+    name="replit",
+    containers=gpt.GGML_CONTAINERS,
+    header=Struct(
+        "Replit header",
+        """
+        n_embd   i32  1..MAX_WIDTH   columns of the embedding
+        n_ctx    i32  1..            longest sequence it was trained on
+        n_head   i32  1..MAX_HEADS   query heads
+        n_layer  i32  1..MAX_LAYERS  blocks
+        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("transformer.blocks.*",),
+    vocab=VocabLayout(scored=True, texts="unigram"),
+    quantisation=1,
+)
+
 _IGNORED = "MosaicML's code and llama.cpp honour it, transformers ignores it and computes with 8"
 REMARKS = (
     Remark("alibi == 0", f"attn_config.alibi is false: {_IGNORED}"),
@@ -80,6 +123,11 @@ SPEC = Architecture(
     hf_classes=("MPTForCausalLM", "MptForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={"hf": Dialect("hf", drops=gpt.DROPS, remarks=REMARKS), "gguf": Dialect("gguf")},
+    dialects={
+        "hf": Dialect("hf", drops=gpt.DROPS, remarks=REMARKS),
+        "ggml": Dialect("ggml", names="hf", given={"alibi": True}, remarks=(replace(gpt.ERF, when=""),)),
+        "gguf": Dialect("gguf"),
+    },
     recipe={**gpt.RECIPE, "activation": "gelu", "qk_norm": "full"},
+    headers=(HEADER, REPLIT),
 )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.layout import SAME, heads_to_qkv
-from ggferry.converters.spec import Architecture, Dialect, HParam, roles
+from ggferry.converters.spec import Architecture, Dialect, HParam, also, roles
 
 HPARAMS = (
     *gpt.SIZES, gpt.MULTI_QUERY,
@@ -23,6 +23,7 @@ ROLES = roles(
     gpt.EMBEDDING + gpt.POSITIONS + gpt.ATTENTION_NORM + gpt.ATTENTION + gpt.FFN,
     qkv=heads_to_qkv("n_head_kv"), qkv_bias=heads_to_qkv("n_head_kv"), linear=SAME,
 )  # fmt: skip
+ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
 
 SPEC = Architecture(
     name="starcoder",
@@ -38,7 +39,15 @@ SPEC = Architecture(
             remarks=(gpt.ERF, gpt.UNSCALED),
             renames=gpt.HEADLESS,
         ),
+        # ggml's script repeats the keys and values for every head; one copy of them is carried over.
+        "ggml": Dialect(
+            "ggml",
+            renames=gpt.GGML_RENAMES,
+            given={"multi_query": True},
+            tiled=("model/h*/attn/c_attn/w", "model/h*/attn/c_attn/b"),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe=gpt.RECIPE,
+    headers=(gpt.GPT2_HEADER,),
 )

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ggferry.converters.tokenizers.base import Tokenizer, TokenType, unique
-from ggferry.converters.tokenizers.bytelevel import rebuild_merges, spell
+from ggferry.converters.tokenizers.bytelevel import rebuild_merges, spell, unspell
 from ggferry.formats.checkpoint import RawVocab
-from ggferry.formats.errors import UnsupportedError
+from ggferry.formats.errors import InconsistentError, UnsupportedError
 
 # Special tokens told by their names alone, where a legacy file says nothing else
 ROLES: Mapping[str, tuple[bytes, ...]] = {
@@ -64,7 +64,7 @@ def from_raw_bpe(
     first: dict[bytes, int] = {}
     for i, token in enumerate(tokens):
         first.setdefault(token, i)
-    merges = list(raw.merges or ())
+    merges = _stated_merges(raw, path)
     unexplained: list[bytes] = []
     if not merges:
         merges, unexplained = rebuild_merges(first.items())
@@ -112,6 +112,21 @@ def from_raw_bpe(
         origins={"tokens": "the file's vocabulary", "merges": "the file" if raw.merges else "rebuilt from the ranks"}
         | dict.fromkeys(ids, "the token's name"),
     )
+
+
+def _stated_merges(raw: RawVocab, path: str | None) -> list[tuple[bytes, bytes]]:
+    """The merges that the file holds, as bytes: GGCC has the text of merges.txt, which spells bytes as letters.
+
+    Raises InconsistentError for a merge that makes none of the tokens.
+    """
+    known = set(raw.tokens)
+    merges = []
+    for left, right in raw.merges or ():
+        parts = [unspell(part.decode("utf-8", "replace")) for part in (left, right)]
+        if parts[0] is None or parts[1] is None or parts[0] + parts[1] not in known:
+            raise InconsistentError("a merge that makes no token", path=path, found=(left + b" " + right))
+        merges.append((parts[0], parts[1]))
+    return merges
 
 
 def _padding(tokens: Sequence[bytes]) -> int:
