@@ -100,17 +100,19 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
         return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
     if derived is not None:
         return derived.natural, f"dequantised from {derived.scheme}"
-    if source.ggml_id is not None:
+    turned = source.quantised and not node.layout.block_safe
+    if source.ggml_id is not None and not turned:
         return source, ""
     repack = codec(source.name).repack
-    if repack is not None:
+    if repack is not None and not turned:
         return block_type(repack.target), f"today's form of {source}"
     target = block_type(options.expand)
     try:
         target.row_bytes(node.shape[-1])
     except BlockError as error:
         return block_type("F16"), f"F16: {error}"
-    return target, f"GGUF has no counterpart of {source}; --expand {options.expand}"
+    why = f"blocks of {source} cannot be turned" if turned else f"GGUF has no counterpart of {source}"
+    return target, f"{why}; --expand {options.expand}"
 
 
 def _check(graph: ModelGraph, node: Node, target: BlockType, options: TypeOptions) -> None:

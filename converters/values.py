@@ -187,9 +187,14 @@ def _turned_items(checkpoint: Checkpoint, node: Node, first: Layout, start: int,
 
 
 def _columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Floats:
-    """Columns `start:stop` of a plain matrix, transposed: read as a view with swapped strides."""
+    """Columns `start:stop` of a matrix, transposed: read as a view with swapped strides; of blocks and of a matrix in
+    several pieces all rows are decoded, and these columns kept."""
     if ref.type.elements != 1 or len(ref.spans) != 1:
-        raise UnsupportedError(f"{ref.name}: {ref.type} blocks cannot be transposed", path=checkpoint.path)
+        step = max(1, CHUNK // (ref.columns * 4))
+        starts = range(0, ref.rows, step)
+        return np.concatenate(
+            [values_of(checkpoint, ref, row, min(ref.rows, row + step))[:, start:stop].T for row in starts], axis=1
+        )
     span = ref.spans[0]
     strides = span.strides or (ref.columns, 1)
     turned = replace(span, shape=ref.shape[::-1], strides=strides[::-1])

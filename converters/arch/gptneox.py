@@ -106,9 +106,12 @@ SPEC = Architecture(
             remarks=(*rope.REMARKS, gpt.ERF, TIED, UNBIASED),
         ),
         "ggml": Dialect(
-            "ggml", names="hf", conventions={"qkv": "grouped"}, drops=(common.DROP_BUFFERS, *gpt.DROP_MASKS),
+            "ggml",
+            names="hf",
+            conventions={"qkv": "grouped"},
+            drops=(common.DROP_BUFFERS, *gpt.DROP_MASKS),
             remarks=(TIED,),
-        ),  # fmt: skip
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={**gpt.RECIPE, "rope": "halves", "activation": "gelu"},
