@@ -89,9 +89,16 @@ class Solver:
             self.values.setdefault(name, Param(value, f"as in every {self.dialect.name} model"))
         for param in self.architecture.hparams:
             if param.name not in self.values:
-                found = stated(self.checkpoint, self.dialect, self.architecture.name, param)
+                found = stated(self.checkpoint, self.dialect, self.architecture.name, param, self._seen(param))
                 if found is not None:
                     self.values[param.name] = Param(*found, stated=True)
+
+    def _seen(self, param: HParam) -> bool:
+        """Whether the presence of tensors tells this hparam of the source, so that a configuration beside a GGML-era
+        file must not: its makers wrote an output layer though it was tied."""
+        return param.key is None and any(
+            role.when and param.name in names_in(role.when) for role in self.architecture.roles
+        )
 
     def run(self, slots: Sequence[Slot]) -> dict[str, Param]:
         """All hparams in the order of the table, without those that say what their absence says.

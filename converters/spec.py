@@ -139,8 +139,8 @@ class Dialect:
     `fields`: the column of `HParam.fields` it uses (its own name if empty). `layouts`: the header layouts of the GGML
     era it is for (all if empty). `shaped`: a tensor and its shape in header fields that show this dialect; among
     several the first in the architecture's table that fits is taken. `header`: the part of the checkpoint's header
-    that states the hparams, where it is not the configuration. `tiled`: shell patterns of the
-    fused tensors in which keys and values are repeated for every head (`multi_query`).
+    that states the hparams, where it is not the configuration. `tiled`: shell patterns of the fused tensors in which
+    keys and values are repeated for every head (`multi_query`).
     """
 
     name: str

@@ -19,14 +19,17 @@ _NOTHING = object()
 _ORIGINS = {"gguf": "key {}", "ggml": "header field {}", "meta": "params.json: {}"}
 
 
-def stated(checkpoint: Checkpoint, dialect: Dialect, prefix: str, param: HParam) -> tuple[Any, str] | None:
+def stated(
+    checkpoint: Checkpoint, dialect: Dialect, prefix: str, param: HParam, seen: bool = False
+) -> tuple[Any, str] | None:
     """(value, where it stands) of `param` in the source, or None where it says nothing.
 
-    `prefix`: GGUF's architecture name. Raises InconsistentError for a value of another type, OutOfRangeError for one
-    no GGUF key can hold, UnsupportedError for a word that `param.words` does not know.
+    `prefix`: GGUF's architecture name. `seen`: the tensors show it; a configuration beside a GGML-era file
+    does not. Raises InconsistentError for a value of another type or one that header and configuration contradict each
+    other in, OutOfRangeError for one no GGUF key can hold, UnsupportedError for a word that `param.words` does not know.
     """
     found = _stated(checkpoint, dialect, prefix, param, dialect.source)
-    if dialect.source != "ggml" or not checkpoint.metadata:
+    if dialect.source != "ggml" or not checkpoint.metadata or seen:
         return found
     beside = _stated(checkpoint, dialect, prefix, param, "hf")  # --hf-config
     if found and beside and found[0] != beside[0]:

@@ -121,11 +121,13 @@ CONTAINER_ERAS: Mapping[Version, str] = {
 }
 
 
-def era_of(version: Version, types: frozenset[str], layout: HeaderLayout) -> str:
-    """When such bytes were written, in words."""
+def era_of(version: Version, types: frozenset[str], layout: HeaderLayout, ftype: int = 0) -> str:
+    """When such bytes were written, in words. `ftype`: the header's field."""
     if layout.quantisation is None and not layout.codes and version[0] != "ggcc":
         return next((words for v, some, words in ERAS if v == version and (not some or some & types)), "unknown era")
     if version in CONTAINER_ERAS:
         return CONTAINER_ERAS[version]
+    if ftype >= 1000:
+        return VERSION_ERAS[ftype // 1000]
     fitting = [words for codes, words in zip(QUANTISATION, VERSION_ERAS, strict=True) if types <= set(codes.values())]
     return fitting[0] if len(fitting) == 1 else "2023 or later (nothing in it tells more)"

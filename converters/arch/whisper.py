@@ -5,8 +5,11 @@ Sources: gguf-spec.md "Whisper" for the keys it names; openai/whisper `model.py`
 runtime names the tensors: the names are ours, in the style of llama.cpp's T5 (docs/whisper.md).
 """
 
-from ggferry.converters.spec import Architecture, Default, Dialect, Drop, HParam, Remark, roles
+from ggferry.converters.layout import Reshape
+from ggferry.converters.spec import Architecture, Default, Dialect, Drop, HParam, Remark, roles, varied
+from ggferry.formats.fields import Struct
 from ggferry.formats.gguf_values import ValueType
+from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 F32, STRING = ValueType.FLOAT32, ValueType.STRING
 
@@ -89,6 +92,43 @@ _DECODER = (
     .replace("WIDTH", "n_embd").replace("INNER", "n_ff")
 )  # fmt: skip
 
+# whisper.cpp's files: OpenAI's names, the filters of the spectrum, and convolutions' biases as columns.
+ROLES = varied(
+    roles(_ENDS + _ENCODER + _DECODER), "ggml", "openai",
+    """
+    mel_filters.weight mel_filters
+    enc.conv1.bias     encoder.conv1.bias @column
+    enc.conv2.bias     encoder.conv2.bias @column
+    """,
+    column=Reshape(("n_embd_enc",)),
+)  # fmt: skip
+
+HEADER = HeaderLayout(
+    name="whisper",
+    containers=(("ggml", None),),
+    header=Struct(
+        "Whisper header",
+        """
+        n_vocab        i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_audio_ctx    i32  1..MAX_WIDTH   positions of the encoder
+        n_audio_state  i32  1..MAX_WIDTH   width of the encoder
+        n_audio_head   i32  1..MAX_HEADS   its heads
+        n_audio_layer  i32  1..MAX_LAYERS  its blocks
+        n_text_ctx     i32  1..MAX_WIDTH   positions of the decoder
+        n_text_state   i32  1..MAX_WIDTH   width of the decoder
+        n_text_head    i32  1..MAX_HEADS   its heads
+        n_text_layer   i32  1..MAX_LAYERS  its blocks
+        n_mels         i32  1..MAX_WIDTH   mel bands
+        ftype          i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("encoder.conv1.weight", "decoder.token_embedding.weight"),
+    vocab=VocabLayout("own", texts="whisper", pre="gpt-2"),
+    matrix="mel_filters",
+    quantisation=0,
+    axes=3,
+)
+
 _TIED = "the same as the token embedding: Whisper's output is always tied to it"
 _OURS = (
     "the names of the tensors are ggferry's (docs/whisper.md): the GGUF specification names Whisper's keys and none of "
@@ -100,7 +140,7 @@ SPEC = Architecture(
     display_name="Whisper",
     hf_classes=("WhisperForConditionalGeneration", "WhisperModel"),
     hparams=HPARAMS,
-    roles=roles(_ENDS + _ENCODER + _DECODER),
+    roles=ROLES,
     dialects={
         "hf": Dialect(
             "hf",
@@ -108,10 +148,12 @@ SPEC = Architecture(
             renames=(("encoder.", "model.encoder."), ("decoder.", "model.decoder.")),
         ),
         "openai": Dialect("openai", header="dims", marks=("encoder.conv1.weight", "decoder.token_embedding.weight")),
+        "ggml": Dialect("ggml"),
         "gguf": Dialect("gguf"),
     },
     recipe={"computation": "whisper", "norm": "layer", "ffn": "plain", "activation": "gelu"},
     blocks={"enc.blk.": "n_layer_enc", "dec.blk.": "n_layer"},
     runtimes=(),
+    headers=(HEADER,),
     remarks=(Remark("", _OURS),),
 )

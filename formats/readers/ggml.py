@@ -126,6 +126,7 @@ def _read_as(source: Source, version: Version, layout: HeaderLayout) -> Checkpoi
             f"no tensor of a {layout.name} model", path=source.path, offset=prelude.records, found=refs[0].name
         )
     tensors = {ref.name: ref for ref in with_planes(source, prelude, refs)}
+    types = frozenset(ref.type.name for ref in tensors.values())
     if prelude.matrix is not None and tensors:
         tensors[prelude.matrix.name] = prelude.matrix
     return Checkpoint(
@@ -136,7 +137,7 @@ def _read_as(source: Source, version: Version, layout: HeaderLayout) -> Checkpoi
         header=prelude.header,
         vocab=prelude.vocab,
         layout=layout.name,
-        era=era_of(version, frozenset(ref.type.name for ref in tensors.values()), layout),
+        era=era_of(version, types, layout, int(prelude.header.get("ftype", 0))),
         alignment=ALIGNMENT[version[0]],
         notes=(*prelude.notes, *notes),
     )
