@@ -24,9 +24,9 @@ def stated(
 ) -> tuple[Any, str] | None:
     """(value, where it stands) of `param` in the source, or None where it says nothing.
 
-    `prefix`: GGUF's architecture name. `seen`: the tensors show it; a configuration beside a GGML-era file
-    does not. Raises InconsistentError for a value of another type or one that header and configuration contradict each
-    other in, OutOfRangeError for one no GGUF key can hold, UnsupportedError for a word that `param.words` does not know.
+    `prefix`: GGUF's architecture name. `seen`: the tensors show it; a configuration beside a GGML-era file does not.
+    Raises InconsistentError for a value of another type, and where header and configuration contradict each other,
+    OutOfRangeError for one no GGUF key can hold, UnsupportedError for a word that `param.words` does not know.
     """
     found = _stated(checkpoint, dialect, prefix, param, dialect.source)
     if dialect.source != "ggml" or not checkpoint.metadata or seen:

@@ -130,10 +130,11 @@ def check_weights(root: Path, entry: dict, path: str) -> None:
 
 # --- vocabularies -----------------------------------------------------------------------------------------------
 
-WHOLE = """
+_WHOLE = """
 gpt2/gpt2-s64-g04-q4_3.bin gptj/gptj-s64-g1-q4_1.bin starcoder/starcoder-s64-g2-q5_1.bin mpt/mpt-s64-f16.bin
 falcon/falcon40b-s64-jploski-f16.bin falcon/falcon40b-s64-ggcc-q5_0.bin
-""".split()
+"""
+WHOLE = _WHOLE.split()
 
 
 @pytest.mark.parametrize("file", WHOLE)
@@ -369,12 +370,13 @@ def test_a_tensor_of_no_role_is_named(tmp_path: Path) -> None:
 
 # --- today's runtime --------------------------------------------------------------------------------------------
 
-RUN = """
+_RUN = """
 gpt2/gpt2-s64-pre20230329-h5script-f16.bin gpt2/gpt2-s64-g04-q4_3.bin starcoder/starcoder-s64-g2-q5_1.bin
 gptneox/gptneox-seq-s64-f16.bin gptneox/gptneox-par-s64-llmrs-ggjt-q5_1.bin stablelm/stablelm-nopar-s64-g0-q5_0.bin
 mpt/mpt-s64-f16.bin mpt/mpt-clip-s64-g2-q4_0.bin replit/replit-s64-g1-q4_1.bin bloom/bloom-s64-bloomzcpp-q4_1.bin
 bloom/bloom-s64-llmrs-f16.bin falcon/falcon40b-s64-jploski-f16.bin falcon/falcon40b-s64-ggcc-q5_0.bin
-""".split()
+"""
+RUN = _RUN.split()
 
 
 def test_llama_cpp_runs_what_it_knows(tmp_path: Path) -> None:
