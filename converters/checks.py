@@ -122,7 +122,7 @@ class Watch:
         """The same for float32 that is about to be encoded; nothing encodes what is not finite."""
         bad = first_bad(codec("F32").type, values.reshape(-1).view(np.uint8))
         if bad is not None:
-            raise self._error(step, first + bad, "--outtype keep --allow-nonfinite copies such values")
+            raise self._error(step, first + bad, "the type keep with --allow-nonfinite copies such values")
 
     def _report(self, step: Step, element: int) -> None:
         if not self.allow:

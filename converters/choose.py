@@ -57,7 +57,8 @@ def choose_types(
     """Tensor name → its type, and why where that is not what was asked for.
 
     `imatrix`: names of the entries of the importance matrix, None without one. Raises RefusedError for quantising what
-    is quantised already or what needs an importance matrix, UnsupportedError for a type nobody here encodes.
+    is quantised already (a checkpoint's integers too; FP8 is a float) or what needs an importance matrix,
+    UnsupportedError for a type nobody here encodes.
     """
     options.check()
     as_is = graph.checkpoint.container == "gguf"
@@ -116,10 +117,11 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
 
 
 def _check(graph: ModelGraph, node: Node, target: BlockType, options: TypeOptions) -> None:
-    source = node.inputs[0].type
-    if target.quantised and source.quantised and not options.allow_requantize:
+    source, derived = node.inputs[0].type, node.inputs[0].derived
+    levels = derived.scheme if derived and derived.integers else source.name if source.quantised else None
+    if target.quantised and levels and not options.allow_requantize:
         raise RefusedError(
-            f"{node.name} is {source} already: making {target} of it rounds a second time",
+            f"{node.name} is {levels} already: making {target} of it rounds a second time",
             path=graph.checkpoint.path,
             hint="--allow-requantize, or --outtype keep",
         )

@@ -119,7 +119,6 @@ def _refuse_unexplained(checkpoint: Checkpoint, packed: list[TensorRef]) -> None
 def _shown(checkpoint: Checkpoint, found: _Found) -> Checkpoint:
     source = Dequantised(checkpoint.path)
     natural = natural_type(checkpoint)
-    derived = Derivation(found.scheme, block_type(natural))
     tensors: dict[str, TensorRef] = {}
     dropped = list(found.dropped)
     for name, ref in checkpoint.tensors.items():
@@ -127,6 +126,7 @@ def _shown(checkpoint: Checkpoint, found: _Found) -> Checkpoint:
             wanted, shape, rows = found.matrices[name]
             if wanted != name and wanted in checkpoint.tensors:
                 raise InconsistentError(f"{wanted!r} is there plain and quantised", path=checkpoint.path)
+            derived = Derivation(found.scheme, block_type(natural), ref.type.name not in FP8)
             tensors[wanted] = source.add(wanted, shape, rows, len(checkpoint.files), derived)
         elif name.endswith(RUNTIME):
             dropped.append(Dropped(ref, "a scale for activations or caches, which a GGUF model does not quantise so"))

@@ -58,6 +58,9 @@ TensorType = Annotated[
 ]
 TensorTypeFile = Annotated[str | None, typer.Option("--tensor-type-file", help="REGEX=TYPE items in a file.")]
 LeaveOutputTensor = Annotated[bool, typer.Option("--leave-output-tensor", help="Do not quantise output.weight.")]
+AllowNonfinite = Annotated[
+    bool, typer.Option("--allow-nonfinite", help="Copy NaN and infinite weights, and say so; no type encodes them.")
+]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, max=256, help="Worker threads (default: one a core).")]
 
 
@@ -90,9 +93,7 @@ def convert(
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Quantise what is quantised already.")
     ] = False,
-    allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Copy NaN and infinite weights, and say so.")
-    ] = False,
+    allow_nonfinite: AllowNonfinite = False,
     hparam: HParams = None,
     tokenizer_model: Annotated[
         str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model; checked, and it wins.")
@@ -196,6 +197,7 @@ def quantize(
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Quantise what is quantised already.")
     ] = False,
+    allow_nonfinite: AllowNonfinite = False,
     override_kv: Annotated[
         list[str] | None, typer.Option("--override-kv", metavar="KEY=TYPE:VALUE", help="TYPE int, float, bool or str.")
     ] = None,
@@ -224,6 +226,7 @@ def quantize(
         alignment=alignment,
         big_endian=big_endian,
         keep_split=keep_split,
+        allow_nonfinite=allow_nonfinite,
         **_types(
             recipe, pure, output_tensor_type, token_embedding_type, tensor_type, tensor_type_file, leave_output_tensor
         ),

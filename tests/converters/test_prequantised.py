@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ggferry.formats.errors import (
     InconsistentError,
     MissingError,
     OutOfRangeError,
+    RefusedError,
     ShapeError,
     UnsupportedError,
 )
@@ -297,11 +299,24 @@ def test_keep_is_the_type_the_model_was_made_in(dtype: str | None, kind: str, tm
 def test_other_outtypes_and_threads(tmp_path: Path) -> None:
     tensors, _ = model(gptq(4, 32))
     source = write(tmp_path / "in", tensors, gptq_config(4, 32))
-    for outtype in ("q8_0", "f16"):
-        convert(request(source, tmp_path / f"{outtype}.gguf", outtype))
+    convert(request(source, tmp_path / "f16.gguf", "f16"))
     one = request(source, tmp_path / "one.gguf", "f16", "none")
     convert(Request(one.source, one.out, one.options, vocab=one.vocab, level="none", jobs=1))
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "f16.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_integers_are_not_quantised_again_unasked(case: str, tmp_path: Path) -> None:
+    """As with a GGUF source of a quantised type. FP8 is a float of less precision, and nobody needs to be asked."""
+    quantise, config = CASES[case]
+    asked = request(write(tmp_path / "in", model(quantise)[0], config), tmp_path / "out.gguf", "q8_0", "fast")
+    if config["quant_method"] in ("gptq",) or case.startswith("ct int"):
+        with pytest.raises(RefusedError, match=r"blk.*(GPTQ of|compressed-tensors, ).* already.*--allow-requantize"):
+            convert(asked)
+        assert not (tmp_path / "out.gguf").exists()
+        asked = replace(asked, options=Options(outtype="q8_0", allow_requantize=True))
+    convert(asked)
+    assert open_gguf(str(tmp_path / "out.gguf")).tensors["blk.0.attn_q.weight"].type.name == "Q8_0"
 
 
 def test_any_rows_are_the_same_rows(tmp_path: Path) -> None:

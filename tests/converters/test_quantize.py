@@ -216,3 +216,28 @@ def test_many_outliers_take_few_lines(model: str, tmp_path: Path) -> None:
     lines = [note for note in result.receipt["notes"] if "lost more" in note or "more tensors" in note]
     outliers = sum(bool(t.get("outlier")) for t in result.receipt["tensors"])
     assert len(lines) == 6 and outliers > 6 and lines[-1].startswith(f"and so did {outliers - 5} ")
+
+
+def test_infinite_weights_are_copied_where_allowed_and_never_encoded(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, data = open_gguf(model), tensors(model)
+    name = "blk.2.ffn_up.weight"
+    values = np.frombuffer(data[name][1], "<f2").copy()
+    values[256 * 7 + 3] = np.inf
+    data[name] = (data[name][0], values.tobytes())
+    source = str(tmp_path / "inf.gguf")
+    rows = [(n, found.tensors[n].type, found.tensors[n].shape, raw) for n, (_, raw) in data.items()]
+    write_gguf(source, found.metadata, rows)
+    for kind, allowed in (("copy", []), ("q8_0", []), ("q8_0", ["--allow-nonfinite"])):
+        assert _run(["quantize", source, str(tmp_path / "no.gguf"), kind, *allowed]) == 5
+        error = capsys.readouterr().err
+        assert f"'{name}', row 7, column 3" in error and "--allow-nonfinite" in error
+        assert not (tmp_path / "no.gguf").exists()
+    assert _run(["quantize", source, str(tmp_path / "yes.gguf"), "copy", "--allow-nonfinite"]) == 0
+    assert tensors(tmp_path / "yes.gguf") == data
+    kept = ["quantize", source, str(tmp_path / "mixed.gguf"), "q8_0", "--tensor-type", "blk.2.ffn_up=f16"]
+    assert _run([*kept, "--allow-nonfinite"]) == 0
+    mixed = tensors(tmp_path / "mixed.gguf")
+    assert mixed[name] == data[name] and mixed["blk.1.ffn_up.weight"][0] == "Q8_0"
+    assert f"'{name}', row 7, column 3" in capsys.readouterr().err, "what was copied is said"
