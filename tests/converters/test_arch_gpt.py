@@ -13,10 +13,11 @@ from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.attention import alibi_slopes
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.graph import ModelGraph
-from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.load import load_tokenizer, open_checkpoint, understand
 from ggferry.converters.plan import Options, plan_steps
 from ggferry.formats.errors import GgferryError, InconsistentError, ShapeError, UnsupportedError, UsageError
 
+from llama_cpp import continuations
 from tiny_models import TOKENS, make, relative, whole, write
 
 LIMIT = 1e-5
@@ -322,12 +323,65 @@ def oracle_models(oracle: Path) -> list[Path]:
 
 @pytest.mark.oracle
 def test_every_checkpoint_beside_the_legacy_files_converts_with_proof(oracle: Path, tmp_path: Path) -> None:
-    models = oracle_models(oracle)
+    """Both sides against transformers (MPT's clipping patched into it, the manifest says); llama.cpp's continuation."""
+    models, run = oracle_models(oracle), []
     assert len(models) == 11
     for folder in models:
         ids = json.loads((folder / "logits.json").read_text())["ids"]
         expected = np.load(folder / "logits.npy")
         result = convert(Request(str(folder), str(tmp_path / f"{folder.name}.gguf")))
-        assert result.receipt["verified"] == "full"
+        assert result.receipt["verified"] == "full" and result.receipt["tokenizer"]["passed"]
         for side in (graph_of(str(folder)), graph_of(result.path)):
             assert relative(expected, forward(side, ids)) <= LIMIT, folder.name
+        run += [Path(result.path)] if result.receipt["runtimes"]["run_it"] else []
+    assert {folder.name for folder in models} - {path.stem for path in run} == {"gptj-s64"}
+    for length, paths in by_prompt(run, ids).items():
+        for path, answer in zip(paths, continuations(ids[:length], 3, *paths), strict=True):
+            history = ids[:length]
+            assert answer, path.name
+            for token, _ in answer:
+                scores = forward(graph_of(str(path)), history)[-1]
+                assert scores.max() - scores[token] < 5e-3, path.name
+                history.append(token)
+
+
+def by_prompt(paths: list[Path], ids: list[int]) -> dict[int, list[Path]]:
+    """Length of the prompt → models that continue it by a token with a text of its own, which is what llama.cpp's
+    server tells of."""
+    found: dict[int, list[Path]] = {}
+    for path in paths:
+        graph = graph_of(str(path))
+        tokens = graph.checkpoint.metadata["tokenizer.ggml.tokens"].data
+        best = forward(graph, ids).argmax(-1)
+        length = next(n for n in range(3, len(ids)) if tokens[best[n - 1]].isalnum() and tokens[best[n - 1]].isascii())
+        found.setdefault(length, []).append(path)
+    return found
+
+
+@pytest.mark.oracle
+def test_replits_vocabulary_is_sentencepieces_unigram(oracle: Path, tmp_path: Path) -> None:
+    """As an `mpt` with a `t5` vocabulary, which llama.cpp loads (the test above)."""
+    folder = oracle / "legacy-other" / "hf" / "replit-s64"
+    found = open_checkpoint(convert(Request(str(folder), str(tmp_path / "x.gguf"))).path).metadata
+    assert found["general.architecture"].data == "mpt" and found["tokenizer.ggml.model"].data == "t5"
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+    tokens, scores = found["tokenizer.ggml.tokens"].data, found["tokenizer.ggml.scores"].data
+    for i in range(1, model.vocab_size()):
+        assert tokens[i] == model.id_to_piece(i) and scores[i] == pytest.approx(model.get_score(i)), i
+    assert found["tokenizer.ggml.pre"].data == "default"
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("name", "pre"),
+    [
+        ("gpt2", "gpt-2"), ("gptj", "gpt-2"), ("gptneo", "gpt-2"), ("gptneox", "gpt-2"), ("mpt", "gpt-2"),
+        ("bloom", "bloom"), ("falcon7b", "falcon"), ("falcon40b", "falcon"), ("starcoder", "starcoder"),
+    ],
+)  # fmt: skip
+def test_pre_tokenizers_are_derived_and_proved(name: str, pre: str, oracle: Path) -> None:
+    checkpoint = open_checkpoint(str(oracle / "hf" / "ckpt" / name))
+    tokenizer = load_tokenizer(checkpoint, 400)
+    assert tokenizer is not None and (tokenizer.model, tokenizer.pre) == ("gpt2", pre)
+    assert "proved by tokenising" in tokenizer.origins["pre"]

@@ -42,6 +42,10 @@ WRONG_KEYS = {"phi2.feed_forward_length", "bloom.context_length"}
 """Today's tool writes 4 · n_embd there whatever the checkpoint's width is (facts/today.md), and n_embd."""
 
 
+OURS_ALONE = ("gpt2", "mpt", "falcon7b")
+"""Today's tool fails on them (no n_ctx; MptForCausalLM; 71 groups): llama.cpp runs what we write."""
+
+
 def tokens() -> list[int]:
     return json.loads((ROOT / "MANIFEST.json").read_text())["tokens"]
 
@@ -106,7 +110,8 @@ def test_every_key_the_reigning_tool_writes_for_the_architecture(name: str, outp
 
 
 def test_llama_cpp_continues_as_we_do(outputs: dict[str, str]) -> None:
-    loadable = [n for n in NAMES if (ROOT / "out" / n / "llamacpp_logits_f32.npy").is_file()]
+    theirs = [n for n in NAMES if (ROOT / "out" / n / "llamacpp_logits_f32.npy").is_file()]
+    loadable = [*theirs, *OURS_ALONE]
     assert len(loadable) > 10
     prompt, count = tokens()[:6], 5
     for name, answer in zip(loadable, continuations(prompt, count, *(Path(outputs[n]) for n in loadable)), strict=True):
