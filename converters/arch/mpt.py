@@ -15,20 +15,25 @@ from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _NORMS = dict.fromkeys(("layernorm", "low_precision_layernorm"), "layer")
+# GGUF: llama.cpp's keys, then the specification's for MPT.
+_CLIP = {
+    "hf": "attn_config.clip_qkv|attn_clip_qkv", "ggml": "clip_qkv",
+    "gguf": "attention.clamp_kqv|attention.clip_kqv",
+}
+_ALIBI = {"gguf": "attention.max_alibi_bias|attention.alibi_bias_max"}
 HPARAMS = (
     *gpt.SIZES,
     HParam("n_head_kv", "attention.head_count_kv", fields={"hf": "attn_config.kv_n_heads"}, implied="n_head",
            check="0 < n_head_kv and n_head % n_head_kv == 0"),
-    HParam("clamp_kqv", "attention.clamp_kqv", gpt.F32,
-           {"hf": "attn_config.clip_qkv|attn_clip_qkv", "ggml": "clip_qkv"}, absent=0.0),
+    HParam("clamp_kqv", "attention.clamp_kqv", gpt.F32, _CLIP, absent=0.0),
     HParam("alibi", None, gpt.BOOL, {"hf": "attn_config.alibi|alibi"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("alibi_stated", None, gpt.F32,
            {"hf": "attn_config.alibi_bias_max|alibi_bias_max", "ggml": "alibi_bias_max"}, required=False),
-    HParam("max_alibi", "attention.max_alibi_bias", gpt.F32, derive="@alibi_bias", absent=0.0),
+    HParam("max_alibi", "attention.max_alibi_bias", gpt.F32, _ALIBI, derive="@alibi_bias", absent=0.0),
     HParam("attn_scale", "attention.scale", gpt.F32, {"hf": "attn_config.softmax_scale|softmax_scale"}, required=False,
            check="attn_scale > 0"),
-    HParam("expansion", None, gpt.F32, {"hf": "expansion_ratio|mlp_ratio|ffn_config.ffn_hidden_size"}, required=False),
+    HParam("expansion", None, gpt.F32, {"hf": "expansion_ratio|mlp_ratio"}, required=False),
     common.ALWAYS_TIED,
     # What this graph does not do, and would be done silently.
     HParam("turned", None, gpt.BOOL, {"hf": "attn_config.rope"}, words=gpt.FALSE, required=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,17 @@ def test_mpt_clips_by_both_names_of_its_class(tmp_path: Path) -> None:
     assert relative(expected, forward(without, TOKENS)) > 0.01
 
 
+def test_the_specifications_spellings_of_mpts_keys_are_read(tmp_path: Path) -> None:
+    _, graph = made("mpt clip", tmp_path / "hf")
+    found = open_checkpoint(str(write(graph, tmp_path / "x.gguf")))
+    spelt = {"max_alibi_bias": "alibi_bias_max", "clamp_kqv": "clip_kqv"}
+    metadata = {key.replace(key.rpartition(".")[2], spelt.get(key.rpartition(".")[2], key.rpartition(".")[2])): value
+                for key, value in found.metadata.items()}  # fmt: skip
+    other = understand(replace(found, metadata=metadata))
+    assert np.array_equal(forward(other, TOKENS), forward(understand(found), TOKENS))
+    assert "mpt.attention.clip_kqv" in metadata and other.sizes["clamp_kqv"] == pytest.approx(0.8)
+
+
 def test_what_transformers_ignores_of_mpt_is_honoured_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers always computes with a bias of 8 and a width of 4; MosaicML's code, and llama.cpp, as stated."""
     pytest.importorskip("torch")
@@ -288,8 +300,6 @@ def test_falcons_norms_change_places(tmp_path: Path) -> None:
 
 
 def test_a_falcon_file_of_another_layout_is_refused(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from ggferry.formats.gguf_values import string
 
     _, graph = made("falcon 40b", tmp_path / "hf")
