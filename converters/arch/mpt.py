@@ -17,7 +17,8 @@ from ggferry.formats.reader import HeaderLayout, VocabLayout
 _NORMS = dict.fromkeys(("layernorm", "low_precision_layernorm"), "layer")
 # GGUF: llama.cpp's keys, then the specification's for MPT.
 _CLIP = {
-    "hf": "attn_config.clip_qkv|attn_clip_qkv", "ggml": "clip_qkv",
+    "hf": "attn_config.clip_qkv|attn_clip_qkv",
+    "ggml": "clip_qkv",
     "gguf": "attention.clamp_kqv|attention.clip_kqv",
 }
 _ALIBI = {"gguf": "attention.max_alibi_bias|attention.alibi_bias_max"}
