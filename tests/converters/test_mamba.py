@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.plan import Options
 from ggferry.formats.errors import GgferryError, ShapeError, UnsupportedError
 
 from tiny_models import MAMBA, MAMBA2, TOKENS, make, relative
@@ -128,3 +130,18 @@ def test_falcons_own_epsilon_is_kept_and_said(tmp_path: Path) -> None:
 
 def test_sizes_are_no_coincidence() -> None:
     assert MAMBA2["n_groups"] > 1 and MAMBA2["num_heads"] % MAMBA2["n_groups"] == 0 and MAMBA["state_size"] != 8
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv6"])
+def test_quantised_bytes_are_the_reigning_tools(name: str, oracle: Path, tmp_path: Path) -> None:
+    """Which tensors of a recurrent model stay F32, and what the others become."""
+    request = Request(str(oracle / "hf" / "ckpt" / name), str(tmp_path / "x.gguf"), Options(outtype="q8_0"))
+    ours = open_checkpoint(convert(request).path)
+    theirs = open_checkpoint(str(oracle / "hf" / "out" / name / f"{name}.q8_0.gguf"))
+    assert set(ours.tensors) == set(theirs.tensors)
+    for key, ref in ours.tensors.items():
+        other = theirs.tensors[key]
+        assert (ref.type, ref.shape) == (other.type, other.shape), key
+        a, b = (c.files[0].read(r.spans[0].offset, r.nbytes) for c, r in ((ours, ref), (theirs, other)))
+        assert a == b, key

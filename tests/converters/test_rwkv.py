@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.gguf_values import string
 
+from hostile import GGUF, JSON, answers
 from llama_cpp import continuations
 from rwkv_models import Tensors, computed, finch, goose
 from tiny_models import TOKENS, make, relative, write
@@ -256,6 +258,37 @@ def test_what_transformers_rescales_differs_by_the_norms_epsilon_only(tmp_path: 
     graph = understand(open_checkpoint(str(tmp_path)))
     assert 1e-7 < relative(expected, forward(graph, TOKENS)) < 2e-4
     assert any("rescale_every=1" in note for note in graph.notes)
+
+
+@pytest.mark.parametrize("form", ["6 rescaled", "7 hf"])
+def test_whatever_a_configuration_or_a_header_says_is_answered(
+    form: str, models: dict[str, tuple[Path, np.ndarray]], tmp_path: Path
+) -> None:
+    checkpoint, chance = open_checkpoint(str(models[form][0])), random.Random(form)
+    for key, value in chance.sample([(key, value) for key in checkpoint.metadata for value in JSON], 40):
+        answers(replace(checkpoint, metadata={**checkpoint.metadata, key: value}), (key, value))
+    graph = understand(checkpoint)
+    written = open_checkpoint(str(write(graph, tmp_path / "x.gguf")))
+    keys = [f"{graph.architecture.name}.{spec.key}" for spec in graph.architecture.hparams if spec.key]
+    for key, stated in chance.sample([(key, value) for key in keys for value in GGUF], 40):
+        header = {**written.metadata, key: stated}
+        answers(replace(written, metadata={k: v for k, v in header.items() if v is not None}), (key, stated))
+
+
+@pytest.mark.parametrize("form", ["6 rescaled", "7 hf"])
+def test_no_key_is_idle(form: str, models: dict[str, tuple[Path, np.ndarray]], tmp_path: Path) -> None:
+    """Every key changes the result or is contradicted by the tensors, but for what llama.cpp only asks for."""
+    source = understand(open_checkpoint(str(models[form][0])))
+    found = open_checkpoint(str(write(source, tmp_path / "x.gguf")))
+    expected, idle = forward(understand(found), TOKENS), set()
+    for key, value, _ in source.written():
+        other = replace(value, data=value.data * 4 if isinstance(value.data, float) else value.data + 1)
+        try:
+            graph = understand(replace(found, metadata={**found.metadata, key: other}))
+            idle |= {key.partition(".")[2]} if np.array_equal(expected, forward(graph, TOKENS)) else set()
+        except GgferryError:
+            continue
+    assert idle == {"context_length", "attention.head_count"}
 
 
 # --- vocabularies -------------------------------------------------------------------------------------------
