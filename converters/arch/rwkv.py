@@ -83,6 +83,11 @@ RESCALED = Remark(
     "were trained, and the same logits follow up to the norms' epsilon",
 )
 
+_OURS = (
+    "no runtime reads RWKV-4 from GGUF; the specification names its keys and none of its tensors: they bear the names "
+    "that llama.cpp gives RWKV-6's (docs/recurrent.md)"
+)
+
 SPEC = Architecture(
     name="rwkv",
     display_name="RWKV-4",
@@ -107,4 +112,5 @@ SPEC = Architecture(
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv4"},
     runtimes=(),
     headers=(HEADER,),
+    remarks=(Remark("", _OURS),),
 )

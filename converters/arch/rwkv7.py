@@ -12,7 +12,7 @@ from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _recurrent as recurrent
 from ggferry.converters.arch import _rwkv as rwkv
 from ggferry.converters.layout import Reshape, Stack, Transpose
-from ggferry.converters.spec import Architecture, Dialect, Drop, HParam, also, roles
+from ggferry.converters.spec import Architecture, Dialect, Drop, HParam, also, roles, varied
 from ggferry.formats.gguf_values import ValueType
 
 HPARAMS = (
@@ -103,17 +103,24 @@ blk.{n}.channel_mix_key.weight     Lffn.key.weight
 blk.{n}.channel_mix_value.weight   Lffn.value.weight
 """.replace(" A", " Lattn.").replace(" L", " model.layers.{n}.")
 
+ROLES = also(roles(rwkv.FRAME + TIME_MIX, **_LAYOUTS), "fla", FLA, **_LAYOUTS)
+# Its first checkpoints keep the shares of all six in one tensor.
+JOINED = "blk.{n}.time_mix_lerp_fused.weight model.layers.{n}.attn.x_x @joined"
+ROLES = varied(ROLES, "fla-joined", "fla", JOINED, joined=Reshape((6, 1, 1, "n_embd")))
+
 _UNUSED = "block 0 has no earlier values to take up: never used"
 TURNED = {"transposed": tuple(f"time_mix_{name}{number}" for name in "wavg" for number in (1, 2))}
+HF = Dialect("hf", names="fla", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)))
 
 SPEC = Architecture(
     name="rwkv7",
     display_name="RWKV-7",
     hf_classes=("RWKV7ForCausalLM",),
     hparams=HPARAMS,
-    roles=also(roles(rwkv.FRAME + TIME_MIX, **_LAYOUTS), "fla", FLA, **_LAYOUTS),
+    roles=ROLES,
     dialects={
-        "hf": Dialect("hf", names="fla", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED))),
+        "hf": HF,
+        "hf-joined": replace(HF, name="hf-joined", names="fla-joined", fields="hf", marks=("model.layers.0.attn.x_x",)),
         "blinkdl": replace(
             rwkv.BLINKDL,
             given={"tied": False, "head_size": 64},
