@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 import ggferry
+from ggferry.converters.open import LEGACY
 from ggferry.converters.plan import RESCALED, Plan, count_types, step_record
 from ggferry.converters.verify import Proof
 from ggferry.formats.checkpoint import Checkpoint
@@ -102,12 +103,13 @@ def to_json(receipt: Mapping[str, Any]) -> str:
 
 
 def what_was_read(checkpoint: Checkpoint) -> str:
-    """'GGJT v3, 5 June – 21 August 2023 …, Q4_K ×13, F32 ×5'."""
+    """'GGJT v3, llama, 5 June – 21 August 2023 …, Q4_K ×13, F32 ×5'."""
     spelt = {"safetensors": "safetensors", "pytorch": "PyTorch", "pytorch-meta": "PyTorch (Meta)"}
     name = spelt.get(checkpoint.container, checkpoint.container.upper())
     name += f" v{checkpoint.version}" if checkpoint.version is not None else ""
     types = count_types(list(checkpoint.tensors.values())) or "no tensors"
-    return ", ".join(part for part in (name, checkpoint.era, types) if part)
+    family = checkpoint.layout if checkpoint.container in LEGACY else None
+    return ", ".join(part for part in (name, family, checkpoint.era, types) if part)
 
 
 def _named(what: str) -> str:

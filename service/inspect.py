@@ -101,7 +101,9 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """`describe` for a person, line by line."""
     version = "" if facts["version"] is None else f" v{facts['version']}"
     endian = ", big-endian" if facts["big_endian"] else ""
-    yield f"{facts['container'].upper()}{version}{endian}" + (f", {facts['era']}" if facts["era"] else "")
+    family = facts["layout"] if facts["header"] else None
+    parts = (f"{facts['container'].upper()}{version}{endian}", family, facts["era"])
+    yield ", ".join(part for part in parts if part)
     for file in facts["files"]:
         yield f"  {file['path']}  {file['bytes']:,} bytes"
     for note in facts["notes"]:

@@ -17,7 +17,7 @@ from ggferry.converters.tokenizers.legacy_bpe import from_raw_bpe, is_whole
 from ggferry.converters.tokenizers.load import files_of, load
 from ggferry.converters.tokenizers.whisper_names import special_names
 from ggferry.formats.checkpoint import RawVocab
-from ggferry.formats.errors import InconsistentError, MissingError
+from ggferry.formats.errors import InconsistentError, RefusedError
 from ggferry.formats.reader import VocabLayout
 
 LOST = "\ufffd"
@@ -37,7 +37,7 @@ def from_family(
     """The GGUF tokenizer of a legacy vocabulary.
 
     `rule`: what the family's files hold. `source`: the model's own tokenizer, a folder or a file; it wins, and is
-    matched token by token against what the file says. `rows`: rows of the embedding. Raises MissingError where the file
+    matched token by token against what the file says. `rows`: rows of the embedding. Raises RefusedError where the file
     does not hold the vocabulary and no source is given, InconsistentError naming the first id where source and file
     differ.
     """
@@ -45,13 +45,13 @@ def from_family(
         given = _given(source, rows, pre, keep_json)
         return given if raw is None else matched(given, raw, rule, path)
     if raw is None:
-        raise MissingError("this format holds no vocabulary", path=path, hint=WAY_OUT)
+        raise RefusedError("this format holds no vocabulary", path=path, hint=WAY_OUT)
     if rule.texts == "unigram":
         return _from_pieces(raw).padded(rows, path=path)
     raw = replace(raw, tokens=repaired(raw.tokens) if rule.texts == "twice" else raw.tokens)
     if not is_whole(raw):
         count = sum(LOST.encode() in token for token in raw.tokens)
-        raise MissingError(
+        raise RefusedError(
             "the vocabulary was decoded to text when the file was made: what is no character by itself is U+FFFD",
             path=path, found=f"{count} of {len(raw.tokens)} tokens lost", hint=WAY_OUT,
         )  # fmt: skip

@@ -17,10 +17,12 @@ from ggferry.converters.plan import Options
 from ggferry.converters.tokenizers.load import load
 from ggferry.converters.values import laid_out_values, values_of
 from ggferry.formats.errors import (
+    AmbiguousError,
     CorruptError,
     GgferryError,
     InconsistentError,
     MissingError,
+    RefusedError,
     UnexpectedTensorError,
     UnknownFormatError,
 )
@@ -152,7 +154,7 @@ def test_a_vocabulary_of_bytes_is_whole_again(file: str) -> None:
 def test_a_decoded_vocabulary_needs_the_tokenizer(file: str, tmp_path: Path) -> None:
     root, entry = BY_NAME[file]
     request = Request(path_of(file), str(tmp_path / "out.gguf"), level="fast")
-    with pytest.raises(MissingError, match="--tokenizer"):
+    with pytest.raises(RefusedError, match="--tokenizer"):
         convert(request)
     assert not list(tmp_path.iterdir())
     bare = convert(Request(request.source, request.out, vocab=VocabOptions(none=True), level="fast"))
@@ -184,7 +186,7 @@ def test_replit_s_pieces_are_its_spiece_model_s() -> None:
 def test_rwkv_takes_the_tokenizer_it_is_given(tmp_path: Path) -> None:
     root, entry = BY_NAME["gptneox/gptneox-seq-s64-f16.bin"]
     source = path_of("rwkv/rwkv4-s64-rwkvOld-q4_1_o.bin")
-    with pytest.raises(MissingError, match="--tokenizer"):
+    with pytest.raises(RefusedError, match="--tokenizer"):
         convert(Request(source, str(tmp_path / "x.gguf"), level="fast"))
     options = VocabOptions(source=str(root / entry["hf_dir"]))
     again = open_checkpoint(convert(Request(source, str(tmp_path / "x.gguf"), vocab=options, level="fast")).path)
@@ -334,6 +336,22 @@ def test_whisper_of_four_byte_halves_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.bin").write_bytes(rewritten(path_of("whisper/whisper-v600-q5_0.bin"), halves))
     with pytest.raises(CorruptError):
         open_checkpoint(str(tmp_path / "m.bin"))
+
+
+def test_a_vocabulary_alone_may_be_of_several_families(tmp_path: Path) -> None:
+    """Falcon's header is LLaMA's and NeoX's of April 2023 too, and there is no tensor's name to tell."""
+    source = path_of("falcon/falcon40b-s64-jploski-f16.bin")
+    checkpoint = open_checkpoint(source)
+    first = next(iter(checkpoint.tensors.values()))
+    end = first.spans[0].offset - len(first.name) - 12 - 4 * len(first.shape)
+    bare = tmp_path / "vocab.bin"
+    bare.write_bytes(Path(source).read_bytes()[:end])
+    with pytest.raises(AmbiguousError, match="--arch") as caught:
+        open_checkpoint(str(bare))
+    assert set(str(caught.value.found).split(", ")) == {"falcon", "gptneox-2023-04", "llama"}
+    request = Request(str(bare), str(tmp_path / "v.gguf"), Options(vocab_only=True), arch="falcon")
+    again = open_checkpoint(convert(request).path)
+    assert not again.tensors and len(again.metadata["tokenizer.ggml.merges"].data) == 255
 
 
 @pytest.mark.parametrize("file", ["gptj/gptj-s64-g1-q4_1.bin", "falcon/falcon40b-s64-ggcc-q5_0.bin"])
