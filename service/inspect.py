@@ -102,8 +102,8 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     version = "" if facts["version"] is None else f" v{facts['version']}"
     endian = ", big-endian" if facts["big_endian"] else ""
     family = facts["layout"] if facts["header"] else None
-    parts = (f"{facts['container'].upper()}{version}{endian}", family, facts["era"])
-    yield ", ".join(part for part in parts if part)
+    told = (f"{facts['container'].upper()}{version}{endian}", family, facts["era"])
+    yield ", ".join(part for part in told if part)
     for file in facts["files"]:
         yield f"  {file['path']}  {file['bytes']:,} bytes"
     for note in facts["notes"]:

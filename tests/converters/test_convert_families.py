@@ -14,8 +14,11 @@ from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.plan import Options
+from ggferry.converters.tokenizers.legacy_family import from_family
 from ggferry.converters.tokenizers.load import load
+from ggferry.converters.tokenizers.whisper_names import special_names
 from ggferry.converters.values import laid_out_values, values_of
+from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import (
     AmbiguousError,
     CorruptError,
@@ -26,6 +29,7 @@ from ggferry.formats.errors import (
     UnexpectedTensorError,
     UnknownFormatError,
 )
+from ggferry.formats.reader import VocabLayout
 from ggferry.quant.codec import codec
 
 from conftest import FIXTURES, ORACLE
@@ -191,6 +195,40 @@ def test_rwkv_takes_the_tokenizer_it_is_given(tmp_path: Path) -> None:
     options = VocabOptions(source=str(root / entry["hf_dir"]))
     again = open_checkpoint(convert(Request(source, str(tmp_path / "x.gguf"), vocab=options, level="fast")).path)
     assert len(again.metadata["tokenizer.ggml.tokens"].data) == 512
+
+
+@pytest.mark.parametrize(
+    ("held", "rows", "languages"), [(50256, 51864, 99), (50257, 51864, 99), (50257, 51865, 99), (50257, 51866, 100)]
+)
+def test_whisper_s_special_tokens_follow_from_the_sizes(held: int, rows: int, languages: int) -> None:
+    """English-only with and without <|endoftext|> in the vocabulary, multilingual, large-v3."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES as THEIRS
+
+    names = special_names(held, rows)
+    assert names[1] == "<|startoftranscript|>" and names[-1] == "<|30.00|>"
+    assert [f"<|{language}|>" for language in THEIRS][:languages] == names[2 : 2 + languages]
+    places = {name: rows - len(names) + i for i, name in enumerate(names)}
+    multilingual = rows > 51864
+    assert places["<|endoftext|>"] == 50256 + multilingual  # whisper.cpp's token_eot
+    assert places["<|notimestamps|>"] == 50362 + multilingual + languages - 99
+    assert not special_names(500, 600)
+
+
+def test_whisper_s_special_tokens_are_written() -> None:
+    letters = [bytes([value]) for value in range(256)]
+    found = from_family(RawVocab(tuple(letters)), VocabLayout("own", texts="whisper"), rows=256 + 1608)
+    assert len(found.tokens) == 256 + 1608 and found.tokens[found.ids["bos"]] == "<|startoftranscript|>"
+    assert found.tokens[found.ids["eos"]] == "<|endoftext|>" and found.ids["eos"] == 256
+
+
+def test_padding_by_repetition_is_told_from_tokens() -> None:
+    """ggml's scripts fill up to the rows of the embedding with the last token."""
+    letters = [bytes([value]) for value in range(256)]
+    for last in (b"<|endoftext|>", b""):
+        tokens = (*letters, b"ab", b"<|endoftext|>", *[last] * 3)
+        found = from_family(RawVocab(tokens), VocabLayout("again"), rows=len(tokens))
+        assert found.tokens[258:] == ("[PAD258]", "[PAD259]", "[PAD260]")[-3:]
+        assert found.merges == ("a b",) and found.ids["eos"] == 257
 
 
 # --- what the files lack ----------------------------------------------------------------------------------------
