@@ -10,7 +10,7 @@ import os
 import threading
 from typing import Any
 
-from ggferry.formats.errors import InconsistentError, TruncatedError, UnsupportedError
+from ggferry.formats.errors import GgferryError, InconsistentError, TruncatedError, UnsupportedError
 from ggferry.service.stores import VERSIONS, Found, _failure, check_unchanged, reach
 
 HEADER_BLOCK, DATA_BLOCK = 256 << 10, 8 << 20
@@ -117,7 +117,9 @@ class RangedFile:
         return handle
 
     def _read_failure(self, error: Exception) -> Exception:
-        changed = "PreconditionFailed" in str(error) or "ETag" in str(error) or "changed" in str(error)
-        if changed and not isinstance(error, UnsupportedError):
-            return InconsistentError("changed while it was read", path=self.path, hint="plan again")
+        """A store refuses a range of a file that was replaced (S3: If-Match); whatever it says, look."""
+        try:
+            self.check()
+        except GgferryError as changed:
+            return changed
         return _failure(error, self.path)

@@ -24,6 +24,7 @@ KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", 
 """The whole environment of a worker, beside LC_*: nothing that could be a token, and a home without any."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 JOBS_A_WORKER = 200  # then a fresh one: what hostile files may have left in memory goes with the old
+OUT_OF_MEMORY = "OutOfMemory"
 STDERR_SHOWN = 400
 LINE_CAP = 1 << 30  # bytes of one event; a receipt of 10^5 tensors has 60 MB
 
@@ -107,7 +108,9 @@ class Supervisor:
                     self._send(on_ask(event))
                 else:
                     on_event(event)
-        except WorkerFailed:
+        except WorkerFailed as failure:
+            if failure.error.get("class") == OUT_OF_MEMORY:
+                self.stop()  # it is ending itself: a heap that was full is not worth keeping
             raise
         except BaseException:
             self.stop()
