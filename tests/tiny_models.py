@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from ggferry.converters.graph import ModelGraph
-from ggferry.converters.values import laid_out_values
+from ggferry.converters.values import laid_out_values, values_of
 from ggferry.formats.gguf_values import Value, array, f32, string
 from ggferry.formats.gguf_values import ValueType as T
 from ggferry.formats.gguf_write import write_gguf
@@ -296,6 +296,18 @@ def whole(graph: ModelGraph) -> dict[str, np.ndarray]:
     return found
 
 
+def check_streaming(graph: ModelGraph) -> None:
+    """Any rows of a tensor are those of the whole, as the layouts' array form has them."""
+    chance = np.random.default_rng(5)
+    for node in graph.nodes:
+        arrays = [values_of(graph.checkpoint, ref, 0, ref.rows).reshape(ref.shape) for ref in node.inputs]
+        expected = node.layout.apply(*arrays).reshape(-1, node.shape[-1])
+        assert node.layout.shape(*(ref.shape for ref in node.inputs)) == node.shape
+        start, stop = sorted(chance.choice(len(expected) + 1, 2, replace=False)) if len(expected) > 1 else (0, 1)
+        found = laid_out_values(graph.checkpoint, node, int(start), int(stop))
+        assert np.array_equal(found, expected[start:stop]), node.name
+
+
 @cache
 def vocabulary(rows: int) -> dict[str, Value]:
     """A SentencePiece vocabulary of that many tokens, for a runtime that wants one."""
@@ -323,4 +335,7 @@ def write(graph: ModelGraph, path: Path, edit: Callable[[dict[str, np.ndarray]],
     return path
 
 
-__all__ = ["TINY", "TOKENS", "VOCAB", "Tiny", "f32", "make", "relative", "shake", "vocabulary", "whole", "write"]
+__all__ = [
+    "TINY", "TOKENS", "VOCAB", "Tiny", "check_streaming", "f32", "make", "relative", "shake", "vocabulary", "whole",
+    "write",
+]  # fmt: skip

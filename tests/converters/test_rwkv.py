@@ -31,7 +31,7 @@ from ggferry.formats.gguf_values import string
 from hostile import GGUF, JSON, answers
 from llama_cpp import continuations
 from rwkv_models import Tensors, computed, finch, goose
-from tiny_models import TOKENS, make, relative, whole, write
+from tiny_models import TOKENS, check_streaming, make, relative, whole, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BARE = VocabOptions(none=True)
@@ -155,6 +155,11 @@ def test_every_form_of_a_model_gives_the_same_tensors(
     first, *others = (whole(understand(open_checkpoint(str(models[form][0])))) for form in forms)
     for other in others:
         assert set(first) == set(other) and all(np.array_equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_any_rows_of_a_tensor_are_those_of_the_whole(form: str, models: dict[str, tuple[Path, np.ndarray]]) -> None:
+    check_streaming(understand(open_checkpoint(str(models[form][0]))))
 
 
 @pytest.mark.slow
