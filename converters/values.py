@@ -77,12 +77,12 @@ def view_for_streaming(node: Node, target: BlockType) -> Node:
     return replace(node, shape=(rows, width), inputs=(replace(ref, shape=(rows, width), spans=(span,)),))
 
 
-def row_chunks(node: Node, target: BlockType) -> Iterator[tuple[int, int]]:
-    """Consecutive row ranges of the node's output that keep every form of them within CHUNK."""
+def row_chunks(node: Node, target: BlockType, limit: int = CHUNK) -> Iterator[tuple[int, int]]:
+    """Consecutive row ranges of the node's output that keep every form of them within `limit` bytes."""
     columns = node.shape[-1]
     rows = math.prod(node.shape[:-1])
     widest = max(columns * 4, target.row_bytes(columns), *(ref.row_bytes for ref in node.inputs))
-    step = max(1, CHUNK // widest)
+    step = max(1, limit // widest)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
 

@@ -22,6 +22,7 @@ from ggferry.formats.errors import VerificationError
 from ggferry.quant.bands import BANDS, beyond_band
 from ggferry.quant.bounds import narrowing_bound, rescaling_bound
 from ggferry.quant.codec import codec
+from ggferry.quant.differences import Bound, Differences, differences
 from ggferry.quant.registry import lazy
 
 if TYPE_CHECKING:
@@ -183,21 +184,11 @@ class _Sums:
     last digits do not depend on which thread was first."""
 
     def __init__(self) -> None:
-        self.parts: dict[int, tuple[float, float, float]] = {}
-
-    def add(self, start: int, expected: Any, found: Any) -> None:
-        """The chunk that begins at row `start`: sums of squares of error and source, largest error."""
-        delta = (found - expected).ravel()
-        largest = float(np.abs(delta).max(initial=0.0))
-        wide = expected.ravel().astype(np.float64)
-        power = float(wide @ wide)
-        if largest:
-            wide[...] = delta
-        self.parts[start] = (float(wide @ wide) if largest else 0.0, power, largest)
+        self.parts: dict[int, Differences] = {}
 
     @property
     def largest(self) -> float:
-        return max((part[2] for part in self.parts.values()), default=0.0)
+        return max((part.largest for part in self.parts.values()), default=0.0)
 
     @property
     def equal(self) -> bool:
@@ -205,7 +196,8 @@ class _Sums:
 
     @property
     def relative_rms(self) -> float:
-        error, power = (math.fsum(part[i] for part in self.parts.values()) for i in (0, 1))
+        parts = self.parts.values()
+        error, power = math.fsum(part.error for part in parts), math.fsum(part.power for part in parts)
         return math.sqrt(error / power) if power else math.sqrt(error)
 
 
@@ -239,6 +231,14 @@ def check_tensor(
         if progress:
             progress(stop - start)
 
+    def bound_of(start: int, stop: int) -> Bound:
+        if not rescaled:
+            return lambda expected, _: narrowing_bound(after.name, expected)
+        scales = values.laid_out(
+            source.checkpoint, origin, start, stop, lambda r, c: rescaling_bound(before.name, r, c)
+        ).reshape(-1)  # fmt: skip
+        return lambda _, here: scales[here]
+
     def compare(chunk: tuple[int, int]) -> None:
         start, stop = chunk
         if bitwise:
@@ -250,21 +250,14 @@ def check_tensor(
         else:
             expected = values.laid_out_values(source.checkpoint, origin, start, stop)
             found = values.laid_out_values(output.checkpoint, mirror, start, stop)
-            bound: Any
-            if rescaled:
-                bound = values.laid_out(
-                    source.checkpoint, origin, start, stop, lambda r, c: rescaling_bound(before.name, r, c)
-                )
-            else:
-                bound = narrowing_bound(after.name, expected)
-            outside = ~np.isfinite(found) | (False if bound is None else np.abs(found - expected) > bound)
-            if outside.any():
-                row, column = (int(i) for i in np.argwhere(outside)[0])
+            apart = differences(expected, found, bound_of(start, stop))
+            if apart.outside is not None:
+                row, column = divmod(apart.outside, expected.shape[1])
                 raise _difference(
                     output, node, start + row, "lies further from the source than its type rounds",
                     f"{found[row, column]!r}", f"{expected[row, column]!r}",
                 )  # fmt: skip
-            sums.add(start, expected, found)
+            sums.parts[start] = apart
         if progress:
             progress(expected.nbytes if bitwise else (stop - start) * after.row_bytes(mirror.shape[-1]))
 
@@ -273,7 +266,7 @@ def check_tensor(
         cuts = ((start, min(size, start + values.CHUNK)) for start in range(0, size, values.CHUNK))
         each(cuts, compare_bytes, workers(jobs))
     else:
-        each(values.row_chunks(origin, after), compare, workers(jobs))
+        each(values.row_chunks(origin, after, values.CHUNK // 4), compare, workers(jobs))
     if bitwise and not origin.inputs[0].derived:
         grade = IDENTICAL if origin.layout == SAME else PERMUTED
     elif sums.equal:

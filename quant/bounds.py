@@ -41,13 +41,22 @@ def narrowing_bound(target: str, values: Floats) -> Floats | None:
     if target == "F32":
         return np.zeros_like(values)
     if target in HALF_ULP:
-        return np.abs(values) * np.float32(HALF_ULP[target] * _SLACK) + np.float32(FLUSH[target])
+        bound = np.abs(values)
+        bound *= np.float32(HALF_ULP[target] * _SLACK)
+        bound += np.float32(FLUSH[target])
+        return bound
     if target in ROUND_SHARE:
         elements, share = ROUND_SHARE[target]
-        blocks = np.abs(values).reshape(-1, elements)
-        bound = blocks.max(axis=1, keepdims=True) * np.float32(share * _SLACK) + _subnormal_scale()
-        return np.broadcast_to(bound, blocks.shape).reshape(values.shape)
+        bound = _largest_of_runs(np.abs(values).reshape(-1), elements) * np.float32(share * _SLACK) + _subnormal_scale()
+        return bound.repeat(elements).reshape(values.shape)
     return None
+
+
+def _largest_of_runs(values: Floats, length: int) -> Floats:
+    """The largest of every `length`, a power of two, neighbours: by halves, which takes a fifth of `max(axis=1)`."""
+    while length > 1:
+        values, length = np.maximum(values[0::2], values[1::2]), length // 2
+    return values
 
 
 def rescaling_bound(source: str, rows: Bytes, columns: int) -> Floats:
