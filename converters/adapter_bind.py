@@ -17,7 +17,7 @@ from ggferry.converters.adapter_source import Found, Low
 from ggferry.converters.assign import Slot, assign, check_conditions, origin_of
 from ggferry.converters.expression import evaluate
 from ggferry.converters.graph import ModelGraph, Node
-from ggferry.converters.layout import SAME, Layout, Pointwise, Rearrange, Shape, Split, Stack, Then, Transpose
+from ggferry.converters.layout import SAME, Layout, Pointwise, Rearrange, Regroup, Shape, Split, Stack, Then, Transpose
 from ggferry.converters.load import understand
 from ggferry.converters.open import architectures, open_checkpoint
 from ggferry.converters.solve import Param
@@ -231,7 +231,7 @@ def _row_layout(layout: Layout) -> Layout | None:
         case Then(first=first, second=second):
             before, after = _row_layout(first), _row_layout(second)
             return None if before is None or after is None else Then(before, after)
-        case Rearrange() | Split() | Stack():
+        case Rearrange() | Regroup() | Split() | Stack():
             return layout
     return layout if layout == SAME else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.attention import alibi_slopes
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.graph import ModelGraph
+from ggferry.converters.layout import Regroup
 from ggferry.converters.load import load_tokenizer, open_checkpoint, understand
 from ggferry.converters.plan import Options, plan_steps
 from ggferry.formats.errors import GgferryError, InconsistentError, ShapeError, UnsupportedError, UsageError
@@ -320,6 +322,65 @@ def test_a_falcon_file_of_another_layout_is_refused(tmp_path: Path) -> None:
 def test_whether_a_runtime_runs_this_very_model(name: str, runs: bool, tmp_path: Path) -> None:
     _, graph = made(name, tmp_path)
     assert graph.runtimes == (("llama.cpp",) if runs else ())
+
+
+# --- mistakes a converter makes, which shapes do not show -----------------------------------------------------
+
+
+def regrouped(groups: int, back: bool = False) -> Callable[[dict[str, np.ndarray]], None]:
+    """As if fused rows had been taken for others: of another number of groups, or not been moved at all."""
+
+    def mutate(tensors: dict[str, np.ndarray]) -> None:
+        for key in [key for key in tensors if "attn_qkv" in key]:
+            layout = Regroup(groups, (len(tensors[key]) // groups - 16, 8, 8))
+            tensors[key] = (layout.inverse() if back else layout).apply(tensors[key])
+
+    return mutate
+
+
+def turned(tensors: dict[str, np.ndarray]) -> None:
+    """Conv1D's only square matrix, taken as it is."""
+    for n in range(3):
+        tensors[f"blk.{n}.attn_output.weight"] = tensors[f"blk.{n}.attn_output.weight"].T.copy()
+
+
+def swapped(a: str, b: str) -> Callable[[dict[str, np.ndarray]], None]:
+    def mutate(tensors: dict[str, np.ndarray]) -> None:
+        for n in range(3):
+            one, other = f"blk.{n}.{a}.weight", f"blk.{n}.{b}.weight"
+            tensors[one], tensors[other] = tensors[other], tensors[one]
+
+    return mutate
+
+
+def emptied(name: str) -> Callable[[dict[str, np.ndarray]], None]:
+    def mutate(tensors: dict[str, np.ndarray]) -> None:
+        tensors[name] = np.zeros_like(tensors[name])
+
+    return mutate
+
+
+@pytest.mark.parametrize(
+    ("name", "mutate"),
+    [
+        ("gpt2", turned), ("gpt2", emptied("position_embd.weight")), ("starcoder heads", regrouped(6, back=True)),
+        ("gptneox", regrouped(6, back=True)), ("bloom", regrouped(6, back=True)), ("bloom", regrouped(3)),
+        ("bloom", emptied("token_embd_norm.bias")), ("falcon 40b", regrouped(3, back=True)),
+        ("falcon 40b", regrouped(2)), ("falcon 40b", swapped("attn_norm", "attn_norm_2")), ("mpt", regrouped(6)),
+        ("gptj", swapped("attn_q", "attn_k")), ("gptneo", swapped("attn_norm", "ffn_norm")),
+    ],
+)  # fmt: skip
+def test_the_forward_pass_shows_it(name: str, mutate: Callable[..., None], tmp_path: Path) -> None:
+    expected, graph = made(name, tmp_path / "hf")
+    wrong = understand(open_checkpoint(str(write(graph, tmp_path / "x.gguf", mutate))))
+    assert relative(expected, forward(wrong, TOKENS)) > 0.01
+
+
+def test_phis_feed_forward_has_the_models_width(tmp_path: Path) -> None:
+    """Today's tool writes 4 · n_embd (192), and llama.cpp refuses the file."""
+    expected, graph = made("phi2", tmp_path / "hf")
+    assert keys(graph)["feed_forward_length"] == 88
+    both_sides(expected, graph, tmp_path)
 
 
 # --- the oracle's ---------------------------------------------------------------------------------------------

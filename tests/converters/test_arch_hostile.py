@@ -17,7 +17,10 @@ from ggferry.formats.gguf_values import Value
 from hostile import GGUF, JSON, answers
 from tiny_models import make, write
 
-MODELS = ("llama yarn", "phi3 longrope", "gemma3, old", "deepseek v3", "mamba2", "falcon mamba", "rwkv")
+QUICK = ("llama yarn", "phi3 longrope", "gemma3, old", "deepseek v3", "mamba2", "falcon mamba", "rwkv", "gpt2",
+         "falcon rw")  # fmt: skip
+SLOW = ("starcoder heads", "gptj", "gptneo", "gptneox", "mpt clip", "bloom", "falcon 40b")
+MODELS = (*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 TRIES = pytest.mark.parametrize("tries", [25, pytest.param(250, marks=pytest.mark.slow)])
 MORE = {
     "sliding_window": 4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "head_dim": 8, "clip_qkv": 1.0,
