@@ -18,6 +18,7 @@ from ggferry.converters.graph import ModelGraph
 from ggferry.converters.layout import Regroup
 from ggferry.converters.load import load_tokenizer, open_checkpoint, understand
 from ggferry.converters.plan import Options, plan_steps
+from ggferry.converters.values import values_of
 from ggferry.formats.errors import GgferryError, InconsistentError, ShapeError, UnsupportedError, UsageError
 
 from llama_cpp import continuations
@@ -322,6 +323,47 @@ def test_a_falcon_file_of_another_layout_is_refused(tmp_path: Path) -> None:
 def test_whether_a_runtime_runs_this_very_model(name: str, runs: bool, tmp_path: Path) -> None:
     _, graph = made(name, tmp_path)
     assert graph.runtimes == (("llama.cpp",) if runs else ())
+
+
+# --- adapters -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "turn"),
+    [
+        ("gpt2", "transformer.h.{n}.attn.c_attn", True),
+        ("gptneox", "gpt_neox.layers.{n}.attention.query_key_value", False),
+        ("falcon 40b", "transformer.h.{n}.self_attention.query_key_value", False),
+    ],
+)
+def test_a_lora_changes_the_rows_it_was_made_for(name: str, module: str, turn: bool, tmp_path: Path) -> None:
+    """B's rows move with the weight's; PEFT's B of a Conv1D is that of a Linear."""
+    from safetensors.numpy import load_file, save_file
+
+    _, graph = made(name, tmp_path / "hf")
+    weights, rng, factors = load_file(tmp_path / "hf" / "model.safetensors"), np.random.default_rng(2), {}
+    before = whole(graph)
+    for n in range(3):
+        key = module.format(n=n)
+        weight = weights[f"{key}.weight"]
+        rows, columns = weight.shape[::-1] if turn else weight.shape
+        a = rng.normal(0, 0.3, (4, columns)).astype(np.float32)
+        b = rng.normal(0, 0.3, (rows, 4)).astype(np.float32)
+        factors |= {f"base_model.model.{key}.lora_A.weight": a, f"base_model.model.{key}.lora_B.weight": b}
+        weights[f"{key}.weight"] = weight + 2 * ((b @ a).T if turn else b @ a)
+    (tmp_path / "lora").mkdir()
+    save_file(factors, tmp_path / "lora" / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "fan_in_fan_out": turn}
+    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(settings))
+    made_of = convert(Request(str(tmp_path / "lora"), str(tmp_path / "l.gguf"), base=str(tmp_path / "hf")))
+    found = open_checkpoint(made_of.path)
+    save_file(weights, tmp_path / "hf" / "model.safetensors")
+    after = whole(understand(open_checkpoint(str(tmp_path / "hf"))))
+    for n in range(3):
+        role = f"blk.{n}.attn_qkv.weight"
+        a, b = (values_of(found, ref, 0, ref.rows) for ref in (found.tensors[f"{role}.lora_{x}"] for x in "ab"))
+        scale = found.metadata["adapter.lora.alpha"].data / 4
+        assert np.allclose(before[role] + scale * (b @ a), after[role], atol=1e-5)
 
 
 # --- mistakes a converter makes, which shapes do not show -----------------------------------------------------
