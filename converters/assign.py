@@ -78,8 +78,9 @@ def assign(
     index = _index(architecture, dialect)
     found: dict[tuple[str, int | None], dict[tuple[int, int], TensorRef]] = defaultdict(dict)
     dropped: list[tuple[TensorRef, Drop]] = []
+    meant = _substitutes(checkpoint, dialect)
     for ref in checkpoint.tensors.values():
-        name = spelled(ref.name, dialect)
+        name = meant.get(ref.name) or spelled(ref.name, dialect)
         drop = _dropped(name, dialect, values, early=True)
         places = [] if drop else list(_places(name, index))
         drop = drop or (None if places else _dropped(name, dialect, values, early=False))
@@ -96,6 +97,13 @@ def assign(
             found[key][place] = ref
     assigned = {key: _in_order(checkpoint, architecture, dialect, key, places) for key, places in found.items()}
     return assigned, [_explained(ref, drop, assigned) for ref, drop in dropped]
+
+
+def _substitutes(checkpoint: Checkpoint, dialect: Dialect) -> dict[str, str]:
+    """Tensors that stand for another one which is not there, by their names."""
+    absent = ((name, others) for name, *others in dialect.substitutes if name not in checkpoint.tensors)
+    found = ((next((other for other in others if other in checkpoint.tensors), ""), name) for name, others in absent)
+    return dict(found)
 
 
 def _index(architecture: Architecture, dialect: Dialect) -> dict[str, list[_Matcher]]:

@@ -205,6 +205,32 @@ def rescale_period(values: Values) -> int:
     return int(values.get("rescale_every") or MAX_LAYERS)
 
 
+# --- outputs -----------------------------------------------------------------------------------------------
+
+
+def t5_scale(values: Values) -> float | None:
+    """logit_scale: T5 divides its decoder's states by √n_embd where its output layer is its embedding. transformers
+    since 5 ties every T5 as it is built, and says apart from that whether it scales."""
+    stated = values.get("scale_stated")
+    scaled = values["tied"] if stated is None else stated
+    return float(values["n_embd"] ** -0.5) if scaled else 1.0
+
+
+POOLING = {"mean": 1, "cls": 2, "lasttoken": 3}
+"""llama.cpp's LLAMA_POOLING_TYPE by sentence-transformers' modes."""
+
+
+def pooling_type(values: Values) -> int | None:
+    """pooling_type: how one vector is made of a text's states, from the module that stands beside the model."""
+    stated = {mode for mode in ("mean", "cls", "lasttoken", "max", "mean_sqrt_len", "weightedmean")
+              if values.get(f"pool_{mode}")}  # fmt: skip
+    if not stated:
+        return None
+    if len(stated) > 1 or not stated <= set(POOLING):
+        raise ValueError(f"GGUF has no word for pooling by {' and '.join(sorted(stated))}")
+    return POOLING[stated.pop()]
+
+
 HPARAMS: dict[str, Callable[[Values], Any]] = {
     "rope_scaling": rope_scaling,
     "rope_factor": rope_factor,
@@ -223,6 +249,8 @@ HPARAMS: dict[str, Callable[[Values], Any]] = {
     "query_scale": query_scale,
     "expert_groups": expert_groups,
     "expert_groups_used": expert_groups_used,
+    "t5_scale": t5_scale,
+    "pooling_type": pooling_type,
     "rescale_period": rescale_period,
 }
 

@@ -140,7 +140,8 @@ class Dialect:
     era it is for (all if empty). `shaped`: a tensor and its shape in header fields that show this dialect; among
     several the first in the architecture's table that fits is taken. `header`: the part of the checkpoint's header
     that states the hparams, where it is not the configuration. `tiled`: shell patterns of the fused tensors in which
-    keys and values are repeated for every head (`multi_query`).
+    keys and values are repeated for every head (`multi_query`). `substitutes`: (name, others…): where no tensor is
+    called so, the first of the others that is there is meant.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Dialect:
     shaped: tuple[str, ...] = ()
     header: str = ""
     tiled: tuple[str, ...] = ()
+    substitutes: tuple[tuple[str, ...], ...] = ()
 
     @property
     def column(self) -> str:

@@ -29,6 +29,8 @@ from ggferry.formats.limits import MAX_PARTS, MAX_SHARDS
 from ggferry.formats.reader import describe
 
 INDEX = ".index.json"
+POOLING = "sentence_transformers_pooling"
+"""Where `configuration` puts what a module beside the model says of it."""
 META = "pytorch-meta"  # the container of Meta's parts
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<kind>safetensors|bin)", re.ASCII)
 _META = re.compile(r"consolidated\.(?P<number>\d\d)\.pth", re.ASCII)
@@ -65,6 +67,7 @@ _SIDECARS = {
     "chat_template.jinja": ("chat_template.jinja",),
     "chat_template.json": ("chat_template.json",),
     "README.md": ("README.md",),
+    "modules.json": ("modules.json",),
 }
 _TOKENIZERS = ("tokenizer.model", "tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "rwkv_vocab")
 _TEMPLATES = "additional_chat_templates"
@@ -248,11 +251,27 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str
     if role is None:
         return {}, ("no config.json stands beside the weights",)
     found = load_object(beside[role])
+    if pooling := _pooling(beside):
+        found = {**found, POOLING: pooling}
     if "auto_map" in found:
         notes.append("config.json names custom code (auto_map): it is never run")
     if role != "adapter_config" and not any(kind in beside for kind in _TOKENIZERS):
         notes.append("no tokenizer file stands beside the weights")
     return found, tuple(notes)
+
+
+def _pooling(beside: Mapping[str, str]) -> dict[str, Any] | None:
+    """The configuration of the module by which sentence-transformers makes one vector of a text; modules.json names
+    its folder, which must be one of the model's own."""
+    modules = load_json(beside["modules.json"]) if "modules.json" in beside else None
+    for module in modules if isinstance(modules, list) else ():
+        if isinstance(module, dict) and str(module.get("type")).endswith(".Pooling"):
+            name = module.get("path")
+            if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
+                place = beside["modules.json"]
+                raise OutOfRangeError("folder of a module", path=place, found=name, expected="a name within the model")
+            return load_object(os.path.join(os.path.dirname(beside["modules.json"]), name, "config.json"))
+    return None
 
 
 def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:

@@ -49,9 +49,9 @@ class Weights:
         return torch.cat([self._decode(ref, index, index + 1) for index in indices])
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """`x @ W.T` for x `(tokens, columns)`: `(tokens, rows)`, W streamed in row chunks."""
-        ref = self.refs(name)[0]
-        return self._linear(ref, 0, ref.rows, x)
+        """`x @ W.T` for x `(tokens, columns)`: `(tokens, rows)`, W streamed in row chunks. Where a role is made of
+        several source matrices, they are one below the other."""
+        return torch.cat([self._linear(ref, 0, ref.rows, x) for ref in self.refs(name)], -1)
 
     def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """`x @ W` for x `(tokens, rows)`: `(tokens, columns)`, W streamed in row chunks."""

@@ -20,6 +20,7 @@ from ggferry.converters.tokenizers.hf_config import (
 from ggferry.converters.tokenizers.repairs import distinct
 from ggferry.converters.tokenizers.sidecar import read_text
 from ggferry.formats.errors import MissingError
+from ggferry.formats.limits import MAX_VOCAB
 from ggferry.quant.registry import scan
 
 ENDINGS = {".json": "tokenizer.json", ".model": "tokenizer.model", ".txt": "rwkv_vocab_v20230424.txt"}
@@ -78,4 +79,7 @@ def _by_class(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     family = str(sidecars.object("config.json").get("model_type"))
     if tokenizer.model == "llama" and family.startswith(NO_SPACE_PREFIX):
         flags["add_space_prefix"], origins["add_space_prefix"] = False, f"model_type {family}"
+    kinds = sidecars.object("config.json").get("type_vocab_size")
+    if tokenizer.token_type_count is not None and type(kinds) is int and 0 <= kinds <= MAX_VOCAB:
+        tokenizer, origins["token_type_count"] = replace(tokenizer, token_type_count=kinds), "type_vocab_size"
     return replace(tokenizer, flags=flags, origins=origins)
