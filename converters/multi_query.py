@@ -78,7 +78,8 @@ def _fused(checkpoint: Checkpoint, dialect: Dialect) -> Mapping[str, TensorRef]:
 
 
 def _divides(ref: TensorRef, heads: int) -> bool:
-    return ref.shape[0] % (3 * heads) == 0
+    whole = len(ref.shape) == 2 or (len(ref.shape) == 1 and ref.type.elements == 1)
+    return whole and ref.shape[0] % (3 * heads) == 0
 
 
 def _offset(ref: TensorRef, row: int) -> int:

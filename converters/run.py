@@ -163,9 +163,16 @@ def check_replica(plan: Plan, drop: Dropped) -> None:
     if drop.same_as is None:
         return
     checkpoint = plan.graph.checkpoint
-    for start in range(drop.ref.rows):
-        a = values.raw_rows(checkpoint, drop.ref, start, start + 1)
-        b = values.raw_rows(checkpoint, drop.same_as, start, start + 1)
+    if drop.ref.shape != drop.same_as.shape or drop.ref.type != drop.same_as.type:
+        raise InconsistentError(
+            f"{drop.ref.name!r} has another shape than {drop.same_as.name!r}, which it should repeat",
+            path=checkpoint.path, found=f"{drop.ref.type} {drop.ref.shape}",
+            expected=f"{drop.same_as.type} {drop.same_as.shape}",
+        )  # fmt: skip
+    step = max(1, values.CHUNK // max(1, drop.ref.row_bytes))
+    for start in range(0, drop.ref.rows, step):
+        a = values.raw_rows(checkpoint, drop.ref, start, min(drop.ref.rows, start + step))
+        b = values.raw_rows(checkpoint, drop.same_as, start, min(drop.ref.rows, start + step))
         if not np.array_equal(a, b):
             raise InconsistentError(
                 f"{drop.ref.name!r} differs between the parts of the model",

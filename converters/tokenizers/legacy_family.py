@@ -8,6 +8,7 @@ The first two are whole. The third needs the model's tokenizer, which is held ag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -91,7 +92,7 @@ def matched(given: Tokenizer, raw: RawVocab, rule: VocabLayout, path: str | None
         expected = bytes_of(token)
         if found == expected:
             exact += 1
-        elif not _agrees(found, expected):
+        elif not agrees(found, expected):
             raise InconsistentError(
                 f"the tokenizer given is not this file's: id {token} differs", path=path, found=found, expected=expected
             )
@@ -112,20 +113,24 @@ def _bytes_of(tokenizer: Tokenizer) -> Callable[[int], bytes]:
     return spelled
 
 
-def _agrees(found: bytes, expected: bytes) -> bool:
-    """Whether `found` may be what a decoder made of `expected`: U+FFFD for what is no UTF-8, blanks moved or removed
-    by `clean_up_tokenization_spaces`, special tokens left out."""
+def agrees(found: bytes, expected: bytes) -> bool:
+    """Whether `found` may be what a decoder made of `expected`: U+FFFD for what is no UTF-8, the blanks in front and
+    before punctuation removed (transformers' `clean_up_tokenization_spaces`), special tokens left out."""
     if not found:
         return not expected.strip() or expected[:1] == b"<"
-    return _worn(found) == _worn(expected)
+    text, left = _decoded(expected), _decoded(found)
+    return left.lstrip(" ") in (text.lstrip(" "), _cleaned(text).lstrip(" "))
 
 
-def _worn(token: bytes) -> str:
-    text = token.decode("utf-8", "replace").replace("\u2581", " ")
-    text = "".join(text.split())
-    while LOST * 2 in text:
-        text = text.replace(LOST * 2, LOST)
-    return text
+def _decoded(token: bytes) -> str:
+    # decoders differ in how many U+FFFD they make of a run of bad bytes
+    return re.sub(f"{LOST}+", LOST, token.decode("utf-8", "replace").replace("\u2581", " "))
+
+
+def _cleaned(text: str) -> str:
+    for piece in (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"):
+        text = text.replace(f" {piece}", piece)
+    return text.replace(" ' ", "'")
 
 
 # --- Replit -----------------------------------------------------------------------------------------------------

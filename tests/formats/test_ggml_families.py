@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.open import header_layouts, open_checkpoint
+from ggferry.converters.open import LEGACY, architectures, header_layouts, open_checkpoint
 from ggferry.converters.values import values_of
 from ggferry.formats.errors import AmbiguousError, CorruptError, UnsupportedError, UsageError
 from ggferry.formats.reader import HeaderLayout
@@ -123,3 +123,15 @@ def test_the_user_may_say_which() -> None:
         open_checkpoint(path, "rwkv")
     with pytest.raises(UsageError, match="gptneox"):
         open_checkpoint(path, "phi2")
+
+
+def test_every_layout_is_read_by_a_dialect_of_its_owners() -> None:
+    for spec in architectures().values():
+        readers = [dialect for dialect in spec.dialects.values() if dialect.source == "ggml"]
+        legacy = [layout for layout in spec.headers if layout.containers[0][0] in LEGACY]
+        for layout in legacy:
+            assert any(not dialect.layouts or layout.name in dialect.layouts for dialect in readers), layout.name
+            fields = {member.name for member in layout.header.members}
+            assert layout.names and (layout.vocab.count == "none" or "n_vocab" in fields)
+            assert layout is layouts()[layout.name]  # one name, one layout
+        assert bool(readers) == bool(legacy), spec.name
