@@ -3,15 +3,20 @@
 File: llama.cpp's GGUF imatrix (tools/imatrix): `NAME.in_sum2` float32 `(matrices, columns)`, `NAME.counts` float32
 `(matrices, 1)` = tokens seen, general.type `imatrix`. Chunks: consecutive `chunk_size` tokens of the text, tokenised
 whole with its beginning-of-sequence token, whose place the first token of every chunk then takes. Like the original,
-the output matrix is left out unless asked for.
+only the matrices of blocks count, and the output matrix where it is asked for.
+
+Chunks go through the model in groups, as many as ACTIVATIONS allows, so that the weights are read and decoded once a
+group instead of once a chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.tokenizers.base import Tokenizer, encoder
@@ -26,12 +31,18 @@ if TYPE_CHECKING:
     import torch
 else:
     np = lazy("numpy")
+    torch = lazy("torch")
 
 OUTPUT = "output.weight"
+HEADS = (OUTPUT, "token_embd.weight")
+"""What makes logits of the last block's result: a model that has no output matrix uses its embeddings."""
+ACTIVATIONS = 1 << 30
+"""Bytes of activations that the chunks of a group may hold between two matrices."""
 
 
 class Recorder(Weights):
-    """Weights that add up, in float64, the squares of every column that is multiplied with them."""
+    """Weights that add up, in float64, the squares of every column that is multiplied with them. What makes the logits
+    is only looked at: they are zeros."""
 
     def __init__(self, graph: ModelGraph) -> None:
         super().__init__(graph)
@@ -40,7 +51,13 @@ class Recorder(Weights):
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         self._add(name, 0, x)
+        if name in HEADS:
+            return torch.zeros(1, 1).expand(len(x), self.refs(name)[0].rows)
         return super().linear(name, x)
+
+    def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        self._add(name, 0, x)
+        return super().turned_linear(name, x)
 
     def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
         self._add(name, item, x)
@@ -73,11 +90,24 @@ def measure(
 ) -> Recorder:
     """Run every chunk through the model; `progress` is called with the tokens of each."""
     recorder = Recorder(graph)
-    for chunk in chunks:
-        forward(graph, chunk, weights=recorder)
+    size = group_size(graph, max(map(len, chunks)))
+    for start in range(0, len(chunks), size):
+        group = chunks[start : start + size]
+        in_lockstep(recorder, [partial(_run, graph, chunk) for chunk in group])
         if progress:
-            progress(len(chunk))
+            progress(sum(map(len, group)))
     return recorder
+
+
+def _run(graph: ModelGraph, chunk: Sequence[int], weights: Weights) -> None:
+    forward(graph, chunk, weights=weights)
+
+
+def group_size(graph: ModelGraph, tokens: int) -> int:
+    """How many chunks of so many tokens go through the model together. A pass that waits holds its residual, what it
+    wants multiplied and the result: eight times the widest rows are more."""
+    widest = max((max(node.shape[-2:]) for node in graph.nodes if node.name.startswith("blk.")), default=1)
+    return max(1, ACTIVATIONS // (8 * 4 * widest * tokens))
 
 
 def write_imatrix(
@@ -87,7 +117,7 @@ def write_imatrix(
     tensors: list[tuple[str, Any, tuple[int, ...], Any]] = []
     kind = block_type("F32")
     for name in sorted(recorder.sums):
-        if name == OUTPUT and not output:
+        if not name.startswith("blk.") and not (output and name == OUTPUT):
             continue
         shape = recorder.graph.by_name[name].shape
         matrices = shape[-3] if len(shape) > 2 else 1

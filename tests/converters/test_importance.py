@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from ggferry.converters import importance
 from ggferry.converters.convert import Request, convert, graph_of
-from ggferry.converters.importance import chunks_of, measure, write_imatrix
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.lockstep import in_lockstep
+from ggferry.converters.forward.weights import Weights
+from ggferry.converters.graph import ModelGraph
+from ggferry.converters.importance import chunks_of, group_size, measure, write_imatrix
 from ggferry.converters.load import load_tokenizer
 from ggferry.converters.plan import Options
 from ggferry.formats.errors import RefusedError, UsageError
@@ -79,3 +88,77 @@ def test_a_text_too_short_for_one_chunk_is_refused(oracle: Path) -> None:
     assert tokenizer is not None
     with pytest.raises(UsageError, match="too short"):
         chunks_of(tokenizer, "one line", 512)
+
+
+class Counting(Weights):
+    """Weights that count what is decoded."""
+
+    def __init__(self, graph: ModelGraph) -> None:
+        super().__init__(graph)
+        self.asked: Counter[tuple[str, int]] = Counter()
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        self.asked[name, 0] += 1
+        return super().linear(name, x)
+
+    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        self.asked[name, item] += 1
+        return super().item_linear(name, item, x)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["mixtral", "qwen2", "gpt2"])
+def test_passes_in_lockstep_are_passes_alone(name: str, oracle: Path) -> None:
+    """Whatever experts they choose; and a matrix is decoded once for all of them, or little more often."""
+    graph = graph_of(str(oracle / "hf/ckpt" / name))
+    rng = np.random.default_rng(1)
+    texts = [rng.integers(0, graph.sizes["n_vocab"], 20).tolist() for _ in range(5)]
+    alone = [forward(graph, tokens) for tokens in texts]
+    together: dict[int, np.ndarray] = {}
+    weights = Counting(graph)
+
+    def run(number: int, shared: Weights) -> None:
+        together[number] = forward(graph, texts[number], weights=shared)
+
+    in_lockstep(weights, [partial(run, number) for number in range(len(texts))])
+    for number, expected in enumerate(alone):
+        assert np.allclose(together[number], expected, rtol=1e-4, atol=1e-5)
+    plain = [count for (tensor, _), count in weights.asked.items() if "exps" not in tensor]
+    assert set(plain) <= {1}
+    assert all(count <= 2 for count in weights.asked.values())
+
+
+@pytest.mark.oracle
+def test_groups_do_not_show(oracle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(str(oracle / "quantize/k256.F16.gguf"))
+    chunks = [np.random.default_rng(n).integers(0, graph.sizes["n_vocab"], 24).tolist() for n in range(5)]
+    whole = measure(graph, chunks)
+    assert group_size(graph, 24) >= 5
+    monkeypatch.setattr(importance, "ACTIVATIONS", 1)
+    assert group_size(graph, 24) == 1
+    done: list[int] = []
+    single = measure(graph, chunks, done.append)
+    assert done == [24] * 5
+    assert whole.counts == single.counts
+    for name, rows in whole.sums.items():
+        assert np.allclose(rows[0], single.sums[name][0], rtol=1e-4), name
+
+
+@pytest.mark.oracle
+def test_an_error_in_one_pass_ends_all(oracle: Path) -> None:
+    graph = graph_of(str(oracle / "quantize/k256.F16.gguf"))
+    before = threading.active_count()
+    with pytest.raises(UsageError, match="token id"):
+        measure(graph, [[1, 2, 3], [4, 5, 1 << 30], [7, 8, 9]])
+    assert threading.active_count() == before
+
+
+@pytest.mark.oracle
+def test_only_matrices_of_blocks_are_written(oracle: Path, tmp_path: Path) -> None:
+    """As in llama-imatrix (`collect_imatrix`): tied embeddings make logits and are no part of it."""
+    graph = graph_of(str(oracle / "hf/ckpt/llama3_rope_tied"))
+    assert "output.weight" not in graph.by_name
+    recorder = measure(graph, [[1, 2, 3, 4]])
+    assert "token_embd.weight" in recorder.sums
+    write_imatrix(str(tmp_path / "i.gguf"), recorder, [[1, 2, 3, 4]], "none", output=True, force=False)
+    assert all(name.startswith("blk.") for name in arrays(tmp_path / "i.gguf"))

@@ -1,0 +1,145 @@
+"""Several forward passes over one reading of the weights.
+
+A pass asks for its weights as it goes along. Here the passes of a group take turns, one running at a time; each stops
+where it wants something multiplied, and when all have stopped, those that wait for the same matrix are served at once,
+with their rows one below the other. So a matrix is read and decoded once for the group, whatever the computation is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.forward.weights import Weights
+from ggferry.quant.registry import lazy
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
+
+Pass = Callable[[Weights], None]
+"""A forward pass with these weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """`method(*names, x)` of the weights, for rows x of one pass."""
+
+    method: str
+    names: tuple[Any, ...]
+    x: torch.Tensor
+
+    @property
+    def key(self) -> tuple[str, tuple[Any, ...]]:
+        return self.method, self.names
+
+    @property
+    def place(self) -> tuple[float, float]:
+        """How early it comes in a pass: by block, and within one by expert. Passes choose different experts and may
+        be apart by some; those behind are served first, so that the others are not alone when they go on."""
+        name, item = (*self.names, float("inf"))[:2]
+        number = name.removeprefix("blk.").partition(".")[0]
+        return float(number) if number.isdecimal() else float("inf"), item
+
+
+@dataclass(slots=True)
+class _Runner:
+    """One pass: the thread it runs in, what it waits for, and how it ended."""
+
+    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    wish: _Wish | None = None
+    answer: torch.Tensor | None = None
+    error: BaseException | None = None
+    stop: bool = False
+
+
+class _Stopped(BaseException):
+    """Ends a pass because another failed."""
+
+
+class _Shared(Weights):
+    """The weights as one pass sees them."""
+
+    def __init__(self, weights: Weights, runner: _Runner, turn: threading.Semaphore) -> None:
+        super().__init__(weights.graph)
+        self._weights, self._runner, self._turn = weights, runner, turn
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return self._ask("linear", name, x=x)
+
+    def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return self._ask("turned_linear", name, x=x)
+
+    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        return self._ask("item_linear", name, item, x=x)
+
+    def _ask(self, method: str, *names: Any, x: torch.Tensor) -> torch.Tensor:
+        runner = self._runner
+        runner.wish = _Wish(method, names, x)
+        self._turn.release()
+        runner.go.acquire()
+        if runner.stop:
+            raise _Stopped
+        answer, runner.answer = runner.answer, None
+        assert answer is not None
+        return answer
+
+
+def in_lockstep(weights: Weights, passes: Sequence[Pass]) -> None:
+    """Run the passes to their ends. Raises what the first of them raises, the others being stopped."""
+    turn, runners = threading.Semaphore(0), [_Runner() for _ in passes]
+
+    def run(work: Pass, runner: _Runner) -> None:
+        runner.go.acquire()
+        try:
+            if not runner.stop:
+                work(_Shared(weights, runner, turn))
+        except _Stopped:
+            pass
+        except BaseException as error:
+            runner.error = error
+        turn.release()
+
+    threads = [
+        threading.Thread(target=run, args=(work, runner), daemon=True)
+        for work, runner in zip(passes, runners, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        _take_turns(weights, runners, turn)
+    finally:
+        for runner in runners:
+            runner.stop = True
+            runner.go.release()
+        for thread in threads:
+            thread.join()
+
+
+def _take_turns(weights: Weights, runners: Sequence[_Runner], turn: threading.Semaphore) -> None:
+    ready: Sequence[_Runner] = runners
+    while ready:
+        for runner in ready:
+            runner.go.release()
+            turn.acquire()
+            if runner.error is not None:
+                raise runner.error
+        waiting = [(runner, runner.wish) for runner in runners if runner.wish is not None]
+        ready = []
+        if waiting:
+            first = min((wish for _, wish in waiting), key=lambda wish: wish.place)
+            chosen = [(runner, wish) for runner, wish in waiting if wish.key == first.key]
+            _serve(weights, chosen)
+            ready = [runner for runner, _ in chosen]
+
+
+def _serve(weights: Weights, chosen: Sequence[tuple[_Runner, _Wish]]) -> None:
+    wishes = [wish for _, wish in chosen]
+    rows = torch.cat([wish.x for wish in wishes])
+    with torch.inference_mode():
+        product = getattr(weights, wishes[0].method)(*wishes[0].names, rows)
+    for (runner, _), part in zip(chosen, product.split([len(wish.x) for wish in wishes]), strict=True):
+        runner.wish, runner.answer = None, part
