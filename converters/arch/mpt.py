@@ -36,6 +36,7 @@ HPARAMS = (
            check="attn_scale > 0"),
     HParam("expansion", None, gpt.F32, {"hf": "expansion_ratio|mlp_ratio"}, required=False),
     common.ALWAYS_TIED,
+    HParam("qk_norms", None, gpt.BOOL, {"hf": "attn_config.qk_ln|attn_qk_ln"}, required=False),
     # What this graph does not do, and would be done silently.
     HParam("turned", None, gpt.BOOL, {"hf": "attn_config.rope"}, words=gpt.FALSE, required=False),
     HParam("prefixed", None, gpt.BOOL, {"hf": "attn_config.prefix_lm"}, words=gpt.FALSE, required=False),
@@ -120,6 +121,8 @@ REMARKS = (
     Remark("clamp_kqv > 0", "attn_config.clip_qkv={clamp_kqv}: llama.cpp clips, transformers does so since version 5"),
     Remark("n_ff != n_embd * expansion", "expansion_ratio={expansion} does not lead to the feed-forward width of the "
            "tensors, {n_ff}: the tensors' is taken (transformers ignores expansion_ratio)"),
+    Remark("qk_norms == 1", "attn_config.qk_ln: llama.cpp reads the norms of queries and keys, then fails an assertion",
+           stops="llama.cpp"),
     gpt.UNSCALED, replace(gpt.ERF, when=""),
 )  # fmt: skip
 

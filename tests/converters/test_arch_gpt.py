@@ -195,28 +195,60 @@ def test_what_transformers_ignores_of_mpt_is_honoured_and_said(tmp_path: Path, m
     assert "alibi_bias_max=3" in said and "expansion_ratio=2" in said
 
 
-def test_mpt_with_learned_positions_biases_and_normed_queries(tmp_path: Path) -> None:
-    """Of MosaicML's own code, without transformers: the file states what the checkpoint does."""
+def some(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape) + sum(shape)).normal(0, 0.5, shape).astype(np.float32)
+
+
+def mosaic(
+    folder: Path, words: dict[str, Any], model: dict[str, np.ndarray], block: dict[str, np.ndarray]
+) -> ModelGraph:
+    """The tiny MPT as MosaicML's own code can write it: `words` of attn_config, tensors of the model and each block."""
     from safetensors.numpy import load_file, save_file
 
-    _, plain = made("mpt", tmp_path)
-    rng, tensors = np.random.default_rng(3), load_file(tmp_path / "model.safetensors")
-
-    def some(*shape: int) -> np.ndarray:
-        return rng.normal(0, 0.5, shape).astype(np.float32)
-
-    tensors["transformer.wpe.weight"] = some(64, 48)
+    make("mpt", folder)
+    tensors = load_file(folder / "model.safetensors") | {f"transformer.{key}": x for key, x in model.items()}
     for n in range(3):
-        block = f"transformer.blocks.{n}."
-        tensors |= {f"{block}attn.Wqkv.bias": some(144), f"{block}norm_1.bias": some(48)}
-        tensors |= {f"{block}attn.{name}.weight": 1 + some(48) for name in ("q_ln", "k_ln")}
-    save_file(tensors, tmp_path / "model.safetensors")
-    attention = json.loads((tmp_path / "config.json").read_text())["attn_config"]
-    graph = edit(tmp_path, attn_config={**attention, "alibi": False, "qk_ln": True}, no_bias=False)
-    assert "attention.max_alibi_bias" not in keys(graph) and "position_embd.weight" in graph.by_name
+        tensors |= {f"transformer.blocks.{n}.{key}": x for key, x in block.items()}
+    save_file(tensors, folder / "model.safetensors")
+    attention = json.loads((folder / "config.json").read_text())["attn_config"]
+    return edit(folder, architectures=["MPTForCausalLM"], attn_config={**attention, **words}, no_bias=False)
+
+
+def test_mosaics_own_models_are_what_llama_cpp_makes_of_them(tmp_path: Path) -> None:
+    """What transformers' class cannot do has another witness: learned positions, biases, other slopes, grouped keys."""
+    biases = {"attn.Wqkv.bias": some(144), "norm_1.bias": some(48), "ffn.up_proj.bias": some(192)}
+    graphs = [
+        mosaic(tmp_path / "a", {"alibi": False}, {"wpe.weight": some(64, 48)}, {}),
+        mosaic(tmp_path / "b", {"alibi_bias_max": 3, "clip_qkv": 1.5}, {"norm_f.bias": some(48)}, biases),
+        mosaic(tmp_path / "c", {"kv_n_heads": 3}, {}, {"attn.Wqkv.weight": some(96, 48)}),
+    ]
+    assert "attention.max_alibi_bias" not in keys(graphs[0]) and "position_embd.weight" in graphs[0].by_name
+    assert keys(graphs[1])["attention.max_alibi_bias"] == 3 and keys(graphs[2])["attention.head_count_kv"] == 3
+    for number, graph in enumerate(graphs):
+        path, best = write(graph, tmp_path / f"{number}.gguf"), forward(graph, TOKENS).argmax(-1)
+        # a prompt whose next token has a text of its own: an ASCII byte, a word
+        tokens = TOKENS[: next(n for n in range(4, 19) if 35 <= best[n - 1] < 130 or best[n - 1] > 258)]
+        (answer,) = continuations(tokens, 2, path)
+        assert answer
+        for token, probability in answer:
+            logits = forward(graph, tokens)[-1].astype(np.float64)
+            assert relative(logits, forward(understand(open_checkpoint(str(path))), tokens)[-1]) <= LIMIT
+            assert token == int(logits.argmax())
+            assert probability == pytest.approx(logits.max() - np.log(np.exp(logits).sum()), abs=2e-2)
+            tokens = [*tokens, token]
+
+
+def test_normed_queries_stop_llama_cpp(tmp_path: Path) -> None:
+    """It reads the norms and then fails an assertion (ggml_is_contiguous in build_mpt, xllamacpp of 2026)."""
+    norms = {f"attn.{name}.weight": 1 + some(48) for name in ("q_ln", "k_ln")}
+    graph = mosaic(tmp_path / "hf", {"qk_ln": True}, {}, norms)
+    assert graph.runtimes == () and "qk_ln" in " ".join(graph.notes)
     found = forward(graph, TOKENS)
-    assert relative(forward(plain, TOKENS), found) > 0.1
-    both_sides(found, graph, tmp_path)
+    assert (
+        relative(found, forward(understand(open_checkpoint(str(write(graph, tmp_path / "x.gguf")))), TOKENS)) <= LIMIT
+    )
+    plain = mosaic(tmp_path / "plain", {}, {}, {})
+    assert relative(found, forward(plain, TOKENS)) > 0.1
 
 
 @pytest.mark.parametrize(
