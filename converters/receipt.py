@@ -112,11 +112,6 @@ def what_was_read(checkpoint: Checkpoint) -> str:
     return ", ".join(part for part in (name, family, checkpoint.era, types) if part)
 
 
-def _named(what: str) -> str:
-    """The result of a forward pass in a line that names two of them: 'logits' for those of every position."""
-    return what.removesuffix(" of every position")
-
-
 def how_it_was_proved(proof: Proof) -> str:
     """The last of the three lines: grades, worst error, logits, tokenizer."""
     grades: dict[str, int] = {}
@@ -135,7 +130,8 @@ def how_it_was_proved(proof: Proof) -> str:
     elif proof.logits:
         logits = proof.logits
         top1 = "" if logits.top1_agreement is None else f", top-1 agreement {logits.top1_agreement:.0%}"
-        parts.append(f"{_named(logits.what)} of both sides differ by {logits.relative_rms:.2g} relative RMS{top1}")
+        named = logits.what.partition(" (")[0]
+        parts.append(f"{named} of both sides differ by {logits.relative_rms:.2g} relative RMS{top1}")
     elif proof.tensors:
         parts.append("no forward pass (--verify fast)" if proof.level == "fast" else "no forward pass is known")
     if proof.tokenizer.get("texts"):

@@ -75,7 +75,7 @@ class LogitsProof:
     limit: float
     top1_agreement: float | None
     kl_divergence: float | None
-    what: str = ""
+    what: str = "logits"
 
 
 @dataclass(frozen=True, slots=True)

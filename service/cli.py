@@ -340,6 +340,7 @@ def forward(
     graph.checkpoint.close()
     _save_array(out, found)
     what, ranked = ("states of the encoder", False) if encoder else (result.what, result.ranked)
+    what = what if mel is None else what.replace("a fixed spectrum", "the given spectrum")
     if as_json:
         top1 = {"top1": found.argmax(-1).tolist()} if ranked else {}
         _print_json({"path": out, "shape": list(found.shape), "dtype": npy_dtype, "what": what, **top1})

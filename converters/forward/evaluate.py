@@ -1,7 +1,7 @@
 """The reference forward pass: the logits of a bound graph, by the computation that its recipe names.
 
 A computation is a module of this folder with `logits(model, tokens, progress)`: torch float32, a row a token. `RESULT`
-says what the rows are, where it is not the logits of every position; `encode`, with the same arguments, gives the
+says what the rows are, where it is not logits of every position; `encode`, with the same arguments, gives the
 states of an encoder, where the model has one.
 """
 

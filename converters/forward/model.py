@@ -21,10 +21,10 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a computation gives a row a token of: `what`, in words; `ranked`: rows are logits, so that their order and
-    their softmax mean something."""
+    """What a computation gives a row a token of: `what`, in words, details in brackets; `ranked`: rows are logits, so
+    that their order and their softmax mean something."""
 
-    what: str = "logits of every position"
+    what: str = "logits"
     ranked: bool = True
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-RESULT = Result("logits of the decoder, whose start token and then the tokens it is given, over the encoder's states")
+RESULT = Result("decoder logits (the encoder reads the tokens, and the decoder is given them behind its start token)")
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:

@@ -198,6 +198,9 @@ def _turn_ends(tokenizer: Tokenizer, sidecars: Sidecars, eos: int | None) -> dic
     return found
 
 
+_WHERE = {"add_bos": "before", "add_eos": "behind"}
+
+
 def with_flags(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     """`tokenizer` with add_bos and add_eos: from tokenizer.json's post_processor, else tokenizer_config.json, else
     what `tokenizer` already says, else False."""
@@ -209,9 +212,14 @@ def with_flags(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
         said = config.get(f"{flag}_token")
         if around is not None:
             flags[flag], origins[flag] = bool(around), "tokenizer.json's post_processor"
-            if around and _id(around[0], tokenizer) is not None and ids.get(role) != _id(around[0], tokenizer):
-                ids.setdefault(role, _id(around[0], tokenizer) or 0)
-                origins.setdefault(role, origins[flag])
+            found = _id(around[0], tokenizer) if around else None
+            if found is not None and role not in ids:
+                ids[role], origins[role] = found, origins[flag]
+            if around and (len(around) > 1 or ids.get(role) != found):
+                flags[flag] = flags[flag] and ids.get(role) == found
+                done = f"{flag} sets the first of them alone" if flags[flag] else f"{flag} is not set"
+                put = f"{' '.join(around)} {_WHERE[flag]} a text"
+                notes.append(f"the tokenizer puts {put}, which GGUF cannot say: {done}")
         elif isinstance(said, bool):
             flags[flag], origins[flag] = said, "tokenizer_config.json"
         else:

@@ -13,8 +13,10 @@ import pytest
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.derived import mel_filters
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.load import VocabOptions, open_checkpoint, understand
+from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.plan import Options
+from ggferry.converters.tokenizers.base import encoder
+from ggferry.converters.tokenizers.load import load
 from ggferry.formats.errors import GgferryError, MissingError, UsageError
 
 from tiny_models import relative, shake, whole
@@ -46,7 +48,7 @@ def test_both_sides_compute_the_oracles_states_and_logits(name: str, tiny: Path,
         assert relative(np.load(tiny / "enc_first8.npy"), states[:8]) <= LIMIT
         assert relative(np.load(tiny / "logits.npy"), logits) <= LIMIT
     assert result.receipt["verified"] == "full" and result.receipt["logits"]["relative_rms"] == 0
-    assert result.receipt["logits"]["what"].startswith("logits of the decoder")
+    assert result.receipt["logits"]["what"].startswith("decoder logits (over a fixed")
     assert result.receipt["runtimes"] == {"run_it": [], "none": True}
     assert any("docs/whisper.md" in note for note in result.receipt["notes"])
 
@@ -206,3 +208,84 @@ def test_no_key_is_idle(tmp_path: Path) -> None:
         except GgferryError:
             continue
     assert idle == {"whisper.decoder_start_token_id"}
+
+
+# --- its tokenizer ----------------------------------------------------------------------------------------------
+
+PROMPTS = ("<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>", "<|notimestamps|>")
+SPOKEN = (
+    "Hello world, it's 3 o'clock", "<|startoftranscript|><|en|><|0.24|> Grüße aus Köln<|1.00|><|endoftext|>",
+    "日本語 12345  x", "", " ", "<|9.99|> no such time",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def spoken(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The oracle's byte-level vocabulary with Whisper's special tokens, its times, which are none, and its template."""
+    from tokenizers import AddedToken, Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    folder = tmp_path_factory.mktemp("spoken")
+    made = Tokenizer.from_file(str(oracle / "hf" / "ckpt" / "whisper" / "tokenizer.json"))
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in PROMPTS])
+    made.add_tokens([AddedToken(f"<|{i * 0.02:.2f}|>", special=False, normalized=False) for i in range(51)])
+    ids = made.get_vocab()
+    marks = ("<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>")
+    made.post_processor = TemplateProcessing(
+        single=f"{marks[0]} {marks[1]} $A:0 {marks[2]}:0", pair=f"{marks[0]} {marks[1]} $A:0 $B:1 {marks[2]}:1",
+        special_tokens=[(mark, ids[mark]) for mark in marks],
+    )  # fmt: skip
+    made.save(str(folder / "tokenizer.json"))
+    end = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer", **end}))
+    return folder
+
+
+def slow_files(folder: Path, target: Path) -> Path:
+    """The same vocabulary as OpenAI's models first had it: vocab.json, merges.txt, added_tokens.json."""
+    whole_file = json.loads((folder / "tokenizer.json").read_text())
+    target.mkdir()
+    (target / "vocab.json").write_text(json.dumps(whole_file["model"]["vocab"]))
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in whole_file["model"]["merges"]]
+    (target / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    added = {token["content"]: token["id"] for token in whole_file["added_tokens"]}
+    (target / "added_tokens.json").write_text(json.dumps(added))
+    (target / "tokenizer_config.json").write_text((folder / "tokenizer_config.json").read_text())
+    return target
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_the_vocabulary_of_a_converted_whisper_encodes_as_its_tokenizer(
+    slow: bool, spoken: Path, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer
+
+    expected = Tokenizer.from_file(str(spoken / "tokenizer.json"))
+    saved(tmp_path / "hf", vocab_size=expected.get_vocab_size())
+    for path in (slow_files(spoken, tmp_path / "slow") if slow else spoken).iterdir():
+        (tmp_path / "hf" / path.name).write_bytes(path.read_bytes())
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))
+    found = load_tokenizer(open_checkpoint(result.path), expected.get_vocab_size())
+    encode = encoder(found).encode
+    for text in SPOKEN:
+        assert encode(text, bos=False, special=True) == expected.encode(text, add_special_tokens=False).ids, text
+    assert found.tokens[expected.token_to_id("<|0.24|>")] == "<|0.24|>"
+    assert result.receipt["tokenizer"]["equal"] == result.receipt["tokenizer"]["texts"] > 0
+
+
+def test_the_prompt_that_gguf_cannot_say_is_said(spoken: Path) -> None:
+    """Its bos is <|endoftext|>, which nobody puts in front: add_bos would."""
+    found = load(str(spoken))
+    assert found.flags["add_bos"] is False and found.flags["add_eos"] is True
+    assert any("puts <|startoftranscript|> <|notimestamps|> before a text" in note for note in found.notes)
+
+
+def test_a_pt_says_how_to_get_a_vocabulary(tiny: Path, spoken: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.pt").write_bytes((tiny / "tiny.pt").read_bytes())
+    with pytest.raises(MissingError, match="no file tells the vocabulary") as caught:
+        convert(Request(str(tmp_path / "tiny.pt"), str(tmp_path / "x.gguf")))
+    assert "--no-vocab" in str(caught.value) and "--tokenizer" in str(caught.value)
+    beside = VocabOptions(source=str(spoken))
+    with_one = Request(str(tmp_path / "tiny.pt"), str(tmp_path / "x.gguf"), vocab=beside, level="fast")
+    found = load_tokenizer(open_checkpoint(convert(with_one).path), 600)
+    assert len(found.tokens) == 600 and found.tokens[400] == "<|startoftranscript|>"
