@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test check lint types clean
+.PHONY: setup demo test slow kills check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -23,7 +23,10 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 -m 'slow and not kills'
+
+kills: $(VENV)/.dev
+	$(BIN)/python -m pytest -m kills -s
 
 check: lint types
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import chain, count
 
 from ggferry.converters.receipt import SUFFIX
 from ggferry.service.archive import ADAPTER, FOLDER, MODEL_SUFFIXES, SHARDS, Group
@@ -27,7 +28,7 @@ class Names:
             stem = conventional.removesuffix(".gguf")
             if not name.lower().endswith((*MODEL_SUFFIXES, ".json")):
                 folder = source
-        candidates = [stem, name + self._type(), *(f"{stem}-{n}" for n in range(2, 1 << 16))]
+        candidates = chain((stem, name + self._type()), (f"{stem}-{n}" for n in count(2)))
         place = self._place(folder)
         output = next(path for each in candidates if (path := join(place, f"{each}.gguf")) not in self._taken)
         self._taken.add(output)
