@@ -1,0 +1,62 @@
+"""Where the GGML-era files of the families beside LLaMA are: the committed ones, and the oracle's where it stands."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggferry.converters.load import VocabOptions
+from ggferry.converters.open import open_checkpoint
+
+from conftest import FIXTURES, ORACLE
+
+LOSSY = ("gptneox", "dolly-v2", "stablelm", "bloom", "llmrs")
+"""Their makers decoded the vocabulary to text."""
+
+
+def manifest(root: Path) -> list[tuple[Path, dict]]:
+    path = root / "MANIFEST.json"
+    entries = json.loads(path.read_text()) if path.is_file() else []
+    return [(root, entry) for entry in entries if "hparams" in entry]
+
+
+MINE = manifest(FIXTURES / "legacy-other")
+REST = [(r, e) for r, e in manifest(ORACLE / "legacy-other") if e["file"] not in {mine["file"] for _, mine in MINE}]
+BY_NAME = {entry["file"]: (root, entry) for root, entry in (*REST, *MINE)}
+
+
+def path_of(file: str) -> str:
+    if file not in BY_NAME:
+        pytest.skip(f"no oracle at {ORACLE}")
+    return str(BY_NAME[file][0] / file)
+
+
+def vocabulary(root: Path, entry: dict) -> VocabOptions:
+    """What a user would have to supply: the tokenizer of a file that lost its own, none where there never was one."""
+    if entry["arch"] == "rwkv":
+        return VocabOptions(none=True)
+    return VocabOptions(source=str(root / entry["hf_dir"]) if any(word in entry["file"] for word in LOSSY) else None)
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.sqrt(np.square(a - b).mean() / np.square(b).mean()))
+
+
+def rewritten(source: str, change) -> bytes:
+    """The file with every tensor record as `change(name, code, shape, data)` gives it."""
+    checkpoint = open_checkpoint(source)
+    codes = {"F32": 0, "F16": 1, "Q5_0": 6, "Q8_0": 8}
+    refs = [ref for ref in checkpoint.tensors.values() if ref.name != "mel_filters"]
+    first = min(ref.spans[0].offset - 12 - 4 * len(ref.shape) - len(ref.name) for ref in refs)
+    out = bytearray(checkpoint.files[0].read(0, first))
+    for ref in refs:
+        data = checkpoint.files[0].read(ref.spans[0].offset, ref.nbytes)
+        code, shape, data = change(ref.name, codes[ref.type.name], ref.shape, data)
+        name = ref.name.encode()
+        out += struct.pack("<3i", len(shape), len(name), code) + struct.pack(f"<{len(shape)}i", *shape[::-1])
+        out += name + data
+    return bytes(out)
