@@ -23,6 +23,7 @@ from ggferry.converters.rewrite import override_keys, prune_layers
 from ggferry.converters.run import Progress, each, run, workers
 from ggferry.converters.tokenizers.base import Tokenizer, encoder
 from ggferry.converters.tokenizers.check import compare
+from ggferry.converters.tokenizers.legacy_bpe import REBUILT
 from ggferry.converters.tokenizers.legacy_check import check_conversion, check_merges
 from ggferry.converters.tokenizers.runtimes import objections
 from ggferry.converters.verify import Proof, verify
@@ -216,8 +217,8 @@ def check_tokenizer(
     source: Tokenizer | None, output: Tokenizer | None, checkpoint: Checkpoint, path: str
 ) -> dict[str, Any]:
     """Both vocabularies encode the fixed texts alike. A LLaMA-era vocabulary is also held, on its raw bytes, against
-    the algorithm of its own runtime, which shares nothing with the conversion; of a byte-level one every token must
-    come out of its own bytes by the merges as written. Raises VerificationError."""
+    the algorithm of its own runtime, which shares nothing with the conversion; of a byte-level one whose merges
+    were rebuilt every token must come out of its own bytes by the merges as written. Raises VerificationError."""
     if source is None or output is None:
         if source is not output:
             raise VerificationError("the vocabulary is on one side only", path=path)
@@ -237,7 +238,7 @@ def check_tokenizer(
             raise VerificationError("the vocabularies tokenise differently", path=path, found=result.first)
     found = {"model": output.model, "vocabulary": len(output.tokens), **check.as_dict()}
     if checkpoint.vocab and output.model == "gpt2":
-        found["merges"] = check_merges(checkpoint.vocab, output, path)
+        found["merges"] = check_merges(checkpoint.vocab, output, source.origins.get("merges") == REBUILT, path)
     return found if legacy is None else {**found, "legacy_runtime": legacy.as_dict()}
 
 

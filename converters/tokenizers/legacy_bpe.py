@@ -26,6 +26,8 @@ SPECIAL = re.compile(
     rb"|empty_output|commit_(before|msg|after))>"
 )
 """Special tokens of GPT-2's and StarCoder's tokenizers, besides ROLES."""
+REBUILT = "rebuilt from the ranks"
+"""Origin of merges that no file held."""
 MAX_UNEXPLAINED = 0.05  # share of tokens that no merge explains, above which the order is not that of the merges
 
 
@@ -109,7 +111,7 @@ def from_raw_bpe(
         ids=ids,
         flags={"add_bos": False, "add_eos": False, "add_space_prefix": False},
         notes=tuple(notes),
-        origins={"tokens": "the file's vocabulary", "merges": "the file" if raw.merges else "rebuilt from the ranks"}
+        origins={"tokens": "the file's vocabulary", "merges": "the file" if raw.merges else REBUILT}
         | dict.fromkeys(ids, "the token's name"),
     )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from legacy_families import BY_NAME, MINE, REST, path_of, relative, rewritten, vocabulary
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
@@ -22,6 +21,7 @@ from ggferry.formats.errors import (
 from ggferry.quant.codec import codec
 
 from conftest import ORACLE
+from legacy_families import BY_NAME, MINE, REST, path_of, relative, rewritten, vocabulary
 
 FOUR_BIT_ACTIVATIONS = ("rwkvOld-q4_0",)
 """The runtime of that day quantised what it multiplied: its logits are 0.18 away from those of its own weights."""

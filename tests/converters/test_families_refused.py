@@ -6,7 +6,6 @@ import struct
 from pathlib import Path
 
 import pytest
-from legacy_families import path_of, rewritten
 
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.load import open_checkpoint, understand
@@ -20,7 +19,7 @@ from ggferry.formats.errors import (
     UnknownFormatError,
 )
 
-# --- refusals ---------------------------------------------------------------------------------------------------
+from legacy_families import path_of, rewritten
 
 
 def test_logits_are_no_model(oracle: Path) -> None:

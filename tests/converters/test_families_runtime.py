@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from legacy_families import BY_NAME, path_of, vocabulary
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
 
+from legacy_families import BY_NAME, path_of, vocabulary
 from llama_cpp import continuations
-
-# --- today's runtime --------------------------------------------------------------------------------------------
 
 _RUN = """
 gpt2/gpt2-s64-pre20230329-h5script-f16.bin gpt2/gpt2-s64-g04-q4_3.bin starcoder/starcoder-s64-g2-q5_1.bin

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from legacy_families import BY_NAME, path_of
 
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint
+from ggferry.converters.tokenizers.legacy_check import check_merges
 from ggferry.converters.tokenizers.legacy_family import agrees, from_family
 from ggferry.converters.tokenizers.load import load
 from ggferry.converters.tokenizers.whisper_names import special_names
@@ -17,10 +18,11 @@ from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import (
     InconsistentError,
     RefusedError,
+    VerificationError,
 )
 from ggferry.formats.reader import VocabLayout
 
-# --- vocabularies -----------------------------------------------------------------------------------------------
+from legacy_families import BY_NAME, path_of
 
 _WHOLE = """
 gpt2/gpt2-s64-g04-q4_3.bin gptj/gptj-s64-g1-q4_1.bin starcoder/starcoder-s64-g2-q5_1.bin mpt/mpt-s64-f16.bin
@@ -80,6 +82,19 @@ def test_a_whole_vocabulary_is_held_against_the_tokenizer_too() -> None:
 )
 def test_what_a_decoder_leaves_of_a_token(found: bytes, expected: bytes, same: bool) -> None:
     assert agrees(found, expected) is same
+
+
+def test_rebuilt_merges_that_do_not_make_a_token_are_refused() -> None:
+    letters = [bytes([value]) for value in range(256)]
+    raw = RawVocab((*letters, b"ab", b"abc", b"bc"))
+    tokenizer = from_family(raw, VocabLayout("again"), rows=259)
+    # The merges are of rank order, so 'a b' goes before 'b c' and 'abc' is 'ab c'.
+    assert tokenizer.merges == ("a b", "ab c", "b c")
+    assert check_merges(raw, tokenizer, True, None) == {"tokens": 259, "remade": 259, "merges": 3}
+    other = replace(tokenizer, merges=("a b", "b c"))
+    with pytest.raises(VerificationError, match="token 257"):
+        check_merges(raw, other, True, None)
+    assert check_merges(raw, other, False, None)["remade"] == 258
 
 
 def test_another_model_s_tokenizer_is_refused(tmp_path: Path) -> None:
