@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.errors import GgferryError
 from ggferry.formats.gguf_values import Value, ValueType
 
 SHOWN_ITEMS = 8
@@ -15,7 +16,8 @@ SHOWN_TEXT = 200
 
 
 def describe(checkpoint: Checkpoint, full: bool = False) -> dict[str, Any]:
-    """Container, header, hparams or metadata, vocabulary summary, tensors with type, shape, offset, bytes and spans.
+    """Container, family of the model and who runs it, header, hparams or metadata, vocabulary summary, tensors with
+    type, shape, offset, bytes and spans.
 
     Shapes are outermost first. `full`: arrays and long texts of the metadata whole.
     """
@@ -27,6 +29,7 @@ def describe(checkpoint: Checkpoint, full: bool = False) -> dict[str, Any]:
         "big_endian": checkpoint.big_endian,
         "alignment": checkpoint.alignment,
         "files": [{"path": source.path, "bytes": source.size} for source in checkpoint.files],
+        "model": _model(checkpoint),
         "header": dict(checkpoint.header),
         "metadata": {key: _value(value, full) for key, value in checkpoint.metadata.items()},
         "vocabulary": _vocabulary(checkpoint),
@@ -35,6 +38,20 @@ def describe(checkpoint: Checkpoint, full: bool = False) -> dict[str, Any]:
         "sidecars": {role: os.path.basename(path) for role, path in checkpoint.sidecars.items()},
         "notes": list(checkpoint.notes),
     }
+
+
+def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The architecture, and the programs of today that run such a model as far as its header or configuration tells;
+    None where no table describes it."""
+    from ggferry.converters.load import understand
+
+    try:
+        graph = understand(checkpoint, vocab_only=True)
+    except GgferryError:
+        return None
+    if not graph.architecture.hparams:
+        return None
+    return {"architecture": graph.architecture.name, "runtimes": list(graph.runtimes)}
 
 
 def _tensor(ref: TensorRef) -> dict[str, Any]:
@@ -106,6 +123,9 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield ", ".join(part for part in told if part)
     for file in facts["files"]:
         yield f"  {file['path']}  {file['bytes']:,} bytes"
+    if model := facts["model"]:
+        runtimes = f"run by {', '.join(model['runtimes'])}" if model["runtimes"] else "no runtime is known to run it"
+        yield f"  {model['architecture']}: as GGUF {runtimes}"
     for note in facts["notes"]:
         yield f"  note: {note}"
     yield from _table("header", ((k, v) for k, v in facts["header"].items() if not isinstance(v, dict)))
