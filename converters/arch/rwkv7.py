@@ -103,14 +103,14 @@ blk.{n}.channel_mix_key.weight     Lffn.key.weight
 blk.{n}.channel_mix_value.weight   Lffn.value.weight
 """.replace(" A", " Lattn.").replace(" L", " model.layers.{n}.")
 
-ROLES = also(roles(rwkv.FRAME + TIME_MIX, **_LAYOUTS), "fla", FLA, **_LAYOUTS)
+ROLES = also(roles(rwkv.FRAME + TIME_MIX, **_LAYOUTS), "hf", FLA, **_LAYOUTS)
 # Its first checkpoints keep the shares of all six in one tensor.
 JOINED = "blk.{n}.time_mix_lerp_fused.weight model.layers.{n}.attn.x_x @joined"
-ROLES = varied(ROLES, "fla-joined", "fla", JOINED, joined=Reshape((6, 1, 1, "n_embd")))
+ROLES = varied(ROLES, "hf-joined", "hf", JOINED, joined=Reshape((6, 1, 1, "n_embd")))
 
 _UNUSED = "block 0 has no earlier values to take up: never used"
 TURNED = {"transposed": tuple(f"time_mix_{name}{number}" for name in "wavg" for number in (1, 2))}
-HF = Dialect("hf", names="fla", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)))
+HF = Dialect("hf", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)))
 
 SPEC = Architecture(
     name="rwkv7",
@@ -120,7 +120,7 @@ SPEC = Architecture(
     roles=ROLES,
     dialects={
         "hf": HF,
-        "hf-joined": replace(HF, name="hf-joined", names="fla-joined", fields="hf", marks=("model.layers.0.attn.x_x",)),
+        "hf-joined": replace(HF, name="hf-joined", fields="hf", marks=("model.layers.0.attn.x_x",)),
         "blinkdl": replace(
             rwkv.BLINKDL,
             given={"tied": False, "head_size": 64},

@@ -72,10 +72,16 @@ def test_the_oracle_is_covered(oracle: Path) -> None:
     assert {"llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi2", "phi3", "deepseek2"} <= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_transformers_logits_from_both_sides(name: str, outputs: dict[str, str]) -> None:
+def logits_of(name: str) -> Path | None:
+    """transformers' logits, or llama.cpp's where transformers has no such model (RWKV-6); the encoders' have tests of
+    their own."""
     made = (ROOT / "out" / name / f"{maker}_logits_f32.npy" for maker in ("hf", "llamacpp"))
-    expected = np.load(next(path for path in made if path.is_file()))  # transformers has no RWKV-6
+    return next((path for path in made if path.is_file()), None)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if logits_of(name)])
+def test_transformers_logits_from_both_sides(name: str, outputs: dict[str, str]) -> None:
+    expected = np.load(logits_of(name))
     for side in (graph_of(str(ROOT / "ckpt" / name)), graph_of(outputs[name])):
         assert relative_rms(forward(side, tokens()), expected) <= LIMITS.get(name, 1e-5)
 

@@ -7,6 +7,8 @@ from collections import defaultdict
 
 import pytest
 
+from ggferry.converters.assign import _index as index_of
+from ggferry.converters.assign import _places as found_places
 from ggferry.converters.assign import origin_of, pattern_regex, spelled
 from ggferry.converters.expression import names_in
 from ggferry.converters.open import architectures
@@ -37,8 +39,12 @@ def test_a_name_is_matched_by_its_own_pattern_alone(spec: Architecture, dialect:
     for pattern in patterns:
         for n, e in ((0, 0), (7, 31), (MAX_LAYERS - 1, 255)):
             name = pattern.format(n=n, e=e)
-            matching = [other for other in patterns if pattern_regex(other).fullmatch(name)]
-            assert matching == [pattern]
+            matching = {other for other in patterns if pattern_regex(other).fullmatch(name)}
+            # A role of block 0 alone has its number written out, beside the pattern of all blocks (RWKV-7).
+            assert pattern in matching
+            assert {other.replace("{n}", "0") for other in matching} == {pattern.replace("{n}", "0")}
+            filled = [role for role, _ in found_places(name, index_of(spec, dialect))]
+            assert len(set(filled)) == len(filled)
             groups = pattern_regex(pattern).fullmatch(name).groupdict()
             assert groups == {key: str(value) for key, value in {"n": n, "e": e}.items() if f"{{{key}}}" in pattern}
             assert spelled(name, dialect) == name
@@ -56,7 +62,7 @@ def test_names_of_roles_are_ggufs(spec: Architecture) -> None:
     names = [role.name for role in spec.roles]
     assert len(set(names)) == len(names)
     for name in names:
-        assert re.fullmatch(r"((enc|dec)\.)?(blk\.\{n\}\.)?[a-z0-9_]+\.(weight|bias)", name)
+        assert re.fullmatch(r"((enc|dec)\.)?(blk\.(\{n\}|0)\.)?([a-z0-9_]+\.(weight|bias)|ssm_[ad])", name)
         assert len(name.format(n=MAX_LAYERS)) <= MAX_GGUF_NAME
 
 
