@@ -16,7 +16,7 @@ from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError
 from ggferry.formats.json_text import load_object
 from ggferry.formats.reader import HEAD_BYTES, describe
 from ggferry.formats.shard_index import read_index
-from ggferry.service.stores import Found
+from ggferry.service.stores import UNREADABLE, Found
 
 MODEL_SUFFIXES = (".bin", ".gguf", ".ggml", ".pth", ".pt", ".ckpt", ".safetensors")
 _TAR, _ONE = "a compressed tar archive", "a compressed file"
@@ -100,7 +100,7 @@ class _Folder:
     def _unreadable(self) -> Iterator[Group]:
         for name, found in list(self.left.items()):
             if found.bytes < 0:
-                reason = "cannot be read" if found.version == "unreadable" else "a folder that is not followed"
+                reason = "cannot be read" if found.version == UNREADABLE else "a folder that is not followed"
                 yield Group(OTHER, self._in(name), self._take([self._in(name)]), reason=reason)
 
     # --- training checkpoints ---

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ class Mirror:
     ranged: list[RangedFile] = field(default_factory=list)
     broker: Broker | None = None
     staged: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def path_of(self, url: str) -> str:
         """Where `url` stands here. The whole path is kept: models are named after their folders."""
@@ -46,7 +48,6 @@ class Mirror:
             path = self.path_of(found.path)
             if path in self.urls:
                 continue
-            self.urls[path] = found.path
             os.makedirs(os.path.dirname(path), exist_ok=True)
             if found.path.lower().endswith(SMALL) and found.bytes <= SMALL_CAP:
                 self.staged += found.bytes
@@ -56,8 +57,10 @@ class Mirror:
             else:
                 source = RangedFile(found, self.folder, block=block, room=room)
                 data = source.read(0, min(HEAD_BYTES, source.size))
-                self.numbers[path] = (len(self.ranged), source.size)
-                self.ranged.append(source)
+                with self.lock:
+                    self.numbers[path] = (len(self.ranged), source.size)
+                    self.ranged.append(source)
+            self.urls[path] = found.path
             with open(path, "wb") as file:
                 file.write(data)
 

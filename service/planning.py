@@ -87,12 +87,21 @@ def _places(roots: Sequence[str]) -> Iterator[tuple[Tree, Mirror]]:
                 else:
                     tree.add(found.path, found)
         with ThreadPoolExecutor(STAGING) as pool:
-            list(pool.map(lambda found: mirror.stage([found]), remote))
-        for found in remote:
-            tree.add(mirror.path_of(found.path), found)
+            for found in pool.map(lambda each: _staged(each, mirror), remote):
+                tree.add(mirror.path_of(found.path), found)
         yield tree, mirror
     finally:
         mirror.close()
+
+
+def _staged(found: Found, mirror: Mirror) -> Found:
+    """The file with its first bytes in the mirror; one that cannot be read is listed as such, and the rest goes on."""
+    try:
+        if found.bytes >= 0:
+            mirror.stage([found])
+        return found
+    except GgferryError:
+        return Found(found.path, -1, stores.UNREADABLE)
 
 
 # --- headers -------------------------------------------------------------------------------------------------------

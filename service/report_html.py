@@ -140,9 +140,11 @@ def _proof(model: Mapping[str, Any]) -> str:
     if not model["verified"]:
         return ""
     parts = [", ".join(f"{count} {grade}" for grade, count in model["grades"].items())]
-    if model["logits"]:
-        logits = model["logits"]
-        parts.append(f"logits differ by {logits['relative_rms']:.2g}, top-1 {logits['top1_agreement']:.0%}")
+    logits = model["logits"] or {}  # of an encoder there is no top token
+    if logits.get("relative_rms") is not None:
+        parts.append(f"logits differ by {logits['relative_rms']:.2g}")
+    if logits.get("top1_agreement") is not None:
+        parts.append(f"top-1 {logits['top1_agreement']:.0%}")
     tokens = model["tokenizer"] or {}
     if tokens.get("texts"):
         parts.append(f"{tokens['equal']}/{tokens['texts']} texts tokenise alike")

@@ -20,6 +20,7 @@ VERSIONS = (
     "ETag", "etag", "blob_id", "md5", "checksum", "LastModified", "last_modified", "mtime", "updated", "created",
 )  # fmt: skip
 """What stores call the thing that changes when a file does, the surest first."""
+UNREADABLE = "unreadable"  # the version of what is listed and cannot be read
 READ_ONLY = ("http", "https", "hf")
 SKIPPED_FOLDERS = (".git",)
 
@@ -102,7 +103,7 @@ def _local_listing(folder: str) -> Iterator[Found]:
             elif child.is_file():
                 yield _of(child.path, child.stat())
         except OSError:
-            yield Found(child.path, -1, "unreadable")
+            yield Found(child.path, -1, UNREADABLE)
 
 
 def _of(path: str, status: os.stat_result) -> Found:
@@ -112,12 +113,23 @@ def _of(path: str, status: os.stat_result) -> Found:
 def _remote_listing(root: str) -> Iterator[Found]:
     system, path = reach(root)
     try:
-        found = system.find(path, detail=True) or {path: system.info(path)}
+        if root.startswith("http") and "html" not in str(system.info(path).get("mimetype", "")):
+            found = {path: system.info(path)}  # listing a web server's file would fetch it whole
+        else:
+            found = system.find(path, detail=True) or {path: system.info(path)}
     except Exception as error:
         raise _failure(error, root) from None
     for name in sorted(found):
         if found[name].get("type") != "directory" and not name.endswith("/"):
-            yield _info(_url(root, name), found[name])
+            yield _settled(_info(_url(root, name), found[name]))
+
+
+def _settled(found: Found) -> Found:
+    """A web server's listing gives names alone: what it says of each is asked for."""
+    try:
+        return found if found.bytes >= 0 else stat(found.path)
+    except GgferryError:
+        return Found(found.path, -1, UNREADABLE)
 
 
 def _url(root: str, name: str) -> str:

@@ -13,7 +13,7 @@ from ggferry.converters.receipt import digest
 from ggferry.converters.reverify import reverify
 from ggferry.formats.errors import InconsistentError
 from ggferry.formats.sources import LocalFile, Source, mount, open_source, unmount
-from ggferry.service.adopt import adopt
+from ggferry.service.adopt import adopt, made_of
 from ggferry.service.analyse import PATHS, analyse, request_of
 from ggferry.service.broker import BrokeredFile
 from ggferry.service.planfile import digest_of, version_class
@@ -71,8 +71,7 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
         return {"receipt": adopt(command["out"], files, request), "adopted": True}
 
     def approve(receipt: Mapping[str, Any]) -> None:
-        found = [record["blake3"] for record in receipt["source"]["files"]]
-        if sorted(found) != sorted(files):
+        if not made_of(receipt, files):
             raise InconsistentError("changed while it was converted", path=command["source"], hint="plan again")
         if not parent.ask("publish")["ok"]:
             raise InconsistentError("the lease on this job was lost; nothing was published", path=command["source"])
