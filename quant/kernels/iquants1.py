@@ -28,8 +28,8 @@ from ggferry.quant.kernels.lanes import (
     int_room,
     lane_numbers,
     load,
-    load_bytes,
     load_ints,
+    look_up,
     lowest,
     maximum,
     pointer,
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from ggferry.quant.codec import Bytes, Floats
 
 BLOCK = 256
+FLT_MAX = F(np.finfo(np.float32).max)
+NOBODY = 512
+"""More than the number of a neighbour."""
 _UP, _DOWN = F(-0.875), F(-1.125)
 """The lowest level, moved by the delta: `x_p[0]`, `x_m[0]`. The others are 1 and 2 more."""
 
@@ -91,23 +94,27 @@ def sort(x, n, rank, order):
 
 
 @inline
-def closest(near, count, x, w, scale, lowest_level):
-    """The neighbour with the least weighted squared error, the first of several; −1 if none is below FLT_MAX."""
-    low, found = I(0x7F7FFFFF), -1
-    base = lowest_level - F(0.5)
-    for b in range((count + WIDTH - 1) // WIDTH):
+def closest(near_code, count, errors):
+    """The code of the neighbour with the least error, the first of several; −1 if none is below FLT_MAX.
+
+    An error is summed from those of the eight elements, in order. `errors`: of each element, those of its levels 0, 1
+    and 2 in lanes 0, 1 and 2, and again in lanes 4, 5 and 6, as `look_up` heeds a bit more than a level has.
+    """
+    e0, e1, e2, e3, e4, e5, e6, e7 = errors
+    least, first, number = spread(FLT_MAX), spread(I(NOBODY)), lane_numbers()
+    for b in range(0, count, WIDTH):
         rolled()
-        error = spread(F(0))
-        for i in range(8):
-            q = to_floats(load_bytes(near, (b * 8 + i) * WIDTH)) * F(0.5) + base
-            gap = q * scale - x[i]
-            error += gap * w[i] * gap
-        found_order = as_ints(error) & 0x7FFFFFFF
-        lower = lowest(found_order)
-        if lower < low:
-            low = lower
-            found = WIDTH * b + np.int64(trailing_zeros(bits(found_order == low)))
-    return found
+        code = load_ints(near_code, b)
+        error = look_up(e0, code) + look_up(e1, code >> 2) + look_up(e2, code >> 4) + look_up(e3, code >> 6)
+        error = error + look_up(e4, code >> 8) + look_up(e5, code >> 10) + look_up(e6, code >> 12)
+        error = error + look_up(e7, code >> 14)
+        less = error < least
+        first = where(less, number, first)
+        least = where(less, error, least)
+        number += WIDTH
+    order = as_ints(least)
+    found = lowest(where(order == lowest(order), first, NOBODY))
+    return np.int64(near_code[found]) if found < NOBODY else -1
 
 
 @inline
@@ -122,12 +129,15 @@ def place_group(rank, i1, i2, flip, x, w, scale, lowest_level, lattice, codes, k
     if entry >= 0:
         codes[k] = code
         return 1
-    first, count = WIDTH * (-entry >> 9), -entry & 511
-    j = closest(skip(lattice[2], 8 * first), count, skip(x, 8 * k), skip(w, 8 * k), scale, lowest_level)
-    if j < 0:
-        return -1
-    codes[k] = lattice[3][first + j]
-    return 0
+    x, w = skip(x, 8 * k), skip(w, 8 * k)
+    q = (to_floats(lane_numbers() & 3) + lowest_level) * scale
+    g0, g1, g2, g3 = q - x[0], q - x[1], q - x[2], q - x[3]
+    g4, g5, g6, g7 = q - x[4], q - x[5], q - x[6], q - x[7]
+    e0, e1, e2, e3 = g0 * w[0] * g0, g1 * w[1] * g1, g2 * w[2] * g2, g3 * w[3] * g3
+    e4, e5, e6, e7 = g4 * w[4] * g4, g5 * w[5] * g5, g6 * w[6] * g6, g7 * w[7] * g7
+    near_code = skip(lattice[3], WIDTH * (-entry >> 9))
+    codes[k] = closest(near_code, -entry & 511, (e0, e1, e2, e3, e4, e5, e6, e7))
+    return 0 if codes[k] >= 0 else -1
 
 
 @inline

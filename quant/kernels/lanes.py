@@ -423,6 +423,27 @@ def gather(typing_context: Any, table: Any, index: Any) -> Any:
 
 
 @intrinsic  # type: ignore[misc]
+def look_up(typing_context: Any, table: Any, index: Any) -> Any:
+    """Lane by lane the one of eight float32 that the low three bits of the index name: an instruction of AVX2."""
+    if table != floats or index != ints:
+        return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if "+avx2" in context.codegen()._tm_features.split(","):
+            function = ir.FunctionType(args[0].type, [a.type for a in args])
+            name = "llvm.x86.avx2.permps"
+            return builder.call(cgutils.get_or_insert_function(builder.module, function, name), args)
+        found = ir.Constant(args[0].type, ir.Undefined)
+        low = builder.and_(args[1], ir.Constant(args[1].type, [WIDTH - 1] * WIDTH))
+        for lane in (ir.Constant(_I32, k) for k in range(WIDTH)):
+            item = builder.extract_element(args[0], builder.extract_element(low, lane))
+            found = builder.insert_element(found, item, lane)
+        return found
+
+    return floats(table, index), lower
+
+
+@intrinsic  # type: ignore[misc]
 def rolled(typing_context: Any) -> Any:
     """Keeps the loop that it stands in from being unrolled: explicit lanes gain nothing by it, and the compiler's time
     grows with it. LLVM may not copy convergent code behind a condition of its own; this is the empty one."""
