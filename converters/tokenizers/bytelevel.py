@@ -73,4 +73,5 @@ def rebuild_merges(ranked: Iterable[tuple[bytes, int]]) -> tuple[list[tuple[byte
             merges.append((parts[0], parts[1]))
         else:
             unexplained.append(token)
+            del ranks[token]  # no merge leads to it, so none can start from it
     return merges, unexplained

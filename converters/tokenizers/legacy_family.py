@@ -186,7 +186,8 @@ def _with_names(base: Tokenizer, rows: int) -> Tokenizer:
     names = special_names(len(base.tokens), rows)
     if not names:
         return base
-    grown = base.extended([name for name in names if name not in set(base.tokens)], TokenType.CONTROL, 0.0)
+    held = set(base.tokens)
+    grown = base.extended([name for name in names if name not in held], TokenType.CONTROL, 0.0)
     place = {text: token for token, text in enumerate(grown.tokens)}
     ids = {**base.ids, "eos": place["<|endoftext|>"], "bos": place["<|startoftranscript|>"]}
     return replace(grown, ids=ids).noted(

@@ -15,6 +15,7 @@ from ggferry.formats.errors import (
     CorruptError,
     GgferryError,
     MissingError,
+    RefusedError,
     UnexpectedTensorError,
     UnknownFormatError,
 )
@@ -27,9 +28,13 @@ def test_logits_are_no_model(oracle: Path) -> None:
         open_checkpoint(str(oracle / "legacy-other/rwkv/expected_logits.bin"))
 
 
-def test_a_stub_without_tensors_is_refused(oracle: Path) -> None:
+def test_a_stub_without_tensors_is_refused(oracle: Path, tmp_path: Path) -> None:
+    stub = str(oracle / "legacy-other/whisper/for-tests-ggml-tiny.en.bin")
     with pytest.raises(MissingError, match="no tensor"):
-        understand(open_checkpoint(str(oracle / "legacy-other/whisper/for-tests-ggml-tiny.en.bin")))
+        understand(open_checkpoint(stub))
+    # Whisper's first files decoded their vocabulary.
+    with pytest.raises(RefusedError, match="352 of 50257 tokens lost"):
+        convert(Request(stub, str(tmp_path / "v.gguf"), Options(vocab_only=True)))
 
 
 def test_whisper_of_four_byte_halves_is_refused(tmp_path: Path) -> None:

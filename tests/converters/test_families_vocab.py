@@ -10,6 +10,8 @@ import pytest
 
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint
+from ggferry.converters.tokenizers.base import encoder
+from ggferry.converters.tokenizers.bytelevel import letters
 from ggferry.converters.tokenizers.legacy_check import check_merges
 from ggferry.converters.tokenizers.legacy_family import agrees, from_family
 from ggferry.converters.tokenizers.load import load
@@ -84,9 +86,31 @@ def test_what_a_decoder_leaves_of_a_token(found: bytes, expected: bytes, same: b
     assert agrees(found, expected) is same
 
 
+def test_what_no_merge_makes_starts_no_merge() -> None:
+    """'<x>' is added, not merged; 'a<x>' of its own letters is neither."""
+    single = [bytes([value]) for value in range(256)]
+    raw = RawVocab((*single, b"<x>", b"a<x>", b"ab"))
+    tokenizer = from_family(raw, VocabLayout("again"), rows=259)
+    assert tokenizer.merges == ("a b",) and tokenizer.tokens[256:] == ("<x>", "a<x>", "ab")
+    assert check_merges(raw, tokenizer, True, None)["remade"] == 257
+
+
+def test_a_real_vocabulary_of_fifty_thousand_tokens(oracle: Path) -> None:
+    """English Whisper's, which is GPT-2's; its single bytes, which the file lost, stand first and in letter order."""
+    checkpoint = open_checkpoint(str(oracle / "legacy-other/whisper/for-tests-ggml-tiny.en.bin"))
+    assert checkpoint.vocab is not None
+    printable = [value for value in range(256) if letters()[value] == chr(value)]
+    order = printable + [value for value in range(256) if value not in printable]
+    raw = RawVocab((*(bytes([value]) for value in order), *checkpoint.vocab.tokens[256:]))
+    found = from_family(raw, VocabLayout("own", texts="whisper", pre="gpt-2"), rows=51864)
+    made = check_merges(raw, found, True, None)
+    assert made["remade"] == made["tokens"] > 49_000 and found.tokens[50362] == "<|notimestamps|>"
+    assert encoder(found).encode("Hello world, it's a test.") == [15496, 995, 11, 340, 338, 257, 1332, 13]
+
+
 def test_rebuilt_merges_that_do_not_make_a_token_are_refused() -> None:
-    letters = [bytes([value]) for value in range(256)]
-    raw = RawVocab((*letters, b"ab", b"abc", b"bc"))
+    single = [bytes([value]) for value in range(256)]
+    raw = RawVocab((*single, b"ab", b"abc", b"bc"))
     tokenizer = from_family(raw, VocabLayout("again"), rows=259)
     # The merges are of rank order, so 'a b' goes before 'b c' and 'abc' is 'ab c'.
     assert tokenizer.merges == ("a b", "ab c", "b c")
@@ -143,17 +167,17 @@ def test_whisper_s_special_tokens_follow_from_the_sizes(held: int, rows: int, la
 
 
 def test_whisper_s_special_tokens_are_written() -> None:
-    letters = [bytes([value]) for value in range(256)]
-    found = from_family(RawVocab(tuple(letters)), VocabLayout("own", texts="whisper"), rows=256 + 1608)
+    single = [bytes([value]) for value in range(256)]
+    found = from_family(RawVocab(tuple(single)), VocabLayout("own", texts="whisper"), rows=256 + 1608)
     assert len(found.tokens) == 256 + 1608 and found.tokens[found.ids["bos"]] == "<|startoftranscript|>"
     assert found.tokens[found.ids["eos"]] == "<|endoftext|>" and found.ids["eos"] == 256
 
 
 def test_padding_by_repetition_is_told_from_tokens() -> None:
     """ggml's scripts fill up to the rows of the embedding with the last token."""
-    letters = [bytes([value]) for value in range(256)]
+    single = [bytes([value]) for value in range(256)]
     for last in (b"<|endoftext|>", b""):
-        tokens = (*letters, b"ab", b"<|endoftext|>", *[last] * 3)
+        tokens = (*single, b"ab", b"<|endoftext|>", *[last] * 3)
         found = from_family(RawVocab(tokens), VocabLayout("again"), rows=len(tokens))
         assert found.tokens[258:] == ("[PAD258]", "[PAD259]", "[PAD260]")[-3:]
         assert found.merges == ("a b",) and found.ids["eos"] == 257
