@@ -45,6 +45,11 @@ SPEC = Architecture(
             remarks=(
                 *t5.REMARKS,
                 Remark(
+                    "n_layer_dec > n_layer",
+                    "the decoder has more blocks than the encoder, {n_layer_dec} and {n_layer}: llama.cpp makes no "
+                    "context for such a model (vector::_M_range_check, October 2026)",
+                ),
+                Remark(
                     "logit_scale != 1",
                     "logits are multiplied by {logit_scale}: written as t5.logit_scale, which llama.cpp does not read; "
                     "its greedy choice is the same, its temperatures are not",

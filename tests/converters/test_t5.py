@@ -15,6 +15,7 @@ from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import VocabOptions, open_checkpoint, understand
 from ggferry.formats.errors import GgferryError, InconsistentError, MissingError
 
+from llama_api import encoded_and_decoded
 from tiny_models import relative, shake, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -146,6 +147,12 @@ def written(folder: Path) -> dict[str, Any]:
     return {key: value.data for key, value, _ in understand(open_checkpoint(str(folder))).written()}
 
 
+def test_a_decoder_deeper_than_its_encoder_is_noted(tmp_path: Path) -> None:
+    """It converts; llama.cpp makes no context for it."""
+    saved(tmp_path, "relu, tied")
+    assert any("more blocks than the encoder, 3 and 2" in n for n in understand(open_checkpoint(str(tmp_path))).notes)
+
+
 def test_what_is_tied_is_scaled(tmp_path: Path) -> None:
     """T5 1.0 multiplies by 1/√d_model where its output is its embedding. Up to transformers 4 'tied' says it, since 5
     every T5 is tied and another word says it; a file of another converter says nothing, and its tensors do."""
@@ -244,3 +251,49 @@ def test_no_key_is_idle(name: str, tmp_path: Path) -> None:
             except GgferryError:
                 continue
     assert found == {"context_length"}
+
+
+# --- llama.cpp --------------------------------------------------------------------------------------------------
+
+CLOSE = 3e-3
+"""Its gelu is a table of float16, and it keeps keys and values in float16."""
+
+
+def with_a_vocabulary(hf: Path, folder: Path, name: str, **changes: Any) -> str:
+    """The written file of a random model with the oracle's vocabulary, without which nothing loads it."""
+    saved(folder / "hf", name, vocab_size=352, **changes)
+    for file in ("spiece.model", "tokenizer_config.json"):
+        (folder / "hf" / file).write_bytes((hf / "ckpt" / "t5" / file).read_bytes())
+    return convert(Request(str(folder / "hf"), str(folder / "x.gguf"))).path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["relu, tied", "gated", "one decoder block", "umt5", "eps, start", "32 buckets"])
+def test_llama_cpp_decodes_alike(name: str, hf: Path, tmp_path: Path) -> None:
+    """All but the scale of a tied output, as the note says; so its greedy choice is ours."""
+    path = with_a_vocabulary(hf, tmp_path, name, num_decoder_layers=VARIANTS[name][1].get("num_decoder_layers", 2))
+    sizes = graph_of(path).sizes
+    found = encoded_and_decoded(path, IDS, [sizes["decoder_start"], *IDS[:-1]], tmp_path)
+    ours = forward(graph_of(path), IDS)
+    assert relative(ours, found * sizes["logit_scale"]) <= CLOSE
+    behind = ours.max(-1) - ours[np.arange(len(ours)), found.argmax(-1)]  # its choice among ours: the best, or as good
+    assert behind.max() <= CLOSE * np.abs(ours).max()
+
+
+@pytest.mark.slow
+def test_llama_cpp_decodes_the_oracles_t5_as_the_oracle_says(hf: Path, tokens: list[int], tmp_path: Path) -> None:
+    """What it gets wrong of this model is the greatest distance alone: as if it were 128."""
+    path = convert(Request(str(hf / "ckpt" / "t5"), str(tmp_path / "x.gguf"))).path
+    found = encoded_and_decoded(path, tokens, [0, *tokens[:-1]], tmp_path)
+    assert relative(np.load(hf / "out" / "t5" / "llamacpp_logits_f32.npy"), found[:8]) <= CLOSE
+    as_it_computes = understand(open_checkpoint(path), {"attention.relative_max_distance": "128"})
+    assert relative(forward(as_it_computes, tokens), found) <= CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"), [("encoder", {"relative_attention_max_distance": 128}), ("encoder of umt5", {})]
+)
+def test_llama_cpp_encodes_alike(name: str, changes: dict[str, Any], hf: Path, tmp_path: Path) -> None:
+    path = with_a_vocabulary(hf, tmp_path, name, **changes)
+    assert relative(forward(graph_of(path), IDS), encoded_and_decoded(path, IDS, [], tmp_path)) <= CLOSE
