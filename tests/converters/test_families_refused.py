@@ -89,7 +89,7 @@ def test_any_header_byte_may_be_wrong(tmp_path: Path) -> None:
 
 
 def test_a_tensor_of_no_role_is_named(tmp_path: Path) -> None:
-    source = path_of("bloom/bloom-s64-llmrs-f16.bin")
+    source = path_of("bloom/bloom-s64-bloomzcpp-q4_1.bin")
     data = Path(source).read_bytes()
     extra = struct.pack("<4i", 1, 11, 0, 4) + b"layers.0.xy" + bytes(16)
     (tmp_path / "m.bin").write_bytes(data + extra)

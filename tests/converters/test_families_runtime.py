@@ -17,7 +17,7 @@ _RUN = """
 gpt2/gpt2-s64-pre20230329-h5script-f16.bin gpt2/gpt2-s64-g04-q4_3.bin starcoder/starcoder-s64-g2-q5_1.bin
 gptneox/gptneox-seq-s64-f16.bin gptneox/gptneox-par-s64-llmrs-ggjt-q5_1.bin stablelm/stablelm-nopar-s64-g0-q5_0.bin
 mpt/mpt-s64-f16.bin mpt/mpt-clip-s64-g2-q4_0.bin replit/replit-s64-g1-q4_1.bin bloom/bloom-s64-bloomzcpp-q4_1.bin
-bloom/bloom-s64-llmrs-f16.bin falcon/falcon40b-s64-jploski-f16.bin falcon/falcon40b-s64-ggcc-q5_0.bin
+falcon/falcon40b-s64-jploski-f16.bin falcon/falcon40b-s64-ggcc-q5_0.bin
 """
 RUN = _RUN.split()
 NO_RUNTIME = ("gptj", "rwkv", "whisper")

@@ -44,7 +44,7 @@ def test_a_vocabulary_of_bytes_is_whole_again(file: str) -> None:
     assert found.ids["bos"] == found.ids["eos"] == original.tokens.index("<|endoftext|>")
 
 
-@pytest.mark.parametrize("file", ["gptneox/gptneox-seq-s64-f16.bin", "bloom/bloom-s64-llmrs-f16.bin"])
+@pytest.mark.parametrize("file", ["gptneox/gptneox-seq-s64-f16.bin", "bloom/bloom-s64-bloomzcpp-q4_1.bin"])
 def test_a_decoded_vocabulary_needs_the_tokenizer(file: str, tmp_path: Path) -> None:
     root, entry = BY_NAME[file]
     request = Request(path_of(file), str(tmp_path / "out.gguf"), level="fast")

@@ -115,7 +115,7 @@ def test_the_ftype_keeps_other_headers_away() -> None:
 
 
 def test_the_user_may_say_which() -> None:
-    path = str(ROOT / "bloom/bloom-s64-llmrs-f16.bin")
+    path = str(ROOT / "bloom/bloom-s64-bloomzcpp-q4_1.bin")
     assert open_checkpoint(path, "bloom").layout == "bloom"
     with pytest.raises(CorruptError):
         open_checkpoint(path, "gptj")
