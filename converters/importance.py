@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.evaluate import forward, result_of
 from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.tokenizers.base import Tokenizer, encoder
-from ggferry.formats.errors import UsageError
+from ggferry.formats.errors import UnsupportedError, UsageError
 from ggferry.formats.gguf_values import Value, ValueType, array, string, u32
 from ggferry.formats.gguf_write import write_gguf
 from ggferry.quant.codec import block_type
@@ -88,7 +88,13 @@ def chunks_of(tokenizer: Tokenizer, text: str, size: int, most: int | None = Non
 def measure(
     graph: ModelGraph, chunks: Sequence[Sequence[int]], progress: Callable[[int], None] | None = None
 ) -> Recorder:
-    """Run every chunk through the model; `progress` is called with the tokens of each."""
+    """Run every chunk through the model; `progress` is called with the tokens of each. Raises UnsupportedError for a
+    model that reads more than tokens."""
+    if result_of(graph).inputs:
+        raise UnsupportedError(
+            "an importance matrix is measured on texts, and this model reads more than tokens",
+            path=graph.checkpoint.path, found=", ".join(result_of(graph).inputs),
+        )  # fmt: skip
     recorder = Recorder(graph)
     size = group_size(graph, max(map(len, chunks)))
     for start in range(0, len(chunks), size):
@@ -106,7 +112,7 @@ def _run(graph: ModelGraph, chunk: Sequence[int], weights: Weights) -> None:
 def group_size(graph: ModelGraph, tokens: int) -> int:
     """How many chunks of so many tokens go through the model together. A pass that waits holds its residual, what it
     wants multiplied and the result: eight times the widest rows are more."""
-    widest = max((max(node.shape[-2:]) for node in graph.nodes if node.name.startswith("blk.")), default=1)
+    widest = max((max(node.shape[-2:]) for node in graph.nodes if node.role.per_block), default=1)
     return max(1, ACTIVATIONS // (8 * 4 * widest * tokens))
 
 
@@ -117,7 +123,7 @@ def write_imatrix(
     tensors: list[tuple[str, Any, tuple[int, ...], Any]] = []
     kind = block_type("F32")
     for name in sorted(recorder.sums):
-        if not name.startswith("blk.") and not (output and name == OUTPUT):
+        if not recorder.graph.by_name[name].role.per_block and not (output and name == OUTPUT):
             continue
         shape = recorder.graph.by_name[name].shape
         matrices = shape[-3] if len(shape) > 2 else 1

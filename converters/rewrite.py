@@ -66,6 +66,8 @@ def prune_layers(checkpoint: Checkpoint, layers: str) -> tuple[Checkpoint, dict[
 
     Raises UsageError for a list that is none or a block that is not there.
     """
+    if not any(name.startswith("blk.") for name in checkpoint.tensors):
+        raise UsageError("--prune-layers: no tensors 'blk.*'", path=checkpoint.path)
     try:
         names = prune(checkpoint.tensors, parse_layers(layers))
     except BlockError as error:

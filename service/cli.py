@@ -552,8 +552,10 @@ def _load_array(path: str) -> Any:
         array = np.load(path, allow_pickle=False)
         if isinstance(array, np.ndarray) and array.dtype.kind in "fiu" and np.isfinite(array).all():
             return array
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"not a .npy of numbers: {error}", path=path) from None
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", path=path) from None
+    except (ValueError, EOFError):
+        pass
     raise UsageError("not a .npy of finite numbers", path=path)
 
 

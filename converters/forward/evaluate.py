@@ -51,6 +51,9 @@ def forward(
         raise UnsupportedError(
             "no forward pass is known for this architecture", path=graph.checkpoint.path, found=graph.architecture.name
         )
+    foreign = sorted(set(inputs or ()) - set(result_of(graph).inputs))
+    if foreign:
+        raise UsageError("this model does not read", path=graph.checkpoint.path, found=foreign[0])
     outside = [token for token in tokens if not 0 <= token < rows]
     if outside:
         raise UsageError("token id", found=outside[0], expected=f"0..{rows - 1}")

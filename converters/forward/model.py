@@ -22,10 +22,11 @@ else:
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a computation gives a row a token of: `what`, in words, details in brackets; `ranked`: rows are logits, so
-    that their order and their softmax mean something."""
+    that their order and their softmax mean something. `inputs`: what else than tokens it reads."""
 
     what: str = "logits"
     ranked: bool = True
+    inputs: tuple[str, ...] = ()
 
 
 class Model:

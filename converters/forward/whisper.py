@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-RESULT = Result("decoder logits (over a fixed spectrum)")
+RESULT = Result("decoder logits (over a fixed spectrum)", inputs=("mel",))
 FRAMES = 3000
 """Of a spectrum: 30 seconds, ten milliseconds each."""
 STRIDE = 2

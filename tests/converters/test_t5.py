@@ -12,8 +12,9 @@ import pytest
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.importance import measure, write_imatrix
 from ggferry.converters.load import VocabOptions, open_checkpoint, understand
-from ggferry.formats.errors import GgferryError, InconsistentError, MissingError
+from ggferry.formats.errors import GgferryError, InconsistentError, MissingError, UsageError
 
 from llama_api import encoded_and_decoded
 from tiny_models import relative, shake, whole
@@ -251,6 +252,23 @@ def test_no_key_is_idle(name: str, tmp_path: Path) -> None:
             except GgferryError:
                 continue
     assert found == {"context_length"}
+
+
+def test_an_importance_matrix_of_both_halves(tmp_path: Path) -> None:
+    saved(tmp_path / "hf", "gated")
+    graph = graph_of(str(tmp_path / "hf"))
+    recorder = measure(graph, [IDS, IDS[::-1]])
+    count = write_imatrix(str(tmp_path / "i.gguf"), recorder, [IDS, IDS[::-1]], "t", output=False, force=False)
+    assert count == sum(
+        node.role.per_block and len(node.shape) == 2 and "rel_b" not in node.name for node in graph.nodes
+    )
+
+
+def test_blocks_of_two_series_are_not_pruned(tmp_path: Path) -> None:
+    saved(tmp_path / "hf", "gated")
+    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).path
+    with pytest.raises(UsageError, match=r"no tensors 'blk"):
+        convert(Request(path, str(tmp_path / "y.gguf"), vocab=BARE, prune="1"))
 
 
 # --- llama.cpp --------------------------------------------------------------------------------------------------

@@ -13,11 +13,12 @@ import pytest
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.derived import mel_filters
 from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.importance import measure
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.plan import Options
 from ggferry.converters.tokenizers.base import encoder
 from ggferry.converters.tokenizers.load import load
-from ggferry.formats.errors import GgferryError, MissingError, UsageError
+from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
 
 from tiny_models import relative, shake, whole
 
@@ -167,6 +168,10 @@ def test_filters_and_positions_stay_what_they_are_in_narrow_files(tmp_path: Path
 def test_what_cannot_be_computed_is_said(tmp_path: Path) -> None:
     saved(tmp_path / "hf")
     graph = graph_of(str(tmp_path / "hf"))
+    with pytest.raises(UnsupportedError, match="measured on texts"):
+        measure(graph, [[1, 2]])
+    with pytest.raises(UsageError, match="does not read"):
+        forward(graph, [1], inputs={"pictures": np.zeros(1)})
     with pytest.raises(UsageError, match="at most 24"):
         forward(graph, [1] * 25)
     for shape in ((80, 41), (79, 40), (80,), (80, 0)):
