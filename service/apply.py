@@ -20,6 +20,7 @@ from ggferry.service.jobs import Outcome, Settings
 from ggferry.service.ledger import DONE, QUARANTINED, QUEUED, SKIPPED, Job, Ledger, bucket
 from ggferry.service.planfile import BAD, CONVERT, Entry, Head, read_plan
 from ggferry.service.publish import check_destination, object_digest
+from ggferry.service.scratch import sweep
 from ggferry.service.stores import is_remote
 
 ENGINES = ("local", "ray")
@@ -61,6 +62,7 @@ class Migration:
     def prepare(self) -> list[Entry]:
         """Enter the plan; what is left to do. Raises RefusedError when sources changed or there is no room."""
         head = self.head
+        sweep(self.asked.settings.scratch)
         self.ledger.reclaim()
         states = {row["id"]: row["state"] for row in self.ledger.rows(full=False)}
         settled = {DONE, QUARANTINED, SKIPPED}

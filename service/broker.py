@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import struct
-import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +19,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from ggferry.formats import errors
 from ggferry.formats.errors import GgferryError, TruncatedError
 from ggferry.formats.sources import Source
+from ggferry.service.scratch import Scratch
 
 REQUEST = struct.Struct("<IQQ")
 MOST = 8 << 20  # bytes of one answer
@@ -31,8 +30,8 @@ class Broker:
     """Serves ranges of `files` to whoever knows `key`, until closed."""
 
     def __init__(self, files: Sequence[Source]) -> None:
-        self._home = tempfile.mkdtemp(prefix="ggferry-")  # a socket's path has 107 bytes at most
-        self.address, self.key = os.path.join(self._home, "broker"), os.urandom(32)
+        self._home = Scratch()  # the system's: a socket's path has 107 bytes at most
+        self.address, self.key = os.path.join(self._home.path, "broker"), os.urandom(32)
         self._files, self._closed = tuple(files), False
         self._listener = Listener(self.address, "AF_UNIX", backlog=64, authkey=self.key)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -43,7 +42,7 @@ class Broker:
             waker.connect(self.address)
         with suppress(OSError):
             self._listener.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._home.close()
         for file in self._files:
             file.close()
 

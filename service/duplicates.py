@@ -38,7 +38,8 @@ def _settle(found: list[Entry], same: Sequence[int], open_file: Open, whole: Cal
             note = f"samples agree with {name}: probably the same, not proved"
             found[i] = replace(found[i], notes=(*found[i].notes, note))
         return
-    for equal in _split(same, lambda i: tuple(_identity(each, open_file) for each in _all(found[i]))):
+    seen: dict[tuple[int, int] | str, Hashable] = {}
+    for equal in _split(same, lambda i: tuple(_identity(each, open_file, seen) for each in _all(found[i]))):
         first = found[equal[0]]
         for i in equal[1:]:
             entry = found[i]
@@ -87,7 +88,10 @@ def _samples(found: Found, open_file: Open) -> str:
     return str(state.hexdigest())
 
 
-def _identity(found: Found, open_file: Open) -> Hashable:
-    """The digest; of a file with other names, what the first of them gave."""
-    with open_file(found) as source:  # type: ignore[attr-defined]
-        return digest(source)
+def _identity(found: Found, open_file: Open, seen: dict[tuple[int, int] | str, Hashable]) -> Hashable:
+    """The digest; a file with several names (links) is read once."""
+    key = found.inode or found.path
+    if key not in seen:
+        with open_file(found) as source:  # type: ignore[attr-defined]
+            seen[key] = digest(source)
+    return seen[key]

@@ -116,6 +116,7 @@ def run_local(run: Run) -> None:
     desk, supervisors = LedgerDesk(run.ledger, run.emit), [Supervisor(run.settings.limits) for _ in range(run.jobs)]
     busy, lock = [0], threading.Lock()
     failures: list[BaseException] = []
+    running: list[Supervisor] = []
 
     def serve(supervisor: Supervisor) -> None:
         try:
@@ -139,21 +140,25 @@ def run_local(run: Run) -> None:
             run.stopping.set()
         finally:
             supervisor.close()
+            running.remove(supervisor)
+
+    def wait() -> None:
+        """Until all have ended. (Thread.join is no use: Ctrl-C in it makes Python 3.11 forget the thread.)"""
+        while running:
+            time.sleep(IDLE / 2)
 
     threads = [threading.Thread(target=serve, args=(each,)) for each in supervisors]
     with Heartbeat(run):
-        for thread in threads:
-            thread.start()
         try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.2)
+            for supervisor, thread in zip(supervisors, threads, strict=True):
+                running.append(supervisor)
+                thread.start()
+            wait()
         except BaseException:
             run.stopping.set()
             for supervisor in supervisors:
                 supervisor.kill()
-            for thread in threads:
-                thread.join()
+            wait()
             raise
     if failures:
         raise failures[0]

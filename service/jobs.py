@@ -6,8 +6,6 @@ Runs wherever an engine wants it; it knows the ledger only through a `Desk`.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, Job, Leas
 from ggferry.service.mirror import Mirror
 from ggferry.service.publish import publish, put_small
 from ggferry.service.ranged import DATA_BLOCK
+from ggferry.service.scratch import Scratch
 from ggferry.service.stores import Found, check_unchanged, exists, is_remote
 from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
@@ -126,8 +125,9 @@ class _Run:
         self.beside = [_found(record) for record in self.entry.get("beside", ())]
         self.remote = any(is_remote(each.path) for each in (*self.files, *self.beside))
         self.output = str(self.entry["output"])
-        self.folder = tempfile.mkdtemp(prefix="ggferry-job-", dir=settings.scratch)
-        stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        scratch = Scratch(settings.scratch)
+        stack.callback(scratch.close)
+        self.folder = scratch.path
         self.mirror = Mirror(os.path.join(self.folder, "from"))
         stack.callback(self.mirror.close)
         self.trouble: BaseException | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from ggferry.service.mirror import Mirror
 from ggferry.service.naming import Names
 from ggferry.service.planfile import ARCHIVE, CONVERT, CORRUPT, INCOMPLETE, OTHER, SKIP, UNSUPPORTED, Entry, Head
 from ggferry.service.ranged import RangedFile
+from ggferry.service.scratch import Scratch
 from ggferry.service.stores import Found, is_remote, local_path
 from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
@@ -77,7 +77,8 @@ def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple
 @contextmanager
 def _places(roots: Sequence[str]) -> Iterator[tuple[Tree, Mirror]]:
     """Everything below the roots, listed once; remote files through a mirror of their names and first bytes."""
-    tree, mirror = Tree(), Mirror(tempfile.mkdtemp(prefix="ggferry-plan-"))
+    tree, scratch = Tree(), Scratch()
+    mirror = Mirror(scratch.path)
     try:
         remote = []
         for root in roots:
@@ -92,6 +93,7 @@ def _places(roots: Sequence[str]) -> Iterator[tuple[Tree, Mirror]]:
         yield tree, mirror
     finally:
         mirror.close()
+        scratch.close()
 
 
 def _staged(found: Found, mirror: Mirror) -> Found:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from ggferry.service.scratch import Scratch
 
 KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
         "SYSTEMROOT", "NUMBA_CACHE_DIR", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "COVERAGE_PROCESS_START")  # fmt: skip
@@ -70,7 +71,8 @@ class Supervisor:
 
     def __init__(self, limits: Limits, scratch: str | None = None) -> None:
         self.limits = limits
-        self._home = tempfile.mkdtemp(prefix="ggferry-home-", dir=scratch)
+        self._scratch = Scratch(scratch)
+        self._home = self._scratch.path
         self._process: subprocess.Popen[bytes] | None = None
         self._jobs, self._buffer = 0, b""
         self._stopped = False
@@ -136,7 +138,7 @@ class Supervisor:
 
     def close(self) -> None:
         self.stop()
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._scratch.close()
 
     def __enter__(self) -> Supervisor:
         return self

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from ggferry.service.planfile import read_plan, to_line
 
-from archive_tools import TOKENS, command, plan, rows, spoil, write
+from archive_tools import GGFERRY, TOKENS, command, plan, rows, spoil, write
 from builders import Llama
 
 
@@ -120,21 +122,39 @@ def test_report_ledger_and_recheck(migrated: tuple[Path, Path], tmp_path: Path) 
         damaged.write_bytes(data)
 
 
-def test_a_changed_source_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+def test_too_little_room_and_changed_sources_are_refused_before_anything_is_done(tmp_path: Path) -> None:
     source = write(tmp_path / "in" / "a.bin", Llama())
     path = tmp_path / "plan.jsonl"
     plan(tmp_path / "in", path, "--dest", tmp_path / "out", "-j", "1")
+    done = command("apply", path, "-j", "1", "--max-disk", "1K", code=7)
+    assert "not enough room" in done.stderr and not (tmp_path / "out").exists()
     write(source, Llama(seed=1))
     done = command("apply", path, "-j", "1", code=7)
     assert "plan again" in done.stderr and not (tmp_path / "out").exists()
 
 
-def test_too_little_room_is_refused_before_anything_is_done(tmp_path: Path) -> None:
-    write(tmp_path / "in" / "a.bin", Llama())
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_says_so_and_continues(number: int, tmp_path: Path) -> None:
+    for seed in range(6):
+        write(tmp_path / "in" / f"{seed}.bin", Llama(seed=seed))
     path = tmp_path / "plan.jsonl"
     plan(tmp_path / "in", path, "--dest", tmp_path / "out", "-j", "1")
-    done = command("apply", path, "-j", "1", "--max-disk", "1K", code=7)
-    assert "not enough room" in done.stderr and not (tmp_path / "out").exists()
+    run = subprocess.Popen(
+        [*GGFERRY, "apply", path, "-j", "1", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert run.stdout is not None
+    for line in run.stdout:
+        if json.loads(line).get("state") == "running":
+            run.send_signal(number)
+            break
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130 and "Traceback" not in errors, (run.returncode, errors)
+    states = {row["state"] for row in rows(f"{path}.ledger").values()}
+    assert "queued" in states and states <= {"queued", "done"}
+    assert not list((tmp_path / "out").rglob("*.partial"))
+    command("apply", path, "-j", "1")
+    assert len(list((tmp_path / "out").glob("*.gguf"))) == 6
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pytest
 from ggferry.service import jobs, supervise
 from ggferry.service.jobs import Settings
 from ggferry.service.ledger import QUARANTINED, Job
+from ggferry.service.scratch import Scratch, sweep
 from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
 from archive_tools import TOKENS
@@ -164,4 +165,19 @@ def test_deaths_are_tried_again_and_then_quarantined_with_the_reason(
     outcome = jobs.run_job(Job("id", entry, 1, "me"), supervisor, Desk(), Settings(timeout=5))
     assert outcome.state == QUARANTINED and outcome.again is None
     assert outcome.error == {"class": "Timeout", "message": "no end after 5 s", "hint": "--timeout SECONDS"}
-    assert list(tmp_path.glob("ggferry-job-*")) == []
+    assert len(list(tmp_path.glob("ggferry-tmp-*"))) == 1, "the supervisor's own"
+
+
+def test_folders_of_the_dead_are_swept(tmp_path: Path) -> None:
+    mine = Scratch(str(tmp_path))
+    child = os.fork()
+    if not child:
+        (Path(Scratch(str(tmp_path)).path) / "large").write_bytes(b"left behind")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (tmp_path / "ggferry-tmp-not-ours").mkdir()
+    assert len(list(tmp_path.iterdir())) == 3
+    sweep(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["ggferry-tmp-not-ours", Path(mine.path).name])
+    mine.close()
+    assert not Path(mine.path).exists()

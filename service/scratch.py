@@ -1,0 +1,58 @@
+"""Temporary folders that a killed run cannot leave behind for good: each is locked by the process that made it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+
+PREFIX, LOCK = "ggferry-tmp-", ".lock"
+
+
+class Scratch:
+    """A folder below `parent` (None: the system's), removed by `close` or, once its process is dead, by `sweep`."""
+
+    def __init__(self, parent: str | None = None) -> None:
+        while True:
+            self.path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
+            self._lock = os.open(os.path.join(self.path, LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            if _locked(self._lock):
+                return
+            os.close(self._lock)  # a sweeper was quicker
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def sweep(parent: str | None = None) -> None:
+    """Remove the folders of dead processes below `parent`."""
+    parent = parent or tempfile.gettempdir()
+    with suppress(OSError):
+        for name in os.listdir(parent):
+            if name.startswith(PREFIX):
+                _remove_if_dead(os.path.join(parent, name))
+
+
+def _remove_if_dead(folder: str) -> None:
+    try:
+        lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return  # somebody else's, or being made or removed
+    try:
+        if _locked(lock):
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
