@@ -12,6 +12,7 @@ from ggferry.converters import receipt as receipts
 from ggferry.converters.adapter import AdapterPlan, is_adapter, plan_adapter, prove_adapter
 from ggferry.converters.checks import Watch, check_sums
 from ggferry.converters.dequantise import Dequantised
+from ggferry.converters.derived import Computed
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
 from ggferry.converters.metadata import Entry
@@ -312,7 +313,7 @@ def _write_whole(path: str, text: str) -> None:
 
 def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, str]:
     checkpoint = plan.graph.checkpoint
-    count = len(checkpoint.files)
+    count = sum(not isinstance(file, Computed | Dequantised) for file in checkpoint.files)
     parts = f" ({count} files)" if count > 1 else ""
     more = f" and {len(paths) - 1} more" if paths[1:] else ""
     kinds = ", ".join(dict.fromkeys(f"{step.type}" for step in plan.steps)) or "vocabulary only"
