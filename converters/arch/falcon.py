@@ -72,78 +72,44 @@ ROLES = varied(
     """,
 )  # fmt: skip
 
+_TO_HEADS = """
+n_vocab      i32  1..MAX_VOCAB   tokens, and rows of the embedding
+n_embd       i32  1..MAX_WIDTH   columns of the embedding
+n_head       i32  1..MAX_HEADS   query heads
+"""
+_GROUPS = "n_head_kv    i32  1..MAX_HEADS   key and value heads\n"
+_LAYERS = "n_layer      i32  1..MAX_LAYERS  blocks\n"
+_TYPE = "falcon_type  i32  1..MAX_LAYERS  7 or 40, from a key that newer configurations lack; the tensors decide\n"
+_FTYPE = "ftype        i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide\n"
+_GGCC = """
+ftype        i32  0..19          LLAMA_FTYPE; the tensors' own types decide
+n_merges     i32  0..MAX_VOCAB   merges behind the vocabulary
+"""
 HEADER = HeaderLayout(
     name="falcon",
     containers=(("ggml", None), ("ggmf", 1)),
-    header=Struct(
-        "Falcon header",
-        """
-        n_vocab      i32  1..MAX_VOCAB   tokens, and rows of the embedding
-        n_embd       i32  1..MAX_WIDTH   columns of the embedding
-        n_head       i32  1..MAX_HEADS   query heads
-        n_head_kv    i32  1..MAX_HEADS   key and value heads
-        n_layer      i32  1..MAX_LAYERS  blocks
-        falcon_type  i32  1..MAX_LAYERS  7 or 40, from a key that newer configurations lack; the tensors decide
-        ftype        i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
-        """,
-    ),
+    header=Struct("Falcon header", _TO_HEADS + _GROUPS + _LAYERS + _TYPE + _FTYPE),
     names=("transformer.h.*.self_attention.query_key_value.weight",),
     vocab=VocabLayout(pre="falcon"),
     quantisation=0,
 )
-GGCC = HeaderLayout(
+GGCC = replace(
+    HEADER,
     name="falcon-ggcc",
     containers=(("ggcc", 10),),
-    header=Struct(
-        "GGCC header",
-        """
-        n_vocab      i32  1..MAX_VOCAB   tokens, and rows of the embedding
-        n_embd       i32  1..MAX_WIDTH   columns of the embedding
-        n_head       i32  1..MAX_HEADS   query heads
-        n_head_kv    i32  1..MAX_HEADS   key and value heads
-        n_layer      i32  1..MAX_LAYERS  blocks
-        falcon_type  i32  1..MAX_LAYERS  7 or 40; the tensors decide
-        ftype        i32  0..19          LLAMA_FTYPE; the tensors' own types decide
-        n_merges     i32  0..MAX_VOCAB   merges behind the vocabulary
-        """,
-    ),
-    names=HEADER.names,
-    vocab=VocabLayout(pre="falcon"),
+    header=Struct("GGCC header", _TO_HEADS + _GROUPS + _LAYERS + _TYPE + _GGCC),
+    quantisation=None,
 )
-HEADER_2023_06_05 = HeaderLayout(
+HEADER_2023_06_05 = replace(
+    HEADER,
     name="falcon-2023-06-05",
     containers=(("ggml", None),),
-    header=Struct(
-        "Falcon header of 5 June 2023",
-        """
-        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of the embedding
-        n_embd   i32  1..MAX_WIDTH   columns of the embedding
-        n_head   i32  1..MAX_HEADS   query heads
-        n_layer  i32  1..MAX_LAYERS  blocks
-        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
-        """,
-    ),
-    names=HEADER.names,
-    vocab=VocabLayout(pre="falcon"),
-    quantisation=0,
+    header=Struct("Falcon header of 5 June 2023", _TO_HEADS + _LAYERS + _FTYPE),
 )
-HEADER_2023_06_10 = HeaderLayout(
+HEADER_2023_06_10 = replace(
+    HEADER_2023_06_05,
     name="falcon-2023-06-10",
-    containers=(("ggml", None),),
-    header=Struct(
-        "Falcon header of 10 June 2023",
-        """
-        n_vocab    i32  1..MAX_VOCAB   tokens, and rows of the embedding
-        n_embd     i32  1..MAX_WIDTH   columns of the embedding
-        n_head     i32  1..MAX_HEADS   query heads
-        n_head_kv  i32  1..MAX_HEADS   key and value heads
-        n_layer    i32  1..MAX_LAYERS  blocks
-        ftype      i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
-        """,
-    ),
-    names=HEADER.names,
-    vocab=VocabLayout(pre="falcon"),
-    quantisation=0,
+    header=Struct("Falcon header of 10 June 2023", _TO_HEADS + _GROUPS + _LAYERS + _FTYPE),
 )
 
 NO_RUNTIME = "llama.cpp's falcon always turns, has no biases and computes both branches side by side: it cannot run {}"
