@@ -39,7 +39,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Matcher:
-    regex: re.Pattern[str]
+    pattern: str
     role: Role
     number: int
 
@@ -113,7 +113,7 @@ def _index(architecture: Architecture, dialect: Dialect) -> dict[str, list[_Matc
         origin = origin_of(role, dialect)
         for number, pattern in enumerate(origin.patterns if origin else ()):
             opened = _NUMBERED.sub("#", pattern.replace("{n}", "0").replace("{e}", "0"))
-            index[opened].append(_Matcher(pattern_regex(pattern), role, number))
+            index[opened].append(_Matcher(pattern, role, number))
     return index
 
 
@@ -121,7 +121,7 @@ def _places(
     name: str, index: Mapping[str, list[_Matcher]]
 ) -> Iterator[tuple[tuple[str, int | None], tuple[int, int]]]:
     for matcher in index.get(_NUMBERED.sub("#", name), ()):
-        match = matcher.regex.fullmatch(name)
+        match = pattern_regex(matcher.pattern).fullmatch(name)
         groups = match.groupdict() if match else {}
         block = int(groups["n"]) if "n" in groups else None
         if match and verdict(matcher.role.when, {"n": block}) is not False:  # 'n>0' is decided by the name alone

@@ -14,10 +14,11 @@ from ggferry.converters.checks import Watch, check_sums
 from ggferry.converters.dequantise import Dequantised
 from ggferry.converters.derived import Computed
 from ggferry.converters.graph import ModelGraph
-from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
+from ggferry.converters.load import understand
 from ggferry.converters.metadata import Entry
 from ggferry.converters.model_metadata import assemble, output_name
 from ggferry.converters.naming import shard_label
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.output import OutputSet
 from ggferry.converters.plan import Options, Plan, place, plan_steps, shard_metadata
 from ggferry.converters.rewrite import override_keys, prune_layers
@@ -28,6 +29,7 @@ from ggferry.converters.tokenizers.legacy_bpe import REBUILT
 from ggferry.converters.tokenizers.legacy_check import check_conversion, check_merges
 from ggferry.converters.tokenizers.runtimes import objections
 from ggferry.converters.verify import Proof, verify
+from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, RefusedError, UnsupportedError, UsageError, VerificationError
 from ggferry.formats.gguf_values import u32

@@ -11,10 +11,12 @@ from typing import Any
 
 from ggferry.converters.adapter import is_adapter, prove_adapter, understand_adapter
 from ggferry.converters.convert import check_tokenizer
-from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.receipt import SUFFIX, digest, how_it_was_proved
 from ggferry.converters.run import Progress
 from ggferry.converters.verify import Proof, verify
+from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, UsageError, VerificationError
 

@@ -11,7 +11,6 @@ from ggferry.converters.spec import Architecture, Dialect, Role
 from ggferry.formats.checkpoint import Checkpoint, Dropped
 from ggferry.formats.errors import MissingError, UsageError
 from ggferry.formats.gguf_values import Value, ValueType, boolean, f32, i32, string, u32
-from ggferry.quant.recipe_file import parse_layers, prune
 from ggferry.quant.types import BlockError
 
 
@@ -68,6 +67,8 @@ def prune_layers(checkpoint: Checkpoint, layers: str) -> tuple[Checkpoint, dict[
     """
     if not any(name.startswith("blk.") for name in checkpoint.tensors):
         raise UsageError("--prune-layers: no tensors 'blk.*'", path=checkpoint.path)
+    from ggferry.quant.recipe_file import parse_layers, prune
+
     try:
         names = prune(checkpoint.tensors, parse_layers(layers))
     except BlockError as error:

@@ -7,8 +7,9 @@ and a GGUF key without its architecture ('attention.head_count').
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from ggferry.converters.layout import SAME, Layout
@@ -181,7 +182,7 @@ class Architecture:
 
     name: str
     hparams: tuple[HParam, ...]
-    roles: tuple[Role, ...]
+    roles: Sequence[Role]
     dialects: Mapping[str, Dialect]
     recipe: Mapping[str, Any]
     hf_classes: tuple[str, ...] = ()
@@ -198,29 +199,63 @@ class Architecture:
         return next(hparam for hparam in self.hparams if hparam.name == name)
 
 
-def roles(text: str, **layouts: Layout) -> tuple[Role, ...]:
-    """Read a role table. One line a role:
+class Roles(Sequence[Role]):
+    """A role table, read when somebody first looks at it: `inspect` looks at one of all."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self, read: Callable[[], tuple[Role, ...]]) -> None:
+        self._read = cache(read)
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._read()[index]
+
+    def __iter__(self) -> Iterator[Role]:
+        return iter(self._read())
+
+
+def roles(text: str, **layouts: Layout) -> Roles:
+    """A role table from text. One line a role:
 
         NAME [flags] : shape … | dialect pattern… [@layout] | dialect =function | dialect …
 
     Flags: `optional`, `f32`, `when=CONDITION` (without blanks; 'and' is written '&'). Several patterns of one dialect
     are the layout's inputs in order. '=function' names what computes the tensor.
     """
-    table = []
-    for line in filter(str.strip, text.splitlines()):
-        head, _, rest = line.partition(" : ")
-        name, *flags = head.split()
-        shape, *origins = (part.split() for part in rest.split(" |"))
-        when = next((flag.removeprefix("when=") for flag in flags if flag.startswith("when=")), "")
-        sources = {dialect: _origin(words, layouts) for dialect, *words in origins}
-        table.append(
-            Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.replace("&", " and "))
-        )
-    return tuple(table)
+    return Roles(lambda: tuple(_role(line, layouts) for line in filter(str.strip, text.splitlines())))
 
 
-def also(table: tuple[Role, ...], dialect: str, text: str, **layouts: Layout) -> tuple[Role, ...]:
+def also(table: Sequence[Role], dialect: str, text: str, **layouts: Layout) -> Roles:
     """`table` with one more dialect. One line a role: NAME pattern… [@layout]."""
+    return Roles(lambda: _also(table, dialect, text, layouts))
+
+
+def varied(table: Sequence[Role], dialect: str, base: str, text: str = "", **layouts: Layout) -> Roles:
+    """`table` with one more dialect, that of `base` but for the roles in `text` (as for `also`)."""
+
+    def read() -> tuple[Role, ...]:
+        copied = tuple(
+            replace(role, sources={**role.sources, dialect: role.sources[base]}) if base in role.sources else role
+            for role in table
+        )
+        return _also(copied, dialect, text, layouts)
+
+    return Roles(read)
+
+
+def _role(line: str, layouts: Mapping[str, Layout]) -> Role:
+    head, _, rest = line.partition(" : ")
+    name, *flags = head.split()
+    shape, *origins = (part.split() for part in rest.split(" |"))
+    when = next((flag.removeprefix("when=") for flag in flags if flag.startswith("when=")), "")
+    sources = {dialect: _origin(words, layouts) for dialect, *words in origins}
+    return Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.replace("&", " and "))
+
+
+def _also(table: Sequence[Role], dialect: str, text: str, layouts: Mapping[str, Layout]) -> tuple[Role, ...]:
     words = (line.split() for line in filter(str.strip, text.splitlines()))
     more = {name: _origin(rest, layouts) for name, *rest in words}
     unknown = set(more) - {role.name for role in table}
@@ -230,15 +265,6 @@ def also(table: tuple[Role, ...], dialect: str, text: str, **layouts: Layout) ->
         replace(role, sources={**role.sources, dialect: more[role.name]}) if role.name in more else role
         for role in table
     )
-
-
-def varied(table: tuple[Role, ...], dialect: str, base: str, text: str = "", **layouts: Layout) -> tuple[Role, ...]:
-    """`table` with one more dialect, that of `base` but for the roles in `text` (as for `also`)."""
-    copied = tuple(
-        replace(role, sources={**role.sources, dialect: role.sources[base]}) if base in role.sources else role
-        for role in table
-    )
-    return also(copied, dialect, text, **layouts)
 
 
 def _origin(words: list[str], layouts: Mapping[str, Layout]) -> From:

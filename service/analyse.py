@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ggferry.converters.convert import Request, make_plan
-from ggferry.converters.load import VocabOptions, open_checkpoint
 from ggferry.converters.model_metadata import output_name
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options, Plan, count_types
+from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UsageError
 

@@ -105,8 +105,8 @@ def convert(
 ) -> None:
     """Convert a model to GGUF v3 and prove it."""
     from ggferry.converters.convert import LEVELS, Request
-    from ggferry.converters.load import VocabOptions
     from ggferry.converters.plan import Options
+    from ggferry.converters.vocabulary import VocabOptions
 
     if to != "gguf":
         raise UsageError("--to", found=to, expected="gguf")
@@ -239,8 +239,8 @@ def verify(
     """Compare a source with its conversion: accounting, hparams, every tensor, tokenizer, logits."""
     from dataclasses import asdict
 
-    from ggferry.converters.load import VocabOptions
     from ggferry.converters.reverify import reverify
+    from ggferry.converters.vocabulary import VocabOptions
     from ggferry.service.progress import byte_progress
 
     report = reverify(
@@ -280,7 +280,7 @@ def _convert(request: Any, dry_run: bool, as_json: bool) -> None:
 
 def _print_plan(request: Any, as_json: bool) -> None:
     from ggferry.converters.convert import make_plan
-    from ggferry.converters.load import open_checkpoint
+    from ggferry.converters.open import open_checkpoint
 
     checkpoint = open_checkpoint(request.source, request.arch, request.config)
     plan, _ = make_plan(request, checkpoint)

@@ -103,7 +103,7 @@ def imatrix(
     """Measure which columns of the weights matter for a text: llama.cpp's importance matrix."""
     from ggferry.converters.convert import graph_of
     from ggferry.converters.importance import chunks_of, measure, write_imatrix
-    from ggferry.converters.load import load_tokenizer, vocabulary_rows
+    from ggferry.converters.vocabulary import load_tokenizer, vocabulary_rows
     from ggferry.service.progress import byte_progress
 
     graph = graph_of(file, arch=arch)
@@ -133,8 +133,9 @@ def tokenize(
     arch: Arch = None,
 ) -> None:
     """Encode text by the file's own vocabulary: one JSON list of ids a line."""
-    from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, vocabulary_rows
+    from ggferry.converters.open import open_checkpoint
     from ggferry.converters.tokenizers.base import encoder
+    from ggferry.converters.vocabulary import VocabOptions, load_tokenizer, vocabulary_rows
 
     texts = list(text or [])
     if text_file is not None:

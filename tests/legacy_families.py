@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.load import VocabOptions
 from ggferry.converters.open import open_checkpoint
+from ggferry.converters.vocabulary import VocabOptions
 
 from conftest import FIXTURES, ORACLE
 

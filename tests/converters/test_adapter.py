@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from ggferry.converters.adapter import check_deltas, prove_adapter, understand_adapter
 from ggferry.converters.adapter_bind import Times, is_power_of_two
 from ggferry.converters.convert import Request, Result, convert
-from ggferry.converters.load import VocabOptions
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.converters.reverify import reverify
+from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.errors import (
     AmbiguousError,
     GgferryError,

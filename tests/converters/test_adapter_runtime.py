@@ -15,10 +15,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ggferry.converters.convert import Request, convert, graph_of
-from ggferry.converters.load import VocabOptions
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.converters.values import values_of
+from ggferry.converters.vocabulary import VocabOptions
 
 torch = pytest.importorskip("torch")
 TOKENS = [1, 300, 17, 402, 260, 511, 68, 333, 259, 480, 271, 290, 455, 13, 399, 2]  # the oracle's tokens16.txt

@@ -16,9 +16,11 @@ from ggferry.converters.forward.attention import alibi_slopes
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.layout import Regroup
-from ggferry.converters.load import load_tokenizer, open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options, plan_steps
 from ggferry.converters.values import values_of
+from ggferry.converters.vocabulary import load_tokenizer
 from ggferry.formats.errors import GgferryError, InconsistentError, ShapeError, UnsupportedError, UsageError
 
 from llama_cpp import continuations

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.formats.gguf_values import Value
 
 from hostile import GGUF, JSON, answers

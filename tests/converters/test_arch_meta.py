@@ -10,7 +10,8 @@ import pytest
 
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.layout import heads_halves_to_pairs
-from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 
 from tiny_models import TOKENS, make, relative, write
 

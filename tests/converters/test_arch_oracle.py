@@ -12,7 +12,8 @@ import pytest
 
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.graph import ModelGraph
-from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.formats.errors import ShapeError
 from ggferry.formats.gguf_values import Value
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 
 from llama_cpp import continuations
 from tiny_models import TINY, TOKENS, make, write

@@ -14,7 +14,8 @@ import pytest
 
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.graph import ModelGraph
-from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.run import check_replica
 from ggferry.formats.errors import (
     GgferryError,

@@ -14,7 +14,9 @@ import pytest
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.load import VocabOptions, open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
+from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError, UsageError
 
 from tiny_models import relative, shake, whole

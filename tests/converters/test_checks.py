@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from ggferry.converters import checks
 from ggferry.converters.checks import first_bad, is_zero
 from ggferry.converters.convert import Request, Result, convert
-from ggferry.converters.load import VocabOptions
 from ggferry.converters.plan import Options
+from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.errors import (
     BadValueError,
     ChecksumError,

@@ -11,7 +11,7 @@ import pytest
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.load import architectures
+from ggferry.converters.open import architectures
 from ggferry.converters.plan import Options
 from ggferry.formats.readers.gguf import open_gguf
 

@@ -11,10 +11,10 @@ import pytest
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.load import load_tokenizer
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.converters.tokenizers.base import encoder
+from ggferry.converters.vocabulary import load_tokenizer
 from ggferry.formats.errors import MissingError, RefusedError, UsageError
 
 from builders import Llama

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.formats.errors import (
     AmbiguousError,

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.tokenizers.base import encoder
 from ggferry.converters.tokenizers.bytelevel import letters
 from ggferry.converters.tokenizers.legacy_check import check_merges
 from ggferry.converters.tokenizers.legacy_family import agrees, from_family
 from ggferry.converters.tokenizers.load import load
 from ggferry.converters.tokenizers.whisper_names import special_names
+from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import (
     InconsistentError,

@@ -21,8 +21,8 @@ from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.importance import chunks_of, group_size, measure, write_imatrix
-from ggferry.converters.load import load_tokenizer
 from ggferry.converters.plan import Options
+from ggferry.converters.vocabulary import load_tokenizer
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.readers.gguf import open_gguf

@@ -16,10 +16,12 @@ import torch
 from safetensors.torch import save_file
 
 from ggferry.converters.convert import Request, convert, make_plan
-from ggferry.converters.load import VocabOptions, open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.converters.reverify import reverify
 from ggferry.converters.values import values_of
+from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.errors import (
     BadValueError,
     GgferryError,

@@ -16,8 +16,10 @@ import pytest
 
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
+from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.errors import (
     CorruptError,
     GgferryError,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.load import VocabOptions
 from ggferry.converters.naming import parse_filename
 from ggferry.converters.plan import Options
 from ggferry.converters.reverify import reverify
+from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.readers.gguf import open_gguf
 
 from builders import Llama

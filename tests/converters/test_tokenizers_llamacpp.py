@@ -12,7 +12,7 @@ import gguf
 import pytest
 import xllamacpp
 
-from ggferry.converters.load import open_checkpoint
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.tokenizers import base, legacy
 from ggferry.converters.tokenizers.load import load
 from ggferry.converters.tokenizers.texts import TEXTS

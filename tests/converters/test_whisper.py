@@ -14,10 +14,12 @@ from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.derived import mel_filters
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.importance import measure
-from ggferry.converters.load import VocabOptions, load_tokenizer, open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.converters.tokenizers.base import encoder
 from ggferry.converters.tokenizers.load import load
+from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
 
 from tiny_models import relative, shake, whole

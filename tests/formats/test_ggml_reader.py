@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.values import values_of
 from ggferry.formats.errors import (
     BadValueError,

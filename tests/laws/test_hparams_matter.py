@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.gguf_values import Value
 from ggferry.formats.gguf_values import ValueType as T

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ggferry.converters.graph import ModelGraph
-from ggferry.converters.load import open_checkpoint, understand
+from ggferry.converters.load import understand
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.verify import check_logits
 from ggferry.formats.errors import VerificationError
 
