@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -78,13 +77,10 @@ def spoil(root: Path, fixtures: Path, canary: Path) -> dict[str, str]:
     (root / "odd" / "old.zip").write_bytes(b"PK\5\6" + bytes(18))
     (root / "odd" / "lost.bin.1").write_bytes(data)
     hostile_pickle(root / "odd" / "hostile.pth", canary)
+    (root / "missing").mkdir()
+    Llama(n_ff=192, kind="F16", container="ggmf", version=1).write(root / "missing" / "big.bin", parts=3)
+    (root / "missing" / "big.bin.1").unlink()
     missing = {"missing/big.bin": "quarantined"}
-    shutil.copytree(fixtures / "legacy-llama" / "ggml-20230315-2part", root / "missing")
-    (root / "missing" / "q4_0.bin.1").unlink()
-    for name in os.listdir(root / "missing"):
-        if name != "q4_0.bin":
-            (root / "missing" / name).unlink()
-    (root / "missing" / "q4_0.bin").rename(root / "missing" / "big.bin")
     bad = ("cut.bin", "half.bin", "page.pth", "empty.gguf", "pointer.safetensors", "hostile.pth", "lost.bin.1")
     states = {f"odd/{name}": "quarantined" for name in bad} | missing
     return states | {"odd/notes.txt": "skipped", "odd/old.zip": "skipped"}

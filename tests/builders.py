@@ -129,8 +129,8 @@ class Llama:
                 data += struct.pack("<f", 0.0 if i < 259 else -float(i - 259))
         return data
 
-    def bytes(self) -> bytes:
-        """The whole file."""
+    def part(self, number: int, count: int) -> bytes:
+        """One of the files that the model lies in, each with the whole vocabulary and its share of every matrix."""
         rng = np.random.default_rng(self.seed)
         data = bytearray(self.prelude())
         for name, shape in self.tensors():
@@ -138,11 +138,21 @@ class Llama:
             raw = random_rows(rng, kind, shape[0] if len(shape) > 1 else 1, shape[-1])
             if len(shape) == 1:
                 raw = (1 + rng.normal(0, 0.1, shape[0])).astype("<f4").tobytes()
+            elif count > 1:
+                rows = np.frombuffer(raw, np.uint8).reshape(shape[0], -1)
+                by_columns = name.startswith("tok_embeddings") or name.endswith((".wo.weight", ".w2.weight"))
+                shape = tuple(n // count if axis == by_columns else n for axis, n in enumerate(shape))
+                raw = np.split(rows, count, axis=int(by_columns))[number].tobytes()
             data += record(name, code_of(kind), shape, raw, 32 if self.container == "ggjt" else 1, len(data))
         return bytes(data)
 
-    def write(self, path: Path) -> Path:
-        path.write_bytes(self.bytes())
+    def bytes(self) -> bytes:
+        """The whole file."""
+        return self.part(0, 1)
+
+    def write(self, path: Path, parts: int = 1) -> Path:
+        for number in range(parts):
+            (path if not number else path.with_name(f"{path.name}.{number}")).write_bytes(self.part(number, parts))
         return path
 
 

@@ -296,3 +296,17 @@ def test_truncation_inside_the_last_tensor_names_it(tmp_path: Path) -> None:
     path.write_bytes(Llama(**SMALL).bytes()[:-1])
     with pytest.raises(TruncatedError, match=r"layers\.1\.ffn_norm\.weight"):
         open_checkpoint(str(path))
+
+
+@pytest.mark.parametrize("container", ["ggml", "ggmf"])
+def test_three_parts_are_the_model_that_was_cut(container: str, tmp_path: Path) -> None:
+    model = Llama(n_ff=192, kind="F16", container=container, version=1 if container == "ggmf" else None)
+    whole = open_checkpoint(str(model.write(tmp_path / "whole.bin")))
+    parts = open_checkpoint(str(model.write(tmp_path / "m.bin", parts=3)))
+    assert len(parts.files) == 3
+    for name, ref in whole.tensors.items():
+        theirs = values_of(parts, parts.tensors[name], 0, ref.rows)
+        assert theirs.tobytes() == values_of(whole, ref, 0, ref.rows).tobytes(), name
+    (tmp_path / "m.bin.1").unlink()
+    with pytest.raises(GgferryError, match=r"m\.bin\.1"):
+        open_checkpoint(str(tmp_path / "m.bin"))
