@@ -70,6 +70,7 @@ def _vocabulary(
             )  # fmt: skip
         count = stated
     scored = version[0] in SCORED if rule.scored is None else rule.scored
+    begin = cursor.offset
     tokens, scores = _tokens(cursor, count - rule.short, scored)
     if rule.short and _is_record(cursor.source, cursor.offset, layout.embedding):
         # GPT4All's unversioned files declare 32001 tokens and hold 32000 (facts/legacy-llama.md §2).
@@ -81,7 +82,8 @@ def _vocabulary(
         tokens, scores = [*tokens, *last[0]], [*scores, *last[1]]
     for index, score in enumerate(scores):
         if not math.isfinite(score):
-            raise BadValueError(f"score of token {index} is not a number", path=cursor.path, found=score)
+            at = begin + sum(8 + len(token) for token in tokens[: index + 1]) - 4  # behind its own token
+            raise BadValueError(f"score of token {index} is not a number", path=cursor.path, offset=at, found=score)
     merges = _merges(cursor, header) if version[0] == "ggcc" else None
     return RawVocab(tuple(tokens), tuple(map(float, scores)) if scored else None, merges), notes
 

@@ -21,6 +21,7 @@ from ggferry.formats.errors import (
     AmbiguousError,
     CorruptError,
     GgferryError,
+    MissingError,
     OutOfRangeError,
     UnexpectedTensorError,
     UnsupportedError,
@@ -89,6 +90,11 @@ def _reading(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
         return found[0]
     if found:
         names = ", ".join(str(checkpoint.layout) for checkpoint in found)
+        if not any(checkpoint.tensors for checkpoint in found):
+            raise MissingError(
+                "a vocabulary and no tensor: a model cut exactly there, or the vocabulary of one of several families",
+                path=source.path, offset=source.size, found=names, hint="--arch NAME with --vocab-only",
+            )  # fmt: skip
         raise AmbiguousError("several architectures fit these bytes", path=source.path, found=names, hint="--arch NAME")
     if not failures:
         raise UnsupportedError("no architecture is known for this container", path=source.path, found=version[0])

@@ -52,7 +52,10 @@ def test_interrupt_cleans_up(tmp_path: Path) -> None:
     model = Llama(n_vocab=20000, n_embd=512, n_head=8, n_head_kv=4, n_layer=8, n_ff=1536, kind="F16", version=1)
     source = model.write(tmp_path / "model.bin")
     target = tmp_path / "out.gguf"
-    process = subprocess.Popen(convert(source, target), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        convert(source, target), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     while not (tmp_path / "out.gguf.partial").exists() and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)

@@ -12,7 +12,6 @@ from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.formats.errors import (
-    AmbiguousError,
     CorruptError,
     GgferryError,
     MissingError,
@@ -57,7 +56,7 @@ def test_a_vocabulary_alone_may_be_of_several_families(tmp_path: Path) -> None:
     end = first.spans[0].offset - len(first.name) - 12 - 4 * len(first.shape)
     bare = tmp_path / "vocab.bin"
     bare.write_bytes(Path(source).read_bytes()[:end])
-    with pytest.raises(AmbiguousError, match="--arch") as caught:
+    with pytest.raises(MissingError, match="--arch") as caught:
         open_checkpoint(str(bare))
     assert set(str(caught.value.found).split(", ")) == {"falcon", "gptneox-2023-04", "llama"}
     request = Request(str(bare), str(tmp_path / "v.gguf"), Options(vocab_only=True), arch="falcon")

@@ -237,12 +237,13 @@ def test_trailing_bytes_and_padding(tmp_path: Path) -> None:
 
 def test_scores_must_be_numbers(tmp_path: Path) -> None:
     data = bytearray(Llama(**SMALL).bytes())
-    at = data.index(b" \xe2\x81\x87 ") + 5
+    at = data.index(struct.pack("<iB", 1, 100)) + 5
     data[at : at + 4] = struct.pack("<f", float("nan"))
     path = tmp_path / "m.bin"
     path.write_bytes(data)
-    with pytest.raises(BadValueError, match="token 0"):
+    with pytest.raises(BadValueError, match="token 103") as caught:
         open_checkpoint(str(path))
+    assert caught.value.offset == at
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import shutil
 import sys
 import zipfile
 from collections import Counter, OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -545,9 +546,7 @@ def test_vectors_that_are_cut_and_matrices_that_are_repeated(tmp_path: Path) -> 
         state |= {"layers.0.attention.wq.bias": torch.full((4,), float(part)), "layers.0.gate.weight": torch.ones(3, 8)}
         torch.save(state, path)
     options = {"split_vectors": ("*.wq.bias",), "repeated": ("*.gate.weight",)}
-    layout = HeaderLayout(
-        "x", LLAMA_2.containers, LLAMA_2.header, LLAMA_2.names, LLAMA_2.embedding, "dim", LLAMA_2.column_split, options
-    )
+    layout = replace(LLAMA_2, name="x", options=options)
     held = open_checkpoint(os.fspath(tmp_path), (layout,))
     assert whole(held, "layers.0.attention.wq.bias") == bytes_of(torch.tensor([0.0] * 4 + [1.0] * 4))
     assert held.tensors["layers.0.gate.weight"].shape == (3, 8)
