@@ -131,7 +131,7 @@ def apply(
     left = migration.prepare()
     if delete_source and not yes:
         _confirm(sum(len(entry.files) for entry in left))
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with shown(Tracker(left), as_json) as emit:
         migration.emit = emit
         emit({"event": "start", "plan": plan, "ledger": asked.ledger, "jobs": len(left), "room": early})
