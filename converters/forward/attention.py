@@ -1,11 +1,11 @@
-"""Attention: projections, norms and caps of each family, and the one softmax they share."""
+"""Attention of decoders: projections, norms, positions and caps of each family."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ggferry.converters.forward.attend import attend, distances, later
 from ggferry.converters.forward.model import Model, parts
 from ggferry.converters.forward.rope import rotate
 from ggferry.quant.registry import lazy
@@ -35,7 +35,9 @@ def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Ten
     slopes = alibi_slopes(q.shape[1], float(sizes.get("max_alibi") or 0))
     if model.recipe.alibi == "before":
         slopes = [slope * scale for slope in slopes]
-    return attend(q, k, v, scale, window, float(sizes.get("attn_softcap") or 0), slopes)
+    ahead = distances(len(x)) if slopes else None
+    bias = None if ahead is None else lambda head: slopes[head] * ahead
+    return attend(q, k, v, scale, later(len(x), window), bias, float(sizes.get("attn_softcap") or 0))
 
 
 def alibi_slopes(heads: int, largest: float) -> list[float]:
@@ -47,28 +49,6 @@ def alibi_slopes(heads: int, largest: float) -> list[float]:
     whole = 1 << (heads.bit_length() - 1)
     powers = [(i + 1) / whole if i < whole else (2 * (i - whole) + 1) / (2 * whole) for i in range(heads)]
     return [2 ** (-largest * power) for power in powers] if largest else []
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, cap: float = 0.0, slopes: Sequence[float] = ()
-) -> Tensor:
-    """Causal softmax attention of q `(tokens, heads, width)` over k, v `(tokens, groups, width)`, flattened.
-
-    `cap`: scores pass through cap · tanh(score / cap). `slopes`: one a head, what a token of distance costs.
-    """
-    count, heads = len(q), q.shape[1]
-    ahead = torch.arange(count)[None, :] - torch.arange(count)[:, None]
-    hidden = (ahead > 0) | (ahead <= -window) if window else ahead > 0
-    share = heads // k.shape[1]
-    out = torch.empty((count, heads, v.shape[-1]))
-    for head in range(heads):
-        scores = q[:, head] @ k[:, head // share].T * scale
-        if slopes:
-            scores = scores + slopes[head] * ahead
-        if cap:
-            scores = cap * torch.tanh(scores / cap)
-        out[:, head] = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, head // share]
-    return out.flatten(1)
 
 
 def _projections(model: Model, block: str, x: Tensor) -> list[tuple[Tensor, int]]:
@@ -110,7 +90,8 @@ def latent(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tens
     q_turned = rotate(q_turned, turn, model.recipe.rope)
     k_turned = rotate(k_turned[:, None], turn, model.recipe.rope).expand(-1, heads, -1)
     scale = width**-0.5 * _yarn_scale(model)
-    return attend(torch.cat((q_plain, q_turned), -1), torch.cat((k_plain, k_turned), -1), v, scale, window)
+    q, k = torch.cat((q_plain, q_turned), -1), torch.cat((k_plain, k_turned), -1)
+    return attend(q, k, v, scale, later(len(x), window))
 
 
 def _latent_queries(model: Model, block: str, x: Tensor) -> Tensor:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.attend import attend
+from ggferry.converters.forward.attend import attend, later
 from ggferry.converters.forward.feed_forward import dense
 from ggferry.converters.forward.model import Model, Result
 from ggferry.converters.forward.rope import rotate, rotation
-from ggferry.formats.errors import UsageError
 from ggferry.quant.registry import lazy
 
 if TYPE_CHECKING:
@@ -48,10 +47,7 @@ def _embedded(model: Model, tokens: Sequence[int]) -> Tensor:
     if model.has("token_types"):
         x = x + model.weights.rows("token_types.weight", [0])
     if model.has("position_embd"):
-        known = model.sizes["n_ctx"]
-        if len(tokens) > known:
-            raise UsageError("tokens", found=len(tokens), expected=f"at most {known}, the positions that were learned")
-        x = x + model.weights.rows("position_embd.weight", range(len(tokens)))
+        x = x + model.positions("position_embd", len(tokens))
     return model.norm("token_embd_norm", x)
 
 
@@ -63,4 +59,5 @@ def _attention(model: Model, block: str, x: Tensor, turn: Turn) -> Tensor:
         projected = tuple(model.linear(f"{block}attn_{name}", x) for name in "qkv")
     q, k, v = (part.view(len(x), model.sizes["n_head"], -1) for part in projected)
     q, k = (rotate(part, turn, model.recipe.rope) for part in (q, k))
-    return model.linear(f"{block}attn_output", attend(q, k, v, causal=bool(model.sizes.get("causal"))))
+    hidden = later(len(x)) if model.sizes.get("causal") else None
+    return model.linear(f"{block}attn_output", attend(q, k, v, hidden=hidden))

@@ -13,7 +13,6 @@ from ggferry.converters.forward.attention import attention
 from ggferry.converters.forward.feed_forward import feed_forward
 from ggferry.converters.forward.model import Model
 from ggferry.converters.forward.rope import rotation
-from ggferry.formats.errors import UsageError
 from ggferry.quant.registry import lazy
 
 if TYPE_CHECKING:
@@ -41,10 +40,7 @@ def _embedded(model: Model, tokens: Sequence[int]) -> Tensor:
     """Embedded tokens, `(tokens, n_embd)`: with their learned positions added, or normed, where the model does so."""
     x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
     if model.has("position_embd"):
-        known = model.sizes["n_ctx"]
-        if len(tokens) > known:
-            raise UsageError("tokens", found=len(tokens), expected=f"at most {known}, the positions that were learned")
-        x = x + model.weights.rows("position_embd.weight", range(len(tokens)))
+        x = x + model.positions("position_embd", len(tokens))
     return _after(model, "token_embd_norm", x)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.forward.recipe import Recipe, recipe_of
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.graph import ModelGraph
+from ggferry.formats.errors import UsageError
 from ggferry.quant.registry import lazy
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ class Model:
 
     def biased(self, name: str, y: Tensor) -> Tensor:
         return y + self.weights.vector(f"{name}.bias") if self.weights.has(f"{name}.bias") else y
+
+    def positions(self, name: str, count: int) -> Tensor:
+        """The first learned positions, `(count, width)`. Raises UsageError for more than `n_ctx`."""
+        known = self.sizes["n_ctx"]
+        if count > known:
+            raise UsageError("tokens", found=count, expected=f"at most {known}, the positions that were learned")
+        return self.weights.rows(f"{name}.weight", range(count))
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """x normed along its last axis, weighted as this model does it."""

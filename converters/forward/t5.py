@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.attend import attention
+from ggferry.converters.forward.attend import attention, distances
 from ggferry.converters.forward.model import ACTIVATIONS, Model, Result
 from ggferry.quant.registry import lazy
 
@@ -55,7 +55,7 @@ def _blocks(
     for number in range(count):
         block = f"{part}.blk.{number}."
         own = f"{block}attn_rel_b" if model.has(f"{block}attn_rel_b") else f"{part}.blk.0.attn_rel_b"
-        bias = model.weights.vector(f"{own}.weight").view(-1, heads)[buckets].unbind(-1)
+        bias = model.weights.vector(f"{own}.weight").view(-1, heads)[buckets].unbind(-1).__getitem__
         read = model.norm(f"{block}attn_norm", x)
         x = x + attention(model, f"{block}attn", read, read, heads, 1.0, bias, causal=states is not None, output="o")
         if states is not None:
@@ -80,7 +80,7 @@ def distance_buckets(count: int, buckets: int, furthest: int, both_ways: bool) -
     Half of the buckets hold one distance each, the others grow as its logarithm up to `furthest`, beyond which all is
     the last. `both_ways`: what comes later has buckets of its own; otherwise it is hidden, and its bucket is 0.
     """
-    distance = torch.arange(count)[None, :] - torch.arange(count)[:, None]
+    distance = distances(count)
     first = torch.zeros_like(distance)
     if both_ways:
         buckets //= 2

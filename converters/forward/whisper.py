@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.attend import attention
+from ggferry.converters.forward.feed_forward import dense
 from ggferry.converters.forward.model import Model, Result
 from ggferry.formats.errors import UsageError
 from ggferry.quant.registry import lazy
@@ -29,19 +30,16 @@ STRIDE = 2
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
     """Logits of the decoder at every token, float32 `(tokens, n_vocab)`."""
-    sizes = model.sizes
-    if len(tokens) > sizes["n_ctx"]:
-        raise UsageError("tokens", found=len(tokens), expected=f"at most {sizes['n_ctx']}, the positions there are")
+    positions = model.positions("dec.position_embd", len(tokens))
     states = encode(model, tokens, progress)
-    x = model.weights.rows("token_embd.weight", tokens)
-    x = x + model.weights.rows("dec.position_embd.weight", range(len(tokens)))
-    for number in range(sizes["n_layer"]):
-        block, heads = f"dec.blk.{number}.", sizes["n_head"]
+    x = model.weights.rows("token_embd.weight", tokens) + positions
+    for number in range(model.sizes["n_layer"]):
+        block, heads = f"dec.blk.{number}.", model.sizes["n_head"]
         read = model.norm(f"{block}attn_norm", x)
         x = x + attention(model, f"{block}attn", read, read, heads, causal=True)
         read = model.norm(f"{block}cross_attn_norm", x)
         x = x + attention(model, f"{block}cross_attn", read, states, heads)
-        x = x + _feed_forward(model, block, x)
+        x = x + dense(model, block, model.norm(f"{block}ffn_norm", x))
         progress(1)
     return model.linear("token_embd", model.norm("dec.output_norm", x))
 
@@ -54,7 +52,7 @@ def encode(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
         block = f"enc.blk.{number}."
         read = model.norm(f"{block}attn_norm", x)
         x = x + attention(model, f"{block}attn", read, read, model.sizes["n_head_enc"])
-        x = x + _feed_forward(model, block, x)
+        x = x + dense(model, block, model.norm(f"{block}ffn_norm", x))
         progress(1)
     return model.norm("enc.output_norm", x)
 
@@ -86,8 +84,3 @@ def _convolved(model: Model, mel: Tensor) -> Tensor:
         x = torch.nn.functional.conv1d(x, kernel, model.weights.vector(f"{name}.bias"), stride, padding=1)
         x = model.activate(x)
     return x.T
-
-
-def _feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
-    up = model.linear(f"{block}ffn_up", model.norm(f"{block}ffn_norm", x))
-    return model.linear(f"{block}ffn_down", model.activate(up))
