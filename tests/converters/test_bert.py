@@ -16,6 +16,7 @@ from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
+from ggferry.converters.verify import EXACT_LOGITS
 from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError, UsageError
 
@@ -47,7 +48,8 @@ def test_bert_is_the_oracles(hf: Path, tmp_path: Path) -> None:
     named = {"general.name", "general.size_label", "general.file_type", "general.quantization_version"}
     assert {key for key in other if mine.get(key) != other[key]} <= named | spelling
     assert result.receipt["logits"]["what"] == "states of the last block"
-    assert result.receipt["logits"]["top1_agreement"] is None and result.receipt["logits"]["relative_rms"] == 0
+    assert result.receipt["logits"]["top1_agreement"] is None
+    assert result.receipt["logits"]["relative_rms"] <= EXACT_LOGITS
     assert result.receipt["runtimes"]["run_it"] == ["llama.cpp"]
     assert sorted(drop["name"] for drop in result.receipt["dropped"]) == ["pooler.dense.bias", "pooler.dense.weight"]
 

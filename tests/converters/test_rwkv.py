@@ -19,6 +19,7 @@ from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
+from ggferry.converters.verify import EXACT_LOGITS
 from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.errors import (
     CorruptError,
@@ -146,7 +147,7 @@ def test_both_sides_compute_the_equations(
     assert result.receipt["architecture"] == f"rwkv{form[0]}" and result.receipt["verified"] == "full"
     for side in (str(path), result.path):  # halving the stream moves it against the norms' epsilon
         assert relative(expected, forward(graph_of(side), TOKENS)) <= (1e-4 if form == "6 rescaled" else 1e-5)
-    assert result.receipt["logits"]["relative_rms"] == 0
+    assert result.receipt["logits"]["relative_rms"] <= EXACT_LOGITS
 
 
 @pytest.mark.parametrize("generation", "67")
@@ -224,7 +225,7 @@ def test_rwkv4_pth_computes_the_oracles_logits_from_both_sides(pth: Path, tmp_pa
     expected, ids = np.load(pth.parent / "logits.npy"), json.loads((pth.parent / "logits.json").read_text())["ids"]
     for side in (str(pth), result.path):
         assert relative(expected, forward(graph_of(side), ids)) <= 1e-5
-    assert result.receipt["verified"] == "full" and result.receipt["logits"]["relative_rms"] == 0
+    assert result.receipt["verified"] == "full" and result.receipt["logits"]["relative_rms"] <= EXACT_LOGITS
     assert result.receipt["runtimes"] == {"run_it": [], "none": True}
     assert any("no runtime reads RWKV-4" in note for note in result.receipt["notes"])
 

@@ -15,6 +15,7 @@ from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.importance import measure, write_imatrix
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
+from ggferry.converters.verify import EXACT_LOGITS
 from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.errors import GgferryError, InconsistentError, MissingError, UsageError
 
@@ -52,7 +53,7 @@ def test_t5_is_the_oracles(hf: Path, tokens: list[int], tmp_path: Path) -> None:
     assert {key for key in other if mine.get(key) != other[key]} <= unread | {"general.name", "general.size_label"} | {
         "tokenizer.ggml.add_eos_token"
     }
-    assert result.receipt["verified"] == "full" and result.receipt["logits"]["relative_rms"] == 0
+    assert result.receipt["verified"] == "full" and result.receipt["logits"]["relative_rms"] <= EXACT_LOGITS
     assert "start token" in result.receipt["logits"]["what"] and result.receipt["runtimes"]["run_it"] == ["llama.cpp"]
     assert result.receipt["tokenizer"]["texts"] == result.receipt["tokenizer"]["equal"] > 0
 

@@ -19,6 +19,7 @@ from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.converters.tokenizers.base import encoder
 from ggferry.converters.tokenizers.load import load
+from ggferry.converters.verify import EXACT_LOGITS
 from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
 
@@ -50,7 +51,7 @@ def test_both_sides_compute_the_oracles_states_and_logits(name: str, tiny: Path,
         assert states.shape == (1500, 64)
         assert relative(np.load(tiny / "enc_first8.npy"), states[:8]) <= LIMIT
         assert relative(np.load(tiny / "logits.npy"), logits) <= LIMIT
-    assert result.receipt["verified"] == "full" and result.receipt["logits"]["relative_rms"] == 0
+    assert result.receipt["verified"] == "full" and result.receipt["logits"]["relative_rms"] <= EXACT_LOGITS
     assert result.receipt["logits"]["what"].startswith("decoder logits (over a fixed")
     assert result.receipt["runtimes"] == {"run_it": [], "none": True}
     assert any("docs/whisper.md" in note for note in result.receipt["notes"])
