@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from ggferry.converters.adapter import AdapterPlan, is_adapter, plan_adapter, pr
 from ggferry.converters.checks import Watch, check_sums
 from ggferry.converters.dequantise import Dequantised
 from ggferry.converters.derived import Computed
+from ggferry.converters.digests import Digests
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import understand
 from ggferry.converters.metadata import Entry
@@ -20,9 +21,10 @@ from ggferry.converters.model_metadata import assemble, output_name
 from ggferry.converters.naming import shard_label
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.output import OutputSet
+from ggferry.converters.parallel import each, workers
 from ggferry.converters.plan import Options, Plan, place, plan_steps, shard_metadata
 from ggferry.converters.rewrite import override_keys, prune_layers
-from ggferry.converters.run import Progress, each, run, workers
+from ggferry.converters.run import Progress, run
 from ggferry.converters.tokenizers.base import Tokenizer, encoder
 from ggferry.converters.tokenizers.check import compare
 from ggferry.converters.tokenizers.legacy_bpe import REBUILT
@@ -148,8 +150,10 @@ def convert(
         plan, tokenizer = make_plan(request, checkpoint)
         paths = _targets(request, plan)
         _check_space(paths[0], plan)
-        with OutputSet(paths, plan.layouts, overwrite=request.force) as output:
-            sums = check_sums(checkpoint, stage, each, workers(request.jobs))
+        threads = workers(request.jobs)
+        with OutputSet(paths, plan.layouts, overwrite=request.force) as output, Digests(threads) as digests:
+            read = digests.begin([file for file in plan.graph.checkpoint.files if not isinstance(file, Dequantised)])
+            sums = check_sums(checkpoint, stage, each, threads)
             watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
             with stage("writing", plan.bytes_written) as progress:
                 run(plan, output, jobs=request.jobs, progress=progress, watch=watch)
@@ -158,7 +162,8 @@ def convert(
             if watch.not_finite and request.level == "full":  # no forward pass tells anything about NaN
                 request = replace(request, level="fast")
             proof = prove(plan, tokenizer, output.partials[0], request, stage)
-            receipt = _receipt(plan, proof, output, request)
+            written = _output_records(output, digests)
+            receipt = receipts.make_receipt(plan, proof, written, [take() for take in read], _options(plan, request))
             approve(receipt)
             _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))
             output.publish()
@@ -267,16 +272,20 @@ def _check_space(target: str, plan: Plan) -> None:
         )  # fmt: skip
 
 
-def _receipt(plan: Plan, proof: Proof, output: OutputSet, request: Request) -> dict[str, Any]:
-    written = []
-    for path, partial in zip(output.paths, output.partials, strict=True):
-        with LocalFile(partial) as file:
-            written.append({**receipts.file_record(file), "name": os.path.basename(path)})
-    source = [receipts.file_record(file) for file in plan.graph.checkpoint.files if not isinstance(file, Dequantised)]
+def _output_records(output: OutputSet, digests: Digests) -> list[dict[str, Any]]:
+    """Records of the written files, under the names they will have."""
+    with ExitStack() as stack:
+        records = digests.of([stack.enter_context(LocalFile(path)) for path in output.partials])
+    return [
+        {**record, "name": os.path.basename(path)} for record, path in zip(records, output.paths, strict=True)
+    ]
+
+
+def _options(plan: Plan, request: Request) -> dict[str, Any]:
     options = receipt_options(request)
     if isinstance(plan, AdapterPlan):
         options |= {"base": os.path.basename(request.base or "") or None, "ggla_permute": request.ggla_permute}
-    return receipts.make_receipt(plan, proof, written, source, options)
+    return options
 
 
 def receipt_options(request: Request) -> dict[str, Any]:

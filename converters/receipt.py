@@ -6,7 +6,6 @@ The same inputs and options give the same receipt: no clock, no machine, no abso
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,29 +15,9 @@ from ggferry.converters.open import LEGACY
 from ggferry.converters.plan import RESCALED, Plan, count_types, step_record
 from ggferry.converters.verify import Proof
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.sources import Source
 
 FORMAT = 1
 SUFFIX = ".receipt.json"
-_BLOCK = 8 << 20
-
-
-def digest(source: Source) -> str:
-    """BLAKE3 of a file, hex; streamed. (Why not SHA-256: docs/decisions/digest.md.)"""
-    from blake3 import blake3
-
-    state = blake3(max_threads=blake3.AUTO)
-    buffer = bytearray(min(_BLOCK, source.size) or 1)
-    view = memoryview(buffer)
-    for offset in range(0, source.size, len(buffer)):
-        piece = view[: min(len(buffer), source.size - offset)]
-        source.read_into(offset, piece)
-        state.update(piece)
-    return str(state.hexdigest())
-
-
-def file_record(source: Source) -> dict[str, Any]:
-    return {"name": os.path.basename(source.path), "bytes": source.size, "blake3": digest(source)}
 
 
 def make_receipt(
@@ -48,7 +27,7 @@ def make_receipt(
     source: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The receipt as plain data. `output`, `source`: file records."""
+    """The receipt as plain data. `output`, `source`: file records (`digests.Digests`)."""
     graph, checkpoint = plan.graph, plan.graph.checkpoint
     measured = {tensor.name: tensor for tensor in proof.tensors}
     tensors = []

@@ -11,9 +11,10 @@ from typing import Any
 
 from ggferry.converters.adapter import is_adapter, prove_adapter, understand_adapter
 from ggferry.converters.convert import check_tokenizer
+from ggferry.converters.digests import digest
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
-from ggferry.converters.receipt import SUFFIX, digest, how_it_was_proved
+from ggferry.converters.receipt import SUFFIX, how_it_was_proved
 from ggferry.converters.run import Progress
 from ggferry.converters.verify import Proof, verify
 from ggferry.converters.vocabulary import VocabOptions, load_tokenizer

@@ -2,6 +2,7 @@
 
 A file grows under NAME.partial without its header, which is written last: until `finish` the bytes are no GGUF file,
 until `publish` the name is not the final one, so nothing that a crash leaves can be taken for a finished model.
+The disk is at work from the first bytes on, not only when all are there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,6 +36,9 @@ else:
 
 Data: TypeAlias = "bytes | bytearray | memoryview | np.ndarray[Any, Any]"
 """Contiguous bytes, or a C-contiguous array."""
+
+FLUSH = 64 << 20
+"""Bytes between two flushes: enough that a journal's commit costs nothing, little to wait for at an interrupt."""
 
 __all__ = ["Declared", "GGUFFile", "GGUFLayout", "Placed", "lay_out", "write_gguf"]
 
@@ -59,6 +64,7 @@ class GGUFFile:
         self._lock = threading.Lock()
         self._finished = False
         self._fd = _claim(self.partial)
+        self._flusher = _Flusher(lambda: self._try(os.fdatasync, self._fd))
         try:
             if not overwrite and os.path.lexists(self.path):
                 raise self._exists()
@@ -86,6 +92,7 @@ class GGUFFile:
         self._put(tensor.offset + offset, view)
         with self._lock:
             self._written[name].append((offset, end))
+            self._flusher.wrote(len(view))
 
     def finish(self) -> None:
         """Write the header and flush everything to disk. Raises VerificationError naming a tensor that was not
@@ -102,6 +109,7 @@ class GGUFFile:
             if position != tensor.nbytes:
                 message = f"tensor {name!r}: bytes missing"
                 raise VerificationError(message, path=self.partial, found=position, expected=tensor.nbytes)
+        self._flusher.wait()
         self._try(os.fsync, self._fd)  # the data before the header that declares it
         self._put(0, memoryview(self.layout.header))
         self._try(os.fsync, self._fd)
@@ -181,9 +189,35 @@ class GGUFFile:
         return RefusedError("exists already", path=self.path, hint="--force replaces it")
 
     def _close(self) -> None:
+        self._flusher.stop()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+class _Flusher:
+    """Brings a file to disk while it grows, by a thread of its own. `sync` raises what is to be told of a failure:
+    the kernel tells it once, so it is kept for the next `wrote` or `wait`."""
+
+    def __init__(self, sync: Callable[[], None]) -> None:
+        self._sync = sync
+        self._pool = ThreadPoolExecutor(1, "ggferry-flush")
+        self._running: Future[None] | None = None
+        self._waiting = 0
+
+    def wrote(self, count: int) -> None:
+        """`count` bytes more are to be flushed. One thread at a time may call this."""
+        self._waiting += count
+        if self._waiting >= FLUSH and (self._running is None or self._running.done()):
+            self.wait()
+            self._waiting, self._running = 0, self._pool.submit(self._sync)
+
+    def wait(self) -> None:
+        if self._running is not None:
+            self._running.result()
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=True)
 
 
 def _as_bytes(data: Any) -> memoryview:

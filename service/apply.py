@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ggferry.converters.receipt import digest
+from ggferry.converters.digests import digest
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, UsageError, VerificationError
 from ggferry.formats.sources import LocalFile
 from ggferry.service import stores

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
-from ggferry.converters.receipt import digest
+from ggferry.converters.digests import digest
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.sources import Source
 from ggferry.service.planfile import CONVERT, DUPLICATE, SKIP, Entry

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ggferry.converters.receipt import digest
+from ggferry.converters.digests import digest
 from ggferry.formats.errors import GgferryError, RefusedError, UnsupportedError, VerificationError
 from ggferry.formats.sources import LocalFile
 from ggferry.service.ranged import RangedFile

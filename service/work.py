@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from ggferry.converters.convert import convert
-from ggferry.converters.receipt import digest
+from ggferry.converters.digests import digest
 from ggferry.converters.reverify import reverify
 from ggferry.formats.errors import InconsistentError
 from ggferry.formats.sources import LocalFile, Source, mount, open_source, unmount

@@ -282,6 +282,44 @@ def test_until_finished_the_bytes_are_no_model(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["m.gguf"] and list(open_gguf(str(path)).tensors) == list(DATA)
 
 
+def test_bytes_go_to_disk_while_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ggferry.formats.gguf_write.FLUSH", 1)
+    flushed = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda fd: flushed.set())
+    with GGUFFile(tmp_path / "m.gguf", lay_out(LLAMA, TABLE)) as file:
+        file.pwrite("a", 0, DATA["a"])
+        assert flushed.wait(10)
+        for name in "bcd":
+            file.pwrite(name, 0, DATA[name])
+        file.finish()
+        file.publish()
+
+
+@pytest.mark.parametrize("last", ["a", "d"])
+def test_a_flush_that_fails_beside_the_writing_ends_it(
+    last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells a descriptor of lost bytes once: fsync at the end would know nothing of them."""
+    monkeypatch.setattr("ggferry.formats.gguf_write.FLUSH", 1 if last == "a" else sum(map(len, DATA.values())))
+    failed = threading.Event()
+
+    def fdatasync(fd: int) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with (
+        pytest.raises(e.GgferryError, match="cannot be written: Input/output error"),
+        GGUFFile(tmp_path / "m.gguf", lay_out(LLAMA, TABLE)) as file,
+    ):
+        for name, data in DATA.items():
+            file.pwrite(name, 0, data)
+            assert name != last or failed.wait(10)
+        file.finish()
+    assert os.listdir(tmp_path) == []
+
+
 def test_an_existing_file_is_replaced_only_when_told(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"precious")

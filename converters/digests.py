@@ -1,0 +1,68 @@
+"""BLAKE3 of whole files, for receipts: begun beside other work, waited for when the receipt is written."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from ggferry.formats.sources import LocalFile, Source
+
+_BLOCK = 8 << 20
+Record = dict[str, Any]
+"""A file as a receipt names it: name, bytes, blake3 (hex)."""
+
+
+def digest(source: Source, threads: int = -1, stopped: Callable[[], bool] = lambda: False) -> str:
+    """BLAKE3 of a file, hex; streamed. (Why not SHA-256: docs/decisions/digest.md.) `threads`: −1 for a core each. Once
+    `stopped`, the digest is of what was read until then."""
+    from blake3 import blake3
+
+    state = blake3(max_threads=threads)
+    view = memoryview(bytearray(min(_BLOCK, source.size) or 1))
+    for offset in range(0, source.size, len(view)):
+        if stopped():
+            break
+        piece = view[: min(len(view), source.size - offset)]
+        source.read_into(offset, piece)
+        state.update(piece)
+    return str(state.hexdigest())
+
+
+class Digests:
+    """As a context: leaving it ends what still runs. `threads`: how many all files together may take."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "ggferry-digest")
+        self._left = threading.Event()
+
+    def of(self, sources: Sequence[Source]) -> list[Record]:
+        """The records of files, all read at once as far as there are threads."""
+        return [take() for take in self.begin(sources, beside=False)]
+
+    def begin(self, sources: Sequence[Source], beside: bool = True) -> list[Callable[[], Record]]:
+        """What gives the records of files. `beside` work that has one of the threads: then only local files are read
+        at once, as of a remote one the bytes are here when it was converted, and nothing where that thread is all."""
+        threads = self._threads - 1 if beside else self._threads
+        share = max(1, threads // max(1, len(sources)))
+        return [
+            self._pool.submit(self._record, source, share).result
+            if threads and (isinstance(source, LocalFile) or not beside)
+            else partial(self._record, source, self._threads)
+            for source in sources
+        ]
+
+    def _record(self, source: Source, threads: int) -> Record:
+        found = digest(source, threads, self._left.is_set)
+        return {"name": os.path.basename(source.path), "bytes": source.size, "blake3": found}
+
+    def __enter__(self) -> Digests:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self._pool.shutdown(cancel_futures=True)
