@@ -5,16 +5,15 @@ Output bytes do not depend on the number of workers: every chunk has its place, 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ggferry.converters import values
 from ggferry.converters.checks import Watch, place
 from ggferry.converters.graph import Node
+from ggferry.converters.parallel import each, workers
 from ggferry.converters.plan import COPY, GATHER, REPACK, Plan, Step
 from ggferry.formats.checkpoint import Dropped
 from ggferry.formats.errors import BadValueError, InconsistentError
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
-Item = TypeVar("Item")
 Progress = Callable[[int], None]
 """Called with the number of bytes just finished, from any worker."""
 
@@ -49,11 +47,6 @@ class Job:
     start: int
     stop: int
     run: tuple[int, int, int] | None = None
-
-
-def workers(asked: int | None = None) -> int:
-    """Worker threads: as asked, or one a core this process may use."""
-    return asked or len(os.sched_getaffinity(0))
 
 
 def run(
@@ -134,28 +127,6 @@ def _encode(plan: Plan, job: Job, rows: Any) -> Any:
         for start, stop in pairwise(cuts)
     ]
     return np.concatenate(pieces)
-
-
-def each(items: Iterable[Item], work: Callable[[Item], None], count: int) -> None:
-    """`work` on every item by `count` threads; at most two items a thread are in flight."""
-    if count == 1:
-        for item in items:
-            work(item)
-        return
-    pending: set[Future[None]] = set()
-    with ThreadPoolExecutor(count, "ggferry") as pool:
-        try:
-            for item in items:
-                if len(pending) >= 2 * count:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        future.result()
-                pending.add(pool.submit(work, item))
-            for future in pending:
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
 
 
 def check_replica(plan: Plan, drop: Dropped) -> None:

@@ -8,16 +8,18 @@ tokenizer; `full` = that and the logits of both sides on fixed prompts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters import values
 from ggferry.converters.forward.evaluate import forward, result_of
+from ggferry.converters.forward.weights import Weights
 from ggferry.converters.graph import ModelGraph, Node
 from ggferry.converters.layout import SAME
+from ggferry.converters.parallel import each, workers
 from ggferry.converters.plan import IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED
-from ggferry.converters.run import Progress, each, workers
+from ggferry.converters.run import Progress
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.bands import BANDS, beyond_band
 from ggferry.quant.bounds import narrowing_bound, rescaling_bound
@@ -133,7 +135,7 @@ def verify(
     check_accounting(source, output)
     tensors = tuple(check_tensor(source, output, node, jobs, progress) for node in output.nodes)
     computable = bool(output.nodes and output.architecture.recipe)
-    logits = check_logits(source, output, tensors) if level == "full" and computable else None
+    logits = check_logits(source, output, tensors, jobs) if level == "full" and computable else None
     return Proof(level, tensors, hparams, logits, tokenizer or {})
 
 
@@ -300,13 +302,14 @@ def check_logits(
     source: ModelGraph,
     output: ModelGraph,
     tensors: tuple[TensorProof, ...] = (),
-    progress: Callable[[int], None] | None = None,
+    jobs: int | None = None,
 ) -> LogitsProof:
     """Both forward passes on the fixed prompt. Raises VerificationError when they differ by more than the tensors'
     own rounding explains."""
     tokens = prompt(source.sizes["n_vocab"], min(PROMPT_LENGTH, source.sizes.get("n_ctx") or PROMPT_LENGTH))
     result = result_of(output)
-    proof = compare_logits(forward(source, tokens, progress), forward(output, tokens, progress))
+    sides = [forward(graph, tokens, weights=Weights(graph, jobs)) for graph in (source, output)]
+    proof = compare_logits(*sides)
     worst = max((tensor.relative_rms for tensor in tensors), default=0.0)
     limit = EXACT_LOGITS + AMPLIFICATION * worst
     proof = replace(proof, tokens=tuple(tokens), limit=limit, what=result.what)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.model import Model, Result
 from ggferry.converters.forward.recipe import recipe_of
-from ggferry.converters.forward.weights import Weights
+from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.graph import ModelGraph
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
 from ggferry.quant.registry import lazy
@@ -58,7 +58,7 @@ def forward(
     if outside:
         raise UsageError("token id", found=outside[0], expected=f"0..{rows - 1}")
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), one_thread():
             compute = getattr(_computation(graph), part, None)
             if compute is None:
                 raise UnsupportedError("no encoder", path=graph.checkpoint.path, found=graph.architecture.name)
