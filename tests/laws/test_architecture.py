@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,32 @@ def test_arrows_never_run_back(path: Path) -> None:
             assert other not in ROOMS or ROOMS.index(other) <= room, f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "formats/readers").glob("*.py")), ids=lambda p: p.name)
-def test_readers_do_not_import_each_other(path: Path) -> None:
-    assert not [name for name in imports(path) if name.startswith("ggferry.formats.readers")]
+REGISTRIES = ("formats/readers", "converters/schemes", "converters/arch")
+
+
+@pytest.mark.parametrize(
+    "path", [path for room in REGISTRIES for path in sorted((ROOT / room).glob("[!_]*.py"))], ids=lambda p: p.stem
+)
+def test_entries_of_a_registry_do_not_import_each_other(path: Path) -> None:
+    """What they share stands in a module whose name begins with an underscore."""
+    own = "ggferry." + ".".join(path.relative_to(ROOT).parts[:-1])
+    foreign = [name for name in imports(path) if name.startswith(f"{own}.") and not name.startswith(f"{own}._")]
+    assert not foreign
+
+
+def test_no_circle_of_imports() -> None:
+    names = {"ggferry." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    wanted = {
+        name: {
+            module
+            for found in imports(path, top_level_only=True)
+            for module in (found, found.rpartition(".")[0])
+            if module in names and module != name
+        }
+        for name, path in names.items()
+    }
+    TopologicalSorter(wanted).prepare()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "converters/arch").glob("*.py")), ids=lambda p: p.name)
