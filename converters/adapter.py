@@ -34,7 +34,7 @@ from ggferry.converters.plan import (
     place,
     type_table,
 )
-from ggferry.converters.run import Progress
+from ggferry.converters.stages import Progress
 from ggferry.converters.verify import DeltaProof, Proof, TensorProof, check_accounting, check_tensor
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedTypeError, UsageError, VerificationError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ from ggferry.converters.output import OutputSet
 from ggferry.converters.parallel import each, workers
 from ggferry.converters.plan import Options, Plan, place, plan_steps, shard_metadata
 from ggferry.converters.rewrite import override_keys, prune_layers
-from ggferry.converters.run import Progress, run
+from ggferry.converters.run import run
+from ggferry.converters.stages import Stage, silent
 from ggferry.converters.tokenizers.base import Tokenizer, encoder
 from ggferry.converters.tokenizers.check import compare
 from ggferry.converters.tokenizers.legacy_bpe import REBUILT
@@ -39,8 +40,6 @@ from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.sources import LocalFile
 from ggferry.quant.recipes import RAGGED
 
-Stage = Callable[[str, int], AbstractContextManager[Progress]]
-"""Opens a progress display: title, bytes in all → context yielding a function of the bytes just done."""
 LEVELS = ("none", "fast", "full")
 
 
@@ -79,10 +78,6 @@ class Result:
     path: str
     receipt: Mapping[str, Any]
     lines: tuple[str, str, str]
-
-
-def _silent(title: str, total: int) -> AbstractContextManager[Progress]:
-    return nullcontext(lambda done: None)
 
 
 def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
@@ -138,7 +133,7 @@ def _approve(receipt: Mapping[str, Any]) -> None:
 
 
 def convert(
-    request: Request, stage: Stage = _silent, approve: Callable[[Mapping[str, Any]], None] = _approve
+    request: Request, stage: Stage = silent, approve: Callable[[Mapping[str, Any]], None] = _approve
 ) -> Result:
     """Convert, verify, publish. Raises one of `formats.errors`; then nothing is left but the source.
 
@@ -186,10 +181,7 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
         )
         if request.level == "none":
             return Proof("none", (), {}, None, tokens)
-        with stage("verifying", plan.bytes_written) as progress:
-            return verify(
-                plan.graph, output, level=request.level, tokenizer=tokens, jobs=request.jobs, progress=progress
-            )
+        return verify(plan.graph, output, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage)
     finally:
         again.close()
 

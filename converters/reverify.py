@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from ggferry.converters.digests import digest
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.receipt import SUFFIX, how_it_was_proved
-from ggferry.converters.run import Progress
+from ggferry.converters.stages import Stage
 from ggferry.converters.verify import Proof, verify
 from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.checkpoint import Checkpoint
@@ -41,7 +40,7 @@ def reverify(
     hparams: Mapping[str, str],
     vocab: VocabOptions,
     jobs: int | None,
-    stage: Callable[[str, int], AbstractContextManager[Progress]],
+    stage: Stage,
     base: str | None = None,
     arch: str | None = None,
     config: str | None = None,
@@ -74,8 +73,7 @@ def reverify(
             before,
             output,
         )
-        with stage("verifying", after.nbytes) as progress:
-            proof = verify(graph, mirror, level=level, tokenizer=tokens, jobs=jobs, progress=progress)
+        proof = verify(graph, mirror, level=level, tokenizer=tokens, jobs=jobs, stage=stage)
         return Report(proof, [*notes, *proof.notes], f"proved   {how_it_was_proved(proof)}")
     finally:
         before.close()

@@ -5,7 +5,7 @@ Output bytes do not depend on the number of workers: every chunk has its place, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +15,7 @@ from ggferry.converters.checks import Watch, place
 from ggferry.converters.graph import Node
 from ggferry.converters.parallel import each, workers
 from ggferry.converters.plan import COPY, GATHER, REPACK, Plan, Step
+from ggferry.converters.stages import Progress
 from ggferry.formats.checkpoint import Dropped
 from ggferry.formats.errors import BadValueError, InconsistentError
 from ggferry.quant.codec import codec
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
-Progress = Callable[[int], None]
-"""Called with the number of bytes just finished, from any worker."""
 
 
 class Output(Protocol):

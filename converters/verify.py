@@ -8,8 +8,10 @@ tokenizer; `full` = that and the logits of both sides on fixed prompts.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters import values
@@ -19,7 +21,7 @@ from ggferry.converters.graph import ModelGraph, Node
 from ggferry.converters.layout import SAME
 from ggferry.converters.parallel import each, workers
 from ggferry.converters.plan import IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED
-from ggferry.converters.run import Progress
+from ggferry.converters.stages import Progress, Stage, silent
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.bands import BANDS, beyond_band
 from ggferry.quant.bounds import narrowing_bound, rescaling_bound
@@ -40,6 +42,8 @@ AMPLIFICATION = 40.0
 weights 2.1e-4 → logits 9e-4, 5.2e-3 → 2.2e-2 (a factor of 4–5); a wrong layout gives 0.1–1.4."""
 
 
+_BLOCK = re.compile(r"blk\.\d+")
+"""Ends the part of a name that tells blocks apart: blk.0, enc.blk.0."""
 _NAMED = 5
 """Outliers that have a line of their own."""
 
@@ -128,14 +132,15 @@ def verify(
     level: str = "full",
     tokenizer: Mapping[str, Any] | None = None,
     jobs: int | None = None,
-    progress: Progress | None = None,
+    stage: Stage = silent,
 ) -> Proof:
     """Compare the two sides. Raises VerificationError naming the first thing that differs beyond its bound."""
     hparams = check_hparams(source, output)
     check_accounting(source, output)
-    tensors = tuple(check_tensor(source, output, node, jobs, progress) for node in output.nodes)
+    with stage("verifying", output.checkpoint.nbytes) as progress:
+        tensors = tuple(check_tensor(source, output, node, jobs, progress) for node in output.nodes)
     computable = bool(output.nodes and output.architecture.recipe)
-    logits = check_logits(source, output, tensors, jobs) if level == "full" and computable else None
+    logits = check_logits(source, output, tensors, jobs, stage) if level == "full" and computable else None
     return Proof(level, tensors, hparams, logits, tokenizer or {})
 
 
@@ -303,12 +308,17 @@ def check_logits(
     output: ModelGraph,
     tensors: tuple[TensorProof, ...] = (),
     jobs: int | None = None,
+    stage: Stage = silent,
 ) -> LogitsProof:
     """Both forward passes on the fixed prompt. Raises VerificationError when they differ by more than the tensors'
     own rounding explains."""
     tokens = prompt(source.sizes["n_vocab"], min(PROMPT_LENGTH, source.sizes.get("n_ctx") or PROMPT_LENGTH))
     result = result_of(output)
-    sides = [forward(graph, tokens, weights=Weights(graph, jobs)) for graph in (source, output)]
+    with stage("computing logits", source.checkpoint.nbytes + output.checkpoint.nbytes) as progress:
+        sides = [
+            forward(graph, tokens, partial(_count_blocks, graph, progress), Weights(graph, jobs))
+            for graph in (source, output)
+        ]
     proof = compare_logits(*sides)
     worst = max((tensor.relative_rms for tensor in tensors), default=0.0)
     limit = EXACT_LOGITS + AMPLIFICATION * worst
@@ -321,6 +331,11 @@ def check_logits(
             found=f"relative RMS {proof.relative_rms:.3g}", expected=f"at most {limit:.3g}",
         )  # fmt: skip
     return proof
+
+
+def _count_blocks(graph: ModelGraph, progress: Progress, done: int) -> None:
+    blocks = {name[: found.end()] for name in graph.by_name if (found := _BLOCK.search(name))}
+    progress(done * graph.checkpoint.nbytes // max(1, len(blocks)))
 
 
 def compare_logits(expected: Any, found: Any) -> LogitsProof:

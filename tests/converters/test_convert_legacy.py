@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,3 +225,18 @@ def test_never_overwrites(tmp_path: Path) -> None:
     assert target.read_bytes() == b"mine"
     convert(Request(source, str(target), force=True))
     assert target.read_bytes()[:4] == b"GGUF"
+
+
+def test_every_stage_tells_how_far_it_is(fixtures: Path, tmp_path: Path) -> None:
+    """Also the forward passes, which take longest: a silent minute looks like a hang, and a supervisor ends it."""
+    told: dict[str, tuple[int, list[int]]] = {}
+
+    @contextmanager
+    def stage(title: str, total: int) -> Iterator[Callable[[int], None]]:
+        told[title] = total, []
+        yield told[title][1].append
+
+    convert(Request(str(fixtures / "legacy-llama/ggjt1-20230428/q4_0.bin"), str(tmp_path / "x.gguf")), stage)
+    assert list(told) == ["writing", "verifying", "computing logits"]
+    for total, steps in told.values():
+        assert len(steps) > 1 and 0.9 * total < sum(steps) <= total

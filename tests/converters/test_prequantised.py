@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.converters.reverify import reverify
+from ggferry.converters.stages import silent
 from ggferry.converters.values import values_of
 from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.errors import (
@@ -282,7 +282,7 @@ def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
     if case == "gptq 4 desc_act":  # the proof can be made again from the file and its receipt
         again = reverify(
             str(tmp_path / "in"), result.path, level="full", hparams={}, vocab=VocabOptions(none=True), jobs=None,
-            stage=lambda title, total: nullcontext(lambda done: None),
+            stage=silent,
         )  # fmt: skip
         assert again.proof.logits is not None
 

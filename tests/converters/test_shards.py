@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from ggferry.converters.convert import Request, convert
 from ggferry.converters.naming import parse_filename
 from ggferry.converters.plan import Options
 from ggferry.converters.reverify import reverify
+from ggferry.converters.stages import silent
 from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.readers.gguf import open_gguf
 
@@ -50,7 +50,7 @@ def test_shards_hold_what_one_file_holds(options: Options, count: int | None, tm
         assert {tensor["file"] for tensor in split.receipt["tensors"]} == set(range(1, len(names)))
     report = reverify(
         source, split.path, level="full", hparams={}, vocab=VocabOptions(), jobs=None,
-        stage=lambda title, total: nullcontext(lambda done: None),
+        stage=silent,
     )  # fmt: skip
     assert report.proof.logits is not None and report.proof.logits.relative_rms == 0
     receipt = json.loads(Path(f"{split.path}.receipt.json").read_text())
