@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from ggferry.converters.stages import Progress
 from ggferry.formats.sources import LocalFile, Source
 
 _BLOCK = 8 << 20
@@ -16,8 +17,10 @@ Record = dict[str, Any]
 """A file as a receipt names it: name, bytes, blake3 (hex)."""
 
 
-def digest(source: Source, threads: int = -1, stopped: Callable[[], bool] = lambda: False) -> str:
-    """BLAKE3 of a file, hex; streamed. (Why not SHA-256: docs/decisions/digest.md.) `threads`: −1 for a core each. Once
+def digest(
+    source: Source, threads: int = -1, progress: Progress | None = None, stopped: Callable[[], bool] = lambda: False
+) -> str:
+    """BLAKE3 of a file, hex; streamed. (Why not SHA-256: docs/decisions/digest.md.) `threads`: −1 for one a core. Once
     `stopped`, the digest is of what was read until then."""
     from blake3 import blake3
 
@@ -29,6 +32,8 @@ def digest(source: Source, threads: int = -1, stopped: Callable[[], bool] = lamb
         piece = view[: min(len(view), source.size - offset)]
         source.read_into(offset, piece)
         state.update(piece)
+        if progress:
+            progress(len(piece))
     return str(state.hexdigest())
 
 
@@ -57,7 +62,7 @@ class Digests:
         ]
 
     def _record(self, source: Source, threads: int) -> Record:
-        found = digest(source, threads, self._left.is_set)
+        found = digest(source, threads, stopped=self._left.is_set)
         return {"name": os.path.basename(source.path), "bytes": source.size, "blake3": found}
 
     def __enter__(self) -> Digests:

@@ -90,8 +90,7 @@ def identify(
     with parent.stage("reading", total) as progress:
         for path in files:
             with open_source(path) as source:  # type: ignore[attr-defined]
-                digests.append(digest(source))
-                progress(source.size)
+                digests.append(digest(source, progress=progress))
     around = {}
     for role, path in sorted(beside.items()):
         with LocalFile(path) as source:
