@@ -1,8 +1,9 @@
 """Several forward passes over one reading of the weights.
 
-A pass asks for its weights as it goes along. Here the passes of a group take turns, one running at a time; each stops
-where it wants something multiplied, and when all have stopped, those that wait for the same matrix are served at once,
-with their rows one below the other. So a matrix is read and decoded once for the group, whatever the computation is.
+A pass asks for its weights as it goes along. Here as many passes of a group run at a time as the weights have threads;
+each stops where it wants something multiplied, and when all have stopped, those that wait for the same matrix are
+served at once, with their rows one below the other. So a matrix is read and decoded once for the group, whatever the
+computation is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.weights import Weights
+from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.quant.registry import lazy
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def in_lockstep(weights: Weights, passes: Sequence[Pass]) -> None:
     for thread in threads:
         thread.start()
     try:
-        _take_turns(weights, runners, turn)
+        with one_thread():
+            _take_turns(weights, runners, turn)
     finally:
         for runner in runners:
             runner.stop = True
@@ -122,9 +124,13 @@ def in_lockstep(weights: Weights, passes: Sequence[Pass]) -> None:
 def _take_turns(weights: Weights, runners: Sequence[_Runner], turn: threading.Semaphore) -> None:
     ready: Sequence[_Runner] = runners
     while ready:
-        for runner in ready:
+        for number, runner in enumerate(ready):
+            if number >= weights.threads:
+                turn.acquire()
             runner.go.release()
+        for _ in ready[-weights.threads :]:
             turn.acquire()
+        for runner in ready:
             if runner.error is not None:
                 raise runner.error
         waiting = [(runner, runner.wish) for runner in runners if runner.wish is not None]
