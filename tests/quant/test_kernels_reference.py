@@ -20,7 +20,6 @@ SEARCHED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 EVERY = tuple(pytest.param(name, marks=pytest.mark.slow if name in SEARCHED else ()) for name in QUANTISED)
 
 
-
 def normal(rng: np.random.Generator) -> np.ndarray:
     return rng.normal(0, 0.02, (ROWS, COLUMNS))
 
@@ -60,6 +59,37 @@ def test_bytes_are_those_of_todays_ggml(name: str, ggml) -> None:
         found, expected = kind.encode(values, important), ggml.quantize(kind.type, values, important)
         differing = (found != expected).reshape(len(DISTRIBUTIONS), -1, kind.type.block_bytes).any(axis=2).sum(axis=1)
         assert dict(zip(DISTRIBUTIONS, differing.tolist(), strict=True)) == dict.fromkeys(DISTRIBUTIONS, 0)
+
+
+EXTREMES = {
+    "large values, large weights": (1e3, 1e14),
+    "large values, weights of every size": (1e3, None),
+    "values of every size, small weights": (None, 1e-12),
+    "values of every size, weights of every size": (None, None),
+    "values of every size, half of the weights zero": (None, 0.0),
+}
+"""Scale of the values and of the importance, where the searches may trust no estimate and start from nothing."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEARCHED)
+def test_sums_at_the_ends_of_float32(name: str, ggml) -> None:
+    kind = codec(name)
+    rng = np.random.default_rng(int.from_bytes(name.encode(), "big") + 1)
+    rows, columns = 96, 768
+    differing = {}
+    for case, (size, weight) in EXTREMES.items():
+        scale = 10.0 ** rng.uniform(-20, 4, (rows, 1)) if size is None else size
+        values = (rng.standard_normal((rows, columns)) * scale * (rng.random((rows, columns)) < 0.9)).astype(F)
+        weights = np.square(rng.standard_normal(columns))
+        if weight is None:
+            weights *= 10.0 ** rng.uniform(-14, 14, columns)
+        else:
+            weights *= weight or rng.random(columns) < 0.5
+        weights = weights.astype(F)
+        found, expected = kind.encode(values, weights), ggml.quantize(kind.type, values, weights)
+        differing[case] = int((found != expected).any(axis=1).sum())
+    assert differing == dict.fromkeys(EXTREMES, 0)
 
 
 def test_every_quantised_type_of_gguf_has_an_encoder() -> None:
