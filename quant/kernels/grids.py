@@ -12,6 +12,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
 
 from ggferry.quant.codecs.grids import grid
 from ggferry.quant.kernels.common import I, inline, kernel
@@ -25,10 +27,11 @@ _SHELLS = {"IQ2_XXS": 2, "IQ2_XS": 2, "IQ2_S": 1, "IQ1_S": 3, "IQ3_XXS": 2, "IQ3
 class Lattice(NamedTuple):
     """What is known of a code: the levels of a group, two bits each for 8 elements and three for 4, the first lowest.
 
-    `place[half code]` is that half, read to base 3 or 8; `entry_of` joins two and reads `entry`, which is the index of
-    the lattice point that the code is, or −(512·start + count), and then the neighbours are the first `count` of
-    the blocks `start` … of `near[block, element, lane]` (2·level + 1, int8) and `near_code[block, lane]`; the last is
-    repeated to fill its block. The rest int32.
+    `place[half code]` is that half, read to base 3; `entry_of` joins two (to base 8 a code is read already) and reads
+    `entry`, which is the index of the lattice point that the code is, or −(512·start + count), and then the neighbours
+    are the first `count` of the blocks `start` … of `near[block, element, lane]` (2·level + 1) and
+    `near_code[block, lane]`; the last is repeated to fill its block. `near` is float32 for 4 elements, and for 8, where
+    that would be megabytes, int8: kernels know by it which they are compiled for. The rest int32.
     """
 
     place: Ints
@@ -54,13 +57,20 @@ def lattice(name: str) -> Lattice:
     by_element = np.ascontiguousarray(levels.T)
     blocks = _neighbours(by_element, *by_element.shape, base, _SHELLS[name], entry, order, distance, following)
     found = levels[order[:blocks]]
-    near = np.ascontiguousarray((2 * found + 1).transpose(0, 2, 1), dtype=np.int8)
+    near = np.ascontiguousarray((2 * found + 1).transpose(0, 2, 1), dtype=np.int8 if width == 8 else np.float32)
     near_code = (found << bits * np.arange(width)).sum(axis=2).astype(np.int32)
     return Lattice(place, entry, near, near_code)
 
 
 def level_bits(width: int) -> int:
     return 2 if width == 8 else 3
+
+
+@intrinsic  # type: ignore[misc]
+def group_width(typing_context: Any, near: Any) -> Any:
+    """Elements of a group, as a constant of the code."""
+    width = 8 if near.dtype == types.int8 else 4
+    return types.int64(near), lambda context, builder, sig, args: context.get_constant(types.int64, width)
 
 
 @inline
@@ -75,7 +85,7 @@ def entry_of(code, lattice, width):
     place, entry, _, _ = lattice
     if width == 8:
         return np.int64(entry[place[code & 255] + 81 * place[code >> 8]])
-    return np.int64(entry[place[code & 63] + 64 * place[code >> 6]])
+    return np.int64(entry[code])
 
 
 @kernel

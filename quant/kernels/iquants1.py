@@ -27,7 +27,6 @@ from ggferry.quant.kernels.lanes import (
     lane_numbers,
     load,
     load_ints,
-    look_up,
     lowest,
     maximum,
     pointer,
@@ -40,6 +39,7 @@ from ggferry.quant.kernels.lanes import (
     to_floats,
     where,
 )
+from ggferry.quant.kernels.lanes_across import look_up
 from ggferry.quant.kernels.onebit import apart
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from ggferry.quant.kernels.lanes import (
     as_ints,
     bits,
     float_room,
-    gather,
     highest,
     load,
     maximum,
@@ -32,6 +31,7 @@ from ggferry.quant.kernels.lanes import (
     to_ints,
     where,
 )
+from ggferry.quant.kernels.lanes_across import gather
 
 if TYPE_CHECKING:
     from ggferry.quant.codec import Bytes, Floats

@@ -1,42 +1,26 @@
 """The search that IQ2 and IQ3 share: for every sub-block, the scale and the lattice points that fit it best.
 
 llama.cpp tries 13 to 31 scales. Each rounds every group of elements to a code, and a code that is no lattice point to
-the neighbour with the least weighted squared error. Here the trials are lanes, and the neighbours are searched once
-for a run of trials with the same code, by a shortcut that gives the same choice:
-
-With P = Σ w·x·q and Q = Σ w·q², a neighbour's error at scale s is Σ w·x² − s·(2P − s·Q), so its gain 2P − s·Q is a
-line in s. Rounding moves neither that estimate nor the reference's sum by more than 14 units in the last place of
-B(s) = Σ w·(s·max q + |x|)², because each adds eight products that were rounded a few times. A neighbour that leads by
-256 units of B(s) / s at the first and at the last scale of a run leads at every scale between them by more than the 28
-that doubt could cost: differences of lines, and B(s) / s, which is convex and over one run's scales varies by less than
-half, are largest at an end. Where nobody leads so far, runs are cut in two; where a single scale leaves doubt, or
-numbers are so large or small that they might overflow or lose bits as denormals, the reference's sum decides.
+the neighbour with the least weighted squared error (`iquants_settle`). Here the trials are lanes.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba.cpython.unsafe.numbers import trailing_zeros
 
 from ggferry.quant.kernels.common import F, I, inline, kernel, nearest, nearest_int
-from ggferry.quant.kernels.grids import entry_of, pointers
+from ggferry.quant.kernels.grids import entry_of, group_width, pointers
+from ggferry.quant.kernels.iquants_settle import settle, slack_of
 from ggferry.quant.kernels.iquants_weights import mean_square, prepare, scale_of_positives
 from ggferry.quant.kernels.lanes import (
     WIDTH,
-    absolute,
     as_ints,
     bits,
     float_room,
-    following,
-    gather,
     highest,
     int_room,
     load,
-    load_bytes,
     load_ints,
-    loose_fma,
-    loose_sum,
-    lowest,
     maximum,
     minimum,
     pointer,
@@ -46,8 +30,8 @@ from ggferry.quant.kernels.lanes import (
     spread,
     store,
     to_floats,
-    where,
 )
+from ggferry.quant.kernels.lanes_across import following
 
 BLOCK = 256
 """`QK_K` of ggml-common.h."""
@@ -58,12 +42,7 @@ ROOM = 40
 CODES = 8 * ROOM
 """Eight groups at most."""
 
-FAR = 304
-"""At most 292 neighbours, in whole blocks."""
-
 REFIT_ALWAYS, REFIT_OFF_LATTICE, REFIT_ALL_IF_ANY = 0, 1, 2
-
-_SLACK = F(2.0**-16)
 
 
 @inline
@@ -77,57 +56,6 @@ def largest(x, n):
 
 
 @inline
-def closest(near, count, width, x, w, s):
-    """The neighbour with the least error at scale s as the reference sums it; −1 if no error is below FLT_MAX."""
-    low, found = I(0x7F7FFFFF), -1
-    for b in range((count + WIDTH - 1) // WIDTH):
-        rolled()
-        error = spread(F(0))
-        for i in range(width):
-            rolled()
-            gap = to_floats(load_bytes(near, (b * width + i) * WIDTH)) * s - x[i]
-            error += gap * w[i] * gap
-        order = as_ints(error) & 0x7FFFFFFF
-        lower = lowest(order)
-        if lower < low:
-            low = lower
-            found = WIDTH * b + np.int64(trailing_zeros(bits(order == low)))
-    return found
-
-
-@inline
-def moments(near, count, width, x, w, twice_p, q):
-    """2P and Q of the neighbours, about."""
-    for b in range((count + WIDTH - 1) // WIDTH):
-        rolled()
-        p_sum, q_sum = spread(F(0)), spread(F(0))
-        for i in range(width):
-            rolled()
-            level = to_floats(load_bytes(near, (b * width + i) * WIDTH))
-            weighted = level * w[i]
-            p_sum = loose_fma(weighted, x[i], p_sum)
-            q_sum = loose_fma(weighted, level, q_sum)
-        store(twice_p, WIDTH * b, p_sum + p_sum)
-        store(q, WIDTH * b, q_sum)
-
-
-@inline
-def leaders(twice_p, q, count, s):
-    """At eight scales: the greatest gain, the second, and the number of the neighbour that has the greatest."""
-    best, second = spread(F(-np.inf)), spread(F(-np.inf))
-    first, number = spread(I(0)), spread(I(0))
-    for j in range(count):
-        rolled()
-        gain = twice_p[j] - s * q[j]
-        first = where(gain > best, number, first)
-        beaten = where(gain < best, gain, best)
-        second = where(beaten > second, beaten, second)
-        best = where(gain > best, gain, best)
-        number += 1
-    return best, second, first
-
-
-@inline
 def round_to_codes(ids, trials, x, width, level_bits, codes):
     """The codes of a group in every trial, levels clamp((id·x − 1) / 2); bit t where trial t's is not the last's."""
     top = 2 if level_bits == 2 else 7
@@ -138,59 +66,11 @@ def round_to_codes(ids, trials, x, width, level_bits, codes):
         scale = load(ids, t)
         code = spread(I(0))
         for i in range(width - 1, -1, -1):
-            rolled()
             code = (code << level_bits) | minimum(maximum(nearest((scale * x[i] - 1) * 0.5), 0), top)
         store(codes, t, code)
         changes |= np.int64(bits(code != following(before, code))) << t
         before = code
     return changes & ((1 << trials) - 1)
-
-
-@inline
-def settle(codes, runs, trials, scales, ids, x, w, width, lattice, slack, twice_p, q, chosen):
-    """Writes to `chosen` the code of the lattice point that a group becomes in every trial. False if a search fails.
-
-    `slack`: Σ w·max q², Σ 2·w·max q·|x|, Σ w·x² or more, times the margin; the first negative to trust no estimate.
-    """
-    w_slack, wx_slack, wxx_slack = slack
-    while runs:
-        rolled()
-        t = np.int64(trailing_zeros(runs))
-        runs &= runs - 1
-        end = np.int64(trailing_zeros(runs)) if runs else trials
-        entry = entry_of(np.int64(codes[t]), lattice, width)
-        if entry >= 0:
-            point = spread(codes[t])
-            while t < end:
-                rolled()
-                store(chosen, t, point)
-                t += WIDTH
-            continue
-        first, count = WIDTH * (-entry >> 9), -entry & 511
-        near, near_code = skip(lattice[2], first * width), skip(lattice[3], first)
-        if w_slack >= 0:
-            moments(near, count, width, x, w, twice_p, q)
-        while t < end:
-            rolled()
-            doubt = np.int64(255)
-            if w_slack >= 0:
-                s = load(scales, t)
-                margin = s * w_slack + wx_slack + load(ids, t) * wxx_slack
-                best, second, number = leaders(twice_p, q, count, s)
-                store(chosen, t, gather(near_code, number))
-                doubt ^= bits(best - second > margin)
-            if end - t < WIDTH:
-                doubt &= (1 << (end - t)) - 1
-            while doubt:
-                rolled()
-                u = t + np.int64(trailing_zeros(doubt))
-                doubt &= doubt - 1
-                j = closest(near, count, width, x, w, scales[u])
-                if j < 0:
-                    return False
-                chosen[u] = near_code[j]
-            t += WIDTH
-    return True
 
 
 @inline
@@ -204,7 +84,6 @@ def correlate(chosen, trials, x, w, n, width, level_bits, sum_qx, sum_qq):
             rolled()
             code = load_ints(chosen, k * ROOM + t)
             for i in range(k * width, k * width + width):
-                rolled()
                 level = code & level_mask
                 code >>= level_bits
                 value = to_floats(level + level + 1)
@@ -214,29 +93,20 @@ def correlate(chosen, trials, x, w, n, width, level_bits, sum_qx, sum_qq):
         store(sum_qq, t, qq)
 
 
-@inline
-def slack_of(x, w, top):
-    """What bounds the rounding of a search among eight elements, whether in one group or two (see `settle`)."""
-    v, weight = absolute(load(x, 0)), load(w, 0)
-    w_sum = loose_sum(weight)
-    if not F(1e-10) < w_sum < F(1e10):
-        w_sum = F(-1)
-    return _SLACK * top * top * w_sum, F(2) * _SLACK * top * loose_sum(weight * v), _SLACK * loose_sum(weight * v * v)
-
-
 @kernel
 def search(values, importance, weighted, columns, first, form, tries, lattice, points, signs, levels, units, empty):
     """Searches blocks of 256 values. Writes, a row a block: the lattice point of every group, a byte of signs every
     eight, the level of every scale, their unit d (0 if no scale is above 0), and the bits of sub-blocks that were
     not searched, whose fields are 0. Returns −1, or the number of a block where the reference aborts."""
-    n, width, factor, plain, even, least, policy, trials = form
+    n, _, factor, plain, even, least, policy, trials = form
+    lattice = pointers(lattice)
+    width = group_width(lattice[2])
     level_bits = 2 if width == 8 else 3
     groups = n // width
-    lattice = pointers(lattice)
     w, root, x, sub_scales = float_room(32), float_room(32), float_room(32), float_room(16)
     ids, scales, sum_qx, sum_qq = float_room(ROOM), float_room(ROOM), float_room(ROOM), float_room(ROOM)
     codes, chosen = int_room(CODES), int_room(CODES)
-    found, twice_p, q = int_room(8), float_room(FAR), float_room(FAR)
+    found = int_room(8)
     top = F(5) if width == 8 else F(15)
     for t in range(ROOM):  # denormals in lanes that nobody looks at would cost a hundred cycles each
         ids[t], scales[t] = 1, 1
@@ -292,13 +162,10 @@ def search(values, importance, weighted, columns, first, form, tries, lattice, p
                         chosen_k[0] = found[k]
                         continue
                     slack = (F(-1), F(0), F(0))
-                    if within:
-                        eight = k * width // WIDTH * WIDTH
-                        slack = slack_of(skip(x, eight), skip(root, eight), top)
+                    if within and width == 8:
+                        slack = slack_of(x_k, root_k, top)
                     runs = round_to_codes(ids, now, x_k, width, level_bits, codes_k)
-                    if not settle(
-                        codes_k, runs, now, scales, ids, x_k, root_k, width, lattice, slack, twice_p, q, chosen_k
-                    ):
+                    if not settle(codes_k, runs, now, scales, ids, x_k, root_k, width, lattice, slack, chosen_k):
                         return block
                 correlate(chosen, now, x, w, n, width, level_bits, sum_qx, sum_qq)
                 if now == 1:

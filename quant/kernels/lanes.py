@@ -144,8 +144,7 @@ def _holds(memory: Any, dtype: Any) -> bool:
 
 
 def loader(dtype: Any, result: Lanes) -> Any:
-    """`load(array of dtype, index)`: neighbours as lanes; int8 and uint8 are widened to int32."""
-    target = _vector(result)
+    """`load(array of dtype, index)`: neighbours as lanes."""
 
     @intrinsic  # type: ignore[misc]
     def load(typing_context: Any, array: Any, index: Any) -> Any:
@@ -154,10 +153,7 @@ def loader(dtype: Any, result: Lanes) -> Any:
 
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             at = context.cast(builder, args[1], sig.args[1], types.intp)
-            found = builder.load(_pointer(context, builder, array, args[0], at, result.width), align=1)
-            if dtype.bitwidth == 8:
-                found = (builder.sext if dtype.signed else builder.zext)(found, target)
-            return found
+            return builder.load(_pointer(context, builder, array, args[0], at, result.width), align=1)
 
         return result(array, index), lower
 
@@ -203,7 +199,21 @@ def transpose(typing_context: Any, source: Any, start: Any, steps: Any, target: 
 
 load = loader(types.float32, floats)
 load_ints = loader(types.int32, ints)
-load_bytes = loader(types.int8, ints)
+
+
+@intrinsic  # type: ignore[misc]
+def load_numbers(typing_context: Any, memory: Any, index: Any) -> Any:
+    """Eight neighbours, int8 or float32, as float32 lanes."""
+    dtype = types.int8 if _holds(memory, types.int8) else types.float32
+    if not _holds(memory, dtype):
+        return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = context.cast(builder, args[1], sig.args[1], types.intp)
+        found = builder.load(_pointer(context, builder, memory, args[0], at, WIDTH), align=1)
+        return builder.sitofp(found, _vector(floats)) if dtype == types.int8 else found
+
+    return floats(memory, index), lower
 
 
 @intrinsic  # type: ignore[misc]
@@ -357,90 +367,6 @@ def where(typing_context: Any, condition: Any, a: Any, b: Any) -> Any:
         return builder.select(args[0], yes, no)
 
     return result(condition, a, b), lower
-
-
-@intrinsic  # type: ignore[misc]
-def loose_fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """a·b + c, rounded once or twice as the machine does it faster: for estimates, never for results."""
-    if not isinstance(a, Lanes) or a.scalar != types.float32 or c != a:
-        return None
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _, operands = _operands(context, builder, sig, args)
-        return _call(builder, "fmuladd", operands[0].type, *operands)
-
-    return a(a, b, c), lower
-
-
-@intrinsic  # type: ignore[misc]
-def loose_sum(typing_context: Any, lanes: Any) -> Any:
-    """The sum of float32 lanes in any order: for estimates, never for results."""
-    if not isinstance(lanes, Lanes) or lanes.scalar != types.float32:
-        return None
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        function = ir.FunctionType(_F32, [_F32, args[0].type])
-        name = f"llvm.vector.reduce.fadd.v{lanes.width}f32"
-        add = cgutils.get_or_insert_function(builder.module, function, name)
-        return builder.call(add, [ir.Constant(_F32, 0.0), args[0]], fastmath=("reassoc",))
-
-    return types.float32(lanes), lower
-
-
-@intrinsic  # type: ignore[misc]
-def following(typing_context: Any, before: Any, lanes: Any) -> Any:
-    """Lanes moved up by one, with the last lane of `before` as the first."""
-    if not isinstance(lanes, Lanes) or before != lanes:
-        return None
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        order = [lanes.width - 1 + i for i in range(lanes.width)]
-        return builder.shuffle_vector(*args, ir.Constant(ir.VectorType(_I32, lanes.width), order))
-
-    return lanes(before, lanes), lower
-
-
-@intrinsic  # type: ignore[misc]
-def gather(typing_context: Any, table: Any, index: Any) -> Any:
-    """The int32 of a table that int32 lanes point at."""
-    if not (isinstance(index, Lanes) and index.scalar == types.int32 and _holds(table, types.int32)):
-        return None
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        wide = ir.VectorType(_I64, index.width)
-        base = _spread(builder, builder.ptrtoint(_data(context, builder, table, args[0]), _I64), index.width)
-        offset = builder.shl(builder.sext(args[1], wide), ir.Constant(wide, [2] * index.width))
-        places = builder.inttoptr(builder.add(base, offset), ir.VectorType(_I32.as_pointer(), index.width))
-        every = ir.VectorType(_I1, index.width)
-        found = args[1].type
-        function = ir.FunctionType(found, [places.type, _I32, every, found])
-        name = f"llvm.masked.gather.v{index.width}i32.v{index.width}p0"
-        read = cgutils.get_or_insert_function(builder.module, function, name)
-        given = [places, ir.Constant(_I32, 4), ir.Constant(every, [1] * index.width), ir.Constant(found, ir.Undefined)]
-        return builder.call(read, given)
-
-    return index(table, index), lower
-
-
-@intrinsic  # type: ignore[misc]
-def look_up(typing_context: Any, table: Any, index: Any) -> Any:
-    """Lane by lane the one of eight float32 that the low three bits of the index name: an instruction of AVX2."""
-    if table != floats or index != ints:
-        return None
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if "+avx2" in context.codegen()._tm_features.split(","):
-            function = ir.FunctionType(args[0].type, [a.type for a in args])
-            name = "llvm.x86.avx2.permps"
-            return builder.call(cgutils.get_or_insert_function(builder.module, function, name), args)
-        found = ir.Constant(args[0].type, ir.Undefined)
-        low = builder.and_(args[1], ir.Constant(args[1].type, [WIDTH - 1] * WIDTH))
-        for lane in (ir.Constant(_I32, k) for k in range(WIDTH)):
-            item = builder.extract_element(args[0], builder.extract_element(low, lane))
-            found = builder.insert_element(found, item, lane)
-        return found
-
-    return floats(table, index), lower
 
 
 @intrinsic  # type: ignore[misc]

@@ -208,6 +208,17 @@ def test_values_beyond_a_scale(name: str) -> None:
     assert caught.value.column >= 256
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_a_search_in_vain(name: str) -> None:
+    """Where a weight overflows no lattice point has a finite error: there the reference aborts."""
+    weights = np.ones(768, F)
+    weights[256:288] = F(3e38)
+    with pytest.raises(ValueRefused, match="overflow") as caught:
+        codec(name).encode(bell(64, 2, 768) * F(8), weights)
+    assert (caught.value.row, caught.value.column) == (0, 256)
+
+
 @pytest.mark.parametrize("name", ["IQ1_S", "IQ2_XXS", "IQ2_XS"])
 def test_an_importance_matrix_is_needed(name: str) -> None:
     assert codec(name).needs_imatrix
