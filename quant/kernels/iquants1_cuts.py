@@ -71,6 +71,7 @@ def rank_all(x, n, rank):
     values, ranks = columns(32), columns(32)
     across(x, n, values)
     for j in range(n):
+        rolled()
         mine, before = at(values, j), spread16(I(0))
         for i in range(j):
             before += where(at(values, i) <= mine, spread16(I(1)), spread16(I(0)))
@@ -135,18 +136,22 @@ def sum_iq1_s(rank, w, wx, sums):
     sum_x, sum_w, x_up, x_down = sums, skip(sums, _S), skip(sums, 2 * _S), skip(sums, 3 * _S)
     w_up, w_down = skip(sums, 4 * _S), skip(sums, 5 * _S)
     for k in range(SUB_BLOCKS):
+        rolled()
         for i in range(32 * k, 32 * k + 32):
+            rolled()
             j = SUB_BLOCKS * (np.int64(rank[i]) + 1) + k
             sum_x[j], sum_w[j] = wx[i], w[i]
     total_x, total_w = spread16(F(0)), spread16(F(0))
     put(sum_x, 0, total_x)
     put(sum_w, 0, total_w)
     for i in range(1, 33):
+        rolled()
         total_x += at(sum_x, i)
         total_w += at(sum_w, i)
         put(sum_x, i, total_x)
         put(sum_w, i, total_w)
     for i in range(33):
+        rolled()
         above_x, above_w = total_x - at(sum_x, i), total_w - at(sum_w, i)
         put(x_up, i, above_x * F(1.125))
         put(x_down, i, above_x * F(0.875))
@@ -163,11 +168,14 @@ def cut_iq1_s(rank, w, wx, scales, taken):
     weight = sum_iq1_s(rank, w, wx, sums)
     best = spread16(F(0)), spread16(F(1))
     for i1 in range(5, 17, 3):
+        rolled()
         for i2 in range(16, 28, 3):
+            rolled()
             up, down = trials_iq1_s(sums, i1, i2)
             best = better(down, better(up, best))
     held = start(best[0], best[1], weight), spread16(F(np.nan)), spread16(I(-1))
     for i1 in range(33):
+        rolled()
         for i2 in range(i1, 33):
             up, down = trials_iq1_s(sums, i1, i2)
             if bits((up[0] * up[0] > up[1] * held[0]) | (down[0] * down[0] > down[1] * held[0])):
@@ -213,17 +221,22 @@ def sum_iq1_m(rank, w, wx, sums):
     """By half and cut: Σ to it of w·x and of w, and of that −1.25 and −0.75 times."""
     nothing = spread16(F(0))
     for i in range(1, 17):
+        rolled()
         for column in (i, i + 17, i + 4 * 17, i + 5 * 17):
             put(sums, column, nothing)
     for k in range(SUB_BLOCKS):
+        rolled()
         for i in range(16 * k, 16 * k + 16):
+            rolled()
             j = SUB_BLOCKS * (np.int64(rank[i]) + 1) + k + (i >> 3 & 1) * _HALF
             sums[j], sums[j + _M] = wx[i], w[i]
     weight = nothing
     for h in range(2):
+        rolled()
         half = skip(sums, h * _HALF)
         total_x, total_w = nothing, nothing
         for i in range(17):
+            rolled()
             if i > 0:  # the other half's values add the zeros from above, which change nothing
                 total_x += at(half, i)
                 total_w += at(half, 17 + i)
@@ -243,11 +256,14 @@ def cut_iq1_m(rank, w, wx, scales, taken):
     weight = sum_iq1_m(rank, w, wx, sums)
     best = spread16(F(0)), spread16(F(1))
     for i1 in range(1, 9, 2):
+        rolled()
         for i2 in range(8, 16, 2):
+            rolled()
             a, b, c, d = trials_iq1_m(sums, i1, i2)
             best = better(d, better(c, better(b, better(a, best))))
     held = start(best[0], best[1], weight), spread16(F(np.nan)), spread16(I(-1))
     for i1 in range(17):
+        rolled()
         for i2 in range(i1, 17):
             a, b, c, d = trials_iq1_m(sums, i1, i2)
             least = held[0]
