@@ -133,9 +133,9 @@ class Cursor:
 
     def integer(self, code: str, what: str, low: int | None = None, high: int | None = None) -> int:
         """The next integer of type `code`. Raises OutOfRangeError outside `low..high`."""
-        at = self.offset
         value = int(self.number(code, what))
         if (low is not None and value < low) or (high is not None and value > high):
+            at = self.offset - _NUMBER[code, self._big].size
             raise self.error(OutOfRangeError, what, at, found=value, expected=_range_text(low, high))
         return value
 

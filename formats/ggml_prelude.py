@@ -21,6 +21,11 @@ SCORED = frozenset({"ggmf", "ggjt", "ggcc"})
 """Containers whose tokens are each followed by a float32, whatever the architecture (facts/legacy-other.md §0)."""
 
 
+Runs = dict[tuple[int, bool], tuple[Sequence[bytes], Sequence[float], int]]
+"""What was read of one file's vocabulary: (where it begins, whether scores follow) → tokens, scores, where they end.
+The layouts of a container lead to the same place again and again, and 32,000 tokens take longer than all the rest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prelude:
     """Which layout, the header as found, the matrix before the vocabulary where there is one, the vocabulary, and
@@ -35,14 +40,14 @@ class Prelude:
     notes: tuple[str, ...] = ()
 
 
-def read_prelude(source: Source, version: Version, layout: HeaderLayout) -> Prelude:
-    """Raises a CorruptError where the bytes are no such prelude."""
+def read_prelude(source: Source, version: Version, layout: HeaderLayout, runs: Runs) -> Prelude:
+    """`runs`: of this file, under the layouts tried before. Raises a CorruptError where the bytes are no such prelude."""
     cursor = Cursor(source, 4 if version[0] == "ggml" else 8)
     header = layout.header.read(cursor)
     matrix = _matrix(cursor, layout.matrix) if layout.matrix else None
     vocab, notes = None, list[str]()
     if layout.vocab.count != "none":
-        vocab, notes = _vocabulary(cursor, version, layout, header)
+        vocab, notes = _vocabulary(cursor, version, layout, header, runs)
     return Prelude(version, layout, header, vocab, cursor.offset, matrix, tuple(notes))
 
 
@@ -56,7 +61,7 @@ def _matrix(cursor: Cursor, name: str) -> TensorRef:
 
 
 def _vocabulary(
-    cursor: Cursor, version: Version, layout: HeaderLayout, header: Mapping[str, Any]
+    cursor: Cursor, version: Version, layout: HeaderLayout, header: Mapping[str, Any], runs: Runs
 ) -> tuple[RawVocab, list[str]]:
     count, notes = int(header["n_vocab"]), []
     rule = layout.vocab
@@ -71,27 +76,36 @@ def _vocabulary(
         count = stated
     scored = version[0] in SCORED if rule.scored is None else rule.scored
     begin = cursor.offset
-    tokens, scores = _tokens(cursor, count - rule.short, scored)
+    tokens, scores = _tokens(cursor, count - rule.short, scored, runs)
     if rule.short and _is_record(cursor.source, cursor.offset, layout.embedding):
         # GPT4All's unversioned files declare 32001 tokens and hold 32000 (facts/legacy-llama.md §2).
         notes.append(
             f"the header declares {count} tokens, the vocabulary holds {count - 1}: the last one was never written"
         )
     elif rule.short:
-        last = _tokens(cursor, 1, scored)
+        last = _tokens(cursor, 1, scored, runs)
         tokens, scores = [*tokens, *last[0]], [*scores, *last[1]]
-    for index, score in enumerate(scores):
-        if not math.isfinite(score):
-            at = begin + sum(8 + len(token) for token in tokens[: index + 1]) - 4  # behind its own token
-            raise BadValueError(f"score of token {index} is not a number", path=cursor.path, offset=at, found=score)
+    if not all(map(math.isfinite, scores)):
+        index, score = next((i, score) for i, score in enumerate(scores) if not math.isfinite(score))
+        at = begin + sum(8 + len(token) for token in tokens[: index + 1]) - 4  # behind its own token
+        raise BadValueError(f"score of token {index} is not a number", path=cursor.path, offset=at, found=score)
     merges = _merges(cursor, header) if version[0] == "ggcc" else None
-    return RawVocab(tuple(tokens), tuple(map(float, scores)) if scored else None, merges), notes
+    return RawVocab(tuple(tokens), tuple(scores) if scored else None, merges), notes
 
 
-def _tokens(cursor: Cursor, count: int, scored: bool) -> tuple[list[bytes], Sequence[float]]:
-    if scored:
-        return cursor.strings_with(count, "i32", "f32", "token", limits.MAX_TOKEN_BYTES)
-    return cursor.strings(count, "i32", "token", limits.MAX_TOKEN_BYTES), []
+def _tokens(cursor: Cursor, count: int, scored: bool, runs: Runs) -> tuple[Sequence[bytes], Sequence[float]]:
+    place = cursor.offset, scored
+    tokens, scores, end = runs.get(place, ((), (), 0))
+    if len(tokens) < count:
+        if scored:
+            tokens, scores = cursor.strings_with(count, "i32", "f32", "token", limits.MAX_TOKEN_BYTES)
+        else:
+            tokens, scores = cursor.strings(count, "i32", "token", limits.MAX_TOKEN_BYTES), []
+        runs[place] = tokens, scores, cursor.offset
+        return tokens, scores
+    behind = sum(len(token) + (8 if scored else 4) for token in tokens[count:])
+    cursor.skip(end - behind - cursor.offset, f"{count} tokens")
+    return tokens[:count], scores[:count]
 
 
 def _merges(cursor: Cursor, header: Mapping[str, Any]) -> tuple[tuple[bytes, bytes], ...]:

@@ -44,9 +44,14 @@ class Record:
     data: int
 
 
-def read_records(source: Source, prelude: Prelude) -> tuple[list[TensorRef], list[str]]:
+Records = dict[int, Record]
+"""The records of one file that were read, by where they begin: every layout and every meaning of the codes leads past
+the same ones."""
+
+
+def read_records(source: Source, prelude: Prelude, seen: Records) -> tuple[list[TensorRef], list[str]]:
     """The tensors, under the first meaning of the type codes whose walk ends at the last byte, and what a user should
-    know of it. Raises a CorruptError where none does."""
+    know of it. `seen`: of this file, under the layouts tried before. Raises a CorruptError where none does."""
     try:
         readings = meanings(prelude.version, prelude.layout, int(prelude.header.get("ftype", 0)))
     except ValueError as error:
@@ -56,7 +61,7 @@ def read_records(source: Source, prelude: Prelude) -> tuple[list[TensorRef], lis
     first: CorruptError | None = None
     for codes, note in readings:
         try:
-            refs = list(_walk(source, prelude, codes))
+            refs = list(_walk(source, prelude, codes, seen))
         except CorruptError as error:
             first = first or error
             continue
@@ -74,14 +79,18 @@ def with_planes(source: Source, prelude: Prelude, refs: list[TensorRef]) -> list
     return [replace(ref, type=table[PLANAR[ref.type.name]].type) if ref.type.name in planar else ref for ref in refs]
 
 
-def _walk(source: Source, prelude: Prelude, codes: Mapping[int, str]) -> Iterator[TensorRef]:
+def _walk(
+    source: Source, prelude: Prelude, codes: Mapping[int, str], records: Records
+) -> Iterator[TensorRef]:
     """Every record from the vocabulary to the last byte. Raises a CorruptError where the walk cannot go on."""
     table = codecs()
     alignment = ALIGNMENT[prelude.version[0]]
     seen: set[str] = set()
     offset = prelude.records
     while offset < source.size:
-        record = _record(source, offset, codes, alignment, prelude.layout.axes)
+        record = records.get(offset)
+        if record is None or record.code not in codes or len(record.shape) > prelude.layout.axes:
+            record = records[offset] = _record(source, offset, codes, alignment, prelude.layout.axes)
         if record.name in seen:
             raise DuplicateError("a tensor stands twice", path=source.path, offset=offset, found=record.name)
         if len(seen) >= limits.MAX_TENSORS:

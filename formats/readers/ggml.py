@@ -28,8 +28,8 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.fields import Cursor
 from ggferry.formats.ggml_parts import join_parts
-from ggferry.formats.ggml_prelude import read_prelude
-from ggferry.formats.ggml_records import ALIGNMENT, read_records, with_planes
+from ggferry.formats.ggml_prelude import Runs, read_prelude
+from ggferry.formats.ggml_records import ALIGNMENT, Records, read_records, with_planes
 from ggferry.formats.ggml_types import Version, era_of
 from ggferry.formats.reader import HeaderLayout, Match, Reader
 from ggferry.formats.sources import Source, open_source
@@ -81,9 +81,11 @@ def _reading(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
     candidates = [layout for layout in layouts if version in layout.containers]
     found: list[Checkpoint] = []
     failures: list[tuple[int, GgferryError]] = []
+    runs: Runs = {}
+    records: Records = {}
     for layout in candidates:
         try:
-            found.append(_read_as(source, version, layout))
+            found.append(_read_as(source, version, layout, runs, records))
         except CorruptError as error:
             failures.append((error.offset or 0, error))
     if len(found) == 1:
@@ -124,9 +126,9 @@ def _version(source: Source) -> Version:
     return container, version
 
 
-def _read_as(source: Source, version: Version, layout: HeaderLayout) -> Checkpoint:
-    prelude = read_prelude(source, version, layout)
-    refs, notes = read_records(source, prelude)
+def _read_as(source: Source, version: Version, layout: HeaderLayout, runs: Runs, records: Records) -> Checkpoint:
+    prelude = read_prelude(source, version, layout, runs)
+    refs, notes = read_records(source, prelude, records)
     if refs and not any(fnmatch.fnmatchcase(ref.name, pattern) for pattern in layout.names for ref in refs):
         raise UnexpectedTensorError(
             f"no tensor of a {layout.name} model", path=source.path, offset=prelude.records, found=refs[0].name
