@@ -149,7 +149,7 @@ def place(
         for number, shard in enumerate(shards)
     )
     placed = [
-        replace(step, offset=layout.offsets[step.name], shard=number)
+        replace(step, offset=layout.tensors[step.name].offset, shard=number)
         for number, (shard, layout) in enumerate(zip(shards, layouts, strict=True))
         for step in shard
     ]

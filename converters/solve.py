@@ -11,7 +11,7 @@ from typing import Any
 from ggferry.converters.assign import Slot
 from ggferry.converters.derived import derive
 from ggferry.converters.expression import evaluate, holds, names_in, solve, verdict
-from ggferry.converters.layout import Layout, Shape
+from ggferry.converters.layout import SAME, Layout, Shape
 from ggferry.converters.spec import Architecture, Default, Dialect, HParam
 from ggferry.converters.stated import parse, stated
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -46,6 +46,7 @@ class Solver:
         self.architecture = architecture
         self.dialect = dialect
         self.values: dict[str, Param] = {}
+        self.sizes: dict[str, int] = {}
         self.notes: list[str] = []
         self._take_overrides(overrides)
         self._take_fields()
@@ -63,10 +64,6 @@ class Solver:
         return {**absents(self.architecture), **self.known}
 
     @property
-    def sizes(self) -> dict[str, int]:
-        return {name: param.value for name, param in self.values.items() if isinstance(param.value, int)}
-
-    @property
     def early(self) -> dict[str, Any]:
         """What is known before any tensor was looked at: the stated, and the defaults that hang on nothing else."""
         early = self.complete
@@ -76,22 +73,29 @@ class Solver:
                 early[param.name] = next(held, early.get(param.name))
         return {name: value for name, value in early.items() if value is not None}
 
+    def _learn(self, name: str, param: Param) -> None:
+        """`sizes` are those of `values` that are whole numbers: shapes ask for them a thousand times a model."""
+        self.values[name] = param
+        if isinstance(param.value, int):
+            self.sizes[name] = param.value
+
     def _take_overrides(self, overrides: Mapping[str, str]) -> None:
         by_key = {p.key: p for p in self.architecture.hparams if p.key}
         for key, text in overrides.items():
             param = by_key.get(key.removeprefix(f"{self.architecture.name}."))
             if param is None:
                 raise UsageError(f"--hparam {key}: not a key of {self.architecture.name}", expected=", ".join(by_key))
-            self.values[param.name] = Param(parse(param, text), "--hparam")
+            self._learn(param.name, Param(parse(param, text), "--hparam"))
 
     def _take_fields(self) -> None:
         for name, value in self.dialect.given.items():
-            self.values.setdefault(name, Param(value, f"as in every {self.dialect.name} model"))
+            if name not in self.values:
+                self._learn(name, Param(value, f"as in every {self.dialect.name} model"))
         for param in self.architecture.hparams:
             if param.name not in self.values:
                 found = stated(self.checkpoint, self.dialect, self.architecture.name, param, self._seen(param))
                 if found is not None:
-                    self.values[param.name] = Param(*found, stated=True)
+                    self._learn(param.name, Param(*found, stated=True))
 
     def _seen(self, param: HParam) -> bool:
         """Whether the presence of tensors tells this hparam of the source, so that a configuration beside a GGML-era
@@ -109,7 +113,7 @@ class Solver:
         for series, counter in self.architecture.blocks.items() if self.dialect.marks and filled else ():
             if counter not in self.values:
                 numbers = (slot.n for slot in filled if slot.n is not None and slot.role.series == series)
-                self.values[counter] = Param(1 + max(numbers, default=-1), "blocks of tensors")
+                self._learn(counter, Param(1 + max(numbers, default=-1), "blocks of tensors"))
         open_slots = list(filled)
         self._take_plain_defaults()
         self._settle(open_slots)
@@ -168,7 +172,7 @@ class Solver:
             return None
         except ValueError as error:
             raise shape_error(self.checkpoint, slot.refs[0], str(error)) from None
-        self.values[answer[0]] = Param(answer[1], f"shape of {slot.refs[0].name}")
+        self._learn(answer[0], Param(answer[1], f"shape of {slot.refs[0].name}"))
         return True
 
     def _output_shape(self, slot: Slot) -> Shape | None:
@@ -183,7 +187,7 @@ class Solver:
             for rule in (param.derive, param.implied) if param.name not in self.values else ():
                 value = self._derived(param, rule) if rule else None
                 if value is not None:
-                    self.values[param.name] = Param(value, rule.removeprefix("@"))
+                    self._learn(param.name, Param(value, rule.removeprefix("@")))
                     progress = True
                     break
         return progress
@@ -197,17 +201,21 @@ class Solver:
             raise InconsistentError(f"{param.name}: {error}", path=self.checkpoint.path) from None
 
     def _holds(self, default: Default) -> bool:
-        names = os.path.join(*os.path.abspath(self.checkpoint.path).split(os.sep)[-2:])
         return (
             default.dialect in ("", self.dialect.name, self.dialect.source)
-            and holds(default.when, self.complete)
-            and (not default.named or re.search(default.named, names) is not None)
+            and (not default.when or holds(default.when, self.complete))
+            and (not default.named or re.search(default.named, self._names) is not None)
         )
+
+    @property
+    def _names(self) -> str:
+        """The source's file name and folder."""
+        return os.path.join(*os.path.abspath(self.checkpoint.path).split(os.sep)[-2:])
 
     def _take_default(self, param: HParam) -> bool:
         for default in param.defaults:
             if self._holds(default):
-                self.values[param.name] = Param(default.value, f"default: {default.why}")
+                self._learn(param.name, Param(default.value, f"default: {default.why}"))
                 return True
         return False
 
@@ -268,7 +276,9 @@ def implied(param: HParam, values: Mapping[str, Any]) -> Any:
 def bound_shape(checkpoint: Checkpoint, slot: Slot, sizes: Mapping[str, int]) -> tuple[Layout, Shape]:
     """The slot's layout with its sizes, and the shape it gives. Raises KeyError for an unknown size, ShapeError."""
     try:
-        layout = slot.origin.layout.bind(sizes if slot.n is None else {**sizes, "n": slot.n})
+        layout = slot.origin.layout
+        if layout is not SAME:
+            layout = layout.bind(sizes if slot.n is None else {**sizes, "n": slot.n})
         return layout, layout.shape(*(ref.shape for ref in slot.refs))
     except ValueError as error:
         raise shape_error(checkpoint, slot.refs[0], str(error)) from None

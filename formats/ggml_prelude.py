@@ -14,9 +14,12 @@ from ggferry.formats.errors import BadValueError, InconsistentError, OutOfRangeE
 from ggferry.formats.fields import Cursor
 from ggferry.formats.ggml_types import Version
 from ggferry.formats.reader import HeaderLayout
+from ggferry.formats.recent import Recent
 from ggferry.formats.sources import Source
 from ggferry.quant.codec import block_type
 
+HEAD = 4096  # bytes that are compared before a whole vocabulary is
+TOKEN_BYTES = 100  # of memory that a token and its score take beside the text
 SCORED = frozenset({"ggmf", "ggjt", "ggcc"})
 """Containers whose tokens are each followed by a float32, whatever the architecture (facts/legacy-other.md §0)."""
 
@@ -24,6 +27,9 @@ SCORED = frozenset({"ggmf", "ggjt", "ggcc"})
 Runs = dict[tuple[int, bool], tuple[Sequence[bytes], Sequence[float], int]]
 """What was read of one file's vocabulary: (where it begins, whether scores follow) → tokens, scores, where they end.
 The layouts of a container lead to the same place again and again, and 32,000 tokens take longer than all the rest."""
+
+_KNOWN: Recent[tuple[bytes, Sequence[bytes], Sequence[float]]] = Recent(64 << 20)
+"""(Offset, number of tokens, whether scores follow) → the bytes of such a vocabulary, and what was read of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +103,37 @@ def _tokens(cursor: Cursor, count: int, scored: bool, runs: Runs) -> tuple[Seque
     place = cursor.offset, scored
     tokens, scores, end = runs.get(place, ((), (), 0))
     if len(tokens) < count:
-        if scored:
-            tokens, scores = cursor.strings_with(count, "i32", "f32", "token", limits.MAX_TOKEN_BYTES)
-        else:
-            tokens, scores = cursor.strings(count, "i32", "token", limits.MAX_TOKEN_BYTES), []
+        tokens, scores = _known(cursor, count, scored) or _read(cursor, count, scored)
         runs[place] = tokens, scores, cursor.offset
         return tokens, scores
     behind = sum(len(token) + (8 if scored else 4) for token in tokens[count:])
     cursor.skip(end - behind - cursor.offset, f"{count} tokens")
     return tokens[:count], scores[:count]
+
+
+def _known(cursor: Cursor, count: int, scored: bool) -> tuple[Sequence[bytes], Sequence[float]] | None:
+    """The tokens at the cursor where another file had the very same bytes there."""
+    at = cursor.offset
+    data, tokens, scores = _KNOWN.get((at, count, scored)) or (b"", (), ())
+    size = len(data)
+    if not size or at + size > cursor.end or cursor.source.read(at, min(size, HEAD)) != data[:HEAD]:
+        return None
+    if cursor.source.read(at, size) != data:
+        return None
+    cursor.skip(size, f"{count} tokens")
+    return tokens, scores
+
+
+def _read(cursor: Cursor, count: int, scored: bool) -> tuple[Sequence[bytes], Sequence[float]]:
+    begin, scores = cursor.offset, list[float]()
+    if scored:
+        tokens, scores = cursor.strings_with(count, "i32", "f32", "token", limits.MAX_TOKEN_BYTES)
+    else:
+        tokens = cursor.strings(count, "i32", "token", limits.MAX_TOKEN_BYTES)
+    size = cursor.offset - begin
+    if (held := size + count * TOKEN_BYTES) <= _KNOWN.most:
+        _KNOWN.put((begin, count, scored), (cursor.source.read(begin, size), tokens, scores), held)
+    return tokens, scores
 
 
 def _merges(cursor: Cursor, header: Mapping[str, Any]) -> tuple[tuple[bytes, bytes], ...]:

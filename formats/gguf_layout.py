@@ -26,12 +26,17 @@ from ggferry.formats.gguf_values import (
     is_alignment,
     u32,
 )
+from ggferry.formats.recent import Recent
 from ggferry.quant.types import BlockError, BlockType
 
 Declared = tuple[str, BlockType, tuple[int, ...]]
 """A tensor to be written: name, type, shape (outermost first)."""
 
 _KEY = re.compile(KEY_PATTERN)
+VOCABULARY = 256  # strings; shorter arrays are packed sooner than they are found again
+TEXT_BYTES = 80  # of memory that a text takes beside its characters
+_PACKED: Recent[bytes] = Recent(64 << 20)
+"""(Byte order, type of the lengths, strings) → their bytes."""
 _V1_TYPES = 10  # GGUF_TYPE_COUNT of v1: UINT64, INT64 and FLOAT64 came with v2
 
 
@@ -184,18 +189,32 @@ class _Packer:
         return self.number(self.count_code, value, what)
 
     def text(self, text: Any, what: str) -> bytes:
-        return self.texts((text,), what)
+        raw = _encoded(text, what)
+        return self.count(len(raw), f"length of {what}", limits.MAX_STRING) + raw
 
     def texts(self, texts: Sequence[Any], what: str) -> bytes:
-        """Strings behind their lengths: vocabularies of hundreds of thousands pass here."""
+        """Strings behind their lengths: vocabularies of hundreds of thousands pass here, the same ones often."""
+        if len(texts) < VOCABULARY:
+            return self._packed(texts, what)
+        key = self.mark, self.count_code, tuple(texts)
+        found = _PACKED.get(key)
+        if found is None:
+            found = self._packed(texts, what)
+            _PACKED.put(key, found, len(found) + TEXT_BYTES * len(texts))
+        return found
+
+    def _packed(self, texts: Sequence[Any], what: str) -> bytes:
         try:
             raws = [text.encode() for text in texts]
         except (AttributeError, UnicodeEncodeError):
             raws = [_encoded(text, what) for text in texts]
         longest = max(map(len, raws), default=0)
         self.count(longest, f"length of {what}", limits.MAX_STRING)
-        prefix = struct.Struct(self.mark + CODES[self.count_code]).pack
-        return b"".join([part for raw in raws for part in (prefix(len(raw)), raw)])
+        pack = struct.Struct(self.mark + CODES[self.count_code]).pack
+        heads = {size: pack(size) for size in set(map(len, raws))}
+        parts = [b""] * (2 * len(raws))
+        parts[::2], parts[1::2] = [heads[len(raw)] for raw in raws], raws
+        return b"".join(parts)
 
     def bools(self, values: Sequence[Any], what: str) -> bytes:
         wrong = [value for value in values if not isinstance(value, bool)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -55,7 +55,7 @@ def string(value: str) -> Value:
     return Value(ValueType.STRING, value)
 
 
-def array(items: ValueType, data: Sequence[Any]) -> Value:
+def array(items: ValueType, data: Iterable[Any]) -> Value:
     return Value(ValueType.ARRAY, tuple(data), items)
 
 

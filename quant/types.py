@@ -9,7 +9,7 @@ Source of the facts: ggml's `ggml-common.h` / `ggml.c` type traits for everythin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _ITEM_BYTES = {"bf16": 2, "u1": 1, "i1": 1} | {f"{kind}{size}": size for kind in "uif" for size in (2, 4, 8)}
 
@@ -51,11 +51,11 @@ class BlockType:
     ggml_id: int | None = None
     planar: bool = False
     quantised: bool = True
+    block_bytes: int = field(init=False, repr=False, compare=False)
+    """Bytes of one block."""
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block."""
-        return sum(field.nbytes for field in self.fields)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block_bytes", sum(member.nbytes for member in self.fields))
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of one row of `columns` elements. Raises BlockError when the row is not whole blocks."""
@@ -82,9 +82,9 @@ def table(text: str, **common: bool) -> dict[str, BlockType]:
         name, ggml_id, elements, *fields = line.split()
         parsed = []
         for item in fields:
-            field, dtype = item.split(":")
+            member, dtype = item.split(":")
             dtype, _, count = dtype.partition("*")
-            parsed.append(Field(field, dtype, int(count or 1)))
+            parsed.append(Field(member, dtype, int(count or 1)))
         types[name] = BlockType(
             name, int(elements), tuple(parsed), None if ggml_id == "-" else int(ggml_id), **common
         )

@@ -20,6 +20,7 @@ from ggferry.formats.errors import (
 from ggferry.formats.gguf_values import Value, ValueType, array, boolean, string, u32
 from ggferry.quant.registry import scan
 
+TEXT_BYTES = 80
 SPACE = "\u2581"  # SentencePiece's visible space; GGUF keeps it in the token texts
 PREFIX = "tokenizer."
 GGML = "tokenizer.ggml."
@@ -140,7 +141,7 @@ class Tokenizer:
         if self.scores is not None:
             kv[GGML + "scores"] = array(ValueType.FLOAT32, self.scores)
         if self.types is not None:
-            kv[GGML + "token_type"] = array(ValueType.INT32, [int(kind) for kind in self.types])
+            kv[GGML + "token_type"] = array(ValueType.INT32, map(int, self.types))
         if self.merges is not None:
             kv[GGML + "merges"] = array(ValueType.STRING, self.merges)
         if self.token_type_count is not None:
@@ -241,6 +242,12 @@ def encoder(tokenizer: Tokenizer) -> Encoder:
             return found
     known = sorted({model for kind in kinds for model in kind.models})
     raise UnsupportedError("no encoder for this tokenizer model", found=tokenizer.model, expected=", ".join(known))
+
+
+def held_by(tokenizer: Tokenizer) -> int:
+    """Bytes of memory that the texts of a tokenizer take, roughly: an object and its place beside each text."""
+    texts = (*tokenizer.tokens, *(tokenizer.merges or ()))
+    return sum(map(len, texts)) + TEXT_BYTES * len(texts)
 
 
 def byte_of(text: str) -> int | None:

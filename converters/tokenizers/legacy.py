@@ -6,16 +6,18 @@ convert-pth-to-ggml.py (from 2023-03-10) and convert.py (to 2023-08-21) wrote LL
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_token
+from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_token, held_by
 from ggferry.converters.tokenizers.legacy_bpe import from_raw_bpe, is_byte_bpe
 from ggferry.converters.tokenizers.repairs import distinct
 from ggferry.converters.tokenizers.spm import from_model
 from ggferry.converters.tokenizers.spm_file import Piece, SentencePieceModel, read_model
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import InconsistentError, UnsupportedError
+from ggferry.formats.recent import Recent
 
 UNKNOWN = " \u2047 ".encode()  # sentencepiece's decode of <unk>: its unk_surface
 LOST = "\ufffd".encode()  # what tokenizer.decode() gave for a byte ≥ 0x80, 10–13 March 2023 (before 2a20f48ef)
@@ -29,6 +31,8 @@ PADS = (b"<pad>", b"[PAD]", b"<PAD>", b"<|pad|>")
 LLAMA_SPACES = (259, 268, 308, 418, 462, 539, 632, 795, 965, 1669, 1678, 3986, 4706, 9651, 18884, 29871)
 LLAMA_PIECES = 32000
 SPACES_SCORE = -1e9
+_KNOWN: Recent[Tokenizer] = Recent(128 << 20)
+"""(Vocabulary, rows, pre-tokenizer) → its tokenizer."""
 
 
 def from_raw_vocab(
@@ -47,20 +51,35 @@ def from_raw_vocab(
     kind cannot be proved.
     """
     if tokenizer_model is not None:
-        base = _from_source(raw, read_model(tokenizer_model), path)
-    elif _is_llama(raw.tokens):
-        base = _from_positions(raw)
-    elif is_byte_bpe(raw):
-        base = from_raw_bpe(raw, pre=pre, path=path)
-    else:
-        raise UnsupportedError(
-            "neither LLaMA's SentencePiece vocabulary (ids 0–2 special, 3–258 the bytes) nor a byte-level BPE one "
-            "(every byte a token, scores -id)",
-            path=path,
-            found=f"{len(raw.tokens)} tokens, the first {list(raw.tokens[:4])!r}",
-            hint="--tokenizer-model tokenizer.model gives the vocabulary its types and scores",
-        )
-    broken = [i for i, token in enumerate(raw.tokens) if i >= FIRST_PIECE and not _is_utf8(token)]
+        return _completed(_from_source(raw, read_model(tokenizer_model), path), raw, model_rows, path)
+    # scores by their bits: 0.0 and -0.0 are equal and not the same
+    key = raw.tokens, raw.merges, raw.scores and array("d", raw.scores).tobytes(), model_rows, pre
+    found = _KNOWN.get(key)
+    if found is None:
+        found = _completed(_by_itself(raw, pre, path), raw, model_rows, path)
+        _KNOWN.put(key, found, held_by(found))
+    return found
+
+
+def _by_itself(raw: RawVocab, pre: str | None, path: str | None) -> Tokenizer:
+    """The tokenizer that the file's vocabulary tells by itself."""
+    if _is_llama(raw.tokens):
+        return _from_positions(raw)
+    if is_byte_bpe(raw):
+        return from_raw_bpe(raw, pre=pre, path=path)
+    raise UnsupportedError(
+        "neither LLaMA's SentencePiece vocabulary (ids 0–2 special, 3–258 the bytes) nor a byte-level BPE one "
+        "(every byte a token, scores -id)",
+        path=path,
+        found=f"{len(raw.tokens)} tokens, the first {list(raw.tokens[:4])!r}",
+        hint="--tokenizer-model tokenizer.model gives the vocabulary its types and scores",
+    )
+
+
+def _completed(base: Tokenizer, raw: RawVocab, model_rows: int, path: str | None) -> Tokenizer:
+    """`base` with a note on texts that are none, and brought to the rows of the embedding."""
+    pieces = raw.tokens[FIRST_PIECE:]
+    broken = [] if _are_utf8(pieces) else [i for i, token in enumerate(pieces, FIRST_PIECE) if not _are_utf8([token])]
     if broken and base.model == "llama":
         base = base.noted(
             f"{len(broken)} tokens are not UTF-8, which GGUF strings must be, the first is id {broken[0]}: their bad "
@@ -110,7 +129,9 @@ def _from_positions(raw: RawVocab) -> Tokenizer:
     types += [TokenType.BYTE] * (FIRST_PIECE - FIRST_BYTE)
     types += [TokenType.NORMAL] * (first_added - FIRST_PIECE)
     texts = [*NAMES, *(byte_token(value) for value in range(256))]
-    texts += [text_of(token).replace(" ", SPACE) for token in raw.tokens[FIRST_PIECE:first_added]]
+    pieces = raw.tokens[FIRST_PIECE:first_added]
+    shown = map(bytes.decode, pieces) if _are_utf8(pieces) else map(text_of, pieces)
+    texts += [text.replace(" ", SPACE) for text in shown]
     base = Tokenizer(
         model="llama",
         pre="default",
@@ -242,9 +263,9 @@ def _finished(base: Tokenizer, added: Sequence[bytes], scores: Sequence[float]) 
     return distinct(whole)
 
 
-def _is_utf8(token: bytes) -> bool:
+def _are_utf8(tokens: Sequence[bytes]) -> bool:
     try:
-        token.decode()
+        b"\n".join(tokens).decode()  # with a sign between them, lest halves of one character be taken for whole
     except UnicodeDecodeError:
         return False
     return True

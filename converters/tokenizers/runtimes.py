@@ -23,12 +23,13 @@ def objections(tokenizer: Tokenizer, name: str = "") -> tuple[str, ...]:
     for flag, role in (("add_bos", "bos"), ("add_eos", "eos"), ("add_sep", "sep")):
         if tokenizer.flags.get(flag) and role not in tokenizer.ids and tokenizer.model in ("gpt2", "rwkv"):
             found.append(f"{flag} is set but no {role} token")
-    absent = [text for text in PHI3_TOKENS if text not in tokenizer.tokens]
-    if absent and any(mark in name.lower() for mark in ("phi3", "phi-3")):
-        found.append(
-            f"the name {name!r} makes it look for {', '.join(absent)}, which the vocabulary lacks "
-            "(--model-name without phi3 avoids that)"
-        )
+    if any(mark in name.lower() for mark in ("phi3", "phi-3")):
+        absent = [text for text in PHI3_TOKENS if text not in tokenizer.tokens]
+        if absent:
+            found.append(
+                f"the name {name!r} makes it look for {', '.join(absent)}, which the vocabulary lacks "
+                "(--model-name without phi3 avoids that)"
+            )
     if tokenizer.model == "llama" and tokenizer.types and TokenType.BYTE not in tokenizer.types:
         found.append("no byte tokens: any text outside the pieces ends the process")
     return tuple(found)
