@@ -131,7 +131,7 @@ def _read(cursor: Cursor, count: int, scored: bool) -> tuple[Sequence[bytes], Se
     else:
         tokens = cursor.strings(count, "i32", "token", limits.MAX_TOKEN_BYTES)
     size = cursor.offset - begin
-    if (held := size + count * TOKEN_BYTES) <= _KNOWN.most:
+    if _KNOWN.takes(held := size + count * TOKEN_BYTES):
         _KNOWN.put((begin, count, scored), (cursor.source.read(begin, size), tokens, scores), held)
     return tokens, scores
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from typing import Any, NoReturn
 
 from ggferry.formats.errors import CorruptError, DuplicateError, EncodingError, NotFoundError, OutOfRangeError
 from ggferry.formats.limits import MAX_JSON, MAX_JSON_DEPTH
+from ggferry.formats.recent import Recent
 
 BOM = b"\xef\xbb\xbf"
+PARSED = 10  # bytes of Python objects for one of text: 7 to 9 in vocabularies
+_KNOWN: Recent[dict[str, Any]] = Recent(256 << 20)
+"""Digest of a file → the object in it."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def load_json(path: str, cap: int = MAX_JSON) -> Any:
@@ -19,21 +25,45 @@ def load_json(path: str, cap: int = MAX_JSON) -> Any:
     A byte-order mark is skipped and NaN and Infinity are read (transformers writes them into config.json). Raises
     NotFoundError, OutOfRangeError (too large), EncodingError (not UTF-8, not JSON), DuplicateError (a key twice).
     """
+    return _parse_file(_read(path, cap), path)
+
+
+def load_object(path: str, cap: int = MAX_JSON) -> dict[str, Any]:
+    """`load_json`, whose value must be an object."""
+    return _object(load_json(path, cap), path)
+
+
+def load_known(path: str) -> tuple[dict[str, Any], bytes]:
+    """`load_object`, and the digest of the bytes that say it. Nobody may change the object: the next file of the same
+    bytes is it too (`recent.keeping`)."""
+    from blake3 import blake3
+
+    data = _read(path, MAX_JSON)
+    digest = blake3(data).digest()
+    value = _KNOWN.get(digest)
+    if value is None:
+        value = _object(_parse_file(data, path), path)
+        _KNOWN.put(digest, value, PARSED * len(data))
+    return value, digest
+
+
+def _read(path: str, cap: int) -> bytes:
     try:
         size = os.path.getsize(path)
         if size > cap:
             raise OutOfRangeError("too large for a JSON file of its kind", path=path, found=size, expected=f"≤ {cap}")
         with open(path, "rb") as file:
-            data = file.read(cap + 1)
+            return file.read(cap + 1)
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+
+
+def _parse_file(data: bytes, path: str) -> Any:
     skipped = len(BOM) if data.startswith(BOM) else 0
     return parse_json(data[skipped:], path, skipped, constants=True)
 
 
-def load_object(path: str, cap: int = MAX_JSON) -> dict[str, Any]:
-    """`load_json`, whose value must be an object."""
-    value = load_json(path, cap)
+def _object(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptError("is not a JSON object", path=path, found=type(value).__name__, expected="{…}")
     return value
@@ -69,7 +99,7 @@ def parse_json(data: bytes, path: str, offset: int = 0, *, constants: bool = Fal
         raise EncodingError("JSON nested too deep", path=path, offset=offset, expected=MAX_JSON_DEPTH) from None
     except ValueError as error:  # an integer of more than sys.get_int_max_str_digits() digits
         raise EncodingError(f"not JSON we read: {error}", path=path, offset=offset) from None
-    _check_tree(value, path, offset, surrogates="\\u" in text)
+    _check_tree(value, path, offset, surrogates=_SURROGATE.search(text) is not None)
     return value
 
 

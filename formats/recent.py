@@ -1,13 +1,27 @@
-"""Results kept by the content they were made of: an archive holds one vocabulary in twenty files."""
+"""Results kept by the content they were made of, where a whole archive is looked at: it holds one vocabulary in twenty
+files. Elsewhere nothing is kept: a conversion makes and checks everything itself."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
+_keeping = False
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """For as long, `Recent` keeps and finds; what is kept outlasts it, for the next time."""
+    global _keeping
+    before, _keeping = _keeping, True
+    try:
+        yield
+    finally:
+        _keeping = before
 
 
 class Recent(Generic[V]):
@@ -25,19 +39,22 @@ class Recent(Generic[V]):
 
     def get(self, key: Hashable) -> V | None:
         with self._lock:
-            found = self._kept.get(key)
+            found = self._kept.get(key) if _keeping else None
             if found is None:
                 return None
             self._kept.move_to_end(key)
             return found[0]
 
+    def takes(self, nbytes: int) -> bool:
+        """Whether `put` would keep something of that size."""
+        return _keeping and nbytes <= self.most
+
     def put(self, key: Hashable, value: V, nbytes: int) -> None:
-        """Keep `value` until newer ones need its room; not at all where it needs more than there is."""
+        """Keep `value` until newer ones need its room."""
+        if not self.takes(nbytes):
+            return
         with self._lock:
-            self._held -= self._kept.pop(key, (value, 0))[1]
-            if nbytes > self.most:
-                return
+            self._held += nbytes - self._kept.pop(key, (value, 0))[1]
             self._kept[key] = value, nbytes
-            self._held += nbytes
             while self._held > self.most:
                 self._held -= self._kept.popitem(last=False)[1][1]

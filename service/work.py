@@ -12,6 +12,7 @@ from ggferry.converters.convert import convert
 from ggferry.converters.digests import digest
 from ggferry.converters.reverify import reverify
 from ggferry.formats.errors import InconsistentError
+from ggferry.formats.recent import keeping
 from ggferry.formats.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.service.adopt import adopt, made_of
 from ggferry.service.analyse import PATHS, analyse, request_of
@@ -54,7 +55,8 @@ def mounted(remote: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _analyse(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
-    return analyse(command["source"], command["recipe"], command["threads"], command.get("config"))
+    with keeping():
+        return analyse(command["source"], command["recipe"], command["threads"], command.get("config"))
 
 
 # --- convert -------------------------------------------------------------------------------------------------------

@@ -89,12 +89,12 @@ def read_merges(merges: Any, vocabulary: dict[str, int], path: str) -> tuple[tup
     pairs: list[tuple[str, str]] = []
     for rank, merge in enumerate(merges):
         halves = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(halves, list) or len(halves) != 2 or not all(isinstance(h, str) and h for h in halves):
+        left, right = halves if isinstance(halves, list) and len(halves) == 2 else ("", "")
+        if not (left and right and isinstance(left, str) and isinstance(right, str)):
             raise CorruptError(f"merge {rank} is not two tokens", path=path, found=merge)
-        left, right = halves
-        for text in (left, right, left + right):
-            if text not in vocabulary:
-                raise CorruptError(f"merge {rank} is about a token the vocabulary does not have", path=path, found=text)
+        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            text = next(text for text in (left, right, left + right) if text not in vocabulary)
+            raise CorruptError(f"merge {rank} is about a token the vocabulary does not have", path=path, found=text)
         pairs.append((left, right))
     return tuple(pairs)
 

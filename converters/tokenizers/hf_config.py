@@ -12,7 +12,7 @@ from ggferry.converters.tokenizers.base import SPECIAL_KEYS, Tokenizer, TokenTyp
 from ggferry.converters.tokenizers.hf_bpe import Added, read_added
 from ggferry.converters.tokenizers.sidecar import read_text
 from ggferry.formats.errors import CorruptError, NotFoundError
-from ggferry.formats.json_text import load_object
+from ggferry.formats.json_text import load_known
 
 TEMPLATE_FOLDER = "additional_chat_templates"
 NAMES = (
@@ -57,6 +57,7 @@ class Sidecars:
     def __init__(self, files: Mapping[str, str]) -> None:
         self.files = dict(files)
         self._json: dict[str, Any] = {}
+        self._digests: dict[str, bytes] = {}
 
     @classmethod
     def of(cls, where: str | Mapping[str, str]) -> Sidecars:
@@ -80,9 +81,14 @@ class Sidecars:
         if name not in self.files:
             return {}
         if name not in self._json:
-            self._json[name] = load_object(self.files[name])
+            self._json[name], self._digests[name] = load_known(self.files[name])
         found: dict[str, Any] = self._json[name]
         return found
+
+    def digest(self, name: str) -> bytes | None:
+        """Of the bytes that say `object(name)`; None where no file says it."""
+        self.object(name)
+        return self._digests.get(name)
 
     def preset(self, name: str, value: dict[str, Any]) -> None:
         """Let `object(name)` be `value`."""
@@ -134,9 +140,8 @@ def with_roles(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     generation_config.json; such an id counts only where it is a special token: many configs carry their class's
     defaults, which point at ordinary pieces.
     """
-    by_text: dict[str, int] = {}
-    for token, text in enumerate(tokenizer.tokens):
-        by_text.setdefault(text, token)
+    last = len(tokenizer.tokens) - 1
+    by_text = dict(zip(reversed(tokenizer.tokens), range(last, -1, -1), strict=True))  # of equal texts the first
     ids, origins, notes = dict(tokenizer.ids), dict(tokenizer.origins), []
     for role in ROLES:
         named = _named(role, by_text, sidecars)

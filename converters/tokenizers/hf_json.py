@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_of, encoder, unique
+from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_of, encoder, held_by, unique
 from ggferry.converters.tokenizers.bytelevel import letters
 from ggferry.converters.tokenizers.check import compare
 from ggferry.converters.tokenizers.derive import UNICODE_FORMS, derive
@@ -20,9 +20,12 @@ from ggferry.converters.tokenizers.texts import TEXTS
 from ggferry.converters.tokenizers.wordpiece import phantom
 from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
+from ggferry.formats.recent import Recent
 
 ORIGIN = "tokenizer.json"
 UNREACHED_SCORE = -1e9
+_KNOWN: Recent[Tokenizer] = Recent(128 << 20)
+"""(Digest of tokenizer.json, added tokens, --pre) → what was made of it and proved."""
 
 
 def load(wanted: Wanted) -> Tokenizer:
@@ -38,12 +41,13 @@ def load(wanted: Wanted) -> Tokenizer:
         raise CorruptError("no model", path=path, found=type(model).__name__)
     kind = model.get("type") or ("BPE" if "merges" in model else None)
     if kind == "BPE":
-        whole = replace(read_document(document, path), added=added)
-        if _is_byte_level(whole):
-            return _byte_level(whole, pre)
-        if whole.byte_fallback:
-            return _byte_fallback(whole)
-        raise UnsupportedError("a BPE that is neither byte-level nor has a byte fallback", path=path)
+        key = sidecars.digest(ORIGIN), added, pre
+        found = _KNOWN.get(key)
+        if found is None:
+            found = _bpe(replace(read_document(document, path), added=added), pre)
+            if key[0] is not None:
+                _KNOWN.put(key, found, held_by(found))
+        return found
     if kind == "Unigram":
         return with_added(_unigram(document, path), added)
     if kind == "WordPiece":
@@ -51,6 +55,14 @@ def load(wanted: Wanted) -> Tokenizer:
     raise UnsupportedError(
         "a tokenizer.json of this type has no GGUF form", path=path, found=kind, expected="BPE, Unigram, WordPiece"
     )
+
+
+def _bpe(document: BpeDocument, pre: str | None) -> Tokenizer:
+    if _is_byte_level(document):
+        return _byte_level(document, pre)
+    if document.byte_fallback:
+        return _byte_fallback(document)
+    raise UnsupportedError("a BPE that is neither byte-level nor has a byte fallback", path=document.path)
 
 
 def in_order(vocabulary: dict[str, int]) -> tuple[tuple[str, ...], tuple[int, ...], list[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ggferry.converters.tokenizers.base import TokenType, byte_of
 from ggferry.converters.tokenizers.sidecar import read_bytes
@@ -24,8 +24,12 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.limits import MAX_VOCAB
 from ggferry.formats.reader import describe
+from ggferry.formats.recent import Recent
 
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+PIECE_BYTES = 200  # of memory that a piece takes beside its text
+_KNOWN: Recent[SentencePieceModel] = Recent(128 << 20)
+"""Digest of a file → the model in it."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf wire types; the group types 3 and 4 are not used
 
 
@@ -59,10 +63,17 @@ class SentencePieceModel:
 
 def read_model(path: str) -> SentencePieceModel:
     """Parse `path`. Raises UnknownFormatError when it is another kind of file, else errors with the byte offset."""
+    from blake3 import blake3
+
     data = read_bytes(path)
     if not data.startswith(b"\x0a"):  # field 1, a piece, comes first in every file SentencePiece wrote
         raise UnknownFormatError("not a SentencePiece model", path=path, offset=0, found=describe(data, path))
-    return _Wire(data, path).model()
+    key = blake3(data).digest()
+    found = _KNOWN.get(key)
+    if found is None:
+        found = _Wire(data, path).model()
+        _KNOWN.put(key, found, len(data) + PIECE_BYTES * len(found.pieces))
+    return replace(found, path=path)
 
 
 class _Wire:
