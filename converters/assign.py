@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -95,7 +95,11 @@ def assign(
             if place in found[key]:
                 raise DuplicateError("two tensors for one role", path=checkpoint.path, found=ref.name, expected=key[0])
             found[key][place] = ref
-    assigned = {key: _in_order(checkpoint, architecture, dialect, key, places) for key, places in found.items()}
+    origins = {role.name: origin_of(role, dialect) for role in architecture.roles}
+    patterns = {name: origin.patterns for name, origin in origins.items() if origin is not None}
+    assigned = {
+        (name, n): _in_order(checkpoint, patterns[name], n, places) for (name, n), places in found.items()
+    }
     return assigned, [_explained(ref, drop, assigned) for ref, drop in dropped]
 
 
@@ -144,19 +148,13 @@ def _drop_regex(pattern: str) -> re.Pattern[str]:
 
 
 def _in_order(
-    checkpoint: Checkpoint,
-    architecture: Architecture,
-    dialect: Dialect,
-    key: tuple[str, int | None],
-    places: Mapping[tuple[int, int], TensorRef],
+    checkpoint: Checkpoint, patterns: Sequence[str], n: int | None, places: Mapping[tuple[int, int], TensorRef]
 ) -> tuple[TensorRef, ...]:
-    origin = origin_of(architecture.role(key[0]), dialect)
-    assert origin is not None
-    wanted = [(e, number) for e in range(1 + max(e for e, _ in places)) for number in range(len(origin.patterns))]
+    """The tensors of one role and block `n` in the order of its `patterns`, expert by expert."""
+    wanted = [(e, number) for e in range(1 + max(e for e, _ in places)) for number in range(len(patterns))]
     for e, number in wanted:
         if (e, number) not in places:
-            name = origin.patterns[number].format(n=key[1], e=e)
-            raise MissingError(f"tensor {name!r} missing", path=checkpoint.path)
+            raise MissingError(f"tensor {patterns[number].format(n=n, e=e)!r} missing", path=checkpoint.path)
     return tuple(places[place] for place in wanted)
 
 
@@ -202,14 +200,14 @@ def check_conditions(checkpoint: Checkpoint, found: list[Slot], values: Mapping[
     Raises MissingError or UnexpectedTensorError.
     """
     due = []
-    for slot in found:
+    for slot in (slot for slot in found if slot.role.when):
         decided = verdict(slot.role.when, values if slot.n is None else {**values, "n": slot.n})
         if decided is False and slot.refs:
             raise UnexpectedTensorError(
                 f"a tensor that a model without {slot.role.when} does not have", path=checkpoint.path,
                 offset=slot.refs[0].spans[0].offset if slot.refs[0].spans else None, found=slot.refs[0].name,
             )  # fmt: skip
-        if slot.role.when and decided:
+        if decided:
             due.append(slot)
     _require(checkpoint, due)
 

@@ -24,7 +24,8 @@ def evaluate(expression: str | int, sizes: Mapping[str, Any]) -> int:
     """
     if isinstance(expression, int):
         return expression
-    value = _value(_parse(expression), sizes)
+    node = _parse(expression)
+    value = sizes[node.id] if type(node) is ast.Name else _value(node, sizes)  # nearly all are a name alone
     if not isinstance(value, int):
         raise ValueError(f"{expression} = {value!r} is not a whole number")
     return int(value)
@@ -91,7 +92,12 @@ def solve(expression: str, value: int, sizes: Mapping[str, int]) -> tuple[str, i
 
 
 def _known(node: ast.expr, sizes: Mapping[str, int]) -> bool:
-    return all(leaf.id in sizes for leaf in ast.walk(node) if isinstance(leaf, ast.Name))
+    return all(name in sizes for name in _leaves(node))
+
+
+@lru_cache(maxsize=4096)
+def _leaves(node: ast.expr) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)))
 
 
 def _undo(op: ast.operator, value: int, other: int, other_is_left: bool, expression: str) -> int:
@@ -126,11 +132,9 @@ def verdict(condition: str, sizes: Mapping[str, Any]) -> bool | None:
     return True if not condition else _truth(_parse(condition), sizes)
 
 
-@lru_cache(maxsize=4096)
 def names_in(expression: str) -> tuple[str, ...]:
     """The names in an expression or a condition, in order. Kept: a plan asks this of the same tables for every file."""
-    nodes = ast.walk(_parse(expression))
-    return tuple(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name)))
+    return _leaves(_parse(expression))
 
 
 def _truth(node: ast.expr, sizes: Mapping[str, Any]) -> bool | None:

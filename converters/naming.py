@@ -160,6 +160,8 @@ def _upper_scale(label: str) -> str:
 def visible(text: str) -> str:
     """`text` without what does not show (controls, zero-width and other format characters, lone surrogates, private
     and unassigned code points), white space collapsed, in NFC."""
+    if text.isascii() and text.isprintable():
+        return " ".join(text.split())
     shown = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
     return unicodedata.normalize("NFC", " ".join(shown.split()))
 

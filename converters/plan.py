@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ggferry.converters.choose import TypeOptions, choose_types
@@ -56,6 +56,10 @@ class Step:
     offset: int = 0
     why: str = ""
     shard: int = 0
+
+    def at(self, shard: int, offset: int) -> Step:
+        """The step with its place in the output."""
+        return Step(self.node, self.type, self.route, self.grade, offset, self.why, shard)
 
     @property
     def name(self) -> str:
@@ -149,7 +153,7 @@ def place(
         for number, shard in enumerate(shards)
     )
     placed = [
-        replace(step, offset=layout.tensors[step.name].offset, shard=number)
+        step.at(number, layout.tensors[step.name].offset)
         for number, (shard, layout) in enumerate(zip(shards, layouts, strict=True))
         for step in shard
     ]

@@ -91,18 +91,18 @@ class Solver:
         for name, value in self.dialect.given.items():
             if name not in self.values:
                 self._learn(name, Param(value, f"as in every {self.dialect.name} model"))
+        shown = self._shown() if self.checkpoint.metadata else set()
         for param in self.architecture.hparams:
             if param.name not in self.values:
-                found = stated(self.checkpoint, self.dialect, self.architecture.name, param, self._seen(param))
+                seen = param.key is None and param.name in shown
+                found = stated(self.checkpoint, self.dialect, self.architecture.name, param, seen)
                 if found is not None:
                     self._learn(param.name, Param(*found, stated=True))
 
-    def _seen(self, param: HParam) -> bool:
-        """Whether the presence of tensors tells this hparam of the source, so that a configuration beside a GGML-era
-        file must not: its makers wrote an output layer though it was tied."""
-        return param.key is None and any(
-            role.when and param.name in names_in(role.when) for role in self.architecture.roles
-        )
+    def _shown(self) -> set[str]:
+        """Hparams that the presence of tensors tells, so that a configuration beside a GGML-era file must not: its
+        makers wrote an output layer though it was tied."""
+        return {name for role in self.architecture.roles if role.when for name in names_in(role.when)}
 
     def run(self, slots: Sequence[Slot]) -> dict[str, Param]:
         """All hparams in the order of the table, without those that say what their absence says.

@@ -20,7 +20,7 @@ CODES = {
     "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f64": "d",
 }  # fmt: skip
 _NUMBER = {
-    (code, big): struct.Struct((">" if big else "<") + char) for code, char in CODES.items() for big in (False, True)
+    big: {code: struct.Struct((">" if big else "<") + char) for code, char in CODES.items()} for big in (False, True)
 }
 _FIRST_WINDOW = 1 << 16
 _LAST_WINDOW = 1 << 22
@@ -35,7 +35,7 @@ class Cursor:
     bytes are not there; nothing is allocated before that check. Not thread-safe.
     """
 
-    __slots__ = ("_base", "_big", "_buffer", "_pos", "_window", "end", "source")
+    __slots__ = ("_base", "_big", "_buffer", "_number", "_pos", "_window", "end", "source")
 
     def __init__(self, source: Source, offset: int = 0, big_endian: bool = False, end: int | None = None) -> None:
         """Start at byte `offset`; bytes from `end` on (default: the end of the source) do not exist."""
@@ -43,6 +43,7 @@ class Cursor:
         self.end = source.size if end is None else min(end, source.size)
         self._base = offset
         self._big = big_endian
+        self._number = _NUMBER[big_endian]
         self._buffer = b""
         self._pos = 0
         self._window = _FIRST_WINDOW
@@ -124,24 +125,26 @@ class Cursor:
 
     def number(self, code: str, what: str) -> int | float:
         """The next number of type `code` (u8 … i64, f32, f64)."""
-        packed = _NUMBER[code, self._big]
-        if self._pos + packed.size > len(self._buffer):
+        packed = self._number[code]
+        end = self._pos + packed.size
+        if end > len(self._buffer):
             self._fill(packed.size, what)
-        value: int | float = packed.unpack_from(self._buffer, self._pos)[0]
-        self._pos += packed.size
+            end = packed.size
+        value: int | float = packed.unpack_from(self._buffer, end - packed.size)[0]
+        self._pos = end
         return value
 
     def integer(self, code: str, what: str, low: int | None = None, high: int | None = None) -> int:
         """The next integer of type `code`. Raises OutOfRangeError outside `low..high`."""
         value = int(self.number(code, what))
         if (low is not None and value < low) or (high is not None and value > high):
-            at = self.offset - _NUMBER[code, self._big].size
+            at = self.offset - self._number[code].size
             raise self.error(OutOfRangeError, what, at, found=value, expected=_range_text(low, high))
         return value
 
     def numbers(self, code: str, count: int, what: str) -> tuple[int | float, ...]:
         """The next `count` numbers of type `code`."""
-        data = self.take(count * _NUMBER[code, self._big].size, what)
+        data = self.take(count * self._number[code].size, what)
         return struct.unpack(f"{'>' if self._big else '<'}{count}{CODES[code]}", data)
 
     def string(self, length: str, what: str, limit: int) -> bytes:
@@ -161,8 +164,8 @@ class Cursor:
     def _strings(
         self, count: int, length: str, tail: str | None, what: str, limit: int
     ) -> tuple[list[bytes], list[int | float]]:
-        prefix = _NUMBER[length, self._big]
-        suffix = None if tail is None else _NUMBER[tail, self._big]
+        prefix = self._number[length]
+        suffix = None if tail is None else self._number[tail]
         behind = 0 if suffix is None else suffix.size
         self.require(count * (prefix.size + behind), f"{count} × {what}")
         found: list[bytes] = []
@@ -218,7 +221,7 @@ class Member:
 
     @property
     def size(self) -> int:
-        return self.count if not self.code else _NUMBER[self.code, False].size
+        return self.count if not self.code else _NUMBER[False][self.code].size
 
     def check(self, value: object, offset: int, path: str | None) -> None:
         """Raises OutOfRangeError when `value` is outside low..high (NaN is outside every range)."""
@@ -287,7 +290,7 @@ class Struct:
             if len(piece) < member.size:
                 lines.append(f"{place}  — {member.size - len(piece)} of {member.size} bytes missing")
                 break
-            value = _NUMBER[member.code, big_endian].unpack(piece)[0] if member.code else piece
+            value = _NUMBER[big_endian][member.code].unpack(piece)[0] if member.code else piece
             mark = ""
             try:
                 member.check(value, offset + pos, None)
@@ -333,7 +336,7 @@ def _pack(member: Member, value: int | float | bytes, big_endian: bool, offset: 
             raise OutOfRangeError(member.name, offset=offset, found=value, expected=f"{member.count} bytes")
         return value
     try:
-        return _NUMBER[member.code, big_endian].pack(value)
+        return _NUMBER[big_endian][member.code].pack(value)
     except (struct.error, OverflowError):
         raise OutOfRangeError(member.name, offset=offset, found=value, expected=member.code) from None
 

@@ -111,7 +111,38 @@ def _walk(
 
 
 def _record(source: Source, offset: int, codes: Mapping[int, str], alignment: int, axes: int) -> Record:
-    cursor = Cursor(source, offset, end=min(source.size, offset + 12 + 4 * axes + limits.MAX_NAME + alignment))
+    """The record at `offset`, in one piece where it is as it should be; else field by field, to say what is wrong."""
+    most = 12 + 4 * axes + limits.MAX_NAME + alignment
+    return _plain(source.read(offset, min(most, source.size - offset)), offset, codes, alignment, axes) or _careful(
+        source, offset, min(source.size, offset + most), codes, alignment, axes
+    )
+
+
+def _plain(head: bytes, offset: int, codes: Mapping[int, str], alignment: int, axes: int) -> Record | None:
+    """The record that `head` begins with; None unless all is well."""
+    if len(head) < 12:
+        return None
+    dims, length, code = struct.unpack_from("<3i", head)
+    if not (1 <= dims <= axes and 1 <= length <= limits.MAX_NAME and code in codes):
+        return None
+    begin = 12 + 4 * dims
+    end = begin + length
+    data = end + -(offset + end) % alignment
+    if data > len(head) or any(head[end:data]):
+        return None
+    shape = struct.unpack_from(f"<{dims}i", head, 12)[::-1]
+    try:
+        name = head[begin:end].decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return Record(name, code, shape, offset, offset + data) if min(shape) > 0 else None
+
+
+def _careful(
+    source: Source, offset: int, end: int, codes: Mapping[int, str], alignment: int, axes: int
+) -> Record:
+    """As `_plain`. Raises a CorruptError naming the first field that is wrong."""
+    cursor = Cursor(source, offset, end=end)
     dims = cursor.integer("i32", "a tensor's number of dimensions", 1, axes)
     length = cursor.integer("i32", "length of a tensor's name", 1, limits.MAX_NAME)
     at = cursor.offset

@@ -169,13 +169,15 @@ class _Packer:
         for tensor in tensors:
             what = f"tensor {tensor.name!r}"
             out += self.text(tensor.name, what) + self.number("u32", len(tensor.shape), what)
-            for size in reversed(tensor.shape):
-                out += self.number(self.count_code, size, what)
+            out += self.numbers(self.count_code, tensor.shape[::-1], what)
             out += self.number("u32", tensor.type.ggml_id, what) + self.number("u64", tensor.offset, what)
         return bytes(out)
 
     def number(self, code: str, value: Any, what: str) -> bytes:
-        return self.numbers(code, (value,), what)
+        try:
+            return struct.pack(self.mark + CODES[code], value)
+        except (struct.error, OverflowError):
+            raise OutOfRangeError(what, found=value, expected=code) from None
 
     def numbers(self, code: str, values: Sequence[Any], what: str) -> bytes:
         try:

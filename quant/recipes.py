@@ -271,8 +271,10 @@ class _Chooser:
             return kind, f"{self.recipe.name}, pure"
         if self.tied and role == "token_embd" and self.options.output is not None:
             return self.options.output, "--output-tensor-type, tied"
-        subject = self.subject(tensor, role, kind)
         why = f"{self.recipe.name}: default"
+        if not self.recipe.rules:
+            return kind, why
+        subject = self.subject(tensor, role, kind)
         for rule in self.lines(subject.roles):
             if rule.fits(subject):
                 subject.words["type"] = tensor.type if rule.type == KEEP else rule.type

@@ -24,7 +24,7 @@ KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", 
         "SYSTEMROOT", "NUMBA_CACHE_DIR", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "COVERAGE_PROCESS_START")  # fmt: skip
 """The whole environment of a worker, beside LC_*: nothing that could be a token, and a home without any."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-JOBS_A_WORKER = 200  # then a fresh one: what hostile files may have left in memory goes with the old
+JOBS_A_WORKER = 1000  # then a fresh one: what hostile files may have left in memory goes with the old
 OUT_OF_MEMORY = "OutOfMemory"
 STDERR_SHOWN = 400
 LINE_CAP = 1 << 30  # bytes of one event; a receipt of 10^5 tensors has 60 MB
