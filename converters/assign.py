@@ -97,9 +97,7 @@ def assign(
             found[key][place] = ref
     origins = {role.name: origin_of(role, dialect) for role in architecture.roles}
     patterns = {name: origin.patterns for name, origin in origins.items() if origin is not None}
-    assigned = {
-        (name, n): _in_order(checkpoint, patterns[name], n, places) for (name, n), places in found.items()
-    }
+    assigned = {(name, n): _in_order(checkpoint, patterns[name], n, places) for (name, n), places in found.items()}
     return assigned, [_explained(ref, drop, assigned) for ref, drop in dropped]
 
 

@@ -14,12 +14,12 @@ from ggferry.formats.errors import BadValueError, InconsistentError, OutOfRangeE
 from ggferry.formats.fields import Cursor
 from ggferry.formats.ggml_types import Version
 from ggferry.formats.reader import HeaderLayout
-from ggferry.formats.recent import Recent
+from ggferry.formats.recent import Recent, held
 from ggferry.formats.sources import Source
 from ggferry.quant.codec import block_type
 
+SCORE_BYTES = 32  # of memory: a float and its place
 HEAD = 4096  # bytes that are compared before a whole vocabulary is
-TOKEN_BYTES = 100  # of memory that a token and its score take beside the text
 SCORED = frozenset({"ggmf", "ggjt", "ggcc"})
 """Containers whose tokens are each followed by a float32, whatever the architecture (facts/legacy-other.md §0)."""
 
@@ -47,7 +47,7 @@ class Prelude:
 
 
 def read_prelude(source: Source, version: Version, layout: HeaderLayout, runs: Runs) -> Prelude:
-    """`runs`: of this file, under the layouts tried before. Raises a CorruptError where the bytes are no such prelude."""
+    """`runs`: of this file, under other layouts. Raises a CorruptError where the bytes are no such prelude."""
     cursor = Cursor(source, 4 if version[0] == "ggml" else 8)
     header = layout.header.read(cursor)
     matrix = _matrix(cursor, layout.matrix) if layout.matrix else None
@@ -131,8 +131,8 @@ def _read(cursor: Cursor, count: int, scored: bool) -> tuple[Sequence[bytes], Se
     else:
         tokens = cursor.strings(count, "i32", "token", limits.MAX_TOKEN_BYTES)
     size = cursor.offset - begin
-    if _KNOWN.takes(held := size + count * TOKEN_BYTES):
-        _KNOWN.put((begin, count, scored), (cursor.source.read(begin, size), tokens, scores), held)
+    if _KNOWN.takes(room := size + held(tokens) + SCORE_BYTES * len(scores)):
+        _KNOWN.put((begin, count, scored), (cursor.source.read(begin, size), tokens, scores), room)
     return tokens, scores
 
 

@@ -79,9 +79,7 @@ def with_planes(source: Source, prelude: Prelude, refs: list[TensorRef]) -> list
     return [replace(ref, type=table[PLANAR[ref.type.name]].type) if ref.type.name in planar else ref for ref in refs]
 
 
-def _walk(
-    source: Source, prelude: Prelude, codes: Mapping[int, str], records: Records
-) -> Iterator[TensorRef]:
+def _walk(source: Source, prelude: Prelude, codes: Mapping[int, str], records: Records) -> Iterator[TensorRef]:
     """Every record from the vocabulary to the last byte. Raises a CorruptError where the walk cannot go on."""
     table = codecs()
     alignment = ALIGNMENT[prelude.version[0]]
@@ -138,9 +136,7 @@ def _plain(head: bytes, offset: int, codes: Mapping[int, str], alignment: int, a
     return Record(name, code, shape, offset, offset + data) if min(shape) > 0 else None
 
 
-def _careful(
-    source: Source, offset: int, end: int, codes: Mapping[int, str], alignment: int, axes: int
-) -> Record:
+def _careful(source: Source, offset: int, end: int, codes: Mapping[int, str], alignment: int, axes: int) -> Record:
     """As `_plain`. Raises a CorruptError naming the first field that is wrong."""
     cursor = Cursor(source, offset, end=end)
     dims = cursor.integer("i32", "a tensor's number of dimensions", 1, axes)

@@ -26,7 +26,7 @@ from ggferry.formats.gguf_values import (
     is_alignment,
     u32,
 )
-from ggferry.formats.recent import Recent
+from ggferry.formats.recent import Recent, held
 from ggferry.quant.types import BlockError, BlockType
 
 Declared = tuple[str, BlockType, tuple[int, ...]]
@@ -34,7 +34,6 @@ Declared = tuple[str, BlockType, tuple[int, ...]]
 
 _KEY = re.compile(KEY_PATTERN)
 VOCABULARY = 256  # strings; shorter arrays are packed sooner than they are found again
-TEXT_BYTES = 80  # of memory that a text takes beside its characters
 _PACKED: Recent[bytes] = Recent(64 << 20)
 """(Byte order, type of the lengths, strings) → their bytes."""
 _V1_TYPES = 10  # GGUF_TYPE_COUNT of v1: UINT64, INT64 and FLOAT64 came with v2
@@ -202,7 +201,7 @@ class _Packer:
         found = _PACKED.get(key)
         if found is None:
             found = self._packed(texts, what)
-            _PACKED.put(key, found, len(found) + TEXT_BYTES * len(texts))
+            _PACKED.put(key, found, len(found) + held(texts))
         return found
 
     def _packed(self, texts: Sequence[Any], what: str) -> bytes:

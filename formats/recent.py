@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
+ITEM_BYTES = 80  # of memory that a string, and its place in a tuple, take beside the characters
 _keeping = False
+
+
+def held(texts: Sequence[str] | Sequence[bytes]) -> int:
+    """Bytes of memory that `texts` take, roughly."""
+    return sum(map(len, texts)) + ITEM_BYTES * len(texts)
 
 
 @contextmanager

@@ -85,7 +85,5 @@ def table(text: str, **common: bool) -> dict[str, BlockType]:
             member, dtype = item.split(":")
             dtype, _, count = dtype.partition("*")
             parsed.append(Field(member, dtype, int(count or 1)))
-        types[name] = BlockType(
-            name, int(elements), tuple(parsed), None if ggml_id == "-" else int(ggml_id), **common
-        )
+        types[name] = BlockType(name, int(elements), tuple(parsed), None if ggml_id == "-" else int(ggml_id), **common)
     return types

@@ -20,7 +20,6 @@ from ggferry.formats.errors import (
 from ggferry.formats.gguf_values import Value, ValueType, array, boolean, string, u32
 from ggferry.quant.registry import scan
 
-TEXT_BYTES = 80
 SPACE = "\u2581"  # SentencePiece's visible space; GGUF keeps it in the token texts
 PREFIX = "tokenizer."
 GGML = "tokenizer.ggml."
@@ -128,6 +127,10 @@ class Tokenizer:
 
     def type_of(self, token: int) -> int:
         return TokenType.NORMAL if self.types is None else self.types[token]
+
+    def texts(self) -> tuple[str, ...]:
+        """All that is large in it."""
+        return (*self.tokens, *(self.merges or ()))
 
     def noted(self, *notes: str) -> Tokenizer:
         return replace(self, notes=(*self.notes, *notes))
@@ -242,12 +245,6 @@ def encoder(tokenizer: Tokenizer) -> Encoder:
             return found
     known = sorted({model for kind in kinds for model in kind.models})
     raise UnsupportedError("no encoder for this tokenizer model", found=tokenizer.model, expected=", ".join(known))
-
-
-def held_by(tokenizer: Tokenizer) -> int:
-    """Bytes of memory that the texts of a tokenizer take, roughly: an object and its place beside each text."""
-    texts = (*tokenizer.tokens, *(tokenizer.merges or ()))
-    return sum(map(len, texts)) + TEXT_BYTES * len(texts)
 
 
 def byte_of(text: str) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_of, encoder, held_by, unique
+from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_of, encoder, unique
 from ggferry.converters.tokenizers.bytelevel import letters
 from ggferry.converters.tokenizers.check import compare
 from ggferry.converters.tokenizers.derive import UNICODE_FORMS, derive
@@ -20,7 +20,7 @@ from ggferry.converters.tokenizers.texts import TEXTS
 from ggferry.converters.tokenizers.wordpiece import phantom
 from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
-from ggferry.formats.recent import Recent
+from ggferry.formats.recent import Recent, held
 
 ORIGIN = "tokenizer.json"
 UNREACHED_SCORE = -1e9
@@ -46,7 +46,7 @@ def load(wanted: Wanted) -> Tokenizer:
         if found is None:
             found = _bpe(replace(read_document(document, path), added=added), pre)
             if key[0] is not None:
-                _KNOWN.put(key, found, held_by(found))
+                _KNOWN.put(key, found, held(found.texts()))
         return found
     if kind == "Unigram":
         return with_added(_unigram(document, path), added)

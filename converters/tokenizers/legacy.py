@@ -10,14 +10,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_token, held_by
+from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenType, byte_token
 from ggferry.converters.tokenizers.legacy_bpe import from_raw_bpe, is_byte_bpe
 from ggferry.converters.tokenizers.repairs import distinct
 from ggferry.converters.tokenizers.spm import from_model
 from ggferry.converters.tokenizers.spm_file import Piece, SentencePieceModel, read_model
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import InconsistentError, UnsupportedError
-from ggferry.formats.recent import Recent
+from ggferry.formats.recent import Recent, held
 
 UNKNOWN = " \u2047 ".encode()  # sentencepiece's decode of <unk>: its unk_surface
 LOST = "\ufffd".encode()  # what tokenizer.decode() gave for a byte ≥ 0x80, 10–13 March 2023 (before 2a20f48ef)
@@ -57,7 +57,7 @@ def from_raw_vocab(
     found = _KNOWN.get(key)
     if found is None:
         found = _completed(_by_itself(raw, pre, path), raw, model_rows, path)
-        _KNOWN.put(key, found, held_by(found))
+        _KNOWN.put(key, found, held(found.texts()))
     return found
 
 
