@@ -28,7 +28,7 @@ Runs = dict[tuple[int, bool], tuple[Sequence[bytes], Sequence[float], int]]
 """What was read of one file's vocabulary: (where it begins, whether scores follow) → tokens, scores, where they end.
 The layouts of a container lead to the same place again and again, and 32,000 tokens take longer than all the rest."""
 
-_KNOWN: Recent[tuple[bytes, Sequence[bytes], Sequence[float]]] = Recent(64 << 20)
+_KNOWN: Recent[tuple[bytes, Sequence[bytes], Sequence[float]]] = Recent(32 << 20)
 """(Offset, number of tokens, whether scores follow) → the bytes of such a vocabulary, and what was read of them."""
 
 

@@ -14,7 +14,7 @@ from ggferry.formats.recent import Recent
 
 BOM = b"\xef\xbb\xbf"
 PARSED = 10  # bytes of Python objects for one of text: 7 to 9 in vocabularies
-_KNOWN: Recent[dict[str, Any]] = Recent(256 << 20)
+_KNOWN: Recent[dict[str, Any]] = Recent(128 << 20)
 """Digest of a file → the object in it."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 

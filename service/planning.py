@@ -23,7 +23,7 @@ from ggferry.service.planfile import ARCHIVE, CONVERT, CORRUPT, INCOMPLETE, OTHE
 from ggferry.service.ranged import RangedFile
 from ggferry.service.scratch import Scratch
 from ggferry.service.stores import Found, is_remote, local_path
-from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
+from ggferry.service.supervise import OUT_OF_MEMORY, Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
 HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
 STAGING = 16  # heads fetched from a store at a time
@@ -150,7 +150,7 @@ def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[
         "mount": mount,
     }
     try:
-        facts = supervisor.run(command, timeout=HEADER_TIMEOUT).result
+        facts = _run(command, supervisor)
         own = {**_own(group), **facts.pop("options")}
         return {**facts, "options": {**wanted.recipe, **{k: v for k, v in own.items() if v is not None}}}
     except WorkerFailed as failure:
@@ -159,6 +159,17 @@ def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[
         return {"error": {"class": "Timeout", "message": f"its headers were not read within {HEADER_TIMEOUT:g} s"}}
     except WorkerDied as death:
         return {"error": {"class": "WorkerDied", "message": death.reason}}
+
+
+def _run(command: Mapping[str, Any], supervisor: Supervisor) -> dict[str, Any]:
+    """What a worker says; for want of memory a fresh one is asked, lest what is kept of other models decide."""
+    try:
+        facts: dict[str, Any] = supervisor.run(command, timeout=HEADER_TIMEOUT).result
+    except WorkerFailed as failure:
+        if failure.error.get("class") != OUT_OF_MEMORY:
+            raise
+        facts = supervisor.run(command, timeout=HEADER_TIMEOUT).result
+    return facts
 
 
 def _own(group: Group) -> dict[str, Any]:

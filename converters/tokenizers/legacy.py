@@ -31,7 +31,7 @@ PADS = (b"<pad>", b"[PAD]", b"<PAD>", b"<|pad|>")
 LLAMA_SPACES = (259, 268, 308, 418, 462, 539, 632, 795, 965, 1669, 1678, 3986, 4706, 9651, 18884, 29871)
 LLAMA_PIECES = 32000
 SPACES_SCORE = -1e9
-_KNOWN: Recent[Tokenizer] = Recent(128 << 20)
+_KNOWN: Recent[Tokenizer] = Recent(32 << 20)
 """(Vocabulary, rows, pre-tokenizer) → its tokenizer."""
 
 

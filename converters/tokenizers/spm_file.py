@@ -28,7 +28,7 @@ from ggferry.formats.recent import Recent
 
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 PIECE_BYTES = 200  # of memory that a piece takes beside its text
-_KNOWN: Recent[SentencePieceModel] = Recent(128 << 20)
+_KNOWN: Recent[SentencePieceModel] = Recent(64 << 20)
 """Digest of a file → the model in it."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf wire types; the group types 3 and 4 are not used
 
