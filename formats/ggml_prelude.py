@@ -101,7 +101,7 @@ def _vocabulary(
 
 def _tokens(cursor: Cursor, count: int, scored: bool, runs: Runs) -> tuple[Sequence[bytes], Sequence[float]]:
     place = cursor.offset, scored
-    tokens, scores, end = runs.get(place, ((), (), 0))
+    tokens, scores, end = runs.get(place, ((), (), cursor.offset))
     if len(tokens) < count:
         tokens, scores = _known(cursor, count, scored) or _read(cursor, count, scored)
         runs[place] = tokens, scores, cursor.offset

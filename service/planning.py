@@ -26,6 +26,7 @@ from ggferry.service.stores import Found, is_remote, local_path
 from ggferry.service.supervise import OUT_OF_MEMORY, Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
 HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
+HEADERS_A_WORKER = 1000  # models; a start costs as much as fifty of them
 STAGING = 16  # heads fetched from a store at a time
 Progress = Callable[[int, int], None]
 """Models looked at so far, models in all."""
@@ -120,7 +121,7 @@ def _look(found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Prog
 
     def serve() -> None:
         nonlocal done
-        with Supervisor(wanted.limits) as supervisor:
+        with Supervisor(wanted.limits, jobs=HEADERS_A_WORKER) as supervisor:
             while True:
                 try:
                     i = work.get_nowait()

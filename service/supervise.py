@@ -24,7 +24,7 @@ KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", 
         "SYSTEMROOT", "NUMBA_CACHE_DIR", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "COVERAGE_PROCESS_START")  # fmt: skip
 """The whole environment of a worker, beside LC_*: nothing that could be a token, and a home without any."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-JOBS_A_WORKER = 1000  # then a fresh one: what hostile files may have left in memory goes with the old
+JOBS_A_WORKER = 200  # then a fresh one: what hostile files may have left in memory goes with the old
 OUT_OF_MEMORY = "OutOfMemory"
 STDERR_SHOWN = 400
 LINE_CAP = 1 << 30  # bytes of one event; a receipt of 10^5 tensors has 60 MB
@@ -67,10 +67,11 @@ class Limits:
 
 
 class Supervisor:
-    """Starts a worker when there is work and again when it is gone. `on_event`, `on_ask`: see `run`."""
+    """Starts a worker when there is work, again when it is gone, and a fresh one after `jobs` jobs. `on_event`,
+    `on_ask`: see `run`."""
 
-    def __init__(self, limits: Limits, scratch: str | None = None) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, scratch: str | None = None, jobs: int = JOBS_A_WORKER) -> None:
+        self.limits, self.jobs = limits, jobs
         self._scratch = Scratch(scratch)
         self._home = self._scratch.path
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,7 +94,7 @@ class Supervisor:
 
         Raises WorkerFailed, WorkerDied or WorkerTimeout.
         """
-        if self._process is None or self._jobs >= JOBS_A_WORKER or self._process.poll() is not None:
+        if self._process is None or self._jobs >= self.jobs or self._process.poll() is not None:
             self._start()
         self._jobs += 1
         deadline = time.monotonic() + timeout if timeout else None

@@ -140,6 +140,13 @@ def test_a_record_in_one_piece_is_the_one_read_field_by_field(
                 assert _plain(head, 3, codes, alignment, 2) == careful
 
 
+def test_a_vocabulary_of_one_token_that_may_be_short(tmp_path: Path) -> None:
+    """The layout of LLaMA reads all tokens but the last first: here none."""
+    path = Llama(container="ggml", version=None, n_vocab=1).write(tmp_path / "a.bin")
+    vocab = open_checkpoint(str(path), arch="llama").vocab
+    assert vocab is not None and len(vocab.tokens) == 1
+
+
 def test_every_layout_still_says_what_it_said(tmp_path: Path) -> None:
     """A layout that is tried alone reads what it reads behind the others."""
     path = Llama(container="ggml", version=None).write(tmp_path / "a.bin")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ggferry.service import planning, supervise
+from ggferry.service import planning
 from ggferry.service.archive import FILE, Group
 from ggferry.service.planning import Wanted, plan
 from ggferry.service.supervise import OUT_OF_MEMORY, Answer, WorkerFailed
@@ -38,7 +38,7 @@ def test_workers_that_read_all_say_what_fresh_ones_say(tmp_path: Path, monkeypat
     _archive(tmp_path / "in")
     wanted = Wanted((str(tmp_path / "in"),))
     _, together = plan(wanted)
-    monkeypatch.setattr(supervise, "JOBS_A_WORKER", 1)
+    monkeypatch.setattr(planning, "HEADERS_A_WORKER", 1)
     _, alone = plan(wanted)
     assert together == alone
     verdicts = [entry.verdict for entry in together]
