@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -37,7 +36,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, RefusedError, UnsupportedError, UsageError, VerificationError
 from ggferry.formats.gguf_values import u32
 from ggferry.formats.imatrix import read_imatrix
-from ggferry.formats.sources import LocalFile
+from ggferry.quant.interrupts import interrupts_wait
 from ggferry.quant.recipes import RAGGED
 
 LEVELS = ("none", "fast", "full")
@@ -147,21 +146,24 @@ def convert(
         _check_space(paths[0], plan)
         threads = workers(request.jobs)
         with OutputSet(paths, plan.layouts, overwrite=request.force) as output, Digests(threads) as digests:
-            read = digests.begin([file for file in plan.graph.checkpoint.files if not isinstance(file, Dequantised)])
+            files = [file for file in plan.graph.checkpoint.files if not isinstance(file, Dequantised)]
+            source = digests.begin(files, beside=1)
             sums = check_sums(checkpoint, stage, each, threads)
             watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
             with stage("writing", plan.bytes_written) as progress:
                 run(plan, output, jobs=request.jobs, progress=progress, watch=watch)
             output.finish()
+            written = digests.begin([digests.open(path) for path in output.partials], beside=0)
             plan = replace(plan, notes=(*plan.notes, *sums, *watch.notes()))
             if watch.not_finite and request.level == "full":  # no forward pass tells anything about NaN
                 request = replace(request, level="fast")
             proof = prove(plan, tokenizer, output.partials[0], request, stage)
-            written = _output_records(output, digests)
-            receipt = receipts.make_receipt(plan, proof, written, [take() for take in read], _options(plan, request))
+            records = [{**take(), "name": os.path.basename(path)} for take, path in zip(written, paths, strict=True)]
+            receipt = receipts.make_receipt(plan, proof, records, [take() for take in source], _options(plan, request))
             approve(receipt)
-            _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))
-            output.publish()
+            with interrupts_wait():
+                _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))
+                output.publish()
         return Result(paths[0], receipt, _lines(plan, proof, paths))
     finally:
         checkpoint.close()
@@ -262,15 +264,6 @@ def _check_space(target: str, plan: Plan) -> None:
             "not enough room", path=folder, found=f"{free.f_bavail * free.f_frsize:,} bytes free",
             expected=f"{plan.bytes_written:,} bytes",
         )  # fmt: skip
-
-
-def _output_records(output: OutputSet, digests: Digests) -> list[dict[str, Any]]:
-    """Records of the written files, under the names they will have."""
-    with ExitStack() as stack:
-        records = digests.of([stack.enter_context(LocalFile(path)) for path in output.partials])
-    return [
-        {**record, "name": os.path.basename(path)} for record, path in zip(records, output.paths, strict=True)
-    ]
 
 
 def _options(plan: Plan, request: Request) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -38,25 +39,26 @@ def digest(
 
 
 class Digests:
-    """As a context: leaving it ends what still runs. `threads`: how many all files together may take."""
+    """As a context: leaving it ends what still runs. `threads`: how many a conversion may take."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "ggferry-digest")
         self._left = threading.Event()
+        self._opened = ExitStack()
 
-    def of(self, sources: Sequence[Source]) -> list[Record]:
-        """The records of files, all read at once as far as there are threads."""
-        return [take() for take in self.begin(sources, beside=False)]
+    def open(self, path: str) -> Source:
+        """A file of this machine, closed at the end."""
+        return self._opened.enter_context(LocalFile(path))
 
-    def begin(self, sources: Sequence[Source], beside: bool = True) -> list[Callable[[], Record]]:
-        """What gives the records of files. `beside` work that has one of the threads: then only local files are read
-        at once, as of a remote one the bytes are here when it was converted, and nothing where that thread is all."""
-        threads = self._threads - 1 if beside else self._threads
+    def begin(self, sources: Sequence[Source], beside: int) -> list[Callable[[], Record]]:
+        """What gives the records of files. `beside`: threads that work meanwhile and are left to it. Where others are
+        left, local files are read at once; of a remote one the bytes are here when it was converted."""
+        threads = self._threads - beside
         share = max(1, threads // max(1, len(sources)))
         return [
             self._pool.submit(self._record, source, share).result
-            if threads and (isinstance(source, LocalFile) or not beside)
+            if threads > 0 and isinstance(source, LocalFile)
             else partial(self._record, source, self._threads)
             for source in sources
         ]
@@ -71,3 +73,4 @@ class Digests:
     def __exit__(self, *_: object) -> None:
         self._left.set()
         self._pool.shutdown(cancel_futures=True)
+        self._opened.close()

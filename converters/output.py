@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ggferry.formats.gguf_write import GGUFFile, GGUFLayout
+from ggferry.quant.interrupts import interrupts_wait
 
 
 class OutputSet:
@@ -15,12 +16,10 @@ class OutputSet:
 
     def __init__(self, paths: Sequence[str], layouts: Sequence[GGUFLayout], *, overwrite: bool = False) -> None:
         self.paths = tuple(paths)
+        self._layouts, self._overwrite = tuple(layouts), overwrite
         self._files: list[GGUFFile] = []
-        with ExitStack() as stack:
-            for path, layout in zip(paths, layouts, strict=True):
-                self._files.append(stack.enter_context(GGUFFile(path, layout, overwrite=overwrite)))
-            self._open = stack.pop_all()
-        self._place = {name: file for file in self._files for name in file.layout.tensors}
+        self._place: dict[str, GGUFFile] = {}
+        self._open = ExitStack()
 
     @property
     def partials(self) -> tuple[str, ...]:
@@ -40,6 +39,14 @@ class OutputSet:
             file.publish()
 
     def __enter__(self) -> OutputSet:
+        try:
+            with interrupts_wait():
+                for path, layout in zip(self.paths, self._layouts, strict=True):
+                    self._files.append(self._open.enter_context(GGUFFile(path, layout, overwrite=self._overwrite)))
+            self._place = {name: file for file in self._files for name in file.layout.tensors}
+        except BaseException:
+            self._open.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -63,8 +63,8 @@ class GGUFFile:
         self._written: dict[str, list[tuple[int, int]]] = {name: [] for name in layout.tensors}
         self._lock = threading.Lock()
         self._finished = False
-        self._fd = _claim(self.partial)
         self._flusher = _Flusher(lambda: self._try(os.fdatasync, self._fd))
+        self._fd = _claim(self.partial)
         try:
             if not overwrite and os.path.lexists(self.path):
                 raise self._exists()

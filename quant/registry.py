@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from ggferry.quant.interrupts import interrupts_wait
+
 
 @cache
 def scan(package: str, attribute: str) -> tuple[Any, ...]:
@@ -67,7 +69,9 @@ class _Lazy:
         self.__dict__["__name__"] = name
 
     def __getattr__(self, attribute: str) -> Any:
-        value = getattr(importlib.import_module(self.__name__), attribute)
+        # An interrupt that reaches torch while its C++ parts are made aborts the process: pybind11 terminates it.
+        with interrupts_wait():
+            value = getattr(importlib.import_module(self.__name__), attribute)
         self.__dict__[attribute] = value
         return value
 

@@ -53,15 +53,15 @@ def _run(arguments: list[str]) -> int:
     try:
         _app(arguments)(args=arguments, prog_name="ggferry", standalone_mode=True)
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        return _interrupted() if code == INTERRUPTED else code  # which typer makes of an interrupt
     except GgferryError as error:
         if "--json" in arguments:
             print_json({"error": error.as_dict()})
         say(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        say("interrupted; nothing was left behind")
-        return INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -76,12 +76,21 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
+def _interrupted() -> int:
+    say("interrupted; nothing unfinished was left behind")
+    return INTERRUPTED
+
+
 def _exit(run: Callable[[], int]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     code = run()
     sys.stdout.flush()
+    if code == INTERRUPTED:
+        # CPython ends itself by the signal where C code of a library (torch) saw the interrupt on its way up.
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -36,8 +36,9 @@ class Remote:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("beside", [0, 1])
 @pytest.mark.parametrize("size", [0, 1, (8 << 20) + 3])
-def test_records_are_those_of_the_files(size: int, threads: int, tmp_path: Path) -> None:
+def test_records_are_those_of_the_files(size: int, beside: int, threads: int, tmp_path: Path) -> None:
     data = [os.urandom(size) for _ in range(3)]
     for number, each in enumerate(data):
         (tmp_path / f"{number}.bin").write_bytes(each)
@@ -46,8 +47,7 @@ def test_records_are_those_of_the_files(size: int, threads: int, tmp_path: Path)
         {"name": f"{number}.bin", "bytes": size, "blake3": blake3(each).hexdigest()} for number, each in enumerate(data)
     ]
     with Digests(threads) as digests:
-        assert digests.of(sources) == expected
-        assert [take() for take in digests.begin(sources)] == expected
+        assert [take() for take in digests.begin(sources, beside)] == expected
     assert digest(sources[0]) == expected[0]["blake3"]
 
 
@@ -57,7 +57,7 @@ def test_leaving_ends_a_digest_that_runs(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     source = Watched(path)
     with pytest.raises(RuntimeError, match="the conversion failed"), Digests(2) as digests:
-        digests.begin([source])
+        digests.begin([source], beside=1)
         assert source.reading.wait(10)
         raise RuntimeError("the conversion failed")
     assert source.reads * (8 << 20) < 1 << 40
@@ -71,6 +71,6 @@ def test_only_local_files_are_read_beside_work_and_only_with_a_thread_to_spare(
     path.write_bytes(b"x")
     source = kind(path)
     with Digests(threads) as digests:
-        (take,) = digests.begin([source])
+        (take,) = digests.begin([source], beside=1)
         assert source.reading.wait(10 if beside else 0.2) == beside
         assert take()["blake3"] == blake3(b"x").hexdigest()
