@@ -1,4 +1,4 @@
-"""Two workers against one: python benchmarks/archive.py [--models 12] [--mib 64] [--dry-run] [--outtype q4_k_m]
+"""Two workers against one: python benchmarks/archive.py [--models 30] [--mib 192] [--dry-run] [--outtype q4_k_m]
 
 Quantises an archive of F16 models, read from and written to this machine's disk, with one worker process of one thread
 and then with two. The jobs are I/O-light: almost all of the time is arithmetic. What is to be shown: 1.8 times the
@@ -54,8 +54,8 @@ def run(*arguments: object) -> tuple[float, float]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--models", type=int, default=12)
-    options.add_argument("--mib", type=int, default=64)
+    options.add_argument("--models", type=int, default=30)
+    options.add_argument("--mib", type=int, default=192)
     options.add_argument("--outtype", default="q4_k_m")
     options.add_argument("--verify", default="fast")
     options.add_argument("--rounds", type=int, default=1)

@@ -52,13 +52,12 @@ class Digests:
         return self._opened.enter_context(LocalFile(path))
 
     def begin(self, sources: Sequence[Source], beside: int) -> list[Callable[[], Record]]:
-        """What gives the records of files. `beside`: threads that work meanwhile and are left to it. Where others are
-        left, local files are read at once; of a remote one the bytes are here when it was converted."""
-        threads = self._threads - beside
-        share = max(1, threads // max(1, len(sources)))
+        """What gives the records of files. `beside`: threads that are left to the work meanwhile. Where there is more
+        than one, local files are read at once; of a remote one the bytes are here when it was converted."""
+        share = max(1, (self._threads - beside) // max(1, len(sources)))
         return [
             self._pool.submit(self._record, source, share).result
-            if threads > 0 and isinstance(source, LocalFile)
+            if self._threads > 1 and isinstance(source, LocalFile)
             else partial(self._record, source, self._threads)
             for source in sources
         ]

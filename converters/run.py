@@ -82,7 +82,7 @@ def jobs_of(plan: Plan) -> Iterator[Job]:
     for step in order:
         run = values.run_of_bytes(step.node) if step.route == COPY and not plan.options.big_endian else None
         if run:
-            chunk = values.CHUNK - values.CHUNK % step.type.block_bytes
+            chunk = values.COPY - values.COPY % step.type.block_bytes
             for start in range(0, run[2], chunk):
                 yield Job(step, step.node, start, min(run[2], start + chunk), run)
             continue

@@ -33,6 +33,8 @@ else:
 
 CHUNK = 4 << 20
 """Bytes of the widest form (source, target or float32) that one worker holds of a tensor at a time."""
+COPY = 1 << 20
+"""Bytes that are copied or compared at a time as they are: what a core's own cache holds."""
 MAX_VECTOR = 1 << 26
 """Elements of a permuted vector: biases, which are held whole."""
 
@@ -100,11 +102,11 @@ _scratch = threading.local()
 
 
 def scratch(size: int, number: int = 0) -> memoryview:
-    """A buffer of this thread's own, `size` ≤ CHUNK bytes, used again and again:
+    """A buffer of this thread's own, `size` ≤ COPY bytes, used again and again:
     fresh pages cost more than the copy."""
     buffers: dict[int, bytearray] = _scratch.__dict__.setdefault("buffers", {})
     if number not in buffers:
-        buffers[number] = bytearray(CHUNK)
+        buffers[number] = bytearray(COPY)
     return memoryview(buffers[number])[:size]
 
 

@@ -270,7 +270,7 @@ def check_tensor(
 
     if runs[0] and runs[1]:
         size = runs[0][2]
-        cuts = ((start, min(size, start + values.CHUNK)) for start in range(0, size, values.CHUNK))
+        cuts = ((start, min(size, start + values.COPY)) for start in range(0, size, values.COPY))
         each(cuts, compare_bytes, workers(jobs))
     else:
         each(values.row_chunks(origin, after, values.CHUNK // 4), compare, workers(jobs))

@@ -65,7 +65,7 @@ def _analyse(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
 def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     """Digest the source, ask whether that content is still to be done, convert, ask again before publishing."""
     request = request_of(command["source"], command["recipe"], command["out"], command["threads"])
-    files, key = identify(command["files"], command["beside"], command["recipe"], parent)
+    files, key = identify(command["files"], command["beside"], command["recipe"], parent, command["threads"])
     answer = parent.ask("key", key=key, digests=files)
     if not answer["ok"]:
         return answer
@@ -84,7 +84,7 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
 
 
 def identify(
-    files: Sequence[str], beside: Mapping[str, str], recipe: Mapping[str, Any], parent: Parent
+    files: Sequence[str], beside: Mapping[str, str], recipe: Mapping[str, Any], parent: Parent, threads: int = -1
 ) -> tuple[list[str], str]:
     """Digests of the weights, and the key: the same for the same bytes under any name, done the same way."""
     total = sum(_size(path) for path in files)
@@ -92,7 +92,7 @@ def identify(
     with parent.stage("reading", total) as progress:
         for path in files:
             with open_source(path) as source:  # type: ignore[attr-defined]
-                digests.append(digest(source, progress=progress))
+                digests.append(digest(source, threads, progress))
     around = {}
     for role, path in sorted(beside.items()):
         with LocalFile(path) as source:
