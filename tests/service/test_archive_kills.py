@@ -31,22 +31,23 @@ def test_killed_at_random_moments(kills: int, tmp_path: Path, fixtures: Path) ->
     dice = random.Random(seed)
     root, dest, path = tmp_path / "in", tmp_path / "out", tmp_path / "plan.jsonl"
     states = spoil(root, fixtures, tmp_path / "canary")
-    for number in range(max(12, kills)):
+    for number in range(12 * kills):  # more than is done between the kills
         write(root / "good" / f"{number}.bin", Llama(seed=number, kind="F16", version=1))
         states[f"good/{number}.bin"] = "done"
     plan(root, path, "--dest", dest, "-j", "2")
     ledger = f"{path}.ledger"
     killed = {"coordinator": 0, "worker": 0}
+    order = ["coordinator", "worker", *dice.choices(["coordinator", "worker", "worker"], k=kills - 2)]
     run: subprocess.Popen[bytes] | None = None
-    finished = 0
-    while sum(killed.values()) < kills and finished < 2:
+    finished = False
+    while sum(killed.values()) < kills and not finished:
         if run is None or run.poll() is not None:
-            finished += run is not None and run.returncode in (0, 1)
             apply = [*GGFERRY, "apply", str(path), "-j", "2", "--threads", "1", "--attempts", "50"]
             run = subprocess.Popen(apply, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            time.sleep(1.0)  # it has to get as far as its first job
-        time.sleep(dice.uniform(0.05, 2.5))
-        whom = dice.choice(["coordinator", "worker", "worker"])
+            while not _children(run.pid) and run.poll() is None:
+                time.sleep(0.01)
+        time.sleep(dice.uniform(0.0, 1.0))
+        whom = order[sum(killed.values())]
         victims = [run.pid] if whom == "coordinator" else _children(run.pid)
         if victims and run.poll() is None:
             with suppress(ProcessLookupError):
@@ -54,13 +55,14 @@ def test_killed_at_random_moments(kills: int, tmp_path: Path, fixtures: Path) ->
                 killed[whom] += 1
             if whom == "coordinator":
                 run.wait()
+        finished = run.poll() in (0, 1)
         _check_no_lies(dest)
     if run is not None and run.poll() is None:
         run.kill()
         run.wait()
     command("apply", path, "-j", "2", "--attempts", "50", code=1)
     print("killed", killed)
-    assert all(killed.values()), killed
+    assert sum(killed.values()) == kills and all(killed.values()), killed
     found = {os.path.relpath(source, root): row for source, row in rows(ledger).items()}
     assert {name: found[name]["state"] for name in states} == states
     _check_no_lies(dest)
