@@ -139,31 +139,34 @@ def convert(
     `approve` is called with the receipt of the finished and proven output before it gets its name; what it raises
     ends the conversion like any other error.
     """
+    threads = workers(request.jobs)
     checkpoint = open_checkpoint(request.source, request.arch, request.config)
     try:
-        plan, tokenizer = make_plan(request, checkpoint)
-        paths = _targets(request, plan)
-        _check_space(paths[0], plan)
-        threads = workers(request.jobs)
-        with OutputSet(paths, plan.layouts, overwrite=request.force) as output, Digests(threads) as digests:
-            files = [file for file in plan.graph.checkpoint.files if not isinstance(file, Dequantised)]
-            source = digests.begin(files, beside=1)
-            sums = check_sums(checkpoint, stage, each, threads)
-            watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
-            with stage("writing", plan.bytes_written) as progress:
-                run(plan, output, jobs=request.jobs, progress=progress, watch=watch)
-            output.finish()
-            written = digests.begin([digests.open(path) for path in output.partials], beside=0)
-            plan = replace(plan, notes=(*plan.notes, *sums, *watch.notes()))
-            if watch.not_finite and request.level == "full":  # no forward pass tells anything about NaN
-                request = replace(request, level="fast")
-            proof = prove(plan, tokenizer, output.partials[0], request, stage)
-            records = [{**take(), "name": os.path.basename(path)} for take, path in zip(written, paths, strict=True)]
-            receipt = receipts.make_receipt(plan, proof, records, [take() for take in source], _options(plan, request))
-            approve(receipt)
-            with interrupts_wait():
-                _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))
-                output.publish()
+        with Digests(threads) as digests:
+            source = digests.begin(checkpoint.files, beside=1)
+            plan, tokenizer = make_plan(request, checkpoint)
+            more = plan.graph.checkpoint.files[len(checkpoint.files) :]
+            source += digests.begin([file for file in more if not isinstance(file, Dequantised)], beside=1)
+            paths = _targets(request, plan)
+            _check_space(paths[0], plan)
+            with OutputSet(paths, plan.layouts, overwrite=request.force) as output:
+                sums = check_sums(checkpoint, stage, each, threads)
+                watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
+                with stage("writing", plan.bytes_written) as progress:
+                    run(plan, output, jobs=request.jobs, progress=progress, watch=watch)
+                output.finish()
+                written = digests.begin([digests.open(path) for path in output.partials], beside=0)
+                plan = replace(plan, notes=(*plan.notes, *sums, *watch.notes()))
+                if watch.not_finite and request.level == "full":  # no forward pass tells anything about NaN
+                    request = replace(request, level="fast")
+                proof = prove(plan, tokenizer, output.partials[0], request, stage)
+                files = [{**take(), "name": os.path.basename(path)} for take, path in zip(written, paths, strict=True)]
+                read = [take() for take in source]
+                receipt = receipts.make_receipt(plan, proof, files, read, _options(plan, request))
+                approve(receipt)
+                with interrupts_wait():
+                    _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))
+                    output.publish()
         return Result(paths[0], receipt, _lines(plan, proof, paths))
     finally:
         checkpoint.close()
