@@ -17,8 +17,9 @@ h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}
 table{border-collapse:collapse;width:100%;font-size:.85rem}
 th,td{text-align:left;padding:.35rem .6rem;vertical-align:top;border-bottom:1px solid #e6ebf0}
 th{color:#5b6875;font-weight:600}
-td.n{text-align:right;font-variant-numeric:tabular-nums}
-td.path{word-break:break-all}.state{border-radius:4px;padding:.05rem .4rem;white-space:nowrap;background:#eef1f4}
+th.n,td.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
+td.path{word-break:break-all;min-width:16rem}
+.state{border-radius:4px;padding:.05rem .4rem;white-space:nowrap;background:#eef1f4}
 .done{background:#dff3e4}.failed,.quarantined{background:#fbe2e0}.skipped{background:#eef1f4}
 .running,.verifying,.queued{background:#e3edfb}svg text{font:12px system-ui,sans-serif;fill:currentColor}
 .before{fill:#9fb3c8}.after{fill:#2f6f9f}code{font-size:.8rem}
@@ -78,12 +79,17 @@ def _cards(facts: Mapping[str, Any]) -> str:
     )
 
 
+NUMBERS = ("Count", "Before", "After")
+"""Heads of columns of numbers, which stand above them."""
+
+
 def _section(title: str, content: str) -> str:
     return f"<h2>{escape(title)}</h2>{content}" if content else ""
 
 
 def _table(heads: Sequence[str], rows: Iterable[str]) -> str:
-    return f"<table><tr>{''.join(f'<th>{escape(h)}</th>' for h in heads)}</tr>{''.join(rows)}</table>"
+    shown = "".join(f"<th{' class=n' * (head in NUMBERS)}>{escape(head)}</th>" for head in heads)
+    return f"<table><tr>{shown}</tr>{''.join(rows)}</table>"
 
 
 def _counts(counts: Mapping[str, int], title: str) -> str:
