@@ -57,18 +57,26 @@ def run(
     for drop in plan.graph.dropped:
         check_replica(plan, drop)
 
-    def work(job: Job) -> None:
-        if job.run:
-            data: Any = values.scratch(job.stop - job.start)
-            plan.graph.checkpoint.files[job.run[0]].read_into(job.run[1] + job.start, data)
-            watch.look(job.step, job.start // job.step.type.block_bytes * job.step.type.elements, data)
-            output.pwrite(job.step.name, job.start, data)
-        else:
-            data = convert(plan, job, watch)
-            watch.look(job.step, job.start * job.node.shape[-1], data)
-            output.pwrite(job.step.name, job.start * data.shape[1], data)
+    def copy(step: Step, start: int, stop: int, run: tuple[int, int, int]) -> None:
+        file, offset, _ = run
+        kind = step.type
+        for begin, end in values.cuts(start, stop, values.COPY, kind.block_bytes):
+            data = values.scratch(end - begin)
+            plan.graph.checkpoint.files[file].read_into(offset + begin, data)
+            put(step, begin // kind.block_bytes * kind.elements, begin, data)
+
+    def put(step: Step, element: int, offset: int, data: Any) -> None:
+        watch.look(step, element, data)
+        output.pwrite(step.name, offset, data)
         if progress:
             progress(data.nbytes)
+
+    def work(job: Job) -> None:
+        if job.run:
+            copy(job.step, job.start, job.stop, job.run)
+        else:
+            data = convert(plan, job, watch)
+            put(job.step, job.start * job.node.shape[-1], job.start * data.shape[1], data)
 
     each(jobs_of(plan), work, workers(jobs))
     return watch
@@ -82,9 +90,8 @@ def jobs_of(plan: Plan) -> Iterator[Job]:
     for step in order:
         run = values.run_of_bytes(step.node) if step.route == COPY and not plan.options.big_endian else None
         if run:
-            chunk = values.COPY - values.COPY % step.type.block_bytes
-            for start in range(0, run[2], chunk):
-                yield Job(step, step.node, start, min(run[2], start + chunk), run)
+            for start, stop in values.cuts(0, run[2], values.RUN, step.type.block_bytes):
+                yield Job(step, step.node, start, stop, run)
             continue
         node = step.node if plan.imatrix else values.view_for_streaming(step.node, step.type)
         for start, stop in values.row_chunks(node, step.type):

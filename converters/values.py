@@ -33,8 +33,9 @@ else:
 
 CHUNK = 4 << 20
 """Bytes of the widest form (source, target or float32) that one worker holds of a tensor at a time."""
-COPY = 1 << 20
-"""Bytes that are copied or compared at a time as they are: what a core's own cache holds."""
+RUN, COPY = 16 << 20, 1 << 20
+"""Bytes of a run that a thread takes on at a time, and that it copies or compares at once: what its core's own cache
+holds."""
 MAX_VECTOR = 1 << 26
 """Elements of a permuted vector: biases, which are held whole."""
 
@@ -96,6 +97,12 @@ def run_of_bytes(node: Node) -> tuple[int, int, int] | None:
     if node.layout != SAME or len(ref.spans) > 1 or span.strides or ref.big_endian:
         return None
     return span.file, span.offset, ref.nbytes
+
+
+def cuts(start: int, stop: int, size: int, unit: int = 1) -> Iterator[tuple[int, int]]:
+    """`start:stop` in pieces of at most `size`, all but the last whole multiples of `unit`."""
+    step = size - size % unit
+    return ((at, min(stop, at + step)) for at in range(start, stop, step))
 
 
 _scratch = threading.local()

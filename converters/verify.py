@@ -223,8 +223,11 @@ def check_tensor(
 
     runs = (values.run_of_bytes(origin), values.run_of_bytes(mirror)) if bitwise else (None, None)
 
-    def compare_bytes(chunk: tuple[int, int]) -> None:
-        start, stop = chunk
+    def compare_run(part: tuple[int, int]) -> None:
+        for start, stop in values.cuts(*part, values.COPY):
+            compare_bytes(start, stop)
+
+    def compare_bytes(start: int, stop: int) -> None:
         sides = []
         for number, (graph, run) in enumerate(zip((source, output), runs, strict=True)):
             assert run is not None
@@ -269,9 +272,7 @@ def check_tensor(
             progress(expected.nbytes if bitwise else (stop - start) * after.row_bytes(mirror.shape[-1]))
 
     if runs[0] and runs[1]:
-        size = runs[0][2]
-        cuts = ((start, min(size, start + values.COPY)) for start in range(0, size, values.COPY))
-        each(cuts, compare_bytes, workers(jobs))
+        each(values.cuts(0, runs[0][2], values.RUN), compare_run, workers(jobs))
     else:
         each(values.row_chunks(origin, after, values.CHUNK // 4), compare, workers(jobs))
     if bitwise and not origin.inputs[0].derived:
