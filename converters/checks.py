@@ -7,14 +7,14 @@ A chunk that is copied costs two reductions over the fields that can hold such a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.layout import SAME
+from ggferry.converters.parallel import each
+from ggferry.converters.stages import Stage
 from ggferry.converters.values import CHUNK
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checksums import verify_checksums
@@ -169,12 +169,7 @@ def place(node: Node, element: int) -> str:
     return f"{ref.name!r}, {where}"
 
 
-def check_sums(
-    checkpoint: Checkpoint,
-    stage: Callable[[str, int], AbstractContextManager[Callable[[int], None]]],
-    each: Callable[[Any, Callable[[Any], None], int], None],
-    jobs: int,
-) -> tuple[str, ...]:
+def check_sums(checkpoint: Checkpoint, stage: Stage, threads: int) -> tuple[str, ...]:
     """Compare what the container states about its bytes (the CRC-32 of a zip's entries) with the bytes; the note for
     the receipt. Raises ChecksumError."""
     total = sum(stated.nbytes for stated in checkpoint.checksums)
@@ -187,5 +182,5 @@ def check_sums(
             one = replace(checkpoint, checksums=(stated,))
             verify_checksums(one, min(CHUNK, stated.nbytes), progress)
 
-        each(checkpoint.checksums, check, jobs)
+        each(checkpoint.checksums, check, threads)
     return (f"the CRC-32 of {total:,} bytes of tensors and pickles agree with what their archives state",)

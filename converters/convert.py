@@ -12,7 +12,7 @@ from ggferry.converters.adapter import AdapterPlan, is_adapter, plan_adapter, pr
 from ggferry.converters.checks import Watch, check_sums
 from ggferry.converters.dequantise import Dequantised
 from ggferry.converters.derived import Computed
-from ggferry.converters.digests import Digests
+from ggferry.converters.digests import Digests, Taken
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import understand
 from ggferry.converters.metadata import Entry
@@ -20,7 +20,7 @@ from ggferry.converters.model_metadata import assemble, output_name
 from ggferry.converters.naming import shard_label
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.output import OutputSet
-from ggferry.converters.parallel import each, workers
+from ggferry.converters.parallel import workers
 from ggferry.converters.plan import Options, Plan, place, plan_steps, shard_metadata
 from ggferry.converters.rewrite import override_keys, prune_layers
 from ggferry.converters.run import run
@@ -139,37 +139,44 @@ def convert(
     `approve` is called with the receipt of the finished and proven output before it gets its name; what it raises
     ends the conversion like any other error.
     """
-    threads = workers(request.jobs)
     checkpoint = open_checkpoint(request.source, request.arch, request.config)
     try:
-        with Digests(threads) as digests:
+        with Digests(workers(request.jobs)) as digests:
             source = digests.begin(checkpoint.files, beside=1)
             plan, tokenizer = make_plan(request, checkpoint)
             more = plan.graph.checkpoint.files[len(checkpoint.files) :]
             source += digests.begin([file for file in more if not isinstance(file, Dequantised)], beside=1)
-            paths = _targets(request, plan)
-            _check_space(paths[0], plan)
-            with OutputSet(paths, plan.layouts, overwrite=request.force) as output:
-                sums = check_sums(checkpoint, stage, each, threads)
-                watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
-                with stage("writing", plan.bytes_written) as progress:
-                    run(plan, output, jobs=request.jobs, progress=progress, watch=watch)
-                output.finish()
-                written = digests.begin([digests.open(path) for path in output.partials], beside=0)
-                plan = replace(plan, notes=(*plan.notes, *sums, *watch.notes()))
-                if watch.not_finite and request.level == "full":  # no forward pass tells anything about NaN
-                    request = replace(request, level="fast")
-                proof = prove(plan, tokenizer, output.partials[0], request, stage)
-                files = [{**take(), "name": os.path.basename(path)} for take, path in zip(written, paths, strict=True)]
-                read = [take() for take in source]
-                receipt = receipts.make_receipt(plan, proof, files, read, _options(plan, request))
-                approve(receipt)
-                with interrupts_wait():
-                    _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))
-                    output.publish()
-        return Result(paths[0], receipt, _lines(plan, proof, paths))
+            return _carry_out(request, plan, tokenizer, digests, source, stage, approve)
     finally:
         checkpoint.close()
+
+
+def _carry_out(
+    request: Request, plan: Plan, tokenizer: Tokenizer | None, digests: Digests, source: Sequence[Taken],
+    stage: Stage, approve: Callable[[Mapping[str, Any]], None],
+) -> Result:  # fmt: skip
+    """Write, re-read, verify and publish what is planned. `source`: the records of what is read."""
+    paths, threads = _targets(request, plan), workers(request.jobs)
+    _check_space(paths[0], plan)
+    with OutputSet(paths, plan.layouts, overwrite=request.force) as output:
+        sums = check_sums(plan.graph.checkpoint, stage, threads)
+        watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
+        with stage("writing", plan.bytes_written) as progress:
+            run(plan, output, jobs=threads, progress=progress, watch=watch)
+        output.finish()
+        written = digests.begin([digests.open(path) for path in output.partials], beside=0)
+        plan = replace(plan, notes=(*plan.notes, *sums, *watch.notes()))
+        if watch.not_finite and request.level == "full":  # no forward pass tells anything about NaN
+            request = replace(request, level="fast")
+        proof = prove(plan, tokenizer, output.partials[0], request, stage)
+        files = [{**take(), "name": os.path.basename(path)} for take, path in zip(written, paths, strict=True)]
+        read = [take() for take in source]
+        receipt = receipts.make_receipt(plan, proof, files, read, _options(plan, request))
+        approve(receipt)
+        with interrupts_wait():
+            _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))
+            output.publish()
+    return Result(paths[0], receipt, _lines(plan, proof, paths))
 
 
 def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, stage: Stage) -> Proof:

@@ -16,6 +16,8 @@ from ggferry.formats.sources import LocalFile, Source
 _BLOCK = 8 << 20
 Record = dict[str, Any]
 """A file as a receipt names it: name, bytes, blake3 (hex)."""
+Taken = Callable[[], Record]
+"""Gives the record of a file, once it was read."""
 
 
 def digest(
@@ -51,7 +53,7 @@ class Digests:
         """A file of this machine, closed at the end."""
         return self._opened.enter_context(LocalFile(path))
 
-    def begin(self, sources: Sequence[Source], beside: int) -> list[Callable[[], Record]]:
+    def begin(self, sources: Sequence[Source], beside: int) -> list[Taken]:
         """What gives the records of files. `beside`: threads that are left to the work meanwhile. Where there is more
         than one, local files are read at once; of a remote one the bytes are here when it was converted."""
         share = max(1, (self._threads - beside) // max(1, len(sources)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -86,6 +87,7 @@ def _exit(run: Callable[[], int]) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     code = run()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but the interpreter's own end
     sys.stdout.flush()
     if code == INTERRUPTED:
         # CPython ends itself by the signal where C code of a library (torch) saw the interrupt on its way up.
