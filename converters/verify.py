@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters import values
@@ -317,8 +316,7 @@ def check_logits(
     result = result_of(output)
     with stage("computing logits", source.checkpoint.nbytes + output.checkpoint.nbytes) as progress:
         sides = [
-            forward(graph, tokens, partial(_count_blocks, graph, progress), Weights(graph, jobs))
-            for graph in (source, output)
+            forward(graph, tokens, _by_block(graph, progress), Weights(graph, jobs)) for graph in (source, output)
         ]
     proof = compare_logits(*sides)
     worst = max((tensor.relative_rms for tensor in tensors), default=0.0)
@@ -334,9 +332,11 @@ def check_logits(
     return proof
 
 
-def _count_blocks(graph: ModelGraph, progress: Progress, done: int) -> None:
+def _by_block(graph: ModelGraph, progress: Progress) -> Progress:
+    """What a pass tells its blocks to: each is its share of the file."""
     blocks = {name[: found.end()] for name in graph.by_name if (found := _BLOCK.search(name))}
-    progress(done * graph.checkpoint.nbytes // max(1, len(blocks)))
+    share = graph.checkpoint.nbytes // max(1, len(blocks))
+    return lambda done: progress(done * share)
 
 
 def compare_logits(expected: Any, found: Any) -> LogitsProof:
