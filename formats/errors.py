@@ -1,18 +1,34 @@
 """Every way a file, a request or a result can be wrong: one class a violation.
 
 Each error knows its place (path and byte offset), what was found, what was expected, and the way out. `code` is a
-stable word for `--json`; `exit_code` is the process's (DESIGN §9).
+stable word for `--json`; `exit_code` is the process's (DESIGN §9); `fault` says whose turn it is.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+
+class Fault(StrEnum):
+    """Where an error lies, and so what becomes of an archive's job that met it (`service.jobs`)."""
+
+    FILE = "file"
+    """In the file: the same bytes fail again."""
+    PERSON = "person"
+    """In what a person asked for, or has to put right first: a file in the way, no permission, no room."""
+    PASSING = "passing"
+    """In neither: a store that is away, an answer cut short. It is worth another attempt."""
 
 
 class GgferryError(Exception):
     """Base of all errors a user may see. `str(error)` is one line: `path@0xoffset: message (hint)`."""
 
     exit_code = 1
+    fault = Fault.PERSON
 
     def __init__(
         self,
@@ -50,10 +66,11 @@ class GgferryError(Exception):
         return text if self.hint is None else f"{text} ({self.hint})"
 
     def as_dict(self) -> dict[str, object]:
-        """The error for `--json`: code, exit_code, message, path, offset, found, expected, hint."""
+        """The error for `--json`: code, exit_code, fault, message, path, offset, found, expected, hint."""
         return {
             "code": self.code,
             "exit_code": self.exit_code,
+            "fault": self.fault.value,
             "message": self.message,
             "path": self.path,
             "offset": self.offset,
@@ -82,10 +99,35 @@ class NotFoundError(GgferryError):
     exit_code = 3
 
 
+class AccessError(GgferryError):
+    """A place that may not be read, listed or written with the rights at hand. It may be there: not `NotFoundError`."""
+
+    exit_code = 3
+
+
+class PassingError(GgferryError):
+    """Trouble on the way, of neither the file nor the request."""
+
+    fault = Fault.PASSING
+
+
+class UnreachableError(PassingError):
+    """A store, a ledger or a cluster that does not answer, or answers that it cannot now."""
+
+    exit_code = 3
+
+
+class TransportError(PassingError):
+    """Bytes that went missing or changed on the way: an answer cut short, an upload that reads back otherwise."""
+
+    exit_code = 3
+
+
 class UnsupportedError(GgferryError):
     """A well-formed thing that ggferry does not carry."""
 
     exit_code = 4
+    fault = Fault.FILE
 
 
 class UnknownFormatError(UnsupportedError):
@@ -112,6 +154,7 @@ class CorruptError(GgferryError):
     """The bytes contradict their own format."""
 
     exit_code = 5
+    fault = Fault.FILE
 
 
 class TruncatedError(CorruptError):
@@ -154,6 +197,12 @@ class InconsistentError(CorruptError):
     """Two places of one model contradict each other."""
 
 
+class ChangedError(InconsistentError):
+    """A file that is no longer the one that was listed or read."""
+
+    fault = Fault.PERSON
+
+
 class ChecksumError(CorruptError):
     """Bytes that do not have the checksum the container states for them."""
 
@@ -166,9 +215,43 @@ class VerificationError(GgferryError):
     """What was written is not what was read."""
 
     exit_code = 6
+    fault = Fault.FILE
 
 
 class RefusedError(GgferryError):
     """Doing it would lose something; the hint names the flag that allows it."""
 
     exit_code = 7
+
+
+class BusyError(RefusedError):
+    """Another process is at work on the same thing, and will be done."""
+
+    fault = Fault.PASSING
+
+
+_PASSING = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED,
+            errno.ECONNREFUSED, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN}  # fmt: skip
+_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def of_os(error: OSError, doing: str = "cannot be used", path: str | os.PathLike[str] | None = None) -> GgferryError:
+    """What the system says, as one of ours: `doing` ends before its words. `path`: where it does not name one."""
+    place = path if path is not None else error.filename if isinstance(error.filename, str) else None
+    words = f"{doing}: {error.strerror or type(error).__name__}"
+    if error.errno in _ACCESS:
+        return AccessError(words, path=place)
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return NotFoundError(words, path=place)
+    if error.errno in _PASSING:
+        return UnreachableError(words, path=place)
+    return GgferryError(words, path=place)
+
+
+def fault_of(record: Mapping[str, Any]) -> Fault:
+    """The fault of an error that crossed a process as plain data: as stated, else as its class has it. What ended a
+    process and is no error of ours counts as the file's."""
+    if record.get("fault") in set(Fault):
+        return Fault(record["fault"])
+    kind = globals().get(str(record.get("class", "")))
+    return kind.fault if isinstance(kind, type) and issubclass(kind, GgferryError) else Fault.FILE

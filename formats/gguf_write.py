@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ggferry.formats.errors import (
+    BusyError,
     GgferryError,
     NotFoundError,
     OutOfRangeError,
@@ -228,7 +229,7 @@ def _as_bytes(data: Any) -> memoryview:
 def _claim(partial: str) -> int:
     """An empty file `partial`, open and locked; the kernel drops the lock with the process that held it.
 
-    Raises RefusedError when another process or another GGUFFile holds it.
+    Raises BusyError when another process or another GGUFFile holds it.
     """
     while True:
         try:
@@ -241,7 +242,7 @@ def _claim(partial: str) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(fd)
-            raise RefusedError("another writer is at work on this file", path=partial) from None
+            raise BusyError("another writer is at work on this file", path=partial) from None
         status = os.fstat(fd)
         if _is_still(partial, status):
             if status.st_nlink == 1:

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ggferry.converters.digests import digest
-from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, UsageError, VerificationError
+from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, VerificationError
 from ggferry.formats.sources import LocalFile
 from ggferry.service import stores
 from ggferry.service.adopt import output_intact
 from ggferry.service.analyse import request_of
 from ggferry.service.engine import LEASE, Emit, Run, run_local
 from ggferry.service.jobs import Outcome, Settings
-from ggferry.service.ledger import DONE, QUARANTINED, QUEUED, SKIPPED, Job, Ledger, bucket
+from ggferry.service.ledger import DONE, FAILED, QUARANTINED, QUEUED, SKIPPED, Job, Ledger, bucket
 from ggferry.service.planfile import BAD, CONVERT, Entry, Head, read_plan
 from ggferry.service.publish import check_destination, object_digest
 from ggferry.service.scratch import sweep
@@ -71,6 +71,8 @@ class Migration:
         self.ledger.register(head.id, [_row(entry, head) for entry in self.entries])
         if self.asked.retry:
             self.ledger.retry(head.id)
+        else:
+            self.ledger.retry(head.id, [FAILED], Fault.PASSING)
         queued = {row["id"] for row in self.ledger.rows(head.id, [QUEUED], full=False)}
         share, shares = self.asked.shard
         ids = {entry.id(head): entry for entry in self.entries}

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ggferry.converters.receipt import SUFFIX, to_json
 from ggferry.formats import errors
-from ggferry.formats.errors import GgferryError
+from ggferry.formats.errors import Fault, GgferryError, fault_of
 from ggferry.service.adopt import adopt
 from ggferry.service.analyse import PATHS, request_of
 from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, Job, LeaseLost
@@ -24,13 +24,10 @@ from ggferry.service.scratch import Scratch
 from ggferry.service.stores import Found, check_unchanged, exists, is_remote
 from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
-AT_FAULT = (errors.CorruptError, errors.UnsupportedError, errors.VerificationError)
-"""Errors that lie in the file: trying again changes nothing."""
-FINAL = (errors.RefusedError, errors.UsageError, errors.NotFoundError)
-"""Errors that a person must do something about first."""
-BUSY = "another writer is at work on this file"
 TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
-RETRY_AFTER = 2.0  # seconds, times the attempts so far
+RETRY_AFTER, RETRY_AT_MOST = 2.0, 60.0  # seconds; doubled with every attempt
+PASSING_FACTOR = 2  # what passes is tried that many times as often as what ends a worker: for a minute, as a rule
+HINTS = {"OutOfMemory": "--memory SIZE", "InternalError": "please report it"}
 
 
 class Desk(Protocol):
@@ -45,7 +42,7 @@ class Desk(Protocol):
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Of a run. `timeout`: seconds a job, None: by its size. `cache`: bytes of a remote source kept while it is
-    converted."""
+    converted. `attempts`: times a model may end its worker; trouble that passes is met twice as often."""
 
     limits: Limits = field(default_factory=Limits)
     scratch: str | None = None
@@ -82,31 +79,34 @@ def run_job(job: Job, supervisor: Supervisor, desk: Desk, settings: Settings) ->
     except WorkerDied as death:
         error = {"class": "WorkerDied", "message": death.reason}
         if job.attempt < settings.attempts:
-            return Outcome(QUARANTINED, error, again=RETRY_AFTER * job.attempt)
+            return Outcome(QUARANTINED, error, again=_delay(job))
         return Outcome(QUARANTINED, {**error, "message": f"{death.reason} ({job.attempt} times)"})
     except GgferryError as error:
         return _failed(job, {**error.as_dict(), "class": type(error).__name__}, settings)
     except MemoryError:
         return Outcome(FAILED, {"class": "OutOfMemory", "message": "the coordinator ran out of memory"})
     except OSError as error:
-        return _failed(job, {"class": "GgferryError", "message": f"{type(error).__name__}: {error}"}, settings)
+        found = errors.of_os(error)
+        return _failed(job, {**found.as_dict(), "class": type(found).__name__}, settings)
 
 
 def _failed(job: Job, error: Mapping[str, Any], settings: Settings, peak: int = 0) -> Outcome:
-    """Where an error leads: the file's fault, a person's turn, or worth another attempt."""
-    name = str(error.get("class", ""))
-    kind = getattr(errors, name, None)
-    if name in ("OutOfMemory", "InternalError"):
-        hint = "--memory SIZE" if name == "OutOfMemory" else "please report it"
-        return Outcome(QUARANTINED, {"hint": hint, **error}, peak=peak)
-    if error.get("message") == BUSY:
+    """Where an error leads: the file's own is for good; what a person must do first waits for `--retry-failed`; what
+    passes is tried again, and after the last attempt by the next run."""
+    name, fault = str(error.get("class", "")), fault_of(error)
+    error = {**error, "fault": fault.value}
+    if name in HINTS:
+        error = {"hint": HINTS[name], **error}
+    if name == errors.BusyError.__name__:
         return Outcome(FAILED, error, peak=peak, again=RETRY_AFTER, counts=False)
-    if isinstance(kind, type) and issubclass(kind, AT_FAULT):
+    if fault is Fault.FILE:
         return Outcome(QUARANTINED, error, peak=peak)
-    if isinstance(kind, type) and issubclass(kind, FINAL):
-        return Outcome(FAILED, error, peak=peak)
-    again = RETRY_AFTER * job.attempt if job.attempt < settings.attempts else None
-    return Outcome(FAILED, error, peak=peak, again=again)
+    more = fault is Fault.PASSING and job.attempt < PASSING_FACTOR * settings.attempts
+    return Outcome(FAILED, error, peak=peak, again=_delay(job) if more else None)
+
+
+def _delay(job: Job) -> float:
+    return float(min(RETRY_AT_MOST, RETRY_AFTER * 2 ** (job.attempt - 1)))
 
 
 def _timeout(entry: Mapping[str, Any], settings: Settings) -> float:

@@ -145,10 +145,15 @@ class Ledger:
             "not_before": 0.0, "created": now, "updated": now, "deleted": False,
         }  # fmt: skip
 
-    def retry(self, plan: str, states: Sequence[str] = (FAILED, QUARANTINED)) -> int:
-        """Queue again what failed while being done (what the plan itself found bad stays); how many."""
+    def retry(
+        self, plan: str, states: Sequence[str] = (FAILED, QUARANTINED), fault: str | None = None
+    ) -> int:  # fmt: skip
+        """Queue again what failed while being done (what the plan itself found bad stays); how many. `fault`: only
+        what ended with an error of that kind (`errors.Fault`)."""
         jobs = self.jobs
         mine = (jobs.c.plan == plan) & jobs.c.state.in_(states) & (jobs.c.attempts + jobs.c.losses > 0)
+        if fault is not None:
+            mine &= jobs.c.error["fault"].as_string() == fault
         with self.transaction() as connection:
             values = {"state": QUEUED, "attempts": 0, "losses": 0, "not_before": 0.0, "key": None}
             return int(connection.execute(sa.update(jobs).where(mine).values(**values)).rowcount)

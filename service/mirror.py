@@ -75,7 +75,7 @@ class Mirror:
         }  # fmt: skip
 
     def check_unchanged(self) -> None:
-        """Raises InconsistentError when a file has changed since it was listed."""
+        """Raises ChangedError when a file has changed since it was listed."""
         for source in self.ranged:
             source.check()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ggferry.formats import errors
-from ggferry.formats.errors import GgferryError, UsageError
+from ggferry.formats.errors import Fault, GgferryError, UsageError, fault_of
 from ggferry.formats.sources import LocalFile, Source
 from ggferry.service import archive, duplicates, stores
 from ggferry.service.archive import Group, Tree
@@ -27,6 +28,9 @@ from ggferry.service.supervise import OUT_OF_MEMORY, Limits, Supervisor, WorkerD
 
 HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
 HEADERS_A_WORKER = 1000  # models; a start costs as much as fifty of them
+DELAYS = (1.0, 3.0)  # seconds before a model's headers are asked for again
+AWAY = (errors.AccessError, errors.PassingError, errors.ChangedError)
+"""Errors that say nothing about a file: planned again, it may be fine."""
 STAGING = 16  # heads fetched from a store at a time
 Progress = Callable[[int, int], None]
 """Models looked at so far, models in all."""
@@ -163,14 +167,18 @@ def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[
 
 
 def _run(command: Mapping[str, Any], supervisor: Supervisor) -> dict[str, Any]:
-    """What a worker says; for want of memory a fresh one is asked, lest what is kept of other models decide."""
-    try:
-        facts: dict[str, Any] = supervisor.run(command, timeout=HEADER_TIMEOUT).result
-    except WorkerFailed as failure:
-        if failure.error.get("class") != OUT_OF_MEMORY:
-            raise
-        facts = supervisor.run(command, timeout=HEADER_TIMEOUT).result
-    return facts
+    """What a worker says; a fresh one is asked for want of memory, lest what is kept of other models decide, and after
+    a while where trouble was of the passing kind."""
+    delays = {OUT_OF_MEMORY: [0.0], Fault.PASSING.value: [*DELAYS]}
+    while True:
+        try:
+            return dict(supervisor.run(command, timeout=HEADER_TIMEOUT).result)
+        except WorkerFailed as failure:
+            why = str(failure.error.get("class"))
+            left = delays.get(why if why == OUT_OF_MEMORY else fault_of(failure.error).value)
+            if not left:
+                raise
+            time.sleep(left.pop(0))
 
 
 def _own(group: Group) -> dict[str, Any]:
@@ -195,6 +203,8 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
     facts = facts or {"error": {**(group.error.as_dict() if group.error else {}), "class": type(group.error).__name__}}
     if "error" in facts:
         error = {**facts["error"], "path": _url(facts["error"].get("path"), mirror)}
+        if fault_of(error) is Fault.PASSING:
+            error["hint"] = "plan again"
         return Entry(source, _verdict(error), _reason(error), error=error, **common)
     facts = dict(facts)
     name = str(facts.pop("name"))
@@ -218,10 +228,10 @@ def _url(value: Any, mirror: Mirror) -> Any:
 
 
 def _verdict(error: Mapping[str, Any]) -> str:
-    kind = getattr(errors, str(error.get("class")), GgferryError)
+    kind = getattr(errors, str(error.get("class")), None)
     if not isinstance(kind, type):
         return CORRUPT
-    if issubclass(kind, (errors.NotFoundError, errors.MissingError)):
+    if issubclass(kind, (errors.NotFoundError, errors.MissingError, *AWAY)):
         return INCOMPLETE
     return UNSUPPORTED if issubclass(kind, (errors.UnsupportedError, errors.RefusedError, UsageError)) else CORRUPT
 

@@ -10,7 +10,7 @@ import os
 import threading
 from typing import Any
 
-from ggferry.formats.errors import GgferryError, InconsistentError, TruncatedError, UnsupportedError
+from ggferry.formats.errors import ChangedError, GgferryError, TruncatedError, UnsupportedError
 from ggferry.service.stores import VERSIONS, Found, _failure, check_unchanged, reach
 
 HEADER_BLOCK, DATA_BLOCK = 256 << 10, 8 << 20
@@ -20,7 +20,7 @@ MOST_AT_ONCE = 32 << 20  # bytes of one request
 class RangedFile:
     """`found.path` read by ranges of whole blocks of `block` bytes; up to `room` bytes are kept in a file in `folder`.
 
-    Raises InconsistentError when the file is not, or no longer, the one that was listed, and UnsupportedError for a
+    Raises ChangedError when the file is not, or no longer, the one that was listed, and UnsupportedError for a
     store without ranges.
     """
 
@@ -48,7 +48,7 @@ class RangedFile:
             buffer, offset = buffer[count:], offset + count
 
     def check(self) -> None:
-        """Raises InconsistentError when the file has changed meanwhile."""
+        """Raises ChangedError when the file has changed meanwhile."""
         check_unchanged(self._found)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class RangedFile:
             details = getattr(handle, "details", None)
             version = next((str(details[k]) for k in VERSIONS if details.get(k)), "") if details else ""
             if version and version != self._found.version:
-                raise InconsistentError("changed since it was listed", path=self.path, hint="plan again")
+                raise ChangedError("changed since it was listed", path=self.path, hint="plan again")
             if not handle.seekable():
                 raise UnsupportedError("the server does not serve ranges", path=self.path)
             self._local.handle = handle

@@ -9,10 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ggferry
-from ggferry.formats.errors import NotFoundError
+from ggferry.formats.errors import Fault, NotFoundError, fault_of
 from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
 from ggferry.service.planfile import CONVERT, VERDICTS, Entry, Head
 
+TURNS = {
+    Fault.FILE: "at fault themselves: the same bytes fail again; --retry-failed tries them all the same",
+    Fault.PERSON: "wait for you: put right what the report names, then run it again with --retry-failed",
+    Fault.PASSING: "met trouble that passes: the same command tries them again",
+}
+"""What becomes of models that did not end well, for a person."""
 PROOF_KEYS = ("relative_rms", "max_error", "top1_agreement", "limit")
 
 
@@ -94,6 +100,7 @@ def collect(rows: Sequence[Mapping[str, Any]], head: Head | None = None) -> dict
             "deleted_sources": sum(bool(row["deleted"]) for row in rows),
         },
         "errors": dict(Counter(str((row["error"] or {}).get("class", "?")) for row in bad).most_common()),
+        "faults": dict(sorted(Counter(_fault(row).value for row in bad).items())),
         "grades": dict(_grades(done)),
         "skipped": dict(Counter(_why(row) for row in rows if row["state"] == SKIPPED).most_common()),
         "models": [_model(row, names) for row in rows if not _is_other(row)],
@@ -108,6 +115,12 @@ def _is_other(row: Mapping[str, Any]) -> bool:
 def _why(row: Mapping[str, Any]) -> str:
     verdict = str(row["entry"].get("verdict"))
     return "the same content as another" if row["same_as"] or verdict == "duplicate" else verdict
+
+
+def _fault(row: Mapping[str, Any]) -> Fault:
+    """Whose turn it is. What was never tried was found bad by the plan, which a person makes again."""
+    fault = fault_of(row["error"] or {})
+    return Fault.PERSON if fault is Fault.PASSING and not row["attempts"] else fault
 
 
 def _written(row: Mapping[str, Any]) -> int:
@@ -153,5 +166,6 @@ def migration_lines(facts: Mapping[str, Any], stem: str) -> list[str]:
     totals = facts["totals"]
     lines = ["  ".join(f"{totals[state]} {state}" for state in STATES if totals[state]) or "nothing to do"]
     lines += [f"  {count:>6}  {kind}" for kind, count in facts["errors"].items()]
+    lines += [f"{count} {TURNS[Fault(fault)]}" for fault, count in facts["faults"].items()]
     lines.append(f"{totals['bytes_before']:,} bytes became {totals['bytes_after']:,}; report: {stem}.html, {stem}.json")
     return lines

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ggferry.formats.errors import GgferryError, InconsistentError, NotFoundError, UnsupportedError, UsageError
+from ggferry.formats.errors import (
+    ChangedError,
+    GgferryError,
+    NotFoundError,
+    UnreachableError,
+    UnsupportedError,
+    UsageError,
+)
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "hf": "hub", "http": "http", "https": "http"}
 VERSIONS = (
@@ -165,10 +172,10 @@ def exists(path: str) -> bool:
 
 
 def check_unchanged(expected: Found) -> None:
-    """Raises InconsistentError when the file is not the one that was listed, NotFoundError when it is gone."""
+    """Raises ChangedError when the file is not the one that was listed, NotFoundError when it is gone."""
     now = stat(expected.path)
     if now.bytes != expected.bytes or now.version != expected.version:
-        raise InconsistentError(
+        raise ChangedError(
             "changed since it was listed", path=expected.path, found=f"{now.bytes} bytes, version {now.version}",
             expected=f"{expected.bytes} bytes, version {expected.version}", hint="plan again",
         )  # fmt: skip
@@ -218,4 +225,4 @@ def _failure(error: Exception, path: str) -> GgferryError:
     if isinstance(error, PermissionError):
         return NotFoundError("access denied", path=path, hint="are the credentials of this place set?")
     text = str(error) if "Signature" not in str(error) else ""
-    return GgferryError(f"cannot be reached: {type(error).__name__}: {text[:200]}", path=path)
+    return UnreachableError(f"cannot be reached: {type(error).__name__}: {text[:200]}", path=path)

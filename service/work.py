@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ggferry.converters.convert import convert
 from ggferry.converters.digests import digest
 from ggferry.converters.reverify import reverify
-from ggferry.formats.errors import InconsistentError
+from ggferry.formats.errors import ChangedError, PassingError
 from ggferry.formats.recent import keeping
 from ggferry.formats.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.service.adopt import adopt, made_of
@@ -74,9 +74,9 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
 
     def approve(receipt: Mapping[str, Any]) -> None:
         if not made_of(receipt, files):
-            raise InconsistentError("changed while it was converted", path=command["source"], hint="plan again")
+            raise ChangedError("changed while it was converted", path=command["source"], hint="plan again")
         if not parent.ask("publish")["ok"]:
-            raise InconsistentError("the lease on this job was lost; nothing was published", path=command["source"])
+            raise PassingError("the lease on this job was lost; nothing was published", path=command["source"])
 
     os.makedirs(os.path.dirname(command["out"]), exist_ok=True)
     result = convert(request, parent.stage, approve)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ggferry.formats.errors import GgferryError
+from ggferry.formats.errors import Fault, GgferryError, of_os
 
 PARENT_GONE = 75  # exit status; EX_TEMPFAIL of sysexits.h
 REPORT_EVERY = 0.2  # seconds between progress events
@@ -99,7 +99,9 @@ def main() -> None:
 
             channel.send("done", result=run(command, channel), peak=peak())
         except GgferryError as error:
-            channel.send("error", error={**error.as_dict(), "class": type(error).__name__}, peak=peak())
+            channel.send("error", error=_record(error), peak=peak())
+        except OSError as error:
+            channel.send("error", error=_record(of_os(error)), peak=peak())
         except MemoryError:
             channel.send("error", error=_error("OutOfMemory", "the memory cap of a worker was reached"), peak=peak())
             os._exit(1)  # a heap that was full is not worth keeping
@@ -107,8 +109,12 @@ def main() -> None:
             channel.send("error", error=_error("InternalError", f"{type(error).__name__}: {error}"), peak=peak())
 
 
+def _record(error: GgferryError) -> Mapping[str, Any]:
+    return {**error.as_dict(), "class": type(error).__name__}
+
+
 def _error(kind: str, message: str) -> Mapping[str, Any]:
-    return {"class": kind, "code": kind, "message": message}
+    return {"class": kind, "code": kind, "fault": Fault.FILE.value, "message": message}
 
 
 def peak() -> int:

@@ -105,9 +105,9 @@ def test_ranges_are_fetched_once_and_pinned(s3: Any, tmp_path: Path) -> None:
     with RangedFile(found, str(tmp_path), block=HEADER_BLOCK, room=0) as source:
         source.read(0, 10)
         s3.pipe_file("old/ranged", os.urandom(len(data)))
-        with pytest.raises(stores.InconsistentError, match="changed"):
+        with pytest.raises(stores.ChangedError, match="changed"):
             source.read(2 * HEADER_BLOCK, 10)
-    with pytest.raises(stores.InconsistentError, match="changed"):
+    with pytest.raises(stores.ChangedError, match="changed"):
         RangedFile(found, str(tmp_path))
 
 

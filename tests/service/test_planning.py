@@ -60,9 +60,15 @@ class Worker:
 
 @pytest.mark.parametrize(
     ("errors", "runs", "failed"),
-    [((), 1, False), ((OUT_OF_MEMORY,), 2, False), ((OUT_OF_MEMORY,) * 2, 2, True), (("CorruptError",), 1, True)],
-)
-def test_want_of_memory_is_tried_in_a_fresh_process(errors: tuple[str, ...], runs: int, failed: bool) -> None:
+    [
+        ((), 1, False), ((OUT_OF_MEMORY,), 2, False), ((OUT_OF_MEMORY,) * 2, 2, True), (("CorruptError",), 1, True),
+        (("UnreachableError",), 2, False), (("TransportError",) * 3, 3, True),
+    ],
+)  # fmt: skip
+def test_want_of_memory_and_what_passes_are_tried_again(
+    errors: tuple[str, ...], runs: int, failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "DELAYS", (0.0, 0.0))
     worker = Worker(*errors)
     facts = planning._facts(Group(FILE, "a.bin", ("a.bin",)), Wanted(("/",)), worker, {})  # type: ignore[arg-type]
     assert worker.runs == runs and ("error" in facts) == failed
