@@ -21,7 +21,7 @@ from ggferry.service.mirror import Mirror
 from ggferry.service.publish import publish, put_small
 from ggferry.service.ranged import DATA_BLOCK
 from ggferry.service.scratch import Scratch
-from ggferry.service.stores import Found, check_unchanged, exists, is_remote
+from ggferry.service.stores import Found, check_unchanged, exists, is_remote, local_path
 from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
 TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
@@ -124,7 +124,7 @@ class _Run:
         self.files = [_found(record) for record in self.entry.get("files", ())]
         self.beside = [_found(record) for record in self.entry.get("beside", ())]
         self.remote = any(is_remote(each.path) for each in (*self.files, *self.beside))
-        self.output = str(self.entry["output"])
+        self.output = local_path(str(self.entry["output"]))
         scratch = Scratch(settings.scratch)
         stack.callback(scratch.close)
         self.folder = scratch.path
@@ -179,7 +179,7 @@ class _Run:
         }
 
     def _here(self, path: str) -> str:
-        return self.mirror.path_of(path) if is_remote(path) else path
+        return self.mirror.path_of(path) if is_remote(path) else local_path(path)  # a worker stands elsewhere
 
     def _place(self, path: Any) -> Any:
         return self.mirror.url_of(path) if isinstance(path, str) else path

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import chdir, closing
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +17,7 @@ from ggferry.formats.errors import UsageError
 from ggferry.service.engine import Heartbeat, LedgerDesk, Run
 from ggferry.service.jobs import RETRY_AFTER, Outcome, Settings, run_job
 from ggferry.service.ledger import QUARANTINED, Job, LeaseLost, Ledger
+from ggferry.service.scratch import Scratch
 from ggferry.service.supervise import Limits, Supervisor
 
 POLL = 0.2  # seconds to wait for a task before looking at the queue again
@@ -27,15 +29,21 @@ def run_ray(run: Run, address: str | None = None) -> None:
         import ray
     except ImportError:
         raise UsageError("--engine ray needs Ray", hint="pip install 'ggferry[ray]'") from None
-    ours = not ray.is_initialized()
-    if ours:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
-    try:
-        with Heartbeat(run):
-            _Cluster(ray, run).work()
-    finally:
-        if ours:
+    if ray.is_initialized():
+        _work(ray, run)
+        return
+    with closing(Scratch()) as home:  # Ray's processes import from the folder this one is in: it must not be a model's
+        with chdir(home.path):
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        try:
+            _work(ray, run)
+        finally:
             ray.shutdown()
+
+
+def _work(ray: Any, run: Run) -> None:
+    with Heartbeat(run):
+        _Cluster(ray, run).work()
 
 
 class _Cluster:

@@ -8,8 +8,9 @@ from typing import Any
 
 from ggferry.formats.errors import GgferryError
 from ggferry.service.adopt import output_intact
+from ggferry.service.analyse import PATHS
 from ggferry.service.ledger import BUCKETS, DONE, Ledger
-from ggferry.service.stores import exists, is_remote
+from ggferry.service.stores import exists, is_remote, local_path
 from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
 
@@ -42,7 +43,9 @@ def _proof(row: dict[str, Any], supervisor: Supervisor) -> str | None:
         return None  # its source was deleted on purpose; the digests were looked at
     if any(is_remote(path) for path in (entry["source"], entry["output"])):
         return "the whole proof is made of local files only: fetch both, then ggferry verify"
-    command = {"op": "recheck", "source": entry["source"], "output": entry["output"], "recipe": entry["recipe"]}
+    recipe = {k: local_path(v) if k in PATHS and isinstance(v, str) else v for k, v in entry["recipe"].items()}
+    source, output = local_path(entry["source"]), local_path(entry["output"])
+    command = {"op": "recheck", "source": source, "output": output, "recipe": recipe}
     try:
         supervisor.run({**command, "threads": 1})
     except WorkerFailed as failure:

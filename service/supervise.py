@@ -9,6 +9,7 @@ import json
 import os
 import selectors
 import signal
+import site
 import subprocess
 import sys
 import tempfile
@@ -18,11 +19,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import ggferry
 from ggferry.service.scratch import Scratch
 
-KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
-        "SYSTEMROOT", "NUMBA_CACHE_DIR", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "COVERAGE_PROCESS_START")  # fmt: skip
-"""The whole environment of a worker, beside LC_*: nothing that could be a token, and a home without any."""
+KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT", "NUMBA_CPU_NAME",
+        "NUMBA_CPU_FEATURES", "COVERAGE_PROCESS_START")  # fmt: skip
+"""The whole environment of a worker, beside LC_*, PLACES and where our own package is: nothing that could be a token,
+and a home without any."""
+PLACES = ("TMPDIR", "NUMBA_CACHE_DIR")  # kept as absolute paths: a worker stands elsewhere
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 JOBS_A_WORKER = 200  # then a fresh one: what hostile files may have left in memory goes with the old
 OUT_OF_MEMORY = "OutOfMemory"
@@ -153,16 +157,18 @@ class Supervisor:
             raise WorkerDied("stopped")
         self._buffer, self._jobs = b"", 0
         self._errors = tempfile.TemporaryFile(dir=self._home)  # noqa: SIM115 — closed by stop
-        command = [sys.executable, "-m", "ggferry.service.worker", str(self.limits.memory)]
+        # -P, and a folder of our own: by itself -m puts the current folder, which may be a model's, before the library.
+        command = [sys.executable, "-P", "-m", "ggferry.service.worker", str(self.limits.memory)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=self._environment(),
-            start_new_session=True,
+            cwd=self._home, start_new_session=True,
         )  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith("LC_")}
-        threads = dict.fromkeys(THREADS, str(self.limits.threads))
-        return {**kept, **threads, "HOME": self._home, "NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"}
+        kept |= {k: os.path.abspath(os.environ[k]) for k in PLACES if os.environ.get(k)}
+        kept |= dict.fromkeys(THREADS, str(self.limits.threads))
+        return {**kept, **import_path(), "HOME": self._home, "NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"}
 
     def _send(self, value: Mapping[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -207,3 +213,19 @@ class Supervisor:
         if -status == signal.SIGKILL:
             more = ": by somebody, or by the system for want of memory" + more
         return WorkerDied(f"the worker was ended by {name}{more}", -status)
+
+
+def import_path() -> dict[str, str]:
+    """What a worker needs of PYTHONPATH and the user's site to find our own package: the one folder it was imported
+    from, where PYTHONPATH names that, and the user's base, where Python looks there. No folder else."""
+    found = {}
+    home = os.path.dirname(os.path.dirname(os.path.abspath(ggferry.__file__)))
+    if any(os.path.isabs(entry) and os.path.normpath(entry) == home for entry in _entries("PYTHONPATH")):
+        found["PYTHONPATH"] = home
+    if site.ENABLE_USER_SITE:
+        found["PYTHONUSERBASE"] = os.path.abspath(site.getuserbase())
+    return found
+
+
+def _entries(variable: str) -> list[str]:
+    return os.environ.get(variable, "").split(os.pathsep)
