@@ -1,4 +1,4 @@
-"""Ctrl-C kept away from the few steps that cannot be left half-done."""
+"""Ctrl-C and SIGTERM kept away from the few steps that cannot be left half-done."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """An interrupt of the main thread takes effect at the end of the block."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    """An interrupt of the main thread takes effect at the end of the block; so does a SIGTERM that is answered."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    heeded = {number: handler for number, handler in before.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread() or not heeded:
         yield
         return
     told: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: told.append((number, frame)))
+    for number in heeded:
+        signal.signal(number, lambda number, frame: told.append((number, frame)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in heeded.items():
+            signal.signal(number, handler)
         if told:
-            before(*told[0])
+            heeded[signal.Signals(told[0][0])](*told[0])

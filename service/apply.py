@@ -58,6 +58,8 @@ class Migration:
                 if is_remote(entry.output):
                     check_destination(entry.output)
         self.ledger = Ledger(asked.ledger)
+        self.ledger.patience = asked.lease
+        self.ledger.on_away = lambda words: self.emit({"event": "warning", "message": words})
 
     def prepare(self) -> list[Entry]:
         """Enter the plan; what is left to do. Raises RefusedError when sources changed or there is no room."""

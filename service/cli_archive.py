@@ -19,7 +19,7 @@ commands.add_typer(ledger, name="ledger")
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 Memory = Annotated[str, typer.Option("--memory", metavar="N(K|M|G)", help="Cap of each worker process.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads a worker (default: cores / jobs).")]
-Where = Annotated[str, typer.Argument(metavar="LEDGER", help="A ledger's path or URL.")]
+Where = Annotated[str, typer.Argument(metavar="LEDGER", help="A ledger's path or URL, or env:NAME.")]
 State = Annotated[list[str] | None, typer.Option("--state", help="Only these states; repeatable.")]
 
 
@@ -83,7 +83,9 @@ def apply(
     address: Annotated[
         str | None, typer.Option("--ray-address", help="Of the cluster (default: RAY_ADDRESS, or local).")
     ] = None,
-    ledger: Annotated[str | None, typer.Option("--ledger", help="Path or URL (default: PLAN.ledger).")] = None,
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", help="Path, URL, or env:NAME (default: PLAN.ledger).")
+    ] = None,
     shard: Annotated[str | None, typer.Option("--shard", metavar="I/N", help="Only share I of N, from 1.")] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try what failed or was quarantined again.")
@@ -134,7 +136,7 @@ def apply(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with shown(Tracker(left), as_json) as emit:
         migration.emit = emit
-        emit({"event": "start", "plan": plan, "ledger": asked.ledger, "jobs": len(left), "room": early})
+        emit({"event": "start", "plan": plan, "ledger": migration.ledger.shown, "jobs": len(left), "room": early})
         migration.run(left)
         facts = write_report(report or f"{plan}{suffix}.report", migration.ledger, migration.head, migration.entries)
         emit({"event": "end", **facts["totals"]})

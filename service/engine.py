@@ -1,29 +1,37 @@
 """Doing the jobs of a ledger: on this machine, worker processes side by side. (A cluster: `service.ray_engine`.)
 
 The ledger is the truth. A coordinator holds leases on what its workers do and renews them; when it dies, the next one
-takes over what it held.
+takes over what it held. When the ledger stays away for as long as a lease lasts, the coordinator ends.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from ggferry.formats.errors import UnreachableError
+from ggferry.quant.interrupts import interrupts_wait
 from ggferry.service.jobs import Outcome, Settings, run_job
-from ggferry.service.ledger import DONE, QUEUED, Job, LeaseLost, Ledger, owner_name
+from ggferry.service.ledger import DONE, QUEUED, Job, LeaseLost, Ledger, LedgerAway, owner_name
 from ggferry.service.supervise import Supervisor
 
 LEASE = 60.0  # seconds; renewed three times in it
 IDLE = 0.1  # seconds between looks for a job while others are at work
+STOPPING = 20.0  # seconds for which the end of all jobs is waited for once they were told to
 Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What an engine is given. `shard`: (i, n) from 0; `done`: called with each finished job before the next."""
+    """What an engine is given. `shard`: (i, n) from 0; `done`: called with each finished job before the next.
+
+    `held`: the claims at work, by job and token; `lost`: those of them that somebody else has meanwhile; `failures`:
+    why the run has to end before its jobs.
+    """
 
     ledger: Ledger
     plan: str
@@ -35,6 +43,33 @@ class Run:
     done: Callable[[Job, Outcome], None] = lambda job, outcome: None
     owner: str = field(default_factory=owner_name)
     stopping: threading.Event = field(default_factory=threading.Event)
+    held: dict[tuple[str, int], Job] = field(default_factory=dict)
+    lost: set[tuple[str, int]] = field(default_factory=set)
+    failures: list[BaseException] = field(default_factory=list)
+
+    def claim(self) -> Job | None:
+        """A job to do, its lease renewed until `release`."""
+        job = self.ledger.claim(self.owner, self.plan, self.lease, self.shard)
+        if job is not None:
+            self.held[job.id, job.token] = job
+        return job
+
+    def release(self, job: Job) -> None:
+        self.held.pop((job.id, job.token), None)
+        self.lost.discard((job.id, job.token))
+
+    def is_over(self, job: Job) -> bool:
+        """Whether nothing more is to be done for `job`: the run is to end, or somebody else has it."""
+        return self.stopping.is_set() or (job.id, job.token) in self.lost
+
+    def stop(self) -> None:
+        """Begin nothing more, and wait for nobody."""
+        self.stopping.set()
+        self.ledger.hurry()
+
+    def fail(self, error: BaseException) -> None:
+        self.failures.append(error)
+        self.stop()
 
     def waiting(self) -> int:
         """Jobs of this shard that are queued, now or for later."""
@@ -42,11 +77,16 @@ class Run:
         rows = self.ledger.rows(self.plan, [QUEUED], full=False)
         return sum(row["bucket"] % shares == share for row in rows)
 
-    def settle(self, job: Job, outcome: Outcome) -> None:
-        """Write down how a job ended."""
+    def settle(self, job: Job, outcome: Outcome | None) -> None:
+        """Write down how a job ended; None: somebody else has it."""
+        if outcome is None:
+            self.tell(job, "lost")
+            return
         try:
             if self.stopping.is_set() and outcome.state != DONE:
-                self.ledger.put_back(job, 0, {"class": "Interrupted", "message": "the run was stopped"}, counts=False)
+                with suppress(UnreachableError):  # then it is queued when its lease ends
+                    stopped = {"class": "Interrupted", "message": "the run was stopped"}
+                    self.ledger.put_back(job, 0, stopped, counts=False)
                 return
             if outcome.again is not None:
                 self.ledger.put_back(job, outcome.again, outcome.error, outcome.counts)
@@ -70,102 +110,138 @@ class Run:
 
 
 class LedgerDesk:
-    """`jobs.Desk` of a coordinator that has the ledger itself."""
+    """`jobs.Desk` of a coordinator that has the ledger itself. `is_over`: whether a job is to be left as it is."""
 
-    def __init__(self, ledger: Ledger, emit: Emit) -> None:
-        self._ledger, self._emit = ledger, emit
+    def __init__(self, ledger: Ledger, emit: Emit, is_over: Callable[[Job], bool] = lambda job: False) -> None:
+        self._ledger, self._emit, self._is_over = ledger, emit, is_over
 
     def key(self, job: Job, key: str) -> str | None:
-        return self._ledger.bind(job, key)
+        with _away():
+            return self._ledger.bind(job, key)
 
     def verifying(self, job: Job) -> None:
-        self._ledger.verifying(job)
+        with _away():
+            self._ledger.verifying(job)
 
     def confirm(self, job: Job) -> None:
-        self._ledger.confirm(job)
+        with _away():
+            self._ledger.confirm(job)
 
     def event(self, job: Job, event: Mapping[str, Any]) -> None:
+        if self._is_over(job):
+            raise LeaseLost(job.id)
         self._emit({**event, "id": job.id, "source": job.entry.get("source")})
 
 
+@contextmanager
+def _away() -> Iterator[None]:
+    try:
+        yield
+    except UnreachableError as error:
+        raise LedgerAway(error) from None
+
+
 class Heartbeat:
-    """Renews this coordinator's leases and takes over what dead ones held, until left."""
+    """Renews the leases of a run and takes over what dead ones held, until left."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._over = run, threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def _beat(self) -> None:
-        while not self._over.wait(self._run.lease / 3):
+        run = self._run
+        while not self._over.wait(run.lease / 3):
             try:
-                self._run.ledger.beat(self._run.owner, self._run.lease)
-                self._run.ledger.reclaim()
-            except Exception as error:  # a database that is away for a moment: the lease has time
-                self._run.emit({"event": "warning", "message": f"the ledger could not be reached: {error}"})
+                lost = run.ledger.beat(list(run.held.values()), run.lease)
+                run.lost.update((job.id, job.token) for job in lost)
+                run.ledger.reclaim()
+            except Exception as error:
+                run.fail(error)
+                return
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
+        self._thread.join(STOPPING)
 
 
 def run_local(run: Run) -> None:
     """Do every job of the run's shard with `run.jobs` worker processes. Returns when none is queued or at work here."""
-    desk, supervisors = LedgerDesk(run.ledger, run.emit), [Supervisor(run.settings.limits) for _ in range(run.jobs)]
-    busy, lock = [0], threading.Lock()
-    failures: list[BaseException] = []
-    running: list[Supervisor] = []
+    local = _Local(run)
+    with Heartbeat(run):
+        try:
+            local.start()
+            local.wait()
+        finally:
+            with interrupts_wait():  # a second Ctrl-C must not leave workers to be killed with their files
+                local.end()
+    if run.failures:
+        raise run.failures[0]
 
-    def serve(supervisor: Supervisor) -> None:
+
+class _Local:
+    """The workers of this machine, a thread for each."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.desk = run, LedgerDesk(run.ledger, run.emit, run.is_over)
+        self.supervisors = [Supervisor(run.settings.limits) for _ in range(run.jobs)]
+        self.busy, self.lock = 0, threading.Lock()
+        self.running: list[Supervisor] = []
+
+    def start(self) -> None:
+        for supervisor in self.supervisors:
+            self.running.append(supervisor)
+            threading.Thread(target=self._serve, args=(supervisor,), daemon=True).start()
+
+    def wait(self) -> None:
+        """Until all have ended, or one in a way that ends the run. (Thread.join is no use: Ctrl-C in it makes Python
+        3.11 forget the thread.)"""
+        while self.running and not self.run.failures:
+            time.sleep(IDLE / 2)
+
+    def end(self) -> None:
+        """Have all end now, those at work too."""
+        if not self.running:
+            return
+        self.run.stop()
+        for supervisor in self.supervisors:
+            supervisor.kill()
+        deadline = time.monotonic() + STOPPING
+        while self.running and time.monotonic() < deadline:
+            time.sleep(IDLE / 2)
+
+    def _serve(self, supervisor: Supervisor) -> None:
+        run = self.run
         try:
             while not run.stopping.is_set():
-                with lock:
-                    job = run.ledger.claim(run.owner, run.plan, run.lease, run.shard)
-                    busy[0] += job is not None
+                with self.lock:
+                    job = run.claim()
+                    self.busy += job is not None
                 if job is None:
-                    if not busy[0] and not run.waiting():
+                    if not self.busy and not run.waiting():
                         return
                     time.sleep(IDLE)
                     continue
                 try:
                     run.tell(job, "running", attempt=job.attempt)
-                    run.settle(job, _guarded(job, supervisor, desk, run))
+                    run.settle(job, self._outcome(job, supervisor))
                 finally:
-                    with lock:
-                        busy[0] -= 1
+                    run.release(job)
+                    with self.lock:
+                        self.busy -= 1
         except BaseException as error:
-            failures.append(error)
-            run.stopping.set()
+            run.fail(error)
         finally:
             supervisor.close()
-            running.remove(supervisor)
+            self.running.remove(supervisor)
 
-    def wait() -> None:
-        """Until all have ended. (Thread.join is no use: Ctrl-C in it makes Python 3.11 forget the thread.)"""
-        while running:
-            time.sleep(IDLE / 2)
-
-    threads = [threading.Thread(target=serve, args=(each,)) for each in supervisors]
-    with Heartbeat(run):
+    def _outcome(self, job: Job, supervisor: Supervisor) -> Outcome | None:
+        """How it ended; None: somebody else has it."""
         try:
-            for supervisor, thread in zip(supervisors, threads, strict=True):
-                running.append(supervisor)
-                thread.start()
-            wait()
-        except BaseException:
-            run.stopping.set()
-            for supervisor in supervisors:
-                supervisor.kill()
-            wait()
-            raise
-    if failures:
-        raise failures[0]
-
-
-def _guarded(job: Job, supervisor: Supervisor, desk: LedgerDesk, run: Run) -> Outcome:
-    try:
-        return run_job(job, supervisor, desk, run.settings)
-    except LeaseLost:
-        return Outcome("lost")
+            return run_job(job, supervisor, self.desk, self.run.settings)
+        except LedgerAway as away:
+            raise away.error from None
+        except LeaseLost:
+            return Outcome("stopped") if self.run.stopping.is_set() else None

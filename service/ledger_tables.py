@@ -11,11 +11,22 @@ if TYPE_CHECKING:
 else:
     sa = lazy("sqlalchemy")
 
-SCHEMA = 1
+SCHEMA = 2
+UPGRADES = {
+    1: (  # 2 counts the claims of a job; before, one holder could not be told from itself
+        "ALTER TABLE ggferry_jobs ADD COLUMN claims BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE ggferry_jobs ADD COLUMN ticket TEXT",
+        "ALTER TABLE ggferry_attempts ADD COLUMN token BIGINT",
+        "UPDATE ggferry_jobs SET claims = attempts + losses",
+        "UPDATE ggferry_schema SET version = 2",
+    )
+}
+"""From a version to the next, in words that SQLite and PostgreSQL share."""
 
 
 def tables() -> tuple[Any, Any, Any, Any]:
-    """Metadata, jobs, attempts, schema. Times are seconds since 1970, sizes bytes."""
+    """Metadata, jobs, attempts, schema. Times are seconds since 1970, sizes bytes. `claims` of a job only grows: what
+    it was at a claim is that claim's token. `ticket`: the request that made the last claim."""
     meta = sa.MetaData()
     text, number, real, data, column = sa.Text, sa.BigInteger, sa.Double, sa.JSON, sa.Column
     jobs = sa.Table(
@@ -24,6 +35,7 @@ def tables() -> tuple[Any, Any, Any, Any]:
         column("output", text), column("entry", data), column("state", text, nullable=False), column("bucket", number),
         column("key", text, unique=True), column("bytes_in", number), column("bytes_out", number),
         column("attempts", sa.Integer), column("losses", sa.Integer), column("owner", text),
+        column("claims", number, nullable=False, server_default="0"), column("ticket", text),
         column("lease_until", real), column("not_before", real), column("stage", text),
         column("error", data(none_as_null=True)), column("receipt", data(none_as_null=True)), column("same_as", text),
         column("adopted", sa.Boolean), column("peak", number), column("deleted", sa.Boolean), column("created", real),
@@ -33,7 +45,7 @@ def tables() -> tuple[Any, Any, Any, Any]:
     attempts = sa.Table(
         "ggferry_attempts", meta,
         column("id", sa.Integer, primary_key=True, autoincrement=True), column("job", text, index=True),
-        column("attempt", sa.Integer), column("owner", text), column("outcome", text),
+        column("attempt", sa.Integer), column("owner", text), column("token", number), column("outcome", text),
         column("error", data(none_as_null=True)), column("started", real), column("ended", real),
     )  # fmt: skip
     return meta, jobs, attempts, sa.Table("ggferry_schema", meta, column("version", sa.Integer, primary_key=True))

@@ -13,6 +13,7 @@ import site
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -31,6 +32,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_
 JOBS_A_WORKER = 200  # then a fresh one: what hostile files may have left in memory goes with the old
 OUT_OF_MEMORY = "OutOfMemory"
 STDERR_SHOWN = 400
+GRACE = 2.0  # seconds a worker has to remove what it began; then it is killed
 LINE_CAP = 1 << 30  # bytes of one event; a receipt of 10^5 tensors has 60 MB
 
 
@@ -124,11 +126,15 @@ class Supervisor:
             raise
 
     def stop(self) -> None:
-        """End the worker at once."""
+        """End the worker: it removes the output that it was writing, or is killed after GRACE seconds."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
+            process.terminate()
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
             for pipe in (process.stdin, process.stdout, self._errors):
                 if pipe is not None:
                     with suppress(OSError):
@@ -139,7 +145,10 @@ class Supervisor:
         self._stopped = True
         process = self._process
         if process is not None:
-            process.kill()
+            process.terminate()
+            later = threading.Timer(GRACE, process.kill)
+            later.daemon = True
+            later.start()
 
     def close(self) -> None:
         self.stop()
@@ -163,6 +172,9 @@ class Supervisor:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=self._environment(),
             cwd=self._home, start_new_session=True,
         )  # fmt: skip
+        if self._stopped:  # meanwhile
+            self.stop()
+            raise WorkerDied("stopped")
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith("LC_")}

@@ -17,11 +17,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 from ggferry.formats.errors import Fault, GgferryError, of_os
+from ggferry.quant.interrupts import STOPS
 
 PARENT_GONE = 75  # exit status; EX_TEMPFAIL of sysexits.h
+STOPPED = 143  # as shells say it: 128 + SIGTERM
 REPORT_EVERY = 0.2  # seconds between progress events
 ADDRESS_SPACE_MARGIN = 16 << 30  # libraries reserve address space they never touch
 PR_SET_PDEATHSIG = 1
@@ -88,9 +91,23 @@ def limit(memory: int) -> None:
 
 def main() -> None:
     """Serve commands until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    for number in STOPS:
+        signal.signal(number, _stop)
     limit(int(sys.argv[1]))
-    channel = Channel()
+    try:
+        _serve(Channel())
+    except KeyboardInterrupt:  # the parent's SIGTERM: what was begun is removed by now
+        os._exit(STOPPED)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Unwind, once: nothing interrupts the removal of what was begun."""
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _serve(channel: Channel) -> None:
     channel.send("ready", pid=os.getpid())
     while True:
         command = channel.receive()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,59 +27,14 @@ from ggferry.service.ledger import (
 
 from archive_tools import command, plan, rows, write
 from builders import Llama
-
-
-def find_postgres() -> Path | None:
-    """Debian keeps the server's programs out of PATH."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres")) or [Path(shutil.which("postgres") or "")]
-    return found[-1].resolve().parent if found[-1].is_file() else None
+from postgres_server import postgres_server
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server of our own. It refuses to run as root, so then it runs as somebody else."""
-    programs = find_postgres()
-    if programs is None:
-        pytest.skip("no PostgreSQL server on this machine (apt-get install postgresql)")
-    pytest.importorskip("psycopg")
-    home = Path("/tmp") / f"ggferry-pg-{os.getpid()}"  # a short path that another user may enter
-    home.mkdir(mode=0o755)
-    user: dict[str, Any] = {}
-    if os.getuid() == 0:
-        shutil.chown(home, "nobody")
-        user = {"user": "nobody", "group": "nogroup"}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    init = [programs / "initdb", "-D", home / "data", "-U", "ggferry", "--auth=trust", "-E", "UTF8", "--no-sync"]
-    subprocess.run(init, check=True, capture_output=True, cwd=home, **user)
-    serve = [
-        programs / "postgres",
-        "-D",
-        home / "data",
-        "-p",
-        str(port),
-        "-k",
-        home,
-        "-c",
-        "listen_addresses=127.0.0.1",
-    ]
-    with (home / "log").open("wb") as log:
-        server = subprocess.Popen(serve, stdout=log, stderr=log, cwd=home, **user)
-        try:
-            for _ in range(300):
-                ready = subprocess.run(
-                    [programs / "pg_isready", "-h", "127.0.0.1", "-p", str(port)], capture_output=True
-                )
-                if ready.returncode == 0:
-                    break
-                assert server.poll() is None, (home / "log").read_text()
-                time.sleep(0.1)
-            yield f"postgresql://ggferry@127.0.0.1:{port}/postgres"
-        finally:
-            server.send_signal(signal.SIGQUIT)
-            server.wait(20)
-            shutil.rmtree(home)
+def postgres() -> Iterator[str]:
+    """The URL of a server of our own."""
+    with postgres_server() as server:
+        yield server.url
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -162,7 +112,7 @@ def test_heartbeats_keep_a_lease(ledger: Ledger) -> None:
     ledger.register("plan", jobs(1))
     job = ledger.claim(owner_name(), "plan", -1)
     assert job
-    ledger.beat(job.owner, 60)
+    assert ledger.beat([job], 60) == []
     assert ledger.reclaim() == [] and ledger.counts("plan")[RUNNING] == 1
 
 
