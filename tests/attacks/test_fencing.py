@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from ggferry.formats.errors import UsageError
-from ggferry.service.engine import LedgerDesk, Run, run_local
 from ggferry.service.apply import Asked, Migration
+from ggferry.service.engine import LedgerDesk, Run, run_local
 from ggferry.service.jobs import Settings
 from ggferry.service.ledger import DONE, FAILED, QUEUED, RUNNING, Job, LeaseLost, Ledger, owner_name
 from ggferry.service.ledger_tables import SCHEMA
