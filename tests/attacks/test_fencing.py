@@ -173,7 +173,7 @@ def test_a_job_that_was_taken_away_is_left_at_once(tmp_path: Path) -> None:
     path, dest = tmp_path / "plan.jsonl", tmp_path / "out"
     plan(tmp_path / "in", path, "--dest", dest, "-j", "1", "--verify", "none")
     told: list[dict[str, Any]] = []
-    migration = Migration(Asked(str(path), str(tmp_path / "ledger"), jobs=1, lease=0.3), told.append)
+    migration = Migration(Asked(str(path), str(tmp_path / "ledger"), jobs=1, lease=3), told.append)
     migration.prepare()
     other, taken = Ledger(str(tmp_path / "ledger")), []
 
@@ -183,11 +183,13 @@ def test_a_job_that_was_taken_away_is_left_at_once(tmp_path: Path) -> None:
             with other.transaction() as connection:
                 connection.execute(sa.update(other.jobs).values(lease_until=0.0))
             taken.extend(other.reclaim())
-            time.sleep(0.5)  # while heartbeats pass
+            deadline = time.monotonic() + 20
+            while not run.lost and time.monotonic() < deadline:  # until a heartbeat finds it
+                time.sleep(0.02)
 
     migration.emit = watch
     settings = Settings(Limits(threads=1))
-    run = Run(migration.ledger, migration.head.id, 1, settings, watch, lease=0.3)
+    run = Run(migration.ledger, migration.head.id, 1, settings, watch, lease=3)
     run_local(run)
     states = [event["state"] for event in told if event["event"] == "job"]
     assert taken and states == ["running", "lost", "running", DONE], states
