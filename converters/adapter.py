@@ -34,8 +34,9 @@ from ggferry.converters.plan import (
     place,
     type_table,
 )
+from ggferry.converters.proof_tensors import TensorProof, check_tensor
 from ggferry.converters.stages import Progress
-from ggferry.converters.verify import DeltaProof, Proof, TensorProof, check_accounting, check_tensor
+from ggferry.converters.verify import DeltaProof, Proof, check_accounting
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedTypeError, UsageError, VerificationError
 from ggferry.formats.gguf_values import Value, f32, string

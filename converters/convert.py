@@ -22,6 +22,7 @@ from ggferry.converters.open import open_checkpoint
 from ggferry.converters.output import OutputSet
 from ggferry.converters.parallel import workers
 from ggferry.converters.plan import Options, Plan, place, plan_steps, shard_metadata
+from ggferry.converters.proof_tensors import Encoding
 from ggferry.converters.rewrite import override_keys, prune_layers
 from ggferry.converters.run import run
 from ggferry.converters.stages import Stage, silent
@@ -193,7 +194,10 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
         )
         if request.level == "none":
             return Proof("none", (), {}, None, tokens)
-        return verify(plan.graph, output, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage)
+        encoding = Encoding(plan.imatrix, ours=True)
+        return verify(
+            plan.graph, output, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
+        )
     finally:
         again.close()
 

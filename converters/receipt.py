@@ -35,6 +35,8 @@ def make_receipt(
         record = step_record(step)
         if found := measured.get(step.name):  # --verify none measures nothing: the grade stays a promise
             record |= {"grade": found.grade, "max_error": found.max_error, "relative_rms": found.relative_rms}
+            if found.encoded_again is not None:
+                record["encoded_again"] = found.encoded_again
             if found.band:
                 record |= {"band": found.band, "outlier": found.outlier}
         tensors.append(record)
@@ -97,6 +99,9 @@ def how_it_was_proved(proof: Proof) -> str:
     for tensor in proof.tensors:
         grades[tensor.grade] = grades.get(tensor.grade, 0) + 1
     parts = [", ".join(f"{count} {grade}" for grade, count in grades.items()) or "no tensors"]
+    again = [tensor.encoded_again for tensor in proof.tensors if tensor.encoded_again is not None]
+    if again:
+        parts.append(f"{sum(again)} of {len(again)} rounded tensors encoded again to the same bytes")
     worst = proof.worst
     if worst is not None and worst.relative_rms:
         word = "scales rounded to f16" if worst.grade == RESCALED else "rounding"

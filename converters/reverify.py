@@ -13,12 +13,14 @@ from ggferry.converters.convert import check_tokenizer
 from ggferry.converters.digests import digest
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
+from ggferry.converters.proof_tensors import Encoding
 from ggferry.converters.receipt import SUFFIX, how_it_was_proved
 from ggferry.converters.stages import Stage
 from ggferry.converters.verify import Proof, verify
 from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, UsageError, VerificationError
+from ggferry.formats.imatrix import read_imatrix
 
 MAX_RECEIPT = 1 << 28
 
@@ -44,10 +46,12 @@ def reverify(
     base: str | None = None,
     arch: str | None = None,
     config: str | None = None,
+    imatrix: str | None = None,
 ) -> Report:
     """Compare `output` with `source`. Where a receipt stands beside the output, its `--hparam` values are taken for
     what the source does not state, and both files must be the ones it was written for. `base`: of an adapter, its
-    base model. `arch`, `config`: as given to the conversion. Raises VerificationError."""
+    base model. `arch`, `config`: as given to the conversion. `imatrix`: the importance matrix the output was quantized
+    with: then its bytes can be made again. Raises VerificationError."""
     if level not in ("fast", "full"):
         raise UsageError("--level", found=level, expected="fast, full")
     before, after = open_checkpoint(source, arch, config), open_checkpoint(output)
@@ -73,7 +77,8 @@ def reverify(
             before,
             output,
         )
-        proof = verify(graph, mirror, level=level, tokenizer=tokens, jobs=jobs, stage=stage)
+        encoding = Encoding(None if imatrix is None else read_imatrix(imatrix))
+        proof = verify(graph, mirror, level=level, tokenizer=tokens, jobs=jobs, stage=stage, encoding=encoding)
         return Report(proof, [*notes, *proof.notes], f"proved   {how_it_was_proved(proof)}")
     finally:
         before.close()

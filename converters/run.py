@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ggferry.converters import values
 from ggferry.converters.checks import Watch, place
+from ggferry.converters.encode import encode_rows
 from ggferry.converters.graph import Node
 from ggferry.converters.parallel import each, workers
 from ggferry.converters.plan import COPY, GATHER, REPACK, Plan, Step
@@ -120,19 +120,9 @@ def convert(plan: Plan, job: Job, watch: Watch) -> Any:
 
 
 def _encode(plan: Plan, job: Job, rows: Any) -> Any:
-    """Rows in the step's type. Of a tensor of several matrices (experts) each has its own importances."""
-    encode = codec(job.step.type.name).encode
-    assert encode is not None, job.step.type.name
-    weights = plan.imatrix.weights(job.step.name, job.step.node.shape) if plan.imatrix else None
-    if weights is None or not job.step.type.quantised:
-        return encode(rows, None)
-    height = max(1, job.step.node.shape[-2]) if len(weights) > 1 else job.stop
-    cuts = [job.start, *range(-(-(job.start + 1) // height) * height, job.stop, height), job.stop]
-    pieces = [
-        encode(rows[start - job.start : stop - job.start], weights[min(start // height, len(weights) - 1)])
-        for start, stop in pairwise(cuts)
-    ]
-    return np.concatenate(pieces)
+    step = job.step
+    weights = plan.imatrix.weights(step.name, step.node.shape) if plan.imatrix else None
+    return encode_rows(step.type, rows, weights, job.start, step.node.shape)
 
 
 def check_replica(plan: Plan, drop: Dropped) -> None:

@@ -229,6 +229,7 @@ def verify(
     base: BaseModel = None,
     tokenizer: TokenizerSource = None,
     hf_config: HfConfig = None,
+    imatrix: ImatrixFile = None,
     arch: Arch = None,
     pre: Pre = None,
     trim_vocab: TrimVocab = False,
@@ -247,7 +248,7 @@ def verify(
         source, output, level=level, hparams=key_values(hparam), jobs=jobs,
         vocab=VocabOptions(tokenizer_model, pre, trim=trim_vocab, none=no_vocab, source=tokenizer),
         stage=lambda title, total: byte_progress(title, total, wanted=not as_json), base=base, arch=arch,
-        config=hf_config,
+        config=hf_config, imatrix=imatrix,
     )  # fmt: skip
     if as_json:
         print_json({"verified": True, **asdict(report.proof), "notes": report.notes})

@@ -25,6 +25,8 @@ from ggferry.quant.registry import lazy
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from ggferry.quant.codec import Floats
 else:
     np = lazy("numpy")
     torch = lazy("torch")
@@ -118,8 +120,12 @@ class Weights:
         each(starts, multiply, min(self.threads, len(starts)) or 1)
         return out
 
+    def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
+        """Rows `start:stop` of a tensor, float32 `(stop - start, columns)`."""
+        return values_of(self.graph.checkpoint, ref, start, stop)
+
     def _decode(self, ref: TensorRef, start: int, stop: int) -> torch.Tensor:
-        rows = values_of(self.graph.checkpoint, ref, start, stop)
+        rows = self.values(ref, start, stop)
         if not np.isfinite(rows).all():
             bad = start + int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
             raise BadValueError(

@@ -16,7 +16,7 @@ from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
-from ggferry.converters.verify import EXACT_LOGITS
+from ggferry.converters.proof_logits import EXACT_LOGITS
 from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError, UsageError
 

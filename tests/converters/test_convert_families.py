@@ -15,6 +15,7 @@ from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
+from ggferry.converters.proof_logits import EXACT_LOGITS
 from ggferry.converters.values import laid_out_values, values_of
 from ggferry.formats.errors import (
     InconsistentError,
@@ -49,7 +50,9 @@ def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> No
     source = str(root / entry["file"])
     result = convert(Request(source, str(tmp_path / "out.gguf"), vocab=vocabulary(root, entry)))
     receipt = result.receipt
-    assert receipt["verified"] == "full" and receipt["logits"]["relative_rms"] <= receipt["logits"]["limit"]
+    logits = receipt["logits"]
+    proved = logits["relative_rms"] if logits["structure"] is None else logits["structure"]
+    assert receipt["verified"] == "full" and proved <= logits["limit"] == EXACT_LOGITS
     ids = json.loads((root / entry["hf_dir"] / "logits.json").read_text())["ids"]
     before, after = (forward(graph_of(path), ids, inputs=spectrum(entry)) for path in (source, result.path))
     kinds = set(entry["tensor_types"])

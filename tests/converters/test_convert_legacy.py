@@ -15,6 +15,7 @@ from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
+from ggferry.converters.proof_logits import EXACT_LOGITS
 from ggferry.converters.tokenizers.base import encoder
 from ggferry.converters.vocabulary import load_tokenizer
 from ggferry.formats.errors import MissingError, RefusedError, UsageError
@@ -60,7 +61,9 @@ def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> No
     source = str(root / entry["file"])
     result = convert(Request(source, str(tmp_path / "out.gguf")))
     receipt = result.receipt
-    assert receipt["verified"] == "full" and receipt["logits"]["relative_rms"] <= receipt["logits"]["limit"]
+    logits = receipt["logits"]
+    proved = logits["relative_rms"] if logits["structure"] is None else logits["structure"]
+    assert receipt["verified"] == "full" and proved <= logits["limit"] == EXACT_LOGITS
     grades = {tensor["grade"] for tensor in receipt["tensors"]}
     era_norm = entry["file"].split("/")[0] in LAYER_NORM
     if "logits_f64" in entry:

@@ -19,7 +19,7 @@ from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
-from ggferry.converters.verify import EXACT_LOGITS
+from ggferry.converters.proof_logits import EXACT_LOGITS
 from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.errors import (
     CorruptError,

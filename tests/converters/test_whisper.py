@@ -17,9 +17,9 @@ from ggferry.converters.importance import measure
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
+from ggferry.converters.proof_logits import EXACT_LOGITS
 from ggferry.converters.tokenizers.base import encoder
 from ggferry.converters.tokenizers.load import load
-from ggferry.converters.verify import EXACT_LOGITS
 from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
 

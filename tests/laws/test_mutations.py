@@ -16,7 +16,8 @@ import pytest
 from ggferry.converters.convert import Request, convert, graph_of
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.layout import heads_halves_to_pairs
-from ggferry.converters.verify import check_logits, verify
+from ggferry.converters.proof_logits import check_logits
+from ggferry.converters.verify import verify
 from ggferry.formats.errors import CorruptError, VerificationError
 from ggferry.formats.gguf_values import Value
 from ggferry.formats.gguf_write import write_gguf

@@ -11,7 +11,7 @@ import pytest
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
-from ggferry.converters.verify import check_logits
+from ggferry.converters.proof_logits import check_logits
 from ggferry.formats.errors import VerificationError
 
 from rwkv_models import finch, goose
