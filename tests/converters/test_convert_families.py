@@ -50,9 +50,9 @@ def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> No
     source = str(root / entry["file"])
     result = convert(Request(source, str(tmp_path / "out.gguf"), vocab=vocabulary(root, entry)))
     receipt = result.receipt
-    logits = receipt["logits"]
-    proved = logits["relative_rms"] if logits["structure"] is None else logits["structure"]
-    assert receipt["verified"] == "full" and proved <= logits["limit"] == EXACT_LOGITS
+    figures = receipt["logits"]
+    proved = figures["relative_rms"] if figures["structure"] is None else figures["structure"]
+    assert receipt["verified"] == "full" and proved <= figures["limit"] == EXACT_LOGITS
     ids = json.loads((root / entry["hf_dir"] / "logits.json").read_text())["ids"]
     before, after = (forward(graph_of(path), ids, inputs=spectrum(entry)) for path in (source, result.path))
     kinds = set(entry["tensor_types"])

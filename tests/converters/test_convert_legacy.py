@@ -61,9 +61,9 @@ def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> No
     source = str(root / entry["file"])
     result = convert(Request(source, str(tmp_path / "out.gguf")))
     receipt = result.receipt
-    logits = receipt["logits"]
-    proved = logits["relative_rms"] if logits["structure"] is None else logits["structure"]
-    assert receipt["verified"] == "full" and proved <= logits["limit"] == EXACT_LOGITS
+    figures = receipt["logits"]
+    proved = figures["relative_rms"] if figures["structure"] is None else figures["structure"]
+    assert receipt["verified"] == "full" and proved <= figures["limit"] == EXACT_LOGITS
     grades = {tensor["grade"] for tensor in receipt["tensors"]}
     era_norm = entry["file"].split("/")[0] in LAYER_NORM
     if "logits_f64" in entry:
