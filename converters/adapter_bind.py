@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.adapter_source import Found, Low
 from ggferry.converters.assign import Slot, assign, check_conditions, origin_of
 from ggferry.converters.expression import evaluate
-from ggferry.converters.graph import ModelGraph, Node
+from ggferry.converters.graph import ModelGraph, Node, losses
 from ggferry.converters.layout import SAME, Layout, Pointwise, Rearrange, Regroup, Shape, Split, Stack, Then, Transpose
 from ggferry.converters.load import understand
 from ggferry.converters.open import architectures, open_checkpoint
@@ -158,7 +158,8 @@ def bind_adapter(checkpoint: Checkpoint, found: Found, base: Base, *, permute: b
     graph = ModelGraph(
         base.architecture, base.architecture.dialects[found.dialect], checkpoint,
         {"adapter.lora.alpha": Param(alpha, _origins([pair.lows[0].origin for pair in pairs])), **used},
-        nodes, checkpoint.dropped, found.notes, {node.name: node for node in nodes},
+        nodes, checkpoint.dropped, (*found.notes, *(loss.note for loss in losses(checkpoint.dropped))),
+        {node.name: node for node in nodes},
     )  # fmt: skip
     return Adapter(graph, found, scaled, alpha, base)
 

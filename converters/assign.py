@@ -158,7 +158,7 @@ def _in_order(
 
 def _explained(ref: TensorRef, drop: Drop, assigned: Assigned) -> Dropped:
     same = assigned.get((drop.same_as, None), ())
-    return Dropped(ref, drop.reason, same[0] if same else None)
+    return Dropped(ref, drop.reason, same[0] if same else None, drop.follows)
 
 
 def slots(checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, assigned: Assigned) -> list[Slot]:

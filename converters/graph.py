@@ -22,7 +22,7 @@ from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, ShapeError
 from ggferry.formats.gguf_values import Value, ValueType
 
-__all__ = ["ModelGraph", "Node", "Param", "bind"]
+__all__ = ["Loss", "ModelGraph", "Node", "Param", "bind", "losses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,31 @@ class Node:
     shape: Shape
     inputs: tuple[TensorRef, ...]
     layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What the output will not hold, for one reason: number of source tensors, their bytes, and one by name."""
+
+    reason: str
+    tensors: int
+    bytes: int
+    example: str
+
+    @property
+    def note(self) -> str:
+        count = "1 tensor is" if self.tensors == 1 else f"{self.tensors} tensors are"
+        return f"{count} not carried over ({self.example!r}, {self.bytes:,} bytes in all): {self.reason}"
+
+
+def losses(dropped: Iterable[Dropped]) -> tuple[Loss, ...]:
+    """Dropped tensors that the output holds nothing of, by reason."""
+    found: dict[str, Loss] = {}
+    for drop in dropped:
+        if drop.loses:
+            seen = found.get(drop.reason, Loss(drop.reason, 0, 0, drop.ref.name))
+            found[drop.reason] = replace(seen, tensors=seen.tensors + 1, bytes=seen.bytes + drop.ref.nbytes)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +136,9 @@ def bind(
     checkpoint, nodes = _nodes(checkpoint, found, solver.complete)
     if tensors:
         _check_blocks(checkpoint, architecture.blocks, hparams, nodes)
+    gone = (*checkpoint.dropped, *dropped)
     return ModelGraph(
-        architecture, speech, checkpoint, hparams, nodes, (*checkpoint.dropped, *dropped), tuple(solver.notes),
+        architecture, speech, checkpoint, hparams, nodes, gone, (*solver.notes, *(loss.note for loss in losses(gone))),
         {node.name: node for node in nodes},
     )  # fmt: skip
 

@@ -104,7 +104,9 @@ class Plan:
             "source": self.graph.checkpoint.path,
             "architecture": self.graph.architecture.name,
             "tensors": [step_record(step) for step in self.steps],
-            "dropped": [{"name": drop.ref.name, "reason": drop.reason} for drop in self.graph.dropped],
+            "dropped": [
+                {"name": drop.ref.name, "reason": drop.reason, "loses": drop.loses} for drop in self.graph.dropped
+            ],
             "metadata": {k: {"type": e.value.type.name.lower(), "origin": e.origin} for k, e in self.metadata.items()},
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,

@@ -63,7 +63,10 @@ def make_receipt(
         },
         "metadata": {key: entry.origin for key, entry in plan.metadata.items()},
         "tensors": tensors,
-        "dropped": [{"name": d.ref.name, "file": d.ref.spans[0].file, "reason": d.reason} for d in graph.dropped],
+        "dropped": [
+            {"name": d.ref.name, "file": d.ref.spans[0].file, "reason": d.reason, "loses": d.loses}
+            for d in graph.dropped
+        ],
         "tokenizer": dict(proof.tokenizer),
         "logits": asdict(proof.logits) if proof.logits else None,
         **({"deltas": asdict(proof.deltas)} if proof.deltas else {}),

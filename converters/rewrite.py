@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ggferry.converters.graph import ModelGraph, Node
+from ggferry.converters.graph import ModelGraph, Node, losses
 from ggferry.converters.layout import SAME
 from ggferry.converters.spec import Architecture, Dialect, Role
 from ggferry.formats.checkpoint import Checkpoint, Dropped
@@ -99,5 +99,8 @@ def undescribed(checkpoint: Checkpoint, why: str) -> ModelGraph:
     )
     architecture = Architecture(architecture_name(checkpoint), (), (), {"gguf": Dialect("gguf")}, {}, runtimes=())
     by_name: Mapping[str, Node] = {node.name: node for node in nodes}
-    notes = (f"{why}: carried as it is, compared value by value, without a forward pass",)
+    notes = (
+        f"{why}: carried as it is, compared value by value, without a forward pass",
+        *(loss.note for loss in losses(checkpoint.dropped)),
+    )
     return ModelGraph(architecture, Dialect("gguf"), checkpoint, {}, nodes, checkpoint.dropped, notes, by_name)

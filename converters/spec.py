@@ -105,17 +105,19 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Source tensors that are not carried over, and why that loses nothing.
+    """Source tensors that are not carried over, and why.
 
     `pattern`: a shell pattern, in which {n} is a block number. `when`: a condition on hparams the source states, and
     `n`; a drop with one goes before the roles, one without takes only what no role wants. `same_as`: the role whose
-    bytes it must repeat.
+    bytes it must repeat. `follows`: its values follow from the hparams (a buffer). A drop that is neither loses what
+    it held: the user is told, and the source is not deleted.
     """
 
     pattern: str
     reason: str
     when: str = ""
     same_as: str = ""
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,13 @@ class Dropped:
     reason: str
     same_as: TensorRef | None = None
     """The tensor whose bytes it must repeat, when that is the reason: checked, not assumed."""
+    follows: bool = False
+    """Whether its values follow from what is kept: a buffer, or zeros that stand for nothing."""
+
+    @property
+    def loses(self) -> bool:
+        """Whether the output holds less than the source for want of it."""
+        return self.same_as is None and not self.follows
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ggferry.converters.convert import Request, make_plan
+from ggferry.converters.graph import losses
 from ggferry.converters.model_metadata import output_name
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options, Plan, count_types
@@ -59,6 +61,7 @@ def analyse(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
             "grades": dict(Counter(step.grade for step in plan.steps)),
             "name": output_name(plan.metadata, plan.options, None),
             "options": options,
+            "lost": [asdict(loss) for loss in losses(plan.graph.dropped)],
             "notes": list(dict.fromkeys((*notes, *checkpoint.notes, *plan.graph.notes, *plan.notes))),
         }
         if _is_done(checkpoint, plan):

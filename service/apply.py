@@ -6,20 +6,19 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ggferry.converters.digests import digest
-from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, VerificationError
-from ggferry.formats.sources import LocalFile
+from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, fault_of
 from ggferry.service import stores
-from ggferry.service.adopt import output_intact
 from ggferry.service.analyse import request_of
+from ggferry.service.deletion import Deletion, choose, delete, require_proofs
 from ggferry.service.engine import LEASE, Emit, Run, run_local
 from ggferry.service.jobs import Outcome, Settings
 from ggferry.service.ledger import DONE, FAILED, QUARANTINED, QUEUED, SKIPPED, Job, Ledger, bucket
 from ggferry.service.planfile import BAD, CONVERT, Entry, Head, read_plan
-from ggferry.service.publish import check_destination, object_digest
+from ggferry.service.publish import check_destination
 from ggferry.service.scratch import sweep
 from ggferry.service.stores import is_remote
 
@@ -40,8 +39,46 @@ class Asked:
     retry: bool = False
     max_disk: int | None = None
     delete_source: bool = False
+    despite_drops: bool = False
     lease: float = LEASE
     address: str | None = None
+
+
+def _checked(asked: Asked) -> tuple[Head, list[Entry]]:
+    """The plan, when all that is asked of it can be asked. Raises UsageError, UnsupportedError, RefusedError."""
+    head, entries = read_plan(asked.plan)
+    if asked.engine not in ENGINES:
+        raise UsageError("--engine", found=asked.engine, expected=", ".join(ENGINES))
+    for entry in entries:
+        if entry.verdict == CONVERT and entry.output:
+            request_of(entry.source, entry.recipe(head))
+            if is_remote(entry.output):
+                check_destination(entry.output)
+    if asked.delete_source:
+        require_proofs(asked.plan, head, entries)
+    return head, entries
+
+
+def survey(asked: Asked) -> tuple[list[Entry], Deletion]:
+    """What `apply` would convert and delete as things stand. Nothing is entered in the ledger, nothing changed."""
+    head, entries = _checked(asked)
+    rows: dict[str, dict[str, Any]] = {}
+    with suppress(NotFoundError), closing(Ledger(asked.ledger, must_exist=True)) as ledger:
+        rows = {row["id"]: row for row in ledger.rows()}
+    share, shares = asked.shard
+    ids = {entry.id(head): entry for entry in entries}
+    mine = {i: entry for i, entry in ids.items() if entry.verdict == CONVERT and bucket(i) % shares == share}
+    left = {i: entry for i, entry in mine.items() if i not in rows or _is_open(rows[i], asked.retry)}
+    done = {i: rows[i] for i in mine if i in rows and rows[i]["state"] == DONE and not rows[i]["deleted"]}
+    return [*left.values()], choose(ids, left, done, asked.despite_drops) if asked.delete_source else Deletion()
+
+
+def _is_open(row: Mapping[str, Any], retry: bool) -> bool:
+    """Whether a run takes this job up."""
+    if row["state"] in (FAILED, QUARANTINED):
+        passing = row["state"] == FAILED and fault_of(row["error"] or {}) is Fault.PASSING
+        return bool(row["attempts"] + row["losses"]) and (retry or passing)
+    return row["state"] not in (DONE, SKIPPED)
 
 
 class Migration:
@@ -49,14 +86,8 @@ class Migration:
 
     def __init__(self, asked: Asked, emit: Emit) -> None:
         self.asked, self.emit = asked, emit
-        self.head, self.entries = read_plan(asked.plan)
-        if asked.engine not in ENGINES:
-            raise UsageError("--engine", found=asked.engine, expected=", ".join(ENGINES))
-        for entry in self.entries:
-            if entry.verdict == CONVERT and entry.output:
-                request_of(entry.source, entry.recipe(self.head))
-                if is_remote(entry.output):
-                    check_destination(entry.output)
+        self.head, self.entries = _checked(asked)
+        self.deletion = Deletion()
         self.ledger = Ledger(asked.ledger)
         self.ledger.patience = asked.lease
         self.ledger.on_away = lambda words: self.emit({"event": "warning", "message": words})
@@ -78,9 +109,11 @@ class Migration:
         queued = {row["id"] for row in self.ledger.rows(head.id, [QUEUED], full=False)}
         share, shares = self.asked.shard
         ids = {entry.id(head): entry for entry in self.entries}
-        left = [entry for i, entry in ids.items() if i in queued and bucket(i) % shares == share]
-        self._check_room(left)
-        return left
+        left = {i: entry for i, entry in ids.items() if i in queued and bucket(i) % shares == share}
+        self._check_room([*left.values()])
+        if self.asked.delete_source:
+            self.deletion = choose(ids, left, {row["id"]: row for row in self._finished()}, self.asked.despite_drops)
+        return [*left.values()]
 
     def run(self, left: Sequence[Entry]) -> None:
         """Do what is left."""
@@ -88,10 +121,9 @@ class Migration:
             self.ledger, self.head.id, self.asked.jobs, self.asked.settings, self.emit, self.asked.shard,
             self.asked.lease, done=self._done,
         )  # fmt: skip
-        if self.asked.delete_source:
-            for row in self.ledger.rows(self.head.id, [DONE]):
-                if not row["deleted"]:
-                    self._delete(row["id"], row["entry"], row["receipt"])
+        for row in self._finished():
+            if row["id"] in self.deletion.entries:
+                self._delete(row["id"], row["entry"]["recipe"], row["receipt"])
         try:
             if self.asked.engine == "ray":
                 from ggferry.service.ray_engine import run_ray
@@ -102,6 +134,14 @@ class Migration:
         except KeyboardInterrupt:
             self.emit({"event": "stopped", "message": "stopped; the same command continues"})
             raise
+
+    def _finished(self) -> list[dict[str, Any]]:
+        """Rows of this plan and share that are done and whose sources are there, where they are to be deleted."""
+        if not self.asked.delete_source:
+            return []
+        share, shares = self.asked.shard
+        rows = self.ledger.rows(self.head.id, [DONE])
+        return [row for row in rows if not row["deleted"] and row["bucket"] % shares == share]
 
     def failed(self) -> int:
         """Jobs of this plan that did not end well."""
@@ -161,27 +201,19 @@ class Migration:
     # --- after each job ------------------------------------------------------------------------------------------
 
     def _done(self, job: Job, outcome: Outcome) -> None:
-        if self.asked.delete_source and outcome.receipt is not None:
-            self._delete(job.id, job.entry, outcome.receipt)
+        if job.id in self.deletion.entries and outcome.receipt is not None:
+            self._delete(job.id, job.entry["recipe"], outcome.receipt)
 
-    def _delete(self, job: str, entry: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
-        """Delete the weights of a finished job: when the output, read again, is what was proved, and the source what
-        was converted. What stands beside them (tokenizers, configurations, cards) and duplicates stay."""
+    def _delete(self, job: str, recipe: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
+        """Delete the weights of a finished job that the question named."""
+        entry = self.deletion.entries[job]
+        scratch = self.asked.settings.scratch or tempfile.gettempdir()
         try:
-            if not output_intact(str(entry["output"]), receipt, self.asked.settings.scratch or tempfile.gettempdir()):
-                raise VerificationError("the output is not what was proved; its source stays", path=entry["output"])
-            expected = sorted(record["blake3"] for record in receipt["source"]["files"])
-            paths = [str(record["path"]) for record in entry["files"]]
-            there = [path for path in paths if stores.exists(path)]
-            found = sorted(_digest(path, self.asked.settings.scratch or tempfile.gettempdir()) for path in there)
-            if any(blake3 not in expected for blake3 in found):
-                raise VerificationError("the source is not what was converted; it stays", path=entry["source"])
-            for path in there:
-                stores.remove(path)
+            gone = delete(entry, recipe, receipt, self.asked.despite_drops, scratch)
             self.ledger.note_deleted(job)
-            self.emit({"event": "deleted", "id": job, "source": entry["source"], "files": there})
+            self.emit({"event": "deleted", "id": job, "source": entry.source, "files": gone})
         except GgferryError as error:
-            self.emit({"event": "warning", "id": job, "source": entry["source"], "message": str(error)})
+            self.emit({"event": "warning", "id": job, "source": entry.source, "message": str(error)})
 
 
 def _row(entry: Entry, head: Head) -> dict[str, Any]:
@@ -194,13 +226,6 @@ def _row(entry: Entry, head: Head) -> dict[str, Any]:
         error = {"class": entry.verdict, "message": entry.reason}
     data = {**asdict(entry), "recipe": entry.recipe(head), "error": None}
     return {"id": entry.id(head), "source": entry.source, "entry": data, "state": state, "error": error}
-
-
-def _digest(path: str, scratch: str) -> str:
-    if is_remote(path):
-        return object_digest(path, scratch)
-    with LocalFile(path) as file:
-        return digest(file)
 
 
 def _existing(folder: str) -> str:

@@ -6,11 +6,15 @@ import json
 import os
 import signal
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ggferry.formats.errors import RefusedError, UsageError
+
+if TYPE_CHECKING:
+    from ggferry.service.deletion import Deletion
+    from ggferry.service.planfile import Entry
 
 commands = typer.Typer(rich_markup_mode=None)
 ledger = typer.Typer(help="What a migration's ledger knows.", no_args_is_help=True, rich_markup_mode=None)
@@ -106,12 +110,18 @@ def apply(
     delete_source: Annotated[
         bool, typer.Option("--delete-source", help="Delete weights whose output is proved.")
     ] = False,
+    delete_despite_drops: Annotated[
+        bool, typer.Option("--delete-despite-drops", help="Also weights of which the output does not hold all.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be converted and deleted; do nothing.")
+    ] = False,
     report: Annotated[str | None, typer.Option("--report", help="Stem of the report (default: PLAN.report).")] = None,
     as_json: Json = False,
 ) -> None:
     """Do what a plan says. Run it again to continue; what is finished is never redone. Exits 1 when a model failed."""
-    from ggferry.service.apply import Asked, Migration
+    from ggferry.service.apply import Asked, Migration, survey
     from ggferry.service.jobs import Settings
     from ggferry.service.progress_run import Tracker, shown
     from ggferry.service.report import migration_lines, write_report
@@ -126,17 +136,23 @@ def apply(
     )  # fmt: skip
     asked = Asked(
         plan, ledger or f"{plan}{suffix}.ledger", engine, count, settings, share, retry_failed,
-        None if max_disk is None else size_of(max_disk, "--max-disk"), delete_source, lease, address,
+        None if max_disk is None else size_of(max_disk, "--max-disk"), delete_source, delete_despite_drops, lease,
+        address,
     )  # fmt: skip
+    if dry_run:
+        _show_survey(*survey(asked), as_json)
+        return
     early: list[dict[str, Any]] = []
     migration = Migration(asked, early.append)
     left = migration.prepare()
-    if delete_source and not yes:
-        _confirm(sum(len(entry.files) for entry in left))
+    if delete_source:
+        _confirm(migration.deletion, yes)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with shown(Tracker(left), as_json) as emit:
         migration.emit = emit
-        emit({"event": "start", "plan": plan, "ledger": migration.ledger.shown, "jobs": len(left), "room": early})
+        going = [each.path for each in migration.deletion.files]
+        start = {"plan": plan, "ledger": migration.ledger.shown, "jobs": len(left), "room": early}
+        emit({"event": "start", **start, "to_delete": going})
         migration.run(left)
         facts = write_report(report or f"{plan}{suffix}.report", migration.ledger, migration.head, migration.entries)
         emit({"event": "end", **facts["totals"]})
@@ -147,12 +163,28 @@ def apply(
         raise typer.Exit(1)
 
 
-def _confirm(files: int) -> None:
-    phrase = f"delete {files} files"
+def _show_survey(left: list[Entry], deletion: Deletion, as_json: bool) -> None:
+    if as_json:
+        convert = [{"source": entry.source, "output": entry.output, "bytes": entry.bytes_out} for entry in left]
+        going = [{"path": each.path, "bytes": each.bytes} for each in deletion.files]
+        print(json.dumps({"convert": convert, "delete": going, "keep": deletion.spared}))
+        return
+    for entry in left:
+        print(f"  convert {entry.source} → {entry.output}")
+    print(f"{len(left)} models to convert")
+    if deletion.files or deletion.spared:
+        print("\n".join(deletion.lines(None)))
+
+
+def _confirm(deletion: Deletion, yes: bool) -> None:
+    """Say what goes, and have it confirmed by a person unless there is nothing or `yes`. Raises RefusedError."""
+    phrase = f"delete {len(deletion.files)} files"
+    print("\n".join(deletion.lines()), file=sys.stderr, flush=True)
+    if yes or not deletion.files:
+        return
     if not sys.stdin.isatty():
         raise RefusedError("--delete-source asks before it begins", hint="--yes, where nobody can answer")
-    question = f"Each source is deleted once its output is proved and on disk. Type '{phrase}' to go on: "
-    print(question, end="", file=sys.stderr, flush=True)
+    print(f"Type '{phrase}' to go on: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip() != phrase:
         raise RefusedError("not confirmed; nothing was done")
 

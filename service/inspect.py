@@ -34,7 +34,7 @@ def describe(checkpoint: Checkpoint, full: bool = False) -> dict[str, Any]:
         "metadata": {key: _value(value, full) for key, value in checkpoint.metadata.items()},
         "vocabulary": _vocabulary(checkpoint),
         "tensors": [_tensor(ref) for ref in checkpoint.tensors.values()],
-        "dropped": [{"name": drop.ref.name, "reason": drop.reason} for drop in checkpoint.dropped],
+        "dropped": [{"name": d.ref.name, "reason": d.reason, "loses": d.loses} for d in checkpoint.dropped],
         "sidecars": {role: os.path.basename(path) for role, path in checkpoint.sidecars.items()},
         "notes": list(checkpoint.notes),
     }

@@ -48,7 +48,8 @@ class Entry:
 
     `files`: the weights, in reading order, `beside`: what belongs to them; each path, bytes, version (`stores.Found`).
     `bytes_out`, `memory`, `disk`: exact, estimated, and the most it takes while it is made; `gpus`: what a cluster is
-    to reserve for it (nothing here needs one). `same_as`: the source of the line with the same content, `proof`: how
+    to reserve for it (nothing here needs one). `lost`: tensors that the output will hold nothing of, a record a reason
+    (`graph.Loss`). `same_as`: the source of the line with the same content, `proof`: how
     that is known (blake3: every byte; inode). `options`: what differs from the head (`analyse.RECIPE_KEYS`).
     """
 
@@ -72,6 +73,7 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict)
     grades: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    lost: tuple[Mapping[str, Any], ...] = ()
     same_as: str | None = None
     proof: str | None = None
     error: Mapping[str, Any] | None = None
@@ -184,7 +186,7 @@ def _entry(record: dict[str, Any], path: str, number: int) -> Entry:
         for name in ("files", "beside"):
             found = record.get(name, ())
             record[name] = tuple(Found(str(f["path"]), int(f["bytes"]), str(f["version"])) for f in found)
-        record["notes"] = tuple(record.get("notes", ()))
+        record["notes"], record["lost"] = tuple(record.get("notes", ())), tuple(record.get("lost", ()))
         entry = Entry(**record)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{place}: {error}", path=path) from None

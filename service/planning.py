@@ -209,7 +209,7 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
     facts = dict(facts)
     name = str(facts.pop("name"))
     facts["options"] = {key: _url(value, mirror) for key, value in facts["options"].items()}
-    facts["notes"] = tuple(facts["notes"])
+    facts["notes"], facts["lost"] = tuple(facts["notes"]), tuple(facts["lost"])
     if facts.get("verdict") == SKIP:
         return Entry(source, facts.pop("verdict"), facts.pop("reason"), **common, **facts)
     output = names.output(source, group, name)

@@ -39,6 +39,7 @@ def summary(entries: Sequence[Entry]) -> dict[str, Any]:
         "convert": dict(kinds.most_common()),
         "problems": dict(Counter((e.error or {}).get("class", e.verdict) for e in entries if e.error).most_common()),
         "duplicate_bytes": sum(entry.bytes_in for entry in entries if entry.same_as),
+        "lossy": sum(bool(entry.lost) for entry in doing),
     }
 
 
@@ -55,6 +56,11 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{facts['bytes_in']:,} bytes in, {facts['bytes_out']:,} bytes out; each worker takes about "
             f"{facts['memory'] >> 20:,} MiB of memory"
+        )
+    if facts["lossy"]:
+        lines.append(
+            f"{facts['lossy']} models hold tensors that their outputs will not ('lost' in their lines says which); "
+            "--delete-source spares them"
         )
     return lines
 

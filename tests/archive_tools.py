@@ -8,8 +8,13 @@ import pickle
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from ggferry.service import planning
+from ggferry.service.apply import Asked, Migration
+from ggferry.service.planfile import write_plan
 
 from builders import Llama
 
@@ -84,3 +89,27 @@ def spoil(root: Path, fixtures: Path, canary: Path) -> dict[str, str]:
     bad = ("cut.bin", "half.bin", "page.pth", "empty.gguf", "pointer.safetensors", "hostile.pth", "lost.bin.1")
     states = {f"odd/{name}": "quarantined" for name in bad} | missing
     return states | {"odd/notes.txt": "skipped", "odd/old.zip": "skipped"}
+
+
+def planned(root: Path | str, dest: Path | str, out: Path, verify: str = "fast", **edits: dict[str, Any]) -> Path:
+    """As `plan`, in this process. `edits`: fields to change in the lines of sources whose name begins so."""
+    head, entries = planning.plan(planning.Wanted((str(root),), str(dest), verify=verify))
+    for name, fields in edits.items():
+        entries = [
+            replace(each, **fields) if os.path.basename(each.source).startswith(name) else each for each in entries
+        ]
+    write_plan(str(out), head, entries)
+    return out
+
+
+def applied(path: Path, **asked: Any) -> tuple[Migration, list[dict[str, Any]]]:
+    """As `apply -j 1`, in this process: the run, which has its ledger open, and its events."""
+    events: list[dict[str, Any]] = []
+    migration = Migration(Asked(str(path), f"{path}.ledger", **asked), events.append)
+    migration.run(migration.prepare())
+    return migration, events
+
+
+def states(migration: Migration) -> dict[str, str]:
+    """State by the name of the source."""
+    return {os.path.basename(row["source"]): row["state"] for row in migration.ledger.rows(full=False)}

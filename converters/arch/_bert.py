@@ -50,6 +50,6 @@ _POOLER = "transformers' pooled output, which embeddings do not use and for whic
 DROPS = (
     Drop("pooler.dense.weight", _POOLER),
     Drop("pooler.dense.bias", _POOLER),
-    Drop("embeddings.position_ids", "a buffer: the numbers of the positions in order"),
-    Drop("*.inv_freq", "a buffer: rotary frequencies follow from the rotary base"),
+    Drop("embeddings.position_ids", "a buffer: the numbers of the positions in order", follows=True),
+    Drop("*.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True),
 )

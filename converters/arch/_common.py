@@ -90,7 +90,9 @@ ALL_SPARSE = (
 DROP_TIED = Drop(
     "lm_head.weight", "tied to the token embedding, which it repeats", when="tied == 1", same_as="token_embd.weight"
 )
-DROP_BUFFERS = Drop("*.rotary_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base")
+DROP_BUFFERS = Drop(
+    "*.rotary_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True
+)
 DROPS = (DROP_TIED, DROP_BUFFERS)
 
 WINDOW = Remark(

@@ -70,7 +70,7 @@ UNSCALED = Remark(
 )
 
 DROP_MASKS = tuple(
-    Drop(f"*.{name}", "a buffer: the causal mask")
+    Drop(f"*.{name}", "a buffer: the causal mask", follows=True)
     for name in ("attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 )
 DROPS = (*common.DROPS, *DROP_MASKS)

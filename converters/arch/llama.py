@@ -151,7 +151,7 @@ SPEC = Architecture(
         "ggml": Dialect("ggml", names="meta", remarks=REMARKS, given={"tied": False}),
         "meta": Dialect(
             "meta",
-            drops=(Drop("rope.freqs", "a buffer: rotary frequencies follow from the rotary base"),),
+            drops=(Drop("rope.freqs", "a buffer: rotary frequencies follow from the rotary base", follows=True),),
             given={"tied": False},
         ),
         "hf": Dialect(

@@ -74,7 +74,7 @@ def _drop_empty_biases(checkpoint: Checkpoint, found: Found) -> None:
         return
     found.used |= {ref.name for ref in biases}
     why = "zeros, like every bias beside a quantised weight of this model: the packer added them"
-    found.dropped += [Dropped(ref, why) for ref in biases]
+    found.dropped += [Dropped(ref, why, follows=True) for ref in biases]
 
 
 def _holds_values(checkpoint: Checkpoint, ref: TensorRef) -> bool:
