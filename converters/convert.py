@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -34,9 +35,10 @@ from ggferry.converters.tokenizers.runtimes import objections
 from ggferry.converters.verify import Proof, verify
 from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import GgferryError, RefusedError, UnsupportedError, UsageError, VerificationError
+from ggferry.formats.errors import CorruptError, RefusedError, UnsupportedError, UsageError, VerificationError
 from ggferry.formats.gguf_values import u32
 from ggferry.formats.imatrix import read_imatrix
+from ggferry.formats.opened import Opened, recorded, unrecorded
 from ggferry.quant.interrupts import interrupts_wait
 from ggferry.quant.recipes import RAGGED
 
@@ -140,44 +142,61 @@ def convert(
     `approve` is called with the receipt of the finished and proven output before it gets its name; what it raises
     ends the conversion like any other error.
     """
-    checkpoint = open_checkpoint(request.source, request.arch, request.config)
-    try:
-        with Digests(workers(request.jobs)) as digests:
-            source = digests.begin(checkpoint.files, beside=1)
-            plan, tokenizer = make_plan(request, checkpoint)
-            more = plan.graph.checkpoint.files[len(checkpoint.files) :]
-            source += digests.begin([file for file in more if not isinstance(file, Dequantised)], beside=1)
-            return _carry_out(request, plan, tokenizer, digests, source, stage, approve)
-    finally:
-        checkpoint.close()
+    if request.out == "":
+        raise UsageError("no name to write to", found=request.out, expected="a file or a folder")
+    with recorded() as opened, ExitStack() as stack:
+        checkpoint = open_checkpoint(request.source, request.arch, request.config)
+        stack.callback(checkpoint.close)
+        opened.add_beside(checkpoint.sidecars.values())
+        digests = stack.enter_context(Digests(workers(request.jobs)))
+        source = digests.begin(checkpoint.files, beside=1)
+        plan, tokenizer = make_plan(request, checkpoint)
+        more = plan.graph.checkpoint.files[len(checkpoint.files) :]
+        source += digests.begin([file for file in more if not isinstance(file, Dequantised)], beside=1)
+        with unrecorded():
+            return _carry_out(request, plan, tokenizer, digests, source, opened, stage, approve)
 
 
 def _carry_out(
     request: Request, plan: Plan, tokenizer: Tokenizer | None, digests: Digests, source: Sequence[Taken],
-    stage: Stage, approve: Callable[[Mapping[str, Any]], None],
+    opened: Opened, stage: Stage, approve: Callable[[Mapping[str, Any]], None],
 ) -> Result:  # fmt: skip
-    """Write, re-read, verify and publish what is planned. `source`: the records of what is read."""
-    paths, threads = _targets(request, plan), workers(request.jobs)
-    _check_space(paths[0], plan)
-    with OutputSet(paths, plan.layouts, overwrite=request.force) as output:
-        sums = check_sums(plan.graph.checkpoint, stage, threads)
-        watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
-        with stage("writing", plan.bytes_written) as progress:
-            run(plan, output, jobs=threads, progress=progress, watch=watch)
-        output.finish()
-        written = digests.begin([digests.open(path) for path in output.partials], beside=0)
-        plan = replace(plan, notes=(*plan.notes, *sums, *watch.notes()))
-        if watch.not_finite and request.level == "full":  # no forward pass tells anything about NaN
-            request = replace(request, level="fast")
-        proof = prove(plan, tokenizer, output.partials[0], request, stage)
+    """Write, re-read, verify and publish what is planned. `source`: the records of what is read, `opened`: of every
+    file of it, as it was then."""
+    paths = _targets(request, plan)
+    with OutputSet(paths, plan.layouts, overwrite=request.force, sources=opened.identities) as output:
+        _check_space(paths[0], plan)
+        try:
+            plan, proof, written = _write(request, plan, tokenizer, digests, output, stage)
+        except (CorruptError, VerificationError):
+            opened.check_unchanged()  # the likelier reason
+            raise
         files = [{**take(), "name": os.path.basename(path)} for take, path in zip(written, paths, strict=True)]
         read = [take() for take in source]
-        receipt = receipts.make_receipt(plan, proof, files, read, _options(plan, request))
+        done = replace(request, level=proof.level)
+        receipt = receipts.make_receipt(plan, proof, files, read, _options(plan, done))
         approve(receipt)
+        opened.check_unchanged()
         with interrupts_wait():
-            _write_whole(paths[0] + receipts.SUFFIX, receipts.to_json(receipt))
-            output.publish()
+            output.publish(receipts.to_json(receipt).encode("utf-8", "backslashreplace"))
     return Result(paths[0], receipt, _lines(plan, proof, paths))
+
+
+def _write(
+    request: Request, plan: Plan, tokenizer: Tokenizer | None, digests: Digests, output: OutputSet, stage: Stage
+) -> tuple[Plan, Proof, list[Taken]]:
+    """Write and prove; the plan with what was seen on the way, the proof, and the records of what was written."""
+    threads = workers(request.jobs)
+    sums = check_sums(plan.graph.checkpoint, stage, threads)
+    watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
+    with stage("writing", plan.bytes_written) as progress:
+        run(plan, output, jobs=threads, progress=progress, watch=watch)
+    output.finish()
+    written = digests.begin([digests.open(path) for path in output.partials], beside=0)
+    plan = replace(plan, notes=(*plan.notes, *sums, *watch.notes()))
+    if watch.not_finite and request.level == "full":  # no forward pass tells anything about NaN
+        request = replace(request, level="fast")
+    return plan, prove(plan, tokenizer, output.partials[0], request, stage), written
 
 
 def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, stage: Stage) -> Proof:
@@ -306,19 +325,6 @@ def receipt_options(request: Request) -> dict[str, Any]:
 
 def _base_name(path: str | None) -> str | None:
     return os.path.basename(os.path.normpath(path)) if path else None
-
-
-def _write_whole(path: str, text: str) -> None:
-    """Write through a temporary name, so that no half receipt is ever seen."""
-    partial = f"{path}.partial"
-    try:
-        with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise GgferryError(f"cannot be written: {error.strerror}", path=path) from None
 
 
 def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, str]:

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from ggferry.formats.errors import NotFoundError
+from ggferry.formats.opened import note
 
 MAX_CARD = 1 << 20  # bytes; the longest front matters (evaluation results of hundreds of tasks) are below 300 kB
 _MAX_DEPTH = 16  # model-index, the deepest thing in cards, has 6
@@ -22,6 +23,7 @@ def read_card(path: str) -> Card:
     """Front matter of the README.md at `path`, and notes on what could not be read. Raises NotFoundError."""
     try:
         with open(path, "rb") as file:
+            note(path, file.fileno())
             data = file.read(MAX_CARD + 1)
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None

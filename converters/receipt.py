@@ -18,6 +18,7 @@ from ggferry.formats.checkpoint import Checkpoint
 
 FORMAT = 1
 SUFFIX = ".receipt.json"
+MAX_RECEIPT = 1 << 28
 
 
 def make_receipt(

@@ -14,15 +14,13 @@ from ggferry.converters.digests import digest
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.proof_tensors import Encoding
-from ggferry.converters.receipt import SUFFIX, how_it_was_proved
+from ggferry.converters.receipt import MAX_RECEIPT, SUFFIX, how_it_was_proved
 from ggferry.converters.stages import Stage
 from ggferry.converters.verify import Proof, verify
 from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, UsageError, VerificationError
 from ggferry.formats.imatrix import read_imatrix
-
-MAX_RECEIPT = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from ggferry.formats.errors import DuplicateError, InconsistentError, NotFoundEr
 from ggferry.formats.gguf_values import ALIGNMENT_KEY
 from ggferry.formats.sources import Source, open_source
 
-# '.partial': the shards of a model that is being written are re-read before they get their names
-_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.gguf(?:\.partial)?)", re.DOTALL)
+# '.partial': the shards of a model that is being written are re-read before they get their names (`partials`)
+_SHARD = re.compile(
+    r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.gguf(?:\.ggferry-[0-9a-f]{16}\.partial)?)", re.DOTALL
+)
 
 Parse = Callable[[Source, int], Checkpoint]
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from ggferry.formats.errors import CorruptError, DuplicateError, EncodingError, NotFoundError, OutOfRangeError
 from ggferry.formats.limits import MAX_JSON, MAX_JSON_DEPTH
+from ggferry.formats.opened import note
 from ggferry.formats.recent import Recent
 
 BOM = b"\xef\xbb\xbf"
@@ -53,6 +54,7 @@ def _read(path: str, cap: int) -> bytes:
         if size > cap:
             raise OutOfRangeError("too large for a JSON file of its kind", path=path, found=size, expected=f"≤ {cap}")
         with open(path, "rb") as file:
+            note(path, file.fileno())
             return file.read(cap + 1)
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None

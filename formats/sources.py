@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ggferry.formats.errors import NotFoundError, TruncatedError
+from ggferry.formats.opened import note
 
 
 class Source(Protocol):
@@ -71,6 +72,7 @@ class LocalFile:
             raise NotFoundError(f"cannot be opened: {error.strerror}", path=self.path) from None
         status = os.fstat(self._fd)
         self.size = status.st_size
+        note(self.path, self._fd)
         if not os.path.isfile(self.path):
             os.close(self._fd)
             self._fd = -1

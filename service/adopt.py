@@ -14,8 +14,7 @@ from typing import Any
 import ggferry
 from ggferry.converters.convert import Request, receipt_options
 from ggferry.converters.digests import digest
-from ggferry.converters.receipt import SUFFIX
-from ggferry.converters.reverify import MAX_RECEIPT
+from ggferry.converters.receipt import MAX_RECEIPT, SUFFIX
 from ggferry.formats.errors import GgferryError, RefusedError
 from ggferry.formats.json_text import load_object
 from ggferry.formats.sources import LocalFile

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from ggferry.formats import folder as folders
 from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError
 from ggferry.formats.json_text import load_object
+from ggferry.formats.partials import is_partial
 from ggferry.formats.reader import HEAD_BYTES, describe
 from ggferry.formats.shard_index import read_index
 from ggferry.service.stores import UNREADABLE, Found
@@ -25,7 +26,7 @@ ARCHIVES = (
     (".tar.xz", _TAR), (".tar.zst", _TAR), (".7z", "a 7-Zip archive"), (".rar", "a RAR archive"), (".gz", _ONE),
     (".bz2", _ONE), (".xz", _ONE), (".zst", _ONE),
 )  # fmt: skip
-OURS = ((".receipt.json", "a receipt of ggferry"), (".partial", "the unfinished output of a conversion"))
+NO_MODELS = ((".receipt.json", "a receipt of ggferry"), (".partial", "an unfinished file of another program"))
 GGML_MAGIC = (b"lmgg", b"fmgg", b"tjgg")
 _PART = re.compile(r"(?P<base>.+)\.(?P<number>[1-9]\d?)", re.DOTALL)
 _GGUF_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -190,7 +191,10 @@ class _Folder:
     def _rest(self) -> Iterator[Group]:
         for name in sorted(self.left):
             path, lower = self._in(name), name.lower()
-            for endings, kind in ((OURS, OTHER), (ARCHIVES, ARCHIVE)):
+            if is_partial(name):
+                yield Group(OTHER, path, (path,), reason="the unfinished output of a conversion")
+                continue
+            for endings, kind in ((NO_MODELS, OTHER), (ARCHIVES, ARCHIVE)):
                 words = next((words for ending, words in endings if lower.endswith(ending)), None)
                 if words:
                     reason = f"{words}: unpack it first" if kind == ARCHIVE else words

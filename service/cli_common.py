@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ggferry.formats.errors import UsageError
+from ggferry.formats.opened import note
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 HParams = Annotated[
@@ -83,6 +84,7 @@ def whole_text(path: str) -> str:
 
     try:
         with open(path, encoding="utf-8", newline="") as file:
+            note(path, file.fileno())
             return file.read()
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ggferry.converters.convert import convert
 from ggferry.converters.digests import digest
+from ggferry.converters.recovery import recover
 from ggferry.converters.reverify import reverify
 from ggferry.formats.errors import ChangedError, PassingError
 from ggferry.formats.recent import keeping
@@ -69,6 +70,7 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     answer = parent.ask("key", key=key, digests=files)
     if not answer["ok"]:
         return answer
+    recover(command["out"])
     if os.path.lexists(command["out"]):
         return {"receipt": adopt(command["out"], files, request), "adopted": True}
 

@@ -6,6 +6,7 @@ import os
 
 from ggferry.formats.errors import EncodingError, NotFoundError, OutOfRangeError
 from ggferry.formats.limits import MAX_JSON
+from ggferry.formats.opened import note
 
 
 def read_bytes(path: str, limit: int = MAX_JSON) -> bytes:
@@ -14,6 +15,7 @@ def read_bytes(path: str, limit: int = MAX_JSON) -> bytes:
         if not os.path.isfile(path):
             raise NotFoundError("no such file", path=path)
         with open(path, "rb") as file:
+            note(path, file.fileno())
             data = file.read(limit + 1)
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None

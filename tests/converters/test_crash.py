@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ggferry.converters.open import open_checkpoint
+from ggferry.converters.recovery import recover
 
 from builders import Llama
 
@@ -40,6 +41,7 @@ def test_sigkill_leaves_no_finished_file(tmp_path: Path, rounds: int) -> None:
         killed += process.wait() == -signal.SIGKILL
         if target.exists():  # then it was published, and is whole
             assert target.read_bytes() == reference
+            recover(str(target))
             assert (tmp_path / "out.gguf.receipt.json").exists()
     assert killed, "every run was over before it was killed"
     target.unlink(missing_ok=True)
@@ -56,7 +58,7 @@ def test_interrupt_cleans_up(tmp_path: Path) -> None:
         convert(source, target), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
-    while not (tmp_path / "out.gguf.partial").exists() and process.poll() is None:
+    while not list(tmp_path.glob(".out.gguf.ggferry-*")) and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=60)
@@ -68,7 +70,8 @@ def test_interrupt_cleans_up(tmp_path: Path) -> None:
 def test_a_stale_partial_is_replaced_and_never_read_as_a_model(tmp_path: Path) -> None:
     source = Llama().write(tmp_path / "model.bin")
     target = tmp_path / "out.gguf"
-    (tmp_path / "out.gguf.partial").write_bytes(b"GGUF" + bytes(1000))
+    stale = tmp_path / ".out.gguf.ggferry-0123456789abcdef.partial"
+    stale.write_bytes(b"GGUF" + bytes(1000))
     subprocess.run(convert(source, target), check=True, capture_output=True)
     assert len(open_checkpoint(str(target)).tensors) == len(Llama().tensors())
-    assert not (tmp_path / "out.gguf.partial").exists()
+    assert not stale.exists()

@@ -18,6 +18,7 @@ from ggferry.formats import errors as e
 from ggferry.formats.gguf_layout import lay_out
 from ggferry.formats.gguf_values import Value, ValueType, array, boolean, f32, i32, string, u32
 from ggferry.formats.gguf_write import GGUFFile, write_gguf
+from ggferry.formats.partials import is_partial
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.quant.codec import block_type, types_by_id
 from ggferry.quant.endian import swap
@@ -380,7 +381,7 @@ def test_a_second_live_writer_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_crash_leaves_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    (tmp_path / "m.gguf.partial").write_bytes(b"\xff" * 100_000)
+    (tmp_path / ".m.gguf.ggferry-0123456789abcdef.partial").write_bytes(b"\xff" * 100_000)
     layout = write_gguf(path, LLAMA, [(n, k, s, DATA[n]) for n, k, s in TABLE])
     assert path.stat().st_size == layout.size and os.listdir(tmp_path) == ["m.gguf"]
     padding = path.read_bytes()[layout.offsets["a"] + 60 : layout.offsets["b"]]
@@ -388,7 +389,7 @@ def test_what_a_crash_leaves_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_crash_between_link_and_unlink_does_not_harm_the_published_file(tmp_path: Path) -> None:
-    path, partial = tmp_path / "m.gguf", tmp_path / "m.gguf.partial"
+    path, partial = tmp_path / "m.gguf", tmp_path / ".m.gguf.ggferry-0123456789abcdef.partial"
     write_gguf(path, LLAMA, [(n, k, s, DATA[n]) for n, k, s in TABLE])
     published = path.read_bytes()
     os.link(path, partial)
@@ -425,7 +426,8 @@ def test_killed_at_any_stage_leaves_nothing_or_a_whole_file(stage: str, tmp_path
     done = subprocess.run([sys.executable, "-c", KILLED, path, stage])
     assert done.returncode == -signal.SIGKILL
     names = sorted(os.listdir(tmp_path))
-    assert names == (["m.gguf", "m.gguf.partial"] if stage == "linked" else ["m.gguf.partial"])
+    assert [name for name in names if not is_partial(name)] == (["m.gguf"] if stage == "linked" else [])
+    assert len(names) == 1 + path.exists()
     if path.exists():
         assert list(open_gguf(str(path)).tensors) == ["a"]
     write_gguf(path, LLAMA, [(n, k, s, DATA[n]) for n, k, s in TABLE], overwrite=True)
@@ -436,9 +438,9 @@ def test_errors_of_the_disk_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyP
     layout = lay_out(LLAMA, TABLE)
     with pytest.raises(e.NotFoundError):
         GGUFFile(tmp_path / "absent" / "m.gguf", layout)
-    (tmp_path / "d.gguf.partial").mkdir()
-    with pytest.raises(e.GgferryError):
-        GGUFFile(tmp_path / "d.gguf", layout)
+    (tmp_path / "d.gguf").mkdir()
+    with pytest.raises(e.UsageError):
+        GGUFFile(tmp_path / "d.gguf", layout, overwrite=True)
 
     def full(fd: int, data: bytes, offset: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -447,7 +449,7 @@ def test_errors_of_the_disk_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(os, "pwrite", full)
         with pytest.raises(e.GgferryError, match="No space left"):
             file.pwrite("a", 0, DATA["a"])
-    assert os.listdir(tmp_path) == ["d.gguf.partial"]
+    assert os.listdir(tmp_path) == ["d.gguf"]
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
