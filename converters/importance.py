@@ -11,7 +11,7 @@ group instead of once a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from ggferry.converters.tokenizers.base import Tokenizer, encoder
 from ggferry.formats.errors import UnsupportedError, UsageError
 from ggferry.formats.gguf_values import Value, ValueType, array, string, u32
 from ggferry.formats.gguf_write import write_gguf
+from ggferry.formats.opened import Identity
 from ggferry.quant.codec import block_type
 from ggferry.quant.registry import lazy
 
@@ -117,9 +118,11 @@ def group_size(graph: ModelGraph, tokens: int) -> int:
 
 
 def write_imatrix(
-    path: str, recorder: Recorder, chunks: Sequence[Sequence[int]], dataset: str, *, output: bool, force: bool
-) -> int:
-    """Write the matrix; the number of entries. Raises RefusedError when `path` exists, unless `force`."""
+    path: str, recorder: Recorder, chunks: Sequence[Sequence[int]], dataset: str, *, output: bool, force: bool,
+    sources: Mapping[Identity, str] | None = None,
+) -> int:  # fmt: skip
+    """Write the matrix; the number of entries. Raises RefusedError when `path` exists, unless `force`, or is one of the
+    `sources`."""
     tensors: list[tuple[str, Any, tuple[int, ...], Any]] = []
     kind = block_type("F32")
     for name in sorted(recorder.sums):
@@ -140,5 +143,5 @@ def write_imatrix(
         "imatrix.chunk_count": u32(len(chunks)),
         "imatrix.chunk_size": u32(len(chunks[0])),
     }
-    write_gguf(path, keys, tensors, overwrite=force)
+    write_gguf(path, keys, tensors, overwrite=force, sources=sources)
     return len(tensors) // 2

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from ggferry.formats.errors import GgferryError
+from ggferry.formats.opened import recorded
 from ggferry.service.cli_common import print_json, say
 
 COMMANDS = {
@@ -52,7 +53,8 @@ def _run(arguments: list[str]) -> int:
         print(f"ggferry {__version__}")
         return 0
     try:
-        _app(arguments)(args=arguments, prog_name="ggferry", standalone_mode=True)
+        with recorded():  # options are files too: what is read for a command is none of its targets
+            _app(arguments)(args=arguments, prog_name="ggferry", standalone_mode=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         return _interrupted() if code == INTERRUPTED else code  # which typer makes of an interrupt

@@ -23,6 +23,7 @@ commands.add_typer(ledger, name="ledger")
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 Memory = Annotated[str, typer.Option("--memory", metavar="N(K|M|G)", help="Cap of each worker process.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads a worker (default: cores / jobs).")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Where = Annotated[str, typer.Argument(metavar="LEDGER", help="A ledger's path or URL, or env:NAME.")]
 State = Annotated[list[str] | None, typer.Option("--state", help="Only these states; repeatable.")]
 
@@ -46,11 +47,13 @@ def plan(
         int | None, typer.Option("--jobs", "-j", min=1, max=256, help="Processes that read headers.")
     ] = None,
     memory: Memory = "4G",
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Look at an archive and write down what would be done. Reads headers, no tensor data."""
     from ggferry.converters.convert import LEVELS
     from ggferry.converters.plan import Options
+    from ggferry.formats.partials import check_target
     from ggferry.service.planfile import write_plan
     from ggferry.service.planning import Wanted
     from ggferry.service.planning import plan as make
@@ -60,6 +63,7 @@ def plan(
     if verify not in LEVELS:
         raise UsageError("--verify", found=verify, expected=", ".join(LEVELS))
     Options(outtype=outtype, expand=(expand or "f16").lower()).check()
+    check_target(out, overwrite=force)
     recipe: dict[str, Any] = {"expand": expand.lower()} if expand else {}
     recipe |= {"allow_requantize": True} if allow_requantize else {}
     count = jobs or _cores()
@@ -67,7 +71,7 @@ def plan(
         tuple(roots), dest, outtype, verify, recipe, digest, count, Limits(size_of(memory, "--memory"), 1)
     )  # fmt: skip
     head, entries = make(wanted, _counter(as_json))
-    write_plan(out, head, entries)
+    write_plan(out, head, entries, overwrite=force)
     facts = summary(entries)
     if as_json:
         print(json.dumps({"plan": out, **facts}))
@@ -124,11 +128,13 @@ def apply(
     from ggferry.service.apply import Asked, Migration, survey
     from ggferry.service.jobs import Settings
     from ggferry.service.progress_run import Tracker, shown
-    from ggferry.service.report import migration_lines, write_report
+    from ggferry.service.report import check_report, migration_lines, write_report
     from ggferry.service.supervise import Limits
 
     share = shard_of(shard)
     suffix = "" if shard is None else f".{share[0] + 1}-of-{share[1]}"
+    stem = f"{plan}{suffix}.report" if report is None else report
+    check_report(stem)
     count = jobs or _cores()
     settings = Settings(
         Limits(size_of(memory, "--memory"), threads or max(1, _cores() // count)), scratch, timeout,
@@ -154,10 +160,10 @@ def apply(
         start = {"plan": plan, "ledger": migration.ledger.shown, "jobs": len(left), "room": early}
         emit({"event": "start", **start, "to_delete": going})
         migration.run(left)
-        facts = write_report(report or f"{plan}{suffix}.report", migration.ledger, migration.head, migration.entries)
+        facts = write_report(stem, migration.ledger, migration.head, migration.entries)
         emit({"event": "end", **facts["totals"]})
     if not as_json:
-        print("\n".join(migration_lines(facts, report or f"{plan}{suffix}.report")))
+        print("\n".join(migration_lines(facts, stem)))
     migration.ledger.close()
     if migration.failed():
         raise typer.Exit(1)
@@ -229,13 +235,15 @@ def show(
 
 @ledger.command()
 def export(
-    url: Where, out: Annotated[str, typer.Option("--outfile", "-o", help="Stem: .json and .html are written.")]
+    url: Where,
+    out: Annotated[str, typer.Option("--outfile", "-o", help="Stem: .json and .html are written.")],
+    force: Force = False,
 ) -> None:
     """The report of everything in a ledger, HTML and JSON."""
     from ggferry.service.ledger import Ledger
     from ggferry.service.report import migration_lines, write_report
 
-    facts = write_report(out, Ledger(url, must_exist=True))
+    facts = write_report(out, Ledger(url, must_exist=True), overwrite=force)
     print("\n".join(migration_lines(facts, out)))
 
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ggferry.formats.errors import GgferryError, RefusedError, UsageError
+from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.formats.opened import recorded
 from ggferry.service.cli_common import (
     Arch,
     Force,
@@ -56,6 +57,7 @@ def forward(
     encoder: Annotated[bool, typer.Option("--encoder", help="The encoder's states, where the model has one.")] = False,
     hparam: HParams = None,
     arch: Arch = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Run the reference forward pass: a row a token, logits of the vocabulary, or of an encoder alone its states.
@@ -63,22 +65,27 @@ def forward(
     T5 reads the tokens and continues its decoder's start token by them; Whisper's decoder is given them, over the
     spectrum of --mel or a fixed one.
     """
+    import numpy as np
+
     from ggferry.converters.convert import graph_of
     from ggferry.converters.forward.evaluate import forward as run
     from ggferry.converters.forward.evaluate import result_of
+    from ggferry.formats.partials import check_target, write_file
 
     dtypes = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
     if npy_dtype not in dtypes:
         raise UsageError("--npy-dtype", found=npy_dtype, expected=", ".join(dtypes))
     ids = _ids(tokens)
-    graph = graph_of(file, key_values(hparam), arch)
+    with recorded() as opened:
+        graph = graph_of(file, key_values(hparam), arch)
+        inputs = {} if mel is None else {"mel": _load_array(mel)}
+    check_target(out, overwrite=force, sources=opened.identities)
     for note in (*graph.checkpoint.notes, *graph.notes):
         say(f"note     {note}")
     result = result_of(graph)
-    inputs = {} if mel is None else {"mel": _load_array(mel)}
     found = run(graph, ids, inputs=inputs, part="encode" if encoder else "logits").astype(dtypes[npy_dtype])
     graph.checkpoint.close()
-    _save_array(out, found)
+    write_file(out, lambda file: np.save(file, found), overwrite=force, sources=opened.identities)
     what, ranked = ("states of the encoder", False) if encoder else (result.what, result.ranked)
     what = what if mel is None else what.replace("a fixed spectrum", "the given spectrum")
     if as_json:
@@ -104,16 +111,22 @@ def imatrix(
     from ggferry.converters.convert import graph_of
     from ggferry.converters.importance import chunks_of, measure, write_imatrix
     from ggferry.converters.vocabulary import load_tokenizer, vocabulary_rows
+    from ggferry.formats.partials import check_target
     from ggferry.service.progress import byte_progress
 
-    graph = graph_of(file, arch=arch)
-    tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
-    if tokenizer is None:
-        raise RefusedError("the file has no vocabulary", path=file)
-    parts = chunks_of(tokenizer, whole_text(text), chunk_size, chunks)
+    with recorded() as opened:
+        graph = graph_of(file, arch=arch)
+        tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
+        if tokenizer is None:
+            raise RefusedError("the file has no vocabulary", path=file)
+        parts = chunks_of(tokenizer, whole_text(text), chunk_size, chunks)
+    check_target(out, overwrite=force, sources=opened.identities)
     with byte_progress("tokens", sum(map(len, parts)), wanted=not as_json) as progress:
         recorder = measure(graph, parts, progress)
-    count = write_imatrix(out, recorder, parts, os.path.basename(text), output=process_output, force=force)
+    opened.check_unchanged()
+    count = write_imatrix(
+        out, recorder, parts, os.path.basename(text), output=process_output, force=force, sources=opened.identities
+    )
     graph.checkpoint.close()
     if as_json:
         print_json({"path": out, "entries": count, "chunks": len(parts), "chunk_size": chunk_size})
@@ -156,18 +169,6 @@ def _ids(text: str) -> list[int]:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
         raise UsageError("--tokens", found=text, expected="integers separated by commas") from None
-
-
-def _save_array(path: str, array: Any) -> None:
-    import numpy as np
-
-    partial = f"{path}.partial"
-    try:
-        with open(partial, "wb") as file:
-            np.save(file, array)
-        os.replace(partial, path)
-    except OSError as error:
-        raise GgferryError(f"cannot be written: {error.strerror}", path=path) from None
 
 
 def _load_array(path: str) -> Any:

@@ -8,13 +8,14 @@ anything is done.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, BinaryIO
 
 import ggferry
 from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
+from ggferry.formats.opened import Identity
+from ggferry.formats.partials import write_file
 from ggferry.service.stores import Found
 
 FORMAT = 1
@@ -125,18 +126,21 @@ def _json(record: Mapping[str, Any]) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def write_plan(path: str, head: Head, entries: Sequence[Entry]) -> None:
-    """Write whole or not at all. Raises NotFoundError where it cannot be written."""
-    partial = f"{path}.partial"
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            for line in (to_line(head), *map(to_line, entries)):
-                file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise NotFoundError(f"cannot be written: {error.strerror}", path=path) from None
+def write_plan(path: str, head: Head, entries: Sequence[Entry], *, overwrite: bool = False) -> None:
+    """Write whole or not at all. Raises RefusedError where there is a file (a plan is edited by hand: it is replaced
+    only by `overwrite`, and a model that it plans never)."""
+
+    def write(file: BinaryIO) -> None:
+        for line in (to_line(head), *map(to_line, entries)):
+            file.write(f"{line}\n".encode())
+
+    write_file(path, write, overwrite=overwrite, sources=_model_files(entries))
+
+
+def _model_files(entries: Iterable[Entry]) -> dict[Identity, str]:
+    """The local files of all lines but those of other files."""
+    files = (each for entry in entries if entry.verdict != OTHER for each in (*entry.files, *entry.beside))
+    return {each.inode: each.path for each in files if each.inode}
 
 
 def read_plan(path: str) -> tuple[Head, list[Entry]]:

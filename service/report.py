@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, BinaryIO
 
 import ggferry
-from ggferry.formats.errors import Fault, NotFoundError, fault_of
+from ggferry.formats.errors import Fault, GgferryError, RefusedError, UsageError, fault_of
+from ggferry.formats.partials import check_target, write_file
+from ggferry.formats.sources import LocalFile
 from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
 from ggferry.service.planfile import CONVERT, VERDICTS, Entry, Head
 
@@ -19,6 +23,11 @@ TURNS = {
     Fault.PASSING: "met trouble that passes: the same command tries them again",
 }
 """What becomes of models that did not end well, for a person."""
+OURS = {
+    ".json": re.compile(rb'\{\n "ggferry": "[^"\n]*",\n "roots": \['),
+    ".html": re.compile(rb"<!doctype html><html lang=en><head>.*?<title>Migration to GGUF</title>", re.DOTALL),
+}
+"""How a report's files begin: `collect` and `report_html.page`."""
 PROOF_KEYS = ("relative_rms", "max_error", "top1_agreement", "limit")
 
 
@@ -68,20 +77,44 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
 # --- of a ledger ---------------------------------------------------------------------------------------------------
 
 
-def write_report(stem: str, ledger: Ledger, head: Head | None = None, entries: Sequence[Entry] = ()) -> dict[str, Any]:
-    """Write `stem`.json and `stem`.html about a plan's jobs, or all; the facts in them. Raises NotFoundError."""
+def check_report(stem: str, *, overwrite: bool = False) -> None:
+    """Raises RefusedError, before anything is done, where `write_report` would replace a file that is no report."""
+    if not os.path.basename(stem):
+        raise UsageError("--report", found=stem, expected="the beginning of two files' names")
+    for suffix in OURS:
+        if os.path.lexists(stem + suffix) and not (overwrite or _is_report(stem, suffix)):
+            hint = "choose another name for the report"
+            raise RefusedError("exists already and is no report", path=stem + suffix, hint=hint)
+        check_target(stem + suffix, overwrite=True)
+
+
+def write_report(
+    stem: str, ledger: Ledger, head: Head | None = None, entries: Sequence[Entry] = (), *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Write `stem`.json and `stem`.html about a plan's jobs, or all; the facts in them. An earlier report is replaced,
+    another file only by `overwrite`."""
     from ggferry.service.report_html import page
 
+    check_report(stem, overwrite=overwrite)
     facts = collect(ledger.rows(None if head is None else head.id), head)
     for suffix, text in ((".json", json.dumps(facts, indent=1, ensure_ascii=False) + "\n"), (".html", page(facts))):
-        partial = f"{stem}{suffix}.partial"
-        try:
-            with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-            os.replace(partial, stem + suffix)
-        except OSError as error:
-            raise NotFoundError(f"cannot be written: {error.strerror}", path=stem + suffix) from None
+        data = text.encode("utf-8", "backslashreplace")
+        replaces = overwrite or _is_report(stem, suffix)
+        write_file(stem + suffix, partial(_put, data), overwrite=replaces)
     return facts
+
+
+def _put(data: bytes, file: BinaryIO) -> None:
+    file.write(data)
+
+
+def _is_report(stem: str, suffix: str) -> bool:
+    """Whether a file is one that `write_report` wrote, by how it begins."""
+    try:
+        with LocalFile(stem + suffix) as file:
+            return OURS[suffix].match(file.read(0, min(file.size, 512))) is not None
+    except GgferryError:
+        return False
 
 
 def collect(rows: Sequence[Mapping[str, Any]], head: Head | None = None) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def planned(root: Path | str, dest: Path | str, out: Path, verify: str = "fast",
         entries = [
             replace(each, **fields) if os.path.basename(each.source).startswith(name) else each for each in entries
         ]
-    write_plan(str(out), head, entries)
+    write_plan(str(out), head, entries, overwrite=True)
     return out
 
 
