@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow kills check lint types clean
+.PHONY: setup demo test slow postgres corpus kills check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -19,11 +19,21 @@ setup: $(BIN)/ggferry
 demo: setup
 	$(BIN)/convert fixtures/legacy-llama/ggjt1-20230428/q4_0.bin --to gguf -o demo.gguf --force
 
+# Everything that a clone can show; none is skipped (tests/conftest.py).
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not postgres'
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m 'slow and not kills'
+	$(BIN)/python -m pytest -n 2 -m 'slow and not kills and not postgres'
+
+# Needs the programs of a PostgreSQL server (apt-get install postgresql).
+postgres: $(VENV)/.dev
+	$(BIN)/python -m pytest -m postgres
+
+# What only the folder named by GGFERRY_CORPUS has (fixtures/README.md).
+corpus: $(VENV)/.dev
+	test -d "$(GGFERRY_CORPUS)"
+	$(BIN)/python -m pytest -n 2 -m corpus
 
 kills: $(VENV)/.dev
 	$(BIN)/python -m pytest -m kills -s

@@ -1,34 +1,64 @@
-"""Where the witnesses are: `fixtures/` travels with the project, `../shared/oracle` stands beside it where it does."""
+"""What every test may ask for, which tests there are, and that none of them is skipped."""
 
 from __future__ import annotations
 
-import json
+import inspect
+import os
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-ORACLE = ROOT.parent / "shared" / "oracle"
-FIXTURES = ROOT / "fixtures"
+from peers import Peers
+from witnesses import CORPUS, FIXTURES, ROOT, VARIABLE, witness
+
+__all__ = ["FIXTURES", "ROOT"]
+
+collect_ignore = [] if CORPUS else ["corpus"]
 
 
-@pytest.fixture(scope="session")
-def oracle() -> Path:
-    """The folder of files made by other programs; skips, saying so, where it is absent."""
-    if not ORACLE.is_dir():
-        pytest.skip(f"no oracle at {ORACLE}")
-    return ORACLE
+def pytest_configure(config: pytest.Config) -> None:
+    if CORPUS is not None and not (CORPUS / "legacy-llama" / "MANIFEST.json").is_file():
+        raise pytest.UsageError(f"{VARIABLE}: no corpus at {CORPUS} (fixtures/README.md says what is one)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a database server, so that `-m 'not postgres'` leaves out all of it."""
+    for item in items:
+        if isinstance(item, pytest.Function) and starts_postgres(item):
+            item.add_marker(pytest.mark.postgres)
+
+
+def starts_postgres(item: pytest.Function) -> bool:
+    """Whether one of its fixtures calls `postgres_server`, or one of its parameters is 'postgres'."""
+    fixtures = [found[-1].func for found in item._fixtureinfo.name2fixturedefs.values()]
+    calls = any("postgres_server" in func.__code__.co_names for func in fixtures if inspect.isfunction(func))
+    return calls or (hasattr(item, "callspec") and "postgres" in item.callspec.params.values())
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A test that is skipped shows nothing on the machine where it is: the run fails, and says which (-ra)."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = len(terminalreporter.stats.get("skipped", ()))
+    if skipped:
+        terminalreporter.write_line(f"FAILED: {skipped} skipped, and no test may be (tests/conftest.py)", red=True)
 
 
 @pytest.fixture(scope="session")
 def fixtures() -> Path:
-    """The committed selection of real files."""
+    """The committed witnesses: files that other programs made."""
     return FIXTURES
 
 
-def legacy_manifest(root: Path) -> list[dict]:
-    """The entries of a legacy-llama manifest whose files are there."""
-    path = root / "MANIFEST.json"
-    if not path.is_file():
-        return []
-    return [entry for entry in json.loads(path.read_text())["files"] if (root / entry["file"]).is_file()]
+@pytest.fixture(scope="session")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Peers:
+    """GGUF files of other programs by their name below `fixtures/`, made again where only their record is kept."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # one for all workers
+    return Peers(folder / "peers", witness)

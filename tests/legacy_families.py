@@ -1,37 +1,26 @@
-"""Where the GGML-era files of the families beside LLaMA are: the committed ones, and the oracle's where it stands."""
+"""Where the GGML-era files of the families beside LLaMA are: the committed ones, and the corpus's."""
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from ggferry.converters.open import open_checkpoint
 from ggferry.converters.vocabulary import VocabOptions
 
-from conftest import FIXTURES, ORACLE
+from witnesses import legacy_other
 
 LOSSY = ("gptneox", "dolly-v2", "stablelm", "bloom", "llmrs")
 """Their makers decoded the vocabulary to text."""
 
 
-def manifest(root: Path) -> list[tuple[Path, dict]]:
-    path = root / "MANIFEST.json"
-    entries = json.loads(path.read_text()) if path.is_file() else []
-    return [(root, entry) for entry in entries if "hparams" in entry]
-
-
-MINE = manifest(FIXTURES / "legacy-other")
-REST = [(r, e) for r, e in manifest(ORACLE / "legacy-other") if e["file"] not in {mine["file"] for _, mine in MINE}]
-BY_NAME = {entry["file"]: (root, entry) for root, entry in (*REST, *MINE)}
+ENTRIES = legacy_other()
+BY_NAME = {entry["file"]: (root, entry) for root, entry in ENTRIES}
 
 
 def path_of(file: str) -> str:
-    if file not in BY_NAME:
-        pytest.skip(f"no oracle at {ORACLE}")
     return str(BY_NAME[file][0] / file)
 
 

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 
-
-def find_programs() -> Path | None:
-    """Debian keeps the server's programs out of PATH."""
+def find_programs() -> Path:
+    """The folder of the server's programs, which Debian keeps out of PATH."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres")) or [Path(shutil.which("postgres") or "")]
-    return found[-1].resolve().parent if found[-1].is_file() else None
+    assert found[-1].is_file(), "no PostgreSQL server on this machine (apt-get install postgresql)"
+    return found[-1].resolve().parent
 
 
 class PostgresServer:
@@ -70,11 +69,8 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server(password: str | None = None) -> Iterator[PostgresServer]:
-    """A running server; skips, saying so, where there is none to run."""
+    """A running server. What calls this is marked `postgres` (conftest.py), and `make postgres` runs it."""
     programs = find_programs()
-    if programs is None:
-        pytest.skip("no PostgreSQL server on this machine (apt-get install postgresql)")
-    pytest.importorskip("psycopg")
     home = Path(tempfile.mkdtemp(prefix="ggferry-pg-", dir="/tmp"))  # a short path
     home.chmod(0o755)  # that another user may enter
     try:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from ggferry.converters.graph import ModelGraph
 from ggferry.converters.values import laid_out_values, values_of
@@ -247,8 +246,9 @@ TINY: dict[str, Tiny] = {
 def make(name: str, folder: Path, **changes: Any) -> np.ndarray:
     """Save the model in `folder`; return transformers' logits of TOKENS, float32 `(18, VOCAB)`. `changes`: of its
     configuration."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     tiny = TINY[name]
     text = "Text" if tiny.model == "Gemma3" else ""
     config = getattr(transformers, f"{tiny.model}{text}Config")(**json.loads(json.dumps({**tiny.config, **changes})))

@@ -207,10 +207,10 @@ def test_powers_of_two_and_the_way_back() -> None:
 
 
 @pytest.mark.parametrize("name", ["lora_plain", "lora_rslora", "lora_alphapattern"])
-def test_oracle(name: str, oracle: Path, tmp_path: Path) -> None:
+def test_oracle(name: str, fixtures: Path, tmp_path: Path) -> None:
     """Tensor for tensor what convert_lora_to_gguf wrote, but for the scale that it forgets."""
-    carried(oracle / "lora" / name, tmp_path / "x.gguf", oracle / "hf" / "ckpt" / "llama")
-    theirs, ours = read(oracle / "lora" / name / f"{name}.f32.gguf"), read(tmp_path / "x.gguf")
+    carried(fixtures / "lora" / name, tmp_path / "x.gguf", fixtures / "hf" / "ckpt" / "llama")
+    theirs, ours = read(fixtures / "lora" / name / f"{name}.f32.gguf"), read(tmp_path / "x.gguf")
     assert ours[1].keys() == theirs[1].keys() and len(ours[1]) == 16
     for tensor, expected in theirs[1].items():
         factor = 4 if name == "lora_alphapattern" and tensor.endswith("attn_q.weight.lora_b") else 1
@@ -222,9 +222,9 @@ def test_oracle(name: str, oracle: Path, tmp_path: Path) -> None:
     assert ours[0]["general.file_type"] == 0 and ours[0]["general.base_model.0.name"] == "Y"
 
 
-def test_the_oracles_dora_is_refused_by_name(oracle: Path, tmp_path: Path) -> None:
+def test_the_oracles_dora_is_refused_by_name(fixtures: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="DoRA"):
-        carried(oracle / "lora" / "lora_dora", tmp_path / "x.gguf", oracle / "hf" / "ckpt" / "llama")
+        carried(fixtures / "lora" / "lora_dora", tmp_path / "x.gguf", fixtures / "hf" / "ckpt" / "llama")
     assert os.listdir(tmp_path) == []
 
 
@@ -237,9 +237,9 @@ NOT_PAIRS = {"deepseek2": "kv_b_proj"}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_base_and_adapter_are_the_merged_model(name: str, oracle: Path, tmp_path: Path) -> None:
+def test_base_and_adapter_are_the_merged_model(name: str, fixtures: Path, tmp_path: Path) -> None:
     """The model converted with its adapter merged = the model converted, plus what the runtime adds from ours."""
-    checkpoint = oracle / "hf" / "ckpt" / name
+    checkpoint = fixtures / "hf" / "ckpt" / name
     weights = {k: v.float().numpy() for k, v in load_file(checkpoint / "model.safetensors").items()}  # some are BF16
     tensors, merged = {}, dict(weights)
     for module, weight in weights.items():
@@ -306,7 +306,8 @@ def test_activated_lora_keeps_its_tokens(tmp_path: Path, base: Path) -> None:
 
 
 def test_pickles_and_raw_state_dicts_give_the_same_bytes(tmp_path: Path, base: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     tensors = adapter_tensors()
     carried(peft(tmp_path / "a", tensors), tmp_path / "x.gguf", base, model_name="m")
     named = {name.replace(".weight", ".default.weight").removeprefix(PREFIX): x for name, x in tensors.items()}
@@ -501,12 +502,12 @@ def test_mutations_are_caught(tmp_path: Path, base: Path) -> None:
         check_deltas(turned, understand_adapter(open_checkpoint(str(tmp_path / "x.gguf"))))
 
 
-def test_a_weight_that_gguf_takes_apart_is_refused_by_name(oracle: Path, tmp_path: Path) -> None:
+def test_a_weight_that_gguf_takes_apart_is_refused_by_name(fixtures: Path, tmp_path: Path) -> None:
     a, b = low_rank(4 * (16 + 16), 32, 4)
     stem = f"{PREFIX}model.layers.0.self_attn.kv_b_proj"
     source = peft(tmp_path / "a", {f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b})
     with pytest.raises(UnsupportedError, match="kv_b_proj"):
-        carried(source, tmp_path / "x.gguf", oracle / "hf" / "ckpt" / "deepseek2")
+        carried(source, tmp_path / "x.gguf", fixtures / "hf" / "ckpt" / "deepseek2")
 
 
 def test_verify_proves_it_again(tmp_path: Path, base: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +22,8 @@ from ggferry.converters.plan import Options
 from ggferry.converters.values import values_of
 from ggferry.converters.vocabulary import VocabOptions
 
-torch = pytest.importorskip("torch")
+from builders import record
+
 TOKENS = [1, 300, 17, 402, 260, 511, 68, 333, 259, 480, 271, 290, 455, 13, 399, 2]  # the oracle's tokens16.txt
 WORDS = {
     "attn_q": "attention.wq", "attn_k": "attention.wk", "attn_v": "attention.wv", "attn_output": "attention.wo",
@@ -74,13 +77,28 @@ def carried(source: Path, out: Path, **more: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ggla(oracle: Path) -> Path:
-    return oracle / "legacy-llama" / "lora"
+def ggla(fixtures: Path) -> Path:
+    return fixtures / "legacy-llama" / "lora"
+
+
+WIDE = "bccb594235ccedcbfb21f8e6fc074a0892ae20ef09b1a4213a1873903e56dfaf"
+"""Of the file that llama-cpp-python 0.1.25 wrote from the same weights with ftype 0."""
 
 
 @pytest.fixture(scope="module")
-def base(oracle: Path) -> Path:
-    return oracle / "legacy-llama" / "ggjt1-0.1.25" / "f32.bin"
+def base(fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The F32 file of that runtime, which is its F16 file made wider: bit for bit, the digest says."""
+    source = fixtures / "legacy-llama" / "ggjt1-0.1.25" / "f16.bin"
+    found, raw = open_checkpoint(str(source)), source.read_bytes()
+    data = bytearray(raw[: raw.index(b"tok_embeddings") - 12 - 4 * 2])
+    struct.pack_into("<i", data, 32, 0)  # ftype: all F32
+    for ref in sorted(found.tensors.values(), key=lambda ref: ref.spans[0].offset):
+        values = values_of(found, ref, 0, ref.rows).astype("<f4")
+        data += record(ref.name, 0, ref.shape, values.tobytes(), 32, len(data))
+    assert hashlib.sha256(data).hexdigest() == WIDE
+    path = tmp_path_factory.mktemp("base") / "f32.bin"
+    path.write_bytes(data)
+    return path
 
 
 def merged(base: Path, adapter: Path, out: Path) -> Path:
@@ -224,8 +242,8 @@ SCALES: dict[str, Callable[[str], float]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCALES)
-def test_todays_llama_cpp_with_our_adapter_is_the_merged_model(name: str, oracle: Path, tmp_path: Path) -> None:
-    checkpoint, adapter = oracle / "hf" / "ckpt" / "llama", oracle / "lora" / name
+def test_todays_llama_cpp_with_our_adapter_is_the_merged_model(name: str, fixtures: Path, tmp_path: Path) -> None:
+    checkpoint, adapter = fixtures / "hf" / "ckpt" / "llama", fixtures / "lora" / name
     vocab = VocabOptions()
     options = Options(outtype="f32")
     whole = merged_checkpoint(checkpoint, adapter, tmp_path / "merged", SCALES[name])
@@ -233,7 +251,7 @@ def test_todays_llama_cpp_with_our_adapter_is_the_merged_model(name: str, oracle
     fused = carried(whole, tmp_path / "merged.gguf", options=options, vocab=vocab)
     ours = carried(adapter, tmp_path / "ours.gguf", base=str(checkpoint))
     prompt = [1, 17, 402, 260, 311, 68, 333]
-    theirs = oracle / "lora" / name / f"{name}.f32.gguf"
+    theirs = fixtures / "lora" / name / f"{name}.f32.gguf"
     alone, together, expected, before = llama_cpp(
         (model, None, prompt), (model, ours, prompt), (fused, None, prompt), (model, theirs, prompt)
     )

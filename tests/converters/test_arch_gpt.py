@@ -180,7 +180,6 @@ def test_the_specifications_spellings_of_mpts_keys_are_read(tmp_path: Path) -> N
 
 def test_what_transformers_ignores_of_mpt_is_honoured_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers always computes with a bias of 8 and a width of 4; MosaicML's code, and llama.cpp, as stated."""
-    pytest.importorskip("torch")
     from transformers.models.mpt import modeling_mpt
 
     make("mpt", tmp_path / "hf", attn_config={"alibi_bias_max": 3}, expansion_ratio=2)
@@ -272,7 +271,7 @@ def test_what_an_mpt_file_cannot_say_is_refused(words: dict[str, Any], tmp_path:
 
 @pytest.mark.parametrize(("heads", "largest"), [(1, 8), (4, 8), (6, 8), (12, 8), (71, 8), (6, 3)])
 def test_slopes_are_transformers(heads: int, largest: int) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
     from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
     expected = -build_mpt_alibi_tensor(heads, 2, largest)[:, 0, 0]
@@ -462,16 +461,15 @@ def test_phis_feed_forward_has_the_models_width(tmp_path: Path) -> None:
 # --- the oracle's ---------------------------------------------------------------------------------------------
 
 
-def oracle_models(oracle: Path) -> list[Path]:
-    folders = sorted((oracle / "legacy-other" / "hf").iterdir())
+def oracle_models(fixtures: Path) -> list[Path]:
+    folders = sorted((fixtures / "legacy-other" / "hf").iterdir())
     others = ("rwkv", "whisper")
     return [f for f in folders if (f / "model.safetensors").is_file() and not f.name.startswith(others)]
 
 
-@pytest.mark.oracle
-def test_every_checkpoint_beside_the_legacy_files_converts_with_proof(oracle: Path, tmp_path: Path) -> None:
+def test_every_checkpoint_beside_the_legacy_files_converts_with_proof(fixtures: Path, tmp_path: Path) -> None:
     """Both sides against transformers (MPT's clipping patched into it, the manifest says); llama.cpp's continuation."""
-    models, run = oracle_models(oracle), []
+    models, run = oracle_models(fixtures), []
     assert len(models) == 11
     for folder in models:
         ids = json.loads((folder / "logits.json").read_text())["ids"]
@@ -505,13 +503,13 @@ def by_prompt(paths: list[Path], ids: list[int]) -> dict[int, list[Path]]:
     return found
 
 
-@pytest.mark.oracle
-def test_replits_vocabulary_is_sentencepieces_unigram(oracle: Path, tmp_path: Path) -> None:
+def test_replits_vocabulary_is_sentencepieces_unigram(fixtures: Path, tmp_path: Path) -> None:
     """As an `mpt` with a `t5` vocabulary, which llama.cpp loads (the test above)."""
-    folder = oracle / "legacy-other" / "hf" / "replit-s64"
+    folder = fixtures / "legacy-other" / "hf" / "replit-s64"
     found = open_checkpoint(convert(Request(str(folder), str(tmp_path / "x.gguf"))).path).metadata
     assert found["general.architecture"].data == "mpt" and found["tokenizer.ggml.model"].data == "t5"
-    sentencepiece = pytest.importorskip("sentencepiece")
+    import sentencepiece
+
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
     tokens, scores = found["tokenizer.ggml.tokens"].data, found["tokenizer.ggml.scores"].data
     for i in range(1, model.vocab_size()):
@@ -519,7 +517,6 @@ def test_replits_vocabulary_is_sentencepieces_unigram(oracle: Path, tmp_path: Pa
     assert found["tokenizer.ggml.pre"].data == "default"
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize(
     ("name", "pre"),
     [
@@ -527,8 +524,8 @@ def test_replits_vocabulary_is_sentencepieces_unigram(oracle: Path, tmp_path: Pa
         ("bloom", "bloom"), ("falcon7b", "falcon"), ("falcon40b", "falcon"), ("starcoder", "starcoder"),
     ],
 )  # fmt: skip
-def test_pre_tokenizers_are_derived_and_proved(name: str, pre: str, oracle: Path) -> None:
-    checkpoint = open_checkpoint(str(oracle / "hf" / "ckpt" / name))
+def test_pre_tokenizers_are_derived_and_proved(name: str, pre: str, fixtures: Path) -> None:
+    checkpoint = open_checkpoint(str(fixtures / "hf" / "ckpt" / name))
     tokenizer = load_tokenizer(checkpoint, 400)
     assert tokenizer is not None and (tokenizer.model, tokenizer.pre) == ("gpt2", pre)
     assert "proved by tokenising" in tokenizer.origins["pre"]

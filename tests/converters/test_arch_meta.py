@@ -34,8 +34,8 @@ SCALED = {
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_the_oracles_shards_compute_the_float64_logits(shards: int, oracle: Path) -> None:
-    root = oracle / "legacy-llama"
+def test_the_oracles_shards_compute_the_float64_logits(shards: int, fixtures: Path) -> None:
+    root = fixtures / "legacy-llama"
     graph = understand(open_checkpoint(str(root / "pth" / f"S128-{shards}sh")))
     tokens = [int(token) for token in (root / "tokens16.txt").read_text().split()]
     expected = np.load(root / "ggmf1-20230330" / "f16.bin.logits_f64.npy")
@@ -47,7 +47,7 @@ def test_the_oracles_shards_compute_the_float64_logits(shards: int, oracle: Path
 def test_metas_names_order_and_scaled_rope(scaled: bool, tmp_path: Path) -> None:
     """The model of transformers, its rows put back into Meta's order: the same logits, and the same GGUF tensors as
     from Hugging Face's files."""
-    torch = pytest.importorskip("torch")
+    import torch
     from safetensors.numpy import load_file
 
     expected = make("llama", tmp_path / "hf", rope_parameters=SCALED if scaled else {"rope_theta": 5000.0})

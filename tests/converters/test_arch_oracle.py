@@ -3,8 +3,6 @@ transformers: names, shapes, bytes, keys, forward pass of both sides."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,9 @@ from ggferry.converters.open import open_checkpoint
 from ggferry.formats.errors import ShapeError
 from ggferry.formats.gguf_values import Value
 
+from peers import Peers
 from tiny_models import relative, whole
+from witnesses import cases, has, hf_tokens, witness
 
 NAMES = (
     "llama", "llama_k256", "llama_shards_bf16", "llama_bin_shards", "llama_linear_rope", "llama3_rope_tied", "mistral",
@@ -38,23 +38,13 @@ WRONG = {
 }
 
 
-@pytest.fixture(scope="module")
-def hf(oracle: Path) -> Path:
-    return oracle / "hf"
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def both(request: pytest.FixtureRequest, hf: Path) -> tuple[str, ModelGraph, ModelGraph]:
+@pytest.fixture(scope="module", params=cases(NAMES, "hf/ckpt/{}"))
+def both(request: pytest.FixtureRequest, peer: Peers) -> tuple[str, ModelGraph, ModelGraph]:
     """(name, the checkpoint, the oracle's GGUF), bound."""
     name = request.param
-    found = open_checkpoint(str(hf / "out" / name / f"{name}.f32.gguf"))
+    found = open_checkpoint(str(peer(f"hf/out/{name}/{name}.f32.gguf")))
     overrides = {key.split(".", 1)[1]: str(value) for key, value in WRONG.get(name, {}).items()}
-    return name, understand(open_checkpoint(str(hf / "ckpt" / name))), understand(found, overrides)
-
-
-@pytest.fixture(scope="module")
-def tokens(hf: Path) -> list[int]:
-    return json.loads((hf / "MANIFEST.json").read_text())["tokens"]
+    return name, understand(open_checkpoint(str(witness(f"hf/ckpt/{name}")))), understand(found, overrides)
 
 
 def test_names_and_shapes_are_the_oracles(both: tuple[str, ModelGraph, ModelGraph]) -> None:
@@ -88,26 +78,24 @@ def test_every_key_of_the_oracle_is_written_with_its_value(both: tuple[str, Mode
 
 
 @pytest.mark.parametrize("side", ["source", "written"])
-def test_forward_is_transformers(
-    side: str, both: tuple[str, ModelGraph, ModelGraph], hf: Path, tokens: list[int]
-) -> None:
+def test_forward_is_transformers(side: str, both: tuple[str, ModelGraph, ModelGraph]) -> None:
     name, source, written = both
-    expected = np.load(hf / "out" / name / "hf_logits_f32.npy")
-    found = forward(source if side == "source" else written, tokens)
+    expected = np.load(witness(f"hf/out/{name}/hf_logits_f32.npy"))
+    found = forward(source if side == "source" else written, hf_tokens())
     assert relative(expected, found) <= LIMITS.get(name, LIMIT)
 
 
-def test_forward_is_llama_cpps(both: tuple[str, ModelGraph, ModelGraph], hf: Path, tokens: list[int]) -> None:
+def test_forward_is_llama_cpps(both: tuple[str, ModelGraph, ModelGraph]) -> None:
     """Its gelu goes through a table of float16, which costs 3e-3; elsewhere it agrees as closely as transformers."""
     name, _, written = both
-    path = hf / "out" / name / "llamacpp_logits_f32.npy"
-    assert path.is_file() == (name not in NOT_LOADED)
+    path = f"hf/out/{name}/llamacpp_logits_f32.npy"
+    assert has(path) == (name not in NOT_LOADED)
     if name in NOT_LOADED:
         return
     rounded = "gelu" in str(written.architecture.recipe)
-    assert relative(np.load(path), forward(written, tokens)) <= (3e-3 if rounded else LIMIT)
+    assert relative(np.load(witness(path)), forward(written, hf_tokens())) <= (3e-3 if rounded else LIMIT)
 
 
-def test_the_oracles_phi2_contradicts_itself(hf: Path) -> None:
+def test_the_oracles_phi2_contradicts_itself(peer: Peers) -> None:
     with pytest.raises(ShapeError, match="n_ff=256"):
-        understand(open_checkpoint(str(hf / "out" / "phi2" / "phi2.f32.gguf")))
+        understand(open_checkpoint(str(peer("hf/out/phi2/phi2.f32.gguf"))))

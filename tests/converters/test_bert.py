@@ -20,7 +20,9 @@ from ggferry.converters.proof_logits import EXACT_LOGITS
 from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError, UsageError
 
+from peers import Peers
 from tiny_models import relative, shake, whole
+from witnesses import hf_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BARE = VocabOptions(none=True)
@@ -29,15 +31,15 @@ IDS = [2, 17, 42, 9, 3]
 
 
 @pytest.fixture(scope="module")
-def hf(oracle: Path) -> Path:
-    return oracle / "hf"
+def hf(fixtures: Path) -> Path:
+    return fixtures / "hf"
 
 
-def test_bert_is_the_oracles(hf: Path, tmp_path: Path) -> None:
+def test_bert_is_the_oracles(hf: Path, peer: Peers, tmp_path: Path) -> None:
     """Names, shapes, bytes, keys, vocabulary and states; the pooler is dropped with a reason, as the file's is."""
     result = convert(Request(str(hf / "ckpt" / "bert"), str(tmp_path / "x.gguf")))
-    ours, theirs = graph_of(result.path), graph_of(str(hf / "out" / "bert" / "bert.f32.gguf"))
-    tokens = json.loads((hf / "MANIFEST.json").read_text())["tokens"]
+    ours, theirs = graph_of(result.path), graph_of(str(peer("hf/out/bert/bert.f32.gguf")))
+    tokens = hf_tokens()
     expected = np.load(hf / "out" / "bert" / "hf_logits_f32.npy")
     for graph in (graph_of(str(hf / "ckpt" / "bert")), ours, theirs):
         assert relative(expected, forward(graph, tokens)) <= LIMIT
@@ -56,7 +58,7 @@ def test_bert_is_the_oracles(hf: Path, tmp_path: Path) -> None:
 
 def test_bert_agrees_with_llama_cpp(hf: Path) -> None:
     """Its gelu is a table of the tanh form in float16."""
-    tokens = json.loads((hf / "MANIFEST.json").read_text())["tokens"]
+    tokens = hf_tokens()
     found = forward(graph_of(str(hf / "ckpt" / "bert")), tokens)
     assert relative(np.load(hf / "out" / "bert" / "llamacpp_logits_f32.npy"), found) <= 1e-3
 
@@ -314,7 +316,7 @@ def llama_cpps(path: str, tokens: list[int], pooling: str) -> np.ndarray:
 @pytest.mark.parametrize("pooling", POOLED)
 def test_llama_cpp_embeds_with_our_bert(pooling: str, hf: Path, tmp_path: Path) -> None:
     path = convert(Request(str(hf / "ckpt" / "bert"), str(tmp_path / "x.gguf"))).path
-    tokens = json.loads((hf / "MANIFEST.json").read_text())["tokens"]
+    tokens = hf_tokens()
     expected = POOLED[pooling](forward(graph_of(path), tokens))
     assert relative(expected, llama_cpps(path, tokens, pooling)) <= 1e-3
 

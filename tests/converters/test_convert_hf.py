@@ -15,22 +15,19 @@ from ggferry.converters.open import architectures
 from ggferry.converters.plan import Options
 from ggferry.formats.readers.gguf import open_gguf
 
-from conftest import ORACLE
 from llama_cpp import continuations
+from peers import Peers, metadata_of
+from witnesses import cases, has, hf_models, hf_tokens, record, witness
 
-ROOT = ORACLE / "hf"
-pytestmark = pytest.mark.oracle
+MODELS = hf_models()
 
 
 def checkpoints() -> list[str]:
-    """The oracle's checkpoints whose class has a table; what reads with one half and writes with another: test_t5."""
-    if not (ROOT / "MANIFEST.json").is_file():
-        return []
-    models = json.loads((ROOT / "MANIFEST.json").read_text())["models"]
+    """The checkpoints whose class has a table; what reads with one half and writes with another: test_t5."""
     known = {name for spec in architectures().values() for name in spec.hf_classes}
     return [
-        name for name, entry in models.items()
-        if set(entry["architectures"]) & known and (ROOT / "ckpt" / name).is_dir() and entry["output_kind"] != "encdec"
+        name for name, entry in MODELS.items()
+        if set(entry["architectures"]) & known and entry["output_kind"] != "encdec"
     ]  # fmt: skip
 
 
@@ -46,10 +43,6 @@ OURS_ALONE = ("gpt2", "mpt", "falcon7b")
 """Today's tool fails on them (no n_ctx; MptForCausalLM; 71 groups): llama.cpp runs what we write."""
 
 
-def tokens() -> list[int]:
-    return json.loads((ROOT / "MANIFEST.json").read_text())["tokens"]
-
-
 def relative_rms(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sqrt(np.square(a - b).mean() / np.square(b).mean()))
 
@@ -61,35 +54,35 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
     class Made(dict):
         def __missing__(self, name: str) -> str:
-            request = Request(str(ROOT / "ckpt" / name), str(folder / f"{name}.gguf"), Options(outtype="f32"))
+            request = Request(str(witness(f"hf/ckpt/{name}")), str(folder / f"{name}.gguf"), Options(outtype="f32"))
             self[name] = convert(request).path
             return self[name]
 
     return Made()
 
 
-def test_the_oracle_is_covered(oracle: Path) -> None:
+def test_checkpoints_are_covered() -> None:
     assert {"llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi2", "phi3", "deepseek2"} <= set(NAMES)
 
 
 def logits_of(name: str) -> Path | None:
     """transformers' logits, or llama.cpp's where transformers has no such model (RWKV-6); the encoders' have tests of
     their own."""
-    made = (ROOT / "out" / name / f"{maker}_logits_f32.npy" for maker in ("hf", "llamacpp"))
-    return next((path for path in made if path.is_file()), None)
+    made = (f"hf/out/{name}/{maker}_logits_f32.npy" for maker in ("hf", "llamacpp"))
+    return next((witness(file) for file in made if has(file)), None)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if logits_of(name)])
+@pytest.mark.parametrize("name", cases(filter(logits_of, NAMES), "hf/ckpt/{}"))
 def test_transformers_logits_from_both_sides(name: str, outputs: dict[str, str]) -> None:
     expected = np.load(logits_of(name))
-    for side in (graph_of(str(ROOT / "ckpt" / name)), graph_of(outputs[name])):
-        assert relative_rms(forward(side, tokens()), expected) <= LIMITS.get(name, 1e-5)
+    for side in (graph_of(str(witness(f"hf/ckpt/{name}"))), graph_of(outputs[name])):
+        assert relative_rms(forward(side, hf_tokens()), expected) <= LIMITS.get(name, 1e-5)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if (ROOT / "out" / n / f"{n}.f32.gguf").is_file()])
-def test_tensors_are_the_reigning_tools(name: str, outputs: dict[str, str]) -> None:
+@pytest.mark.parametrize("name", cases(NAMES, "hf/out/{0}/{0}.f32.gguf"))
+def test_tensors_are_the_reigning_tools(name: str, outputs: dict[str, str], peer: Peers) -> None:
     """Names, shapes, types and bytes. (Order and further keys may differ.)"""
-    ours, theirs = open_gguf(outputs[name]), open_gguf(str(ROOT / "out" / name / f"{name}.f32.gguf"))
+    ours, theirs = open_gguf(outputs[name]), open_gguf(str(peer(f"hf/out/{name}/{name}.f32.gguf")))
     assert {n: (r.shape, r.type.name) for n, r in ours.tensors.items()} == {
         n: (r.shape, r.type.name) for n, r in theirs.tensors.items()
     }
@@ -104,10 +97,13 @@ def test_tensors_are_the_reigning_tools(name: str, outputs: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("name", ["gpt2_nctx", "gptneox", "mpt_MPTarch", "bloom", "falcon40b", "starcoder"])
-def test_rearranged_rows_are_quantised_as_the_reigning_tool_does(name: str, oracle: Path, tmp_path: Path) -> None:
+def test_rearranged_rows_are_quantised_as_the_reigning_tool_does(
+    name: str, fixtures: Path, peer: Peers, tmp_path: Path
+) -> None:
     """Transposed, or regrouped: Q8_0 by the byte."""
-    made = convert(Request(str(ROOT / "ckpt" / name), str(tmp_path / "x.gguf"), Options(outtype="q8_0"), level="fast"))
-    ours, theirs = open_gguf(made.path), open_gguf(str(ROOT / "out" / name / f"{name}.q8_0.gguf"))
+    source = str(fixtures / "hf" / "ckpt" / name)
+    made = convert(Request(source, str(tmp_path / "x.gguf"), Options(outtype="q8_0"), level="fast"))
+    ours, theirs = open_gguf(made.path), open_gguf(str(peer(f"hf/out/{name}/{name}.q8_0.gguf")))
     for key, ref in ours.tensors.items():
         other = theirs.tensors[key]
         assert ref.type == other.type, key
@@ -115,10 +111,9 @@ def test_rearranged_rows_are_quantised_as_the_reigning_tool_does(name: str, orac
         assert a == theirs.files[0].read(other.spans[0].offset, other.nbytes), key
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if (ROOT / "out" / n / f"{n}.f32.gguf").is_file()])
+@pytest.mark.parametrize("name", cases(NAMES, "hf/out/{0}/{0}.f32.gguf"))
 def test_every_key_the_reigning_tool_writes_for_the_architecture(name: str, outputs: dict[str, str]) -> None:
-    path = ROOT / "out" / name / f"{name}.f32.gguf"
-    ours, theirs = open_gguf(outputs[name]).metadata, open_gguf(str(path)).metadata
+    ours, theirs = open_gguf(outputs[name]).metadata, metadata_of(record(f"hf/out/{name}/{name}.f32.gguf"))
     architecture = theirs["general.architecture"].data
     for key, value in theirs.items():
         if key.startswith(f"{architecture}.") and key not in WRONG_KEYS:
@@ -128,12 +123,11 @@ def test_every_key_the_reigning_tool_writes_for_the_architecture(name: str, outp
 
 
 def test_llama_cpp_continues_as_we_do(outputs: dict[str, str]) -> None:
-    models = json.loads((ROOT / "MANIFEST.json").read_text())["models"]
-    causal = [name for name in NAMES if models[name]["output_kind"] == "logits"]
-    theirs = [name for name in causal if (ROOT / "out" / name / "llamacpp_logits_f32.npy").is_file()]
+    causal = [name for name in NAMES if MODELS[name]["output_kind"] == "logits"]
+    theirs = [name for name in causal if has(f"hf/out/{name}/llamacpp_logits_f32.npy")]
     loadable = [*theirs, *OURS_ALONE]
-    assert len(loadable) > 10
-    prompt, count = tokens()[:6], 5
+    assert len(loadable) > 20
+    prompt, count = hf_tokens()[:6], 5
     for name, answer in zip(loadable, continuations(prompt, count, *(Path(outputs[n]) for n in loadable)), strict=True):
         history = list(prompt)
         for token, _ in answer:
@@ -142,8 +136,8 @@ def test_llama_cpp_continues_as_we_do(outputs: dict[str, str]) -> None:
             history.append(token)
 
 
-def test_meta_shards_and_one_file_give_the_same_bytes(oracle: Path, tmp_path: Path) -> None:
-    root = oracle / "legacy-llama" / "pth"
+def test_meta_shards_and_one_file_give_the_same_bytes(fixtures: Path, tmp_path: Path) -> None:
+    root = fixtures / "legacy-llama" / "pth"
     made = [
         convert(Request(str(root / name), str(tmp_path / f"{name}.gguf"), model_name="tiny"))
         for name in ("S128-1sh", "S128-2sh")
@@ -152,12 +146,12 @@ def test_meta_shards_and_one_file_give_the_same_bytes(oracle: Path, tmp_path: Pa
     assert all(result.receipt["verified"] == "full" for result in made)
 
 
-def test_four_containers_give_the_same_bytes(oracle: Path, tmp_path: Path) -> None:
+def test_four_containers_give_the_same_bytes(fixtures: Path, tmp_path: Path) -> None:
     """safetensors, sharded safetensors, .bin and sharded .bin of one model."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    source = ROOT / "ckpt" / "qwen2"
+    source = fixtures / "hf" / "ckpt" / "qwen2"
     weights = load_file(source / "model.safetensors")
     names = sorted(weights)
     halves = [{n: weights[n] for n in names[: len(names) // 2]}, {n: weights[n] for n in names[len(names) // 2 :]}]
@@ -184,13 +178,14 @@ def test_four_containers_give_the_same_bytes(oracle: Path, tmp_path: Path) -> No
     assert len(digests) == 1
 
 
-def test_torch_is_not_imported_without_a_forward_pass(oracle: Path, tmp_path: Path) -> None:
+def test_torch_is_not_imported_without_a_forward_pass(fixtures: Path, tmp_path: Path) -> None:
     import subprocess
     import sys
 
+    source = str(fixtures / "hf" / "ckpt" / "qwen2")
     script = (
         "import sys\nfrom ggferry.service.cli import _run\n"
-        f"arguments = {[str(ROOT / 'ckpt' / 'qwen2'), '-o', str(tmp_path / 'o.gguf'), '--verify', 'fast']!r}\n"
+        f"arguments = {[source, '-o', str(tmp_path / 'o.gguf'), '--verify', 'fast']!r}\n"
         "code = _run(['convert', *arguments])\n"
         "assert code == 0 and 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )

@@ -21,8 +21,8 @@ from ggferry.converters.vocabulary import load_tokenizer
 from ggferry.formats.errors import MissingError, RefusedError, UsageError
 
 from builders import Llama
-from conftest import FIXTURES, ORACLE, legacy_manifest
 from llama_cpp import continuations
+from witnesses import FIXTURES, entry_cases, legacy_llama
 
 # The runtime of those two folders used LayerNorm with eps 1e-5 (facts §1); the weights are ordinary LLaMA's.
 LAYER_NORM = ("ggml-20230310-planar", "ggml-20230315", "ggml-20230315-2part")
@@ -30,15 +30,7 @@ LAYER_NORM = ("ggml-20230310-planar", "ggml-20230315", "ggml-20230315-2part")
 UNTRUSTED_TOKENIZERS = ("ggml-",)
 
 
-def entries() -> list[tuple[Path, dict]]:
-    """The committed files, and where the oracle stands beside the project those that only it has."""
-    found = [(FIXTURES / "legacy-llama", entry) for entry in legacy_manifest(FIXTURES / "legacy-llama")]
-    mine = {entry["file"] for _, entry in found}
-    rest = [(ORACLE / "legacy-llama", e) for e in legacy_manifest(ORACLE / "legacy-llama") if e["file"] not in mine]
-    return found + rest
-
-
-ENTRIES = entries()
+ENTRIES = legacy_llama()
 TOKENS = [int(t) for t in (FIXTURES / "legacy-llama/tokens16.txt").read_text().split()]
 SENTENCES = (FIXTURES / "legacy-llama/sentences.txt").read_text(encoding="utf-8").splitlines()
 
@@ -56,7 +48,7 @@ def logits(path: str, era_norm: bool) -> np.ndarray:
     return forward(graph, TOKENS)
 
 
-@pytest.mark.parametrize(("root", "entry"), ENTRIES, ids=[entry["file"] for _, entry in ENTRIES])
+@pytest.mark.parametrize(("root", "entry"), entry_cases(ENTRIES))
 def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> None:
     source = str(root / entry["file"])
     result = convert(Request(source, str(tmp_path / "out.gguf")))
@@ -84,8 +76,11 @@ def exact_types(entry: dict) -> bool:
 
 @pytest.mark.parametrize(
     ("root", "entry"),
-    [(r, e) for r, e in ENTRIES if not e["file"].startswith(UNTRUSTED_TOKENIZERS) and "tokens_with_leading_space" in e],
-    ids=lambda value: value["file"] if isinstance(value, dict) else "",
+    entry_cases(
+        (root, entry)
+        for root, entry in ENTRIES
+        if not entry["file"].startswith(UNTRUSTED_TOKENIZERS) and "tokens_with_leading_space" in entry
+    ),
 )
 def test_token_ids_are_the_runtimes(root: Path, entry: dict, tmp_path: Path) -> None:
     result = convert(Request(str(root / entry["file"]), str(tmp_path / "out.gguf"), level="fast"))

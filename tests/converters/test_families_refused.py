@@ -23,13 +23,13 @@ from ggferry.formats.errors import (
 from legacy_families import path_of, rewritten
 
 
-def test_logits_are_no_model(oracle: Path) -> None:
+def test_logits_are_no_model(fixtures: Path) -> None:
     with pytest.raises(UnknownFormatError):
-        open_checkpoint(str(oracle / "legacy-other/rwkv/expected_logits.bin"))
+        open_checkpoint(str(fixtures / "legacy-other/rwkv/expected_logits.bin"))
 
 
-def test_a_stub_without_tensors_is_refused(oracle: Path, tmp_path: Path) -> None:
-    stub = str(oracle / "legacy-other/whisper/for-tests-ggml-tiny.en.bin")
+def test_a_stub_without_tensors_is_refused(fixtures: Path, tmp_path: Path) -> None:
+    stub = str(fixtures / "legacy-other/whisper/for-tests-ggml-tiny.en.bin")
     with pytest.raises(MissingError, match="no tensor"):
         understand(open_checkpoint(stub))
     # Whisper's first files decoded their vocabulary.

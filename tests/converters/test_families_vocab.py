@@ -96,9 +96,9 @@ def test_what_no_merge_makes_starts_no_merge() -> None:
     assert check_merges(raw, tokenizer, True, None)["remade"] == 257
 
 
-def test_a_real_vocabulary_of_fifty_thousand_tokens(oracle: Path) -> None:
+def test_a_real_vocabulary_of_fifty_thousand_tokens(fixtures: Path) -> None:
     """English Whisper's, which is GPT-2's; its single bytes, which the file lost, stand first and in letter order."""
-    checkpoint = open_checkpoint(str(oracle / "legacy-other/whisper/for-tests-ggml-tiny.en.bin"))
+    checkpoint = open_checkpoint(str(fixtures / "legacy-other/whisper/for-tests-ggml-tiny.en.bin"))
     assert checkpoint.vocab is not None
     printable = [value for value in range(256) if letters()[value] == chr(value)]
     order = printable + [value for value in range(256) if value not in printable]

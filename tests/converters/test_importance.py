@@ -27,6 +27,8 @@ from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.readers.gguf import open_gguf
 
+from peers import Peers
+
 
 def arrays(path: str | Path) -> dict[str, np.ndarray]:
     found = open_gguf(str(path))
@@ -36,17 +38,16 @@ def arrays(path: str | Path) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.oracle
-def test_the_oracles_matrix(oracle: Path, tmp_path: Path) -> None:
+def test_the_oracles_matrix(fixtures: Path, peer: Peers, tmp_path: Path) -> None:
     """Same model, text and 40 chunks of 64 tokens. llama.cpp computes with float16 weights and a float16 cache."""
     out = tmp_path / "imatrix.gguf"
     command = [
-        Path(sys.executable).parent / "ggferry", "imatrix", oracle / "quantize/k256.F16.gguf", "--text",
-        oracle / "tokenizers/corpus.txt", "--chunk-size", "64", "--chunks", "40", "-o", out, "--json",
+        Path(sys.executable).parent / "ggferry", "imatrix", peer("quantize/k256.F16.gguf"), "--text",
+        fixtures / "tokenizers/corpus.txt", "--chunk-size", "64", "--chunks", "40", "-o", out, "--json",
     ]  # fmt: skip
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"path": str(out), "entries": 14, "chunks": 40, "chunk_size": 64}
-    ours, theirs = arrays(out), arrays(oracle / "quantize/k256.imatrix.gguf")
+    ours, theirs = arrays(out), arrays(fixtures / "quantize/k256.imatrix.gguf")
     assert list(ours) == list(theirs)
     for name, expected in theirs.items():
         assert ours[name].shape == expected.shape
@@ -55,14 +56,13 @@ def test_the_oracles_matrix(oracle: Path, tmp_path: Path) -> None:
     assert keys["imatrix.chunk_count"].data == 40 and keys["imatrix.chunk_size"].data == 64
 
 
-@pytest.mark.oracle
-def test_experts_are_counted_one_by_one_and_the_matrix_can_be_used(oracle: Path, tmp_path: Path) -> None:
-    source = oracle / "hf/ckpt/mixtral"
+def test_experts_are_counted_one_by_one_and_the_matrix_can_be_used(fixtures: Path, tmp_path: Path) -> None:
+    source = fixtures / "hf/ckpt/mixtral"
     model = convert(Request(str(source), str(tmp_path / "m.gguf"), Options(outtype="f16"), level="fast")).path
     graph = graph_of(model)
     tokenizer = load_tokenizer(graph.checkpoint, graph.sizes["n_vocab"])
     assert tokenizer is not None
-    chunks = chunks_of(tokenizer, (oracle / "tokenizers/corpus.txt").read_text()[:4000], 32, 6)
+    chunks = chunks_of(tokenizer, (fixtures / "tokenizers/corpus.txt").read_text()[:4000], 32, 6)
     recorder = measure(graph, chunks)
     path = tmp_path / "imatrix.gguf"
     assert write_imatrix(str(path), recorder, chunks, "corpus", output=False, force=False) == len(recorder.sums) - 1
@@ -81,9 +81,8 @@ def test_experts_are_counted_one_by_one_and_the_matrix_can_be_used(oracle: Path,
     assert "quantize.imatrix.entries_count" in open_gguf(with_it.path).metadata
 
 
-@pytest.mark.oracle
-def test_a_text_too_short_for_one_chunk_is_refused(oracle: Path) -> None:
-    graph = graph_of(str(oracle / "quantize/k256.F16.gguf"))
+def test_a_text_too_short_for_one_chunk_is_refused(peer: Peers) -> None:
+    graph = graph_of(str(peer("quantize/k256.F16.gguf")))
     tokenizer = load_tokenizer(graph.checkpoint, graph.sizes["n_vocab"])
     assert tokenizer is not None
     with pytest.raises(UsageError, match="too short"):
@@ -106,11 +105,10 @@ class Counting(Weights):
         return super().item_linear(name, item, x)
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize("name", ["mixtral", "qwen2", "gpt2"])
-def test_passes_in_lockstep_are_passes_alone(name: str, oracle: Path) -> None:
+def test_passes_in_lockstep_are_passes_alone(name: str, fixtures: Path) -> None:
     """Whatever experts they choose; and a matrix is decoded once for all of them, or little more often."""
-    graph = graph_of(str(oracle / "hf/ckpt" / name))
+    graph = graph_of(str(fixtures / "hf/ckpt" / name))
     rng = np.random.default_rng(1)
     texts = [rng.integers(0, graph.sizes["n_vocab"], 20).tolist() for _ in range(5)]
     alone = [forward(graph, tokens) for tokens in texts]
@@ -128,9 +126,8 @@ def test_passes_in_lockstep_are_passes_alone(name: str, oracle: Path) -> None:
     assert all(count <= 2 for count in weights.asked.values())
 
 
-@pytest.mark.oracle
-def test_groups_do_not_show(oracle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = graph_of(str(oracle / "quantize/k256.F16.gguf"))
+def test_groups_do_not_show(peer: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(str(peer("quantize/k256.F16.gguf")))
     chunks = [np.random.default_rng(n).integers(0, graph.sizes["n_vocab"], 24).tolist() for n in range(5)]
     whole = measure(graph, chunks)
     assert group_size(graph, 24) >= 5
@@ -144,19 +141,17 @@ def test_groups_do_not_show(oracle: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert np.allclose(rows[0], single.sums[name][0], rtol=1e-4), name
 
 
-@pytest.mark.oracle
-def test_an_error_in_one_pass_ends_all(oracle: Path) -> None:
-    graph = graph_of(str(oracle / "quantize/k256.F16.gguf"))
+def test_an_error_in_one_pass_ends_all(peer: Peers) -> None:
+    graph = graph_of(str(peer("quantize/k256.F16.gguf")))
     before = threading.active_count()
     with pytest.raises(UsageError, match="token id"):
         measure(graph, [[1, 2, 3], [4, 5, 1 << 30], [7, 8, 9]])
     assert threading.active_count() == before
 
 
-@pytest.mark.oracle
-def test_only_matrices_of_blocks_are_written(oracle: Path, tmp_path: Path) -> None:
+def test_only_matrices_of_blocks_are_written(fixtures: Path, tmp_path: Path) -> None:
     """As in llama-imatrix (`collect_imatrix`): tied embeddings make logits and are no part of it."""
-    graph = graph_of(str(oracle / "hf/ckpt/llama3_rope_tied"))
+    graph = graph_of(str(fixtures / "hf/ckpt/llama3_rope_tied"))
     assert "output.weight" not in graph.by_name
     recorder = measure(graph, [[1, 2, 3, 4]])
     assert "token_embd.weight" in recorder.sums

@@ -20,9 +20,8 @@ from ggferry.formats.gguf_values import ValueType, array
 from ggferry.formats.recent import Recent, keeping
 
 from builders import Llama
-from conftest import ORACLE
+from witnesses import cases, listed, witness
 
-CHECKPOINTS = sorted((ORACLE / "hf" / "ckpt").glob("*")) if ORACLE.exists() else []
 SCORES = (*[0.0] * 260, *(-float(i) for i in range(1, 41)))
 RAW = RawVocab(tuple(Llama().vocabulary()), SCORES)
 
@@ -48,8 +47,10 @@ def proofs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield found
 
 
-@pytest.mark.parametrize("folder", CHECKPOINTS, ids=lambda path: path.name)
-def test_what_is_found_is_what_is_made(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", cases(listed("hf/ckpt/*")))
+def test_what_is_found_is_what_is_made(name: str, tmp_path: Path) -> None:
+    folder = witness(name)
+
     def told(path: Path) -> object:
         try:
             return load(str(path))

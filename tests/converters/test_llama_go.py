@@ -18,7 +18,7 @@ from ggferry.converters.open import open_checkpoint
 from ggferry.converters.values import values_of
 
 from builders import Llama
-from conftest import FIXTURES, ORACLE
+from witnesses import cases, witness
 
 EPS = 1e-5
 TOKENS = [1, 17, 299, 260, 5, 5, 130]
@@ -64,15 +64,12 @@ def llama_go_eval(path: Path, tokens: list[int]) -> np.ndarray:
     return rms_norm(x, w["norm.weight"]) @ w["output.weight"].T
 
 
-def files() -> list[Path]:
-    found = [FIXTURES / "legacy-llama/ggjt1-0.1.25/f16.bin"]
-    more = ("ggjt1-0.1.25/f32.bin", "ggjt1-convertpy-20230821/f16.bin")
-    return found + [path for name in more if (path := ORACLE / "legacy-llama" / name).is_file()]
+FILES = ("ggjt1-0.1.25/f16.bin", "ggjt1-0.1.25/f32.bin", "ggjt1-convertpy-20230821/f16.bin")
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_file_it_loads_converts_and_evaluates_alike(path: Path, tmp_path: Path) -> None:
-    check(path, tmp_path)
+@pytest.mark.parametrize("name", cases(FILES, "legacy-llama/{}"))
+def test_every_file_it_loads_converts_and_evaluates_alike(name: str, tmp_path: Path) -> None:
+    check(witness(f"legacy-llama/{name}"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16"])

@@ -17,6 +17,7 @@ from ggferry.converters.open import open_checkpoint
 from ggferry.converters.plan import Options
 from ggferry.formats.errors import GgferryError, ShapeError, UnsupportedError
 
+from peers import Peers
 from tiny_models import MAMBA, MAMBA2, TOKENS, make, relative
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -133,13 +134,12 @@ def test_sizes_are_no_coincidence() -> None:
     assert MAMBA2["n_groups"] > 1 and MAMBA2["num_heads"] % MAMBA2["n_groups"] == 0 and MAMBA["state_size"] != 8
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv6"])
-def test_quantised_bytes_are_the_reigning_tools(name: str, oracle: Path, tmp_path: Path) -> None:
+def test_quantised_bytes_are_the_reigning_tools(name: str, fixtures: Path, peer: Peers, tmp_path: Path) -> None:
     """Which tensors of a recurrent model stay F32, and what the others become."""
-    request = Request(str(oracle / "hf" / "ckpt" / name), str(tmp_path / "x.gguf"), Options(outtype="q8_0"))
+    request = Request(str(fixtures / "hf" / "ckpt" / name), str(tmp_path / "x.gguf"), Options(outtype="q8_0"))
     ours = open_checkpoint(convert(request).path)
-    theirs = open_checkpoint(str(oracle / "hf" / "out" / name / f"{name}.q8_0.gguf"))
+    theirs = open_checkpoint(str(peer(f"hf/out/{name}/{name}.q8_0.gguf")))
     assert set(ours.tensors) == set(theirs.tensors)
     for key, ref in ours.tensors.items():
         other = theirs.tensors[key]

@@ -25,6 +25,9 @@ from ggferry.formats.gguf_values import Value, ValueType, string, u32
 from ggferry.formats.readers.gguf import SPEC
 from ggferry.quant.file_types import file_type_of
 
+from peers import Peers
+from witnesses import cases, listed, witness
+
 SENTENCE = "Converted from x (GGJT v3) by ggferry"
 
 
@@ -327,48 +330,43 @@ def test_no_local_path_of_a_card_gets_in(path: str) -> None:
     assert len(told) == len(names)
 
 
-@pytest.mark.oracle
-def test_agreement_with_the_reigning_tool(oracle: Path) -> None:
+@pytest.mark.parametrize("name", cases(listed("hf/out/*/*.gguf")))
+def test_agreement_with_the_reigning_tool(name: str, peer: Peers) -> None:
     """For every checkpoint that convert_hf_to_gguf converted: same keys and values, but for the known differences."""
-    seen = 0
-    for path in sorted((oracle / "hf" / "out").glob("*/*.gguf")):
-        source = oracle / "hf" / "ckpt" / path.parent.name
-        checkpoint = SPEC.open(str(path), ())
-        theirs = {key: value for key, value in checkpoint.metadata.items() if key.startswith("general.")}
-        refs = [ref for ref in checkpoint.tensors.values() if ref.name != "rope_freqs.weight"]
-        routed = sum(ref.elements for ref in refs if "_exps." in ref.name)
-        architecture = theirs["general.architecture"].data
-        experts = checkpoint.metadata[f"{architecture}.expert_count"].data if routed else 0
-        types = {ref.name: (ref.type.name, ref.elements) for ref in refs if len(ref.shape) > 1}
-        stated = theirs.get("general.file_type")
-        parameters = sum(ref.elements for ref in refs)
-        found, _ = general_metadata(
-            architecture=architecture,
-            description=SENTENCE,
-            guessed=guess(str(source), parameters=parameters, fallback=architecture),
-            parameters=parameters,
-            experts=experts,
-            expert_parameters=routed,
-            file_type=file_type_of(types, stated.data if stated else None),
-            quantised=any(ref.type.quantised for ref in refs),
-            config=json.loads((source / "config.json").read_text()),
-            generation_config=json.loads((source / "generation_config.json").read_text())
-            if (source / "generation_config.json").is_file()
-            else None,
-        )
-        ours = {key: entry.value for key, entry in found.items()}
-        name = ours.pop("general.name")
-        expected = theirs.pop("general.name").data.replace("_", " ").removesuffix(" Bf16")
-        assert name.data.casefold() == expected.casefold(), path.name
-        assert ours.pop("general.description") == string(SENTENCE)
-        if ".f32." in path.name:
-            assert theirs.pop("general.quantization_version") == u32(2)
-        if stated is None:
-            assert ours.pop("general.file_type").data == (0 if ".f32." in path.name else 7)
-        assert ours == theirs, path.name
-        checkpoint.close()
-        seen += 1
-    assert seen >= 50
+    source, checkpoint = witness(f"hf/ckpt/{name.split('/')[2]}"), SPEC.open(str(peer(name)), ())
+    theirs = {key: value for key, value in checkpoint.metadata.items() if key.startswith("general.")}
+    refs = [ref for ref in checkpoint.tensors.values() if ref.name != "rope_freqs.weight"]
+    routed = sum(ref.elements for ref in refs if "_exps." in ref.name)
+    architecture = theirs["general.architecture"].data
+    experts = checkpoint.metadata[f"{architecture}.expert_count"].data if routed else 0
+    types = {ref.name: (ref.type.name, ref.elements) for ref in refs if len(ref.shape) > 1}
+    stated = theirs.get("general.file_type")
+    parameters = sum(ref.elements for ref in refs)
+    found, _ = general_metadata(
+        architecture=architecture,
+        description=SENTENCE,
+        guessed=guess(str(source), parameters=parameters, fallback=architecture),
+        parameters=parameters,
+        experts=experts,
+        expert_parameters=routed,
+        file_type=file_type_of(types, stated.data if stated else None),
+        quantised=any(ref.type.quantised for ref in refs),
+        config=json.loads((source / "config.json").read_text()),
+        generation_config=json.loads((source / "generation_config.json").read_text())
+        if (source / "generation_config.json").is_file()
+        else None,
+    )
+    ours = {key: entry.value for key, entry in found.items()}
+    title = ours.pop("general.name")
+    expected = theirs.pop("general.name").data.replace("_", " ").removesuffix(" Bf16")
+    assert title.data.casefold() == expected.casefold(), name
+    assert ours.pop("general.description") == string(SENTENCE)
+    if ".f32." in name:
+        assert theirs.pop("general.quantization_version") == u32(2)
+    if stated is None:
+        assert ours.pop("general.file_type").data == (0 if ".f32." in name else 7)
+    assert ours == theirs, name
+    checkpoint.close()
 
 
 @pytest.mark.parametrize("text", [CARD_TEXT, "---\nbase_model: a/b-7b\ndataset: c/d\nmodel_creator: x\n---\n"])

@@ -19,6 +19,7 @@ from ggferry.service.cli import _run
 
 from builders import Llama
 from llama_cpp import continuations
+from peers import Peers
 
 WITNESSES = [f"k256.{name}" for name in (
     "F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_S", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S",
@@ -38,22 +39,20 @@ def encodable(types: set[str]) -> bool:
     return all(codec(name).encode for name in types)
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize("name", WITNESSES)
-def test_every_tensor_is_llama_quantizes(name: str, oracle: Path, tmp_path: Path) -> None:
-    """The F16 model of the oracle, with and without its importance matrix, tensor by tensor, byte by byte."""
-    root = oracle / "quantize"
-    expected = tensors(root / f"{name}.gguf")
+def test_every_tensor_is_llama_quantizes(name: str, fixtures: Path, peer: Peers, tmp_path: Path) -> None:
+    """llama.cpp's F16 model, with and without its importance matrix, tensor by tensor, byte by byte."""
+    made = peer(f"quantize/{name}.gguf")
+    expected = tensors(made)
     assert encodable({kind for kind, _ in expected.values()}), name
-    matrix = str(root / "k256.imatrix.gguf") if name.startswith("im_") else None
+    matrix = str(fixtures / "quantize" / "k256.imatrix.gguf") if name.startswith("im_") else None
     options = Options(outtype=name.split(".")[1])
-    result = convert(
-        Request(str(root / "k256.F16.gguf"), str(tmp_path / "o.gguf"), options, imatrix=matrix, level="fast")
-    )
+    source = str(peer("quantize/k256.F16.gguf"))
+    result = convert(Request(source, str(tmp_path / "o.gguf"), options, imatrix=matrix, level="fast"))
     found = tensors(result.path)
     assert {n: kind for n, (kind, _) in found.items()} == {n: kind for n, (kind, _) in expected.items()}
     assert found == expected
-    ours, theirs = open_gguf(result.path).metadata, open_gguf(str(root / f"{name}.gguf")).metadata
+    ours, theirs = open_gguf(result.path).metadata, open_gguf(str(made)).metadata
     if name != "k256.MXFP4_MOE":  # a dense model under that name is Q8_0 all over, and is called so
         assert ours["general.file_type"] == theirs["general.file_type"]
     if any(codec(kind).type.quantised for kind, _ in expected.values()):

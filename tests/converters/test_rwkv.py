@@ -41,8 +41,8 @@ BARE = VocabOptions(none=True)
 
 
 @pytest.fixture(scope="module")
-def pth(oracle: Path) -> Path:
-    return oracle / "legacy-other" / "hf" / "rwkv4-s64" / "rwkv4-tiny.pth"
+def pth(fixtures: Path) -> Path:
+    return fixtures / "legacy-other" / "hf" / "rwkv4-s64" / "rwkv4-tiny.pth"
 
 
 def saved(path: Path, tensors: dict[str, Any]) -> Path:
@@ -308,11 +308,11 @@ def test_no_key_is_idle(form: str, models: dict[str, tuple[Path, np.ndarray]], t
 # --- vocabularies -------------------------------------------------------------------------------------------
 
 
-def test_a_pth_takes_its_vocabulary_from_a_file_that_is_named(pth: Path, oracle: Path, tmp_path: Path) -> None:
+def test_a_pth_takes_its_vocabulary_from_a_file_that_is_named(pth: Path, fixtures: Path, tmp_path: Path) -> None:
     """`--tokenizer`: BlinkDL keeps 20B_tokenizer.json and the World vocabulary beside his programs, not the models."""
     neox = tmp_path / "20B_tokenizer.json"
-    neox.write_bytes((oracle / "tokenizers" / "bpe_gpt2" / "tokenizer.json").read_bytes())
-    world = oracle / "hf" / "ckpt" / "rwkv6" / "rwkv_vocab_v20230424.txt"
+    neox.write_bytes((fixtures / "tokenizers" / "bpe_gpt2" / "tokenizer.json").read_bytes())
+    world = fixtures / "hf" / "ckpt" / "rwkv6" / "rwkv_vocab_v20230424.txt"
     (tmp_path / "my world.txt").write_bytes(world.read_bytes())
     end = json.loads(neox.read_text())["added_tokens"][0]["id"]
     for source, model, ids in (
@@ -329,8 +329,9 @@ def test_a_pth_takes_its_vocabulary_from_a_file_that_is_named(pth: Path, oracle:
     assert again.metadata["tokenizer.rwkv.world"].data == world.read_text()
 
 
-def test_20b_tokenizer_beside_a_pth_is_found(pth: Path, oracle: Path, tmp_path: Path) -> None:
-    (tmp_path / "20B_tokenizer.json").write_bytes((oracle / "tokenizers" / "bpe_gpt2" / "tokenizer.json").read_bytes())
+def test_20b_tokenizer_beside_a_pth_is_found(pth: Path, fixtures: Path, tmp_path: Path) -> None:
+    neox = fixtures / "tokenizers" / "bpe_gpt2" / "tokenizer.json"
+    (tmp_path / "20B_tokenizer.json").write_bytes(neox.read_bytes())
     (tmp_path / "RWKV-4.pth").write_bytes(pth.read_bytes())
     found = load_tokenizer(open_checkpoint(str(tmp_path / "RWKV-4.pth")), 512)
     assert found is not None and found.model == "gpt2" and "eos" in found.ids
@@ -342,10 +343,10 @@ def test_without_a_vocabulary_the_way_out_is_named(pth: Path) -> None:
 
 
 def test_a_gguf_with_the_worlds_text_alone_has_that_vocabulary(
-    models: dict[str, tuple[Path, np.ndarray]], oracle: Path, tmp_path: Path
+    models: dict[str, tuple[Path, np.ndarray]], fixtures: Path, tmp_path: Path
 ) -> None:
     """What the specification asks of a World model; llama.cpp's keys are made from it."""
-    text = (oracle / "hf" / "ckpt" / "rwkv6" / "rwkv_vocab_v20230424.txt").read_text()
+    text = (fixtures / "hf" / "ckpt" / "rwkv6" / "rwkv_vocab_v20230424.txt").read_text()
     source = open_checkpoint(str(write(understand(open_checkpoint(str(models["6 pth"][0]))), tmp_path / "x.gguf")))
     keys = {k: v for k, v in source.metadata.items() if not k.startswith("tokenizer.")}
     found = load_tokenizer(replace(source, metadata={**keys, "tokenizer.rwkv.world": string(text)}), 328)

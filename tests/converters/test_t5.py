@@ -20,7 +20,9 @@ from ggferry.converters.vocabulary import VocabOptions
 from ggferry.formats.errors import GgferryError, InconsistentError, MissingError, UsageError
 
 from llama_api import encoded_and_decoded
+from peers import Peers
 from tiny_models import relative, shake, whole
+from witnesses import hf_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BARE = VocabOptions(none=True)
@@ -29,22 +31,22 @@ IDS = [5, 17, 42, 9, 3, 77, 20, 64, 31, 18, 11, 50, 22, 8, 90, 61, 13, 2, 44, 1]
 
 
 @pytest.fixture(scope="module")
-def hf(oracle: Path) -> Path:
-    return oracle / "hf"
+def hf(fixtures: Path) -> Path:
+    return fixtures / "hf"
 
 
 @pytest.fixture(scope="module")
-def tokens(hf: Path) -> list[int]:
-    return json.loads((hf / "MANIFEST.json").read_text())["tokens"]
+def tokens() -> list[int]:
+    return hf_tokens()
 
 
-def test_t5_is_the_oracles(hf: Path, tokens: list[int], tmp_path: Path) -> None:
+def test_t5_is_the_oracles(hf: Path, tokens: list[int], peer: Peers, tmp_path: Path) -> None:
     """The decoder is given its start token and the first seven: the first eight rows."""
     result = convert(Request(str(hf / "ckpt" / "t5"), str(tmp_path / "x.gguf")))
     expected = np.load(hf / "out" / "t5" / "hf_logits_f32.npy")
     for side in (str(hf / "ckpt" / "t5"), result.path):
         assert relative(expected, forward(graph_of(side), tokens)[:8]) <= LIMIT
-    ours, theirs = graph_of(result.path), graph_of(str(hf / "out" / "t5" / "t5.f32.gguf"))
+    ours, theirs = graph_of(result.path), graph_of(str(peer("hf/out/t5/t5.f32.gguf")))
     a, b = whole(ours), whole(theirs)
     assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
     mine, other = ours.checkpoint.metadata, theirs.checkpoint.metadata
@@ -58,10 +60,10 @@ def test_t5_is_the_oracles(hf: Path, tokens: list[int], tmp_path: Path) -> None:
     assert result.receipt["tokenizer"]["texts"] == result.receipt["tokenizer"]["equal"] > 0
 
 
-def test_what_has_no_key_for_the_distance_has_128(hf: Path, tokens: list[int]) -> None:
+def test_what_has_no_key_for_the_distance_has_128(hf: Path, tokens: list[int], peer: Peers) -> None:
     """The trap: today's converter drops relative_attention_max_distance, and llama.cpp computes with 128. Its logits
     are those of its file, whose gelu is a table of float16, and not those of the model."""
-    written = graph_of(str(hf / "out" / "t5" / "t5.f32.gguf"))
+    written = graph_of(str(peer("hf/out/t5/t5.f32.gguf")))
     found = forward(written, tokens)[:8]
     assert written.sizes["max_distance"] == 128
     assert relative(np.load(hf / "out" / "t5" / "llamacpp_logits_f32.npy"), found) <= 2e-3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,10 @@ from ggferry.converters.tokenizers.base import Tokenizer, TokenType
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import InconsistentError, RefusedError, UnsupportedError
 
-ROOT = Path(__file__).parents[2]
-WIDE, NARROW = ROOT.parent / "shared" / "oracle" / "legacy-llama", ROOT / "fixtures" / "legacy-llama"
-ORACLE = WIDE if WIDE.is_dir() else NARROW
-MANIFEST = json.loads((ORACLE / "MANIFEST.json").read_text())["files"]
-FILES = [entry["file"] for entry in MANIFEST if (ORACLE / entry["file"]).is_file()]
+from witnesses import FIXTURES, entry_cases, legacy_llama
+
+MINE = FIXTURES / "legacy-llama"
+EACH = pytest.mark.parametrize(("root", "entry"), entry_cases(legacy_llama()))
 PLANAR, UNVERSIONED, ADDED = "ggml-20230310-planar/q4_0.bin", "ggml-20230320/q4_0.bin", "ggjt3-20230821/A128-q5_1.bin"
 
 
@@ -50,21 +48,20 @@ def llama_raw(pieces: list[bytes], scores: list[float] | None = None) -> RawVoca
     return RawVocab(tokens, None if scores is None else (0.0,) * 259 + tuple(scores))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_file_tokenises_as_the_manifest_or_sentencepiece_says(name: str) -> None:
-    entry = next(entry for entry in MANIFEST if entry["file"] == name)
-    raw = read_vocab(ORACLE / name)
+@EACH
+def test_every_file_tokenises_as_the_manifest_or_sentencepiece_says(root: Path, entry: dict) -> None:
+    raw = read_vocab(root / entry["file"])
     tokenizer = legacy.from_raw_vocab(raw, model_rows=len(raw.tokens))
     encoder = through_kv(tokenizer)
-    sentences = (ORACLE / "sentences.txt").read_text(encoding="utf-8").split("\n")
-    source = sentencepiece.SentencePieceProcessor(model_file=str(ORACLE / "tokenizer.model"))
+    sentences = (MINE / "sentences.txt").read_text(encoding="utf-8").split("\n")
+    source = sentencepiece.SentencePieceProcessor(model_file=str(MINE / "tokenizer.model"))
     if not sentences[-1]:
         sentences.pop()
     ids = [encoder.encode(text, bos=True) for text in sentences]
     assert ids == [[1, *source.encode(text)] for text in sentences]
     assert [encoder.decode(row) for row in ids] == [text.encode() for text in sentences]
     # the unversioned era's runtimes matched greedily or by length; the manifest has no ids for one file
-    if entry["container"] != "ggml" and name != "ggjt1-0.1.25/q4_0.bin":
+    if entry["container"] != "ggml" and entry["file"] != "ggjt1-0.1.25/q4_0.bin":
         assert ids == entry["tokens_with_leading_space"]
 
 
@@ -78,21 +75,20 @@ def test_any_text_tokenises_as_sentencepiece_does(name: str, text: str) -> None:
     assert ENCODERS(name).encode(text, bos=False) == SOURCE().encode(text)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_the_runtime_of_the_time_agrees_with_the_gguf(name: str) -> None:
-    raw = read_vocab(ORACLE / name)
+@EACH
+def test_the_runtime_of_the_time_agrees_with_the_gguf(root: Path, entry: dict) -> None:
+    raw = read_vocab(root / entry["file"])
     converted = legacy.from_raw_vocab(raw, model_rows=len(raw.tokens))
     check = legacy_check.check_conversion(raw, converted, through_kv(converted))
     assert check.passed and check.texts > 25
     sentence = "The quick brown fox jumps over the lazy dog."
-    entry = next(entry for entry in MANIFEST if entry["file"] == name)
     if entry["container"] != "ggml" and "tokens_with_leading_space" in entry:
         runtime = legacy_check.RuntimeEncoder(raw, raw.scores or ())
         assert runtime.encode(sentence) == entry["tokens_with_leading_space"][0]
 
 
 def test_the_check_sees_a_wrong_vocabulary() -> None:
-    raw = read_vocab(ORACLE / "ggjt3-20230821/q8_0.bin")
+    raw = read_vocab(MINE / "ggjt3-20230821/q8_0.bin")
     converted = legacy.from_raw_vocab(raw, model_rows=512)
     assert converted.scores is not None
     flat = replace(converted, scores=(0.0,) * 512)  # what convert_llama_ggml_to_gguf.py wrote for unversioned files
@@ -114,22 +110,22 @@ class Cache(dict):  # type: ignore[type-arg]
         return self[key]
 
 
-ENCODERS = Cache(lambda name: through_kv(legacy.from_raw_vocab(read_vocab(ORACLE / name), model_rows=512)))
-SOURCE = Cache(lambda: sentencepiece.SentencePieceProcessor(model_file=str(ORACLE / "tokenizer.model")))
+ENCODERS = Cache(lambda name: through_kv(legacy.from_raw_vocab(read_vocab(MINE / name), model_rows=512)))
+SOURCE = Cache(lambda: sentencepiece.SentencePieceProcessor(model_file=str(MINE / "tokenizer.model")))
 
 
 @pytest.mark.parametrize("name", [PLANAR, UNVERSIONED, ADDED])
 def test_tokenizer_model_wins_and_agrees_with_what_was_rebuilt(name: str) -> None:
-    raw = read_vocab(ORACLE / name)
+    raw = read_vocab(MINE / name)
     rows = len(raw.tokens)
     alone = legacy.from_raw_vocab(raw, model_rows=rows)
-    given_model = legacy.from_raw_vocab(raw, tokenizer_model=str(ORACLE / "tokenizer.model"), model_rows=rows)
+    given_model = legacy.from_raw_vocab(raw, tokenizer_model=str(MINE / "tokenizer.model"), model_rows=rows)
     assert alone.to_kv() == given_model.to_kv()
     assert given_model.origins["scores"].endswith("tokenizer.model")
 
 
 def test_added_tokens_are_found_by_their_score() -> None:
-    tokenizer = legacy.from_raw_vocab(read_vocab(ORACLE / ADDED), model_rows=515)
+    tokenizer = legacy.from_raw_vocab(read_vocab(MINE / ADDED), model_rows=515)
     assert tokenizer.tokens[512:] == ("<pad>", "<|im_start|>", "<|im_end|>")
     assert tokenizer.types is not None and tokenizer.scores is not None
     assert tokenizer.types[512:] == (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.USER_DEFINED)
@@ -140,13 +136,13 @@ def test_added_tokens_are_found_by_their_score() -> None:
 
 
 def test_a_foreign_tokenizer_model_is_refused_at_the_first_id_that_differs() -> None:
-    raw = read_vocab(ORACLE / "ggjt3-20230821/q8_0.bin")
-    other = ROOT / "fixtures" / "tokenizers" / "spm_bpe" / "tokenizer.model"
+    raw = read_vocab(MINE / "ggjt3-20230821/q8_0.bin")
+    other = FIXTURES / "tokenizers" / "spm_bpe" / "tokenizer.model"
     with pytest.raises(InconsistentError, match="id 259 differs"):
         legacy.from_raw_vocab(raw, tokenizer_model=str(other), model_rows=512)
     with pytest.raises(InconsistentError, match="more pieces"):
         short = RawVocab(raw.tokens[:500])
-        legacy.from_raw_vocab(short, tokenizer_model=str(ORACLE / "tokenizer.model"), model_rows=500)
+        legacy.from_raw_vocab(short, tokenizer_model=str(MINE / "tokenizer.model"), model_rows=500)
 
 
 def test_types_follow_positions_not_texts() -> None:

@@ -18,7 +18,9 @@ from ggferry.converters.tokenizers.load import load
 from ggferry.converters.tokenizers.texts import TEXTS
 from ggferry.formats.gguf_values import ValueType
 
-pytestmark = [pytest.mark.slow, pytest.mark.oracle]
+from peers import Peers
+
+pytestmark = pytest.mark.slow
 
 # bert: llama.cpp does not take Hangul apart as BERT's normaliser does, and takes U+0085 for a blank.
 # rwkv: its trie holds the name of the control token too, and finds <s> in plain text; RWKV's own does not.
@@ -82,16 +84,15 @@ def assert_equal_ids(source: Path, tokenizer: base.Tokenizer, target: Path, allo
 @pytest.mark.parametrize(
     "name", ["gpt2_nctx", "llama_k256", "qwen2", "starcoder", "bloom", "falcon40b", "llama", "bert", "rwkv6"]
 )
-def test_llama_cpp_gives_the_ids_of_our_encoder(oracle: Path, tmp_path: Path, name: str) -> None:
-    tokenizer = load(str(oracle / "hf" / "ckpt" / name), rows=300 if name == "rwkv6" else None)
-    source = oracle / "hf" / "out" / name / f"{name}.f32.gguf"
-    assert_equal_ids(source, tokenizer, tmp_path / "x.gguf", ALLOWED.get(name, set()))
+def test_llama_cpp_gives_the_ids_of_our_encoder(fixtures: Path, peer: Peers, tmp_path: Path, name: str) -> None:
+    tokenizer = load(str(fixtures / "hf" / "ckpt" / name), rows=300 if name == "rwkv6" else None)
+    assert_equal_ids(peer(f"hf/out/{name}/{name}.f32.gguf"), tokenizer, tmp_path / "x.gguf", ALLOWED.get(name, set()))
 
 
 @pytest.mark.parametrize("name", ["ggml-20230310-planar/q4_0.bin", "ggml-20230320/q4_0.bin", "ggjt3-20230821/q8_0.bin"])
-def test_llama_cpp_gives_the_ids_of_legacy_vocabularies(oracle: Path, tmp_path: Path, name: str) -> None:
-    raw = open_checkpoint(str(oracle / "legacy-llama" / name)).vocab
+def test_llama_cpp_gives_the_ids_of_legacy_vocabularies(fixtures: Path, peer: Peers, tmp_path: Path, name: str) -> None:
+    raw = open_checkpoint(str(fixtures / "legacy-llama" / name)).vocab
     assert raw is not None
     tokenizer = legacy.from_raw_vocab(raw, model_rows=512)
-    source = oracle / "hf" / "out" / "llama" / "llama.f32.gguf"  # 512 rows as well
+    source = peer("hf/out/llama/llama.f32.gguf")  # 512 rows as well
     assert_equal_ids(source, tokenizer, tmp_path / "x.gguf", set())

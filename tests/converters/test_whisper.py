@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,34 @@ BARE = VocabOptions(none=True)
 LIMIT = 1e-5
 
 
+TRANSFORMERS = {
+    "blocks": "layers", "mlp.0": "fc1", "mlp.2": "fc2", "mlp_ln": "final_layer_norm",
+    ".attn_ln": ".self_attn_layer_norm", ".cross_attn_ln": ".encoder_attn_layer_norm", ".attn.": ".self_attn.",
+    ".cross_attn.": ".encoder_attn.", ".query": ".q_proj", ".key": ".k_proj", ".value": ".v_proj",
+    ".out.": ".out_proj.", "decoder.ln.": "decoder.layer_norm.", "token_embedding": "embed_tokens",
+    "positional_embedding": "embed_positions.weight", "ln_post": "layer_norm",
+}  # fmt: skip
+"""OpenAI's names → transformers', as its convert_openai_to_hf.py changes them."""
+
+
 @pytest.fixture(scope="module")
-def tiny(oracle: Path) -> Path:
-    return oracle / "legacy-other" / "hf" / "whisper-v600"
+def tiny(fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One model thrice: OpenAI's float16 file as it is kept, its float32 file, and transformers' folder."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("tiny")
+    shutil.copytree(fixtures / "legacy-other" / "hf" / "whisper-v600", folder, dirs_exist_ok=True)
+    narrow = torch.load(folder / "tiny.pt", weights_only=True)
+    wide = {name: tensor.float() for name, tensor in narrow["model_state_dict"].items()}
+    torch.save({"dims": narrow["dims"], "model_state_dict": wide}, folder / "tiny-f32.pt")
+    renamed = {}
+    for name, tensor in wide.items():
+        for old, new in TRANSFORMERS.items():
+            name = name.replace(old, new)
+        renamed[f"model.{name}"] = tensor
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def states_and_logits(folder: Path, path: Path | str) -> tuple[np.ndarray, np.ndarray]:
@@ -97,9 +123,9 @@ def test_mel_filters_are_transformers(channels: int) -> None:
     assert np.array_equal(found.astype(np.float32), expected.astype(np.float32))
 
 
-def test_mel_filters_are_those_of_whisper_cpps_files(oracle: Path) -> None:
+def test_mel_filters_are_those_of_whisper_cpps_files(fixtures: Path) -> None:
     """A header of eleven integers behind the magic, then 80, 201 and the filters."""
-    head = (oracle / "legacy-other" / "whisper" / "for-tests-ggml-tiny.en.bin").read_bytes()[: 56 + 80 * 201 * 4]
+    head = (fixtures / "legacy-other" / "whisper" / "for-tests-ggml-tiny.en.bin").read_bytes()[: 56 + 80 * 201 * 4]
     assert np.frombuffer(head, "<i4", 2, 48).tolist() == [80, 201]
     expected = np.frombuffer(head, "<f4", offset=56)
     assert np.abs(np.array(mel_filters({"n_mels": 80}), np.float32) - expected).max() <= 1e-7
@@ -228,13 +254,13 @@ SPOKEN = (
 
 
 @pytest.fixture(scope="module")
-def spoken(oracle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spoken(fixtures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The oracle's byte-level vocabulary with Whisper's special tokens, its times, which are none, and its template."""
     from tokenizers import AddedToken, Tokenizer
     from tokenizers.processors import TemplateProcessing
 
     folder = tmp_path_factory.mktemp("spoken")
-    made = Tokenizer.from_file(str(oracle / "hf" / "ckpt" / "whisper" / "tokenizer.json"))
+    made = Tokenizer.from_file(str(fixtures / "hf" / "ckpt" / "whisper" / "tokenizer.json"))
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in PROMPTS])
     made.add_tokens([AddedToken(f"<|{i * 0.02:.2f}|>", special=False, normalized=False) for i in range(51)])
     ids = made.get_vocab()

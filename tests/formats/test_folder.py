@@ -213,8 +213,8 @@ def test_architectures() -> None:
             architectures({"architectures": named}, "c")
 
 
-def test_oracle_adapters_have_their_configuration(oracle: Path) -> None:
-    folders = sorted(path for path in (oracle / "lora").iterdir() if path.is_dir())
+def test_oracle_adapters_have_their_configuration(fixtures: Path) -> None:
+    folders = sorted(path for path in (fixtures / "lora").iterdir() if path.is_dir())
     assert folders
     for folder in folders:
         weights = locate(os.fspath(folder), "safetensors")

@@ -66,9 +66,10 @@ def test_a_is_shown_as_torch_had_it(tmp_path: Path, dtype: str) -> None:
     assert np.array_equal(values_of(found, ref_b, 0, 40), b)
 
 
-def test_the_oracle_is_its_peft_source(oracle: Path) -> None:
-    torch = pytest.importorskip("torch")
-    folder = oracle / "legacy-llama" / "lora"
+def test_the_oracle_is_its_peft_source(fixtures: Path) -> None:
+    import torch
+
+    folder = fixtures / "legacy-llama" / "lora"
     source = torch.load(folder / "f32-adapter_model.bin", weights_only=True)
     found = open_checkpoint(str(folder / "f32-ggml-adapter-model.bin"))
     assert len(found.tensors) == len(source) == 24

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,9 +16,8 @@ from ggferry.formats.errors import AmbiguousError, CorruptError, UnsupportedErro
 from ggferry.formats.reader import HeaderLayout
 from ggferry.formats.readers import ggml
 
-from conftest import FIXTURES, ORACLE
+from witnesses import FIXTURES, entry_cases, legacy_other
 
-ROOT = (ORACLE if ORACLE.is_dir() else FIXTURES) / "legacy-other"
 LAYOUTS = {"neox": "gptneox", "neox-old": "gptneox-2023-04", "falcon-early": "falcon-2023-06-05"}
 LAYOUTS |= {"falcon-early2": "falcon-2023-06-10"}
 """Names of the manifest's candidates → ours, where they differ."""
@@ -27,13 +25,8 @@ FUSED = ("g0", "g04", "g1")
 """Their ggml rounded level × d + m once where we round twice (tests/quant/test_codecs.py)."""
 
 
-def entries() -> list[dict]:
-    path = ROOT / "MANIFEST.json"
-    return [entry for entry in json.loads(path.read_text()) if "hparams" in entry] if path.is_file() else []
-
-
-ENTRIES = entries()
-EACH = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["file"])
+EACH = pytest.mark.parametrize(("root", "entry"), entry_cases(legacy_other()))
+MINE = FIXTURES / "legacy-other"
 
 
 @cache
@@ -42,8 +35,8 @@ def layouts() -> dict[str, HeaderLayout]:
 
 
 @EACH
-def test_every_file_is_one_family_s(entry: dict) -> None:
-    checkpoint = open_checkpoint(str(ROOT / entry["file"]))
+def test_every_file_is_one_family_s(root: Path, entry: dict) -> None:
+    checkpoint = open_checkpoint(str(root / entry["file"]))
     expected = entry["parses_as"][0] if entry["arch"] != "falcon" else "falcon"
     assert checkpoint.layout is not None
     assert checkpoint.layout.removesuffix("-ggcc") == LAYOUTS.get(expected, expected)
@@ -55,8 +48,8 @@ def test_every_file_is_one_family_s(entry: dict) -> None:
 
 
 @EACH
-def test_every_quantised_tensor_has_its_maker_s_values(entry: dict) -> None:
-    checkpoint = open_checkpoint(str(ROOT / entry["file"]))
+def test_every_quantised_tensor_has_its_maker_s_values(root: Path, entry: dict) -> None:
+    checkpoint = open_checkpoint(str(root / entry["file"]))
     for name, witness in entry.get("dequant", {}).items():
         ref = checkpoint.tensors[name]
         assert list(ref.shape[::-1]) == witness["ne"]
@@ -72,13 +65,13 @@ def test_every_quantised_tensor_has_its_maker_s_values(entry: dict) -> None:
 
 
 @EACH
-def test_the_layouts_that_walk_to_the_end_are_the_ambiguity_table_s(entry: dict) -> None:
+def test_the_layouts_that_walk_to_the_end_are_the_ambiguity_table_s(root: Path, entry: dict) -> None:
     """Without the names of the tensors several headers fit; the table of the facts says which, and no others do."""
     fitting = set()
     for name, layout in layouts().items():
         anything = replace(layout, names=("*",), planar=())
         try:
-            ggml.read(str(ROOT / entry["file"]), [anything])
+            ggml.read(str(root / entry["file"]), [anything])
         except (CorruptError, UnsupportedError):
             continue
         fitting.add(name)
@@ -93,13 +86,13 @@ def test_the_layouts_that_walk_to_the_end_are_the_ambiguity_table_s(entry: dict)
     if len(expected) > 1:
         several = [replace(layouts()[name], names=("*",), planar=()) for name in expected]
         with pytest.raises(AmbiguousError, match="--arch"):
-            ggml.read(str(ROOT / entry["file"]), several)
+            ggml.read(str(root / entry["file"]), several)
 
 
 def test_a_first_token_of_one_byte_may_be_taken_for_an_ftype(tmp_path: Path) -> None:
     """GPT-2, ftype 9 (Q5_1, version 0): read as a token's length swallows the count and token 0 ('!'), and Falcon's
     header of five fields walks to the end. The names tell."""
-    data = bytearray((ROOT / "gpt2/gpt2-s64-g04-q4_3.bin").read_bytes())
+    data = bytearray((MINE / "gpt2/gpt2-s64-g04-q4_3.bin").read_bytes())
     data[24] = 9
     path = tmp_path / "m.bin"
     path.write_bytes(data)
@@ -111,11 +104,11 @@ def test_a_first_token_of_one_byte_may_be_taken_for_an_ftype(tmp_path: Path) -> 
 def test_the_ftype_keeps_other_headers_away() -> None:
     """GPT-2 as NeoX of April 2023: the count of the vocabulary stands where ftype would."""
     with pytest.raises(CorruptError, match="ftype"):
-        ggml.read(str(ROOT / "gpt2/gpt2-s64-g04-q4_3.bin"), [replace(layouts()["gptneox-2023-04"], names=("*",))])
+        ggml.read(str(MINE / "gpt2/gpt2-s64-g04-q4_3.bin"), [replace(layouts()["gptneox-2023-04"], names=("*",))])
 
 
 def test_the_user_may_say_which() -> None:
-    path = str(ROOT / "bloom/bloom-s64-bloomzcpp-q4_1.bin")
+    path = str(MINE / "bloom/bloom-s64-bloomzcpp-q4_1.bin")
     assert open_checkpoint(path, "bloom").layout == "bloom"
     with pytest.raises(CorruptError):
         open_checkpoint(path, "gptj")

@@ -29,11 +29,9 @@ from ggferry.formats.errors import (
 )
 
 from builders import MAGIC, Llama, record
-from conftest import FIXTURES, ORACLE, legacy_manifest
+from witnesses import FIXTURES, entry_cases, legacy_llama
 
 SMALL = {"n_vocab": 262, "n_embd": 32, "n_head": 4, "n_head_kv": 2, "n_layer": 2, "n_ff": 64}
-FILES = [(root, entry) for root in (FIXTURES, ORACLE) for entry in legacy_manifest(root / "legacy-llama")]
-IDS = [f"{root.name}/{entry['file']}" for root, entry in FILES]
 
 
 def manifest_type(name: str) -> str:
@@ -42,9 +40,9 @@ def manifest_type(name: str) -> str:
     return name
 
 
-@pytest.mark.parametrize(("root", "entry"), FILES, ids=IDS)
+@pytest.mark.parametrize(("root", "entry"), entry_cases(legacy_llama()))
 def test_header_types_and_values_are_the_manifests(root: Path, entry: dict) -> None:
-    checkpoint = open_checkpoint(str(root / "legacy-llama" / entry["file"]))
+    checkpoint = open_checkpoint(str(root / entry["file"]))
     assert (checkpoint.container, checkpoint.version or 0) == (entry["container"], entry["version"])
     assert dict(checkpoint.header) == entry["hparams"]
     counted: dict[str, int] = {}

@@ -21,6 +21,9 @@ from ggferry.formats.gguf_write import write_gguf
 from ggferry.formats.readers.gguf import SPEC, open_gguf
 from ggferry.quant.codec import block_type
 
+from peers import Peers
+from witnesses import cases, listed
+
 F32, Q8_0 = block_type("F32"), block_type("Q8_0")
 LLAMA = {"general.architecture": string("llama")}
 EVERY_TYPE = {
@@ -45,10 +48,12 @@ EVERY_TYPE = {
 }
 
 
-def oracle_files(oracle: Path) -> list[Path]:
-    files = sorted(oracle.glob("hf/out/*/*.gguf")) + sorted(oracle.glob("quantize/*.gguf"))
-    assert len(files) > 60
-    return files + sorted(oracle.glob("lora/**/*.gguf"))
+LLAMA_CPPS = [*listed("hf/out/*/*.gguf"), *listed("quantize/*.gguf"), *listed("lora/*/*.gguf")]
+QUICK = set(LLAMA_CPPS[::13])  # GGUFReader needs 0.3 s a file
+
+
+def test_there_are_files_of_llama_cpp() -> None:
+    assert len(LLAMA_CPPS) > 60
 
 
 def plain(value: Value) -> object:
@@ -76,25 +81,24 @@ def assert_as_gguf_reads(path: Path) -> None:
     assert ours.header["data_offset"] == theirs.data_offset or not ours.tensors
 
 
-@pytest.mark.oracle
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 13])
-def test_files_of_llama_cpp_as_the_gguf_package_reads_them(step: int, oracle: Path) -> None:
-    for path in oracle_files(oracle)[::step]:  # GGUFReader needs 0.3 s a file
-        assert_as_gguf_reads(path)
-        assert open_gguf(str(path)).notes == (), path
+@pytest.mark.parametrize("name", cases(LLAMA_CPPS, slow=set(LLAMA_CPPS) - QUICK))
+def test_files_of_llama_cpp_as_the_gguf_package_reads_them(name: str, peer: Peers) -> None:
+    path = peer(name)
+    assert_as_gguf_reads(path)
+    assert open_gguf(str(path)).notes == ()
 
 
-@pytest.mark.oracle
-def test_laying_out_what_was_read_gives_the_header_back(oracle: Path) -> None:
+@pytest.mark.parametrize("name", cases(LLAMA_CPPS))
+def test_laying_out_what_was_read_gives_the_header_back(name: str, peer: Peers) -> None:
     """Byte for byte the header that convert_hf_to_gguf and llama-quantize wrote, and the file's size."""
-    for path in oracle_files(oracle):
-        found = open_gguf(str(path))
-        declared = [(t.name, t.type, t.shape) for t in found.tensors.values()]
-        layout = lay_out(found.metadata, declared, alignment=found.alignment)
-        with path.open("rb") as file:
-            assert file.read(len(layout.header)) == layout.header, path
-        assert layout.size == path.stat().st_size
-        assert layout.offsets == {t.name: t.spans[0].offset for t in found.tensors.values()}
+    path = peer(name)
+    found = open_gguf(str(path))
+    declared = [(t.name, t.type, t.shape) for t in found.tensors.values()]
+    layout = lay_out(found.metadata, declared, alignment=found.alignment)
+    with path.open("rb") as file:
+        assert file.read(len(layout.header)) == layout.header
+    assert layout.size == path.stat().st_size
+    assert layout.offsets == {t.name: t.spans[0].offset for t in found.tensors.values()}
 
 
 def write(path: Path, metadata: dict[str, Value] = LLAMA, **options: object) -> Path:

@@ -23,6 +23,8 @@ from ggferry.formats.readers.gguf import open_gguf
 from ggferry.quant.codec import block_type, types_by_id
 from ggferry.quant.endian import swap
 
+from peers import Peers
+
 F32, F16, Q8_0, Q4_K = (block_type(name) for name in ("F32", "F16", "Q8_0", "Q4_K"))
 LLAMA = {"general.architecture": string("llama")}
 TABLE = [("a", F32, (3, 5)), ("b", Q8_0, (2, 64)), ("c", Q4_K, (1, 256)), ("d", F16, (7,))]
@@ -489,10 +491,9 @@ def generated(path: Path) -> list[list[float]]:
     return answer
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize("alignment", [32, 128])
-def test_llama_cpp_runs_what_we_rewrote(alignment: int, oracle: Path, tmp_path: Path) -> None:
-    source = oracle / "hf" / "out" / "llama" / "llama.f32.gguf"
+def test_llama_cpp_runs_what_we_rewrote(alignment: int, peer: Peers, tmp_path: Path) -> None:
+    source = peer("hf/out/llama/llama.f32.gguf")
     found = open_gguf(str(source))
     tensors = [
         (t.name, t.type, t.shape, found.files[0].read(t.spans[0].offset, t.nbytes)) for t in found.tensors.values()
@@ -503,10 +504,9 @@ def test_llama_cpp_runs_what_we_rewrote(alignment: int, oracle: Path, tmp_path: 
     assert generated(copy) == generated(source)
 
 
-@pytest.mark.oracle
-def test_write_read_write_is_the_identity_in_either_byte_order(oracle: Path, tmp_path: Path) -> None:
+def test_write_read_write_is_the_identity_in_either_byte_order(peer: Peers, tmp_path: Path) -> None:
     for name in ("im_k256.IQ1_S", "k256.Q4_K_M", "k256.TQ2_0", "k256.MXFP4_MOE", "im_k256.IQ3_XXS"):
-        source = oracle / "quantize" / f"{name}.gguf"
+        source = peer(f"quantize/{name}.gguf")
         little = open_gguf(str(source))
         big, back = tmp_path / f"{name}.big.gguf", tmp_path / f"{name}.gguf"
         rewrite(little, big, big_endian=True)

@@ -39,6 +39,8 @@ from ggferry.formats.imatrix import Imatrix, read_imatrix
 from ggferry.formats.readers.gguf import SPEC
 from ggferry.formats.tensor_read import read_rows
 
+from peers import Peers
+
 SUMS = {  # two weights, one of them three experts of four columns
     "blk.0.attn_q.weight": (np.array([[8.0, 2.0, 0.5, 0.0]], np.float32), [4.0]),
     "blk.0.ffn_down_exps.weight": (np.arange(12, dtype=np.float32).reshape(3, 4), [2.0, 0.0, 3.0]),
@@ -88,8 +90,8 @@ def opened(path: Path, data: bytes) -> Imatrix:
     return read_imatrix(saved(path, data))
 
 
-def test_llama_imatrixs_own_file(oracle: Path) -> None:
-    path = oracle / "quantize" / "k256.imatrix.gguf"
+def test_llama_imatrixs_own_file(fixtures: Path, peer: Peers) -> None:
+    path = fixtures / "quantize" / "k256.imatrix.gguf"
     raw = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
     with read_imatrix(str(path)) as matrix:
         assert (matrix.chunks, matrix.chunk_size, matrix.datasets, matrix.legacy) == (
@@ -104,7 +106,7 @@ def test_llama_imatrixs_own_file(oracle: Path) -> None:
             weights = matrix.weights(name, (64, 256))
             assert weights is not None and weights.dtype == np.float32 and np.array_equal(weights, expected)
         assert matrix.weights("output_norm.weight", (256,)) is None
-        made = SPEC.open(str(oracle / "quantize" / "im_k256.Q4_0.gguf"), ()).metadata
+        made = SPEC.open(str(peer("quantize/im_k256.Q4_0.gguf")), ()).metadata
         keys = matrix.quantize_keys()
         assert {key: value for key, value in made.items() if key.startswith("quantize.")} == keys | {
             "quantize.imatrix.file": made["quantize.imatrix.file"]  # llama-quantize was given a relative path
@@ -149,9 +151,9 @@ def test_the_older_container(tmp_path: Path) -> None:
         }
 
 
-def test_both_containers_say_the_same(oracle: Path, tmp_path: Path) -> None:
+def test_both_containers_say_the_same(fixtures: Path, tmp_path: Path) -> None:
     """The oracle's matrix, written as llama-imatrix writes a .dat: (sum / count) × calls, calls being whole chunks."""
-    with read_imatrix(str(oracle / "quantize" / "k256.imatrix.gguf")) as new:
+    with read_imatrix(str(fixtures / "quantize" / "k256.imatrix.gguf")) as new:
         entries = []
         for name, entry in new.entries.items():
             calls = (max(entry.counts) + new.chunk_size - 1) // new.chunk_size
@@ -309,12 +311,12 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("IQ1_S", "IQ2_XS
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K_M", *SLOW])
-def test_the_weights_are_those_llama_quantize_used(oracle: Path, quantize_chunk: Any, name: str) -> None:
+def test_the_weights_are_those_llama_quantize_used(fixtures: Path, peer: Peers, quantize_chunk: Any, name: str) -> None:
     """Every tensor llama-quantize made with the oracle's matrix, made again by ggml with the weights read here."""
-    source = SPEC.open(str(oracle / "quantize" / "k256.F16.gguf"), ())
-    made = SPEC.open(str(oracle / "quantize" / f"im_k256.{name}.gguf"), ())
+    source = SPEC.open(str(peer("quantize/k256.F16.gguf")), ())
+    made = SPEC.open(str(peer(f"quantize/im_k256.{name}.gguf")), ())
     weighed = 0
-    with read_imatrix(str(oracle / "quantize" / "k256.imatrix.gguf")) as matrix:
+    with read_imatrix(str(fixtures / "quantize" / "k256.imatrix.gguf")) as matrix:
         for ref in made.tensors.values():
             if not ref.type.quantised:
                 continue
@@ -329,9 +331,9 @@ def test_the_weights_are_those_llama_quantize_used(oracle: Path, quantize_chunk:
     assert weighed == 14  # all but token_embd and output
 
 
-def test_without_the_weights_the_bytes_are_others(oracle: Path, quantize_chunk: Any) -> None:
-    source = SPEC.open(str(oracle / "quantize" / "k256.F16.gguf"), ())
-    ref = SPEC.open(str(oracle / "quantize" / "im_k256.Q4_K_M.gguf"), ())
+def test_without_the_weights_the_bytes_are_others(peer: Peers, quantize_chunk: Any) -> None:
+    source = SPEC.open(str(peer("quantize/k256.F16.gguf")), ())
+    ref = SPEC.open(str(peer("quantize/im_k256.Q4_K_M.gguf")), ())
     made, origin = ref.tensors["blk.1.ffn_up.weight"], source.tensors["blk.1.ffn_up.weight"]
     values = read_rows(source, origin, 0, origin.rows).view(np.float16).astype(np.float32)
     found = np.zeros((made.rows, made.row_bytes), np.uint8)

@@ -397,8 +397,8 @@ def test_a_tensor_not_in_the_index(sharded: Path) -> None:
         open_checkpoint(os.fspath(sharded))
 
 
-def test_oracle_bin_shards_equal_torch(oracle: Path) -> None:
-    folder = oracle / "hf" / "ckpt" / "llama_bin_shards"
+def test_oracle_bin_shards_equal_torch(fixtures: Path) -> None:
+    folder = fixtures / "hf" / "ckpt" / "llama_bin_shards"
     held = open_checkpoint(os.fspath(folder))
     expected = {}
     for part in sorted(folder.glob("*.bin")):
@@ -407,8 +407,8 @@ def test_oracle_bin_shards_equal_torch(oracle: Path) -> None:
     assert not any("total_size" in note for note in held.notes)
 
 
-def test_oracle_adapter_of_2023_equals_torch(oracle: Path) -> None:
-    found = sorted((oracle / "legacy-llama" / "lora").glob("*.bin"))
+def test_oracle_adapter_of_2023_equals_torch(fixtures: Path) -> None:
+    found = sorted((fixtures / "legacy-llama" / "lora").glob("*.bin"))
     zips = [path for path in found if path.read_bytes()[:2] == b"PK"]
     assert zips
     for path in zips:
@@ -438,8 +438,8 @@ LLAMA_3 = HeaderLayout(
 LAYOUTS = (LLAMA_2, LLAMA_3)
 
 
-def test_oracle_parts_join_to_the_whole(oracle: Path) -> None:
-    folder = oracle / "legacy-llama" / "pth"
+def test_oracle_parts_join_to_the_whole(fixtures: Path) -> None:
+    folder = fixtures / "legacy-llama" / "pth"
     one = open_checkpoint(os.fspath(folder / "S128-1sh"), LAYOUTS)
     two = open_checkpoint(os.fspath(folder / "S128-2sh"), LAYOUTS)
     assert (one.container, two.container, two.layout, len(two.files)) == ("pytorch-meta", "pytorch-meta", "meta", 2)

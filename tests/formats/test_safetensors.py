@@ -24,6 +24,8 @@ from ggferry.formats.reader import find_reader
 from ggferry.formats.readers.safetensors import SPEC, TYPES, open_checkpoint
 from ggferry.formats.tensor_read import read_rows
 
+from witnesses import cases, listed, witness
+
 TORCH = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -146,18 +148,15 @@ def test_damaged_files_are_read_alike_or_refused(tmp_path: Path, data: st.DataOb
     assert_equal(held, load_file(path))
 
 
-def test_oracle_checkpoints_equal_the_library(oracle: Path) -> None:
-    files = sorted((oracle / "hf" / "ckpt").glob("*/model.safetensors")) + sorted(
-        (oracle / "lora").glob("*/*.safetensors")
-    )
-    assert len(files) > 20
-    for path in files:
-        reader, match = find_reader(os.fspath(path.parent))
-        assert (reader.name, match.container) == ("safetensors", "safetensors")
-        held = reader.open(os.fspath(path.parent), ())
-        assert_equal(held, load_file(path))
-        assert held.metadata
-        held.close()
+@pytest.mark.parametrize("name", cases([*listed("hf/ckpt/*/model.safetensors"), *listed("lora/*/*.safetensors")]))
+def test_checkpoints_equal_the_library(name: str) -> None:
+    path = witness(name)
+    reader, match = find_reader(os.fspath(path.parent))
+    assert (reader.name, match.container) == ("safetensors", "safetensors")
+    held = reader.open(os.fspath(path.parent), ())
+    assert_equal(held, load_file(path))
+    assert held.metadata
+    held.close()
 
 
 # --- every way to be wrong ---------------------------------------------------------------------
@@ -409,8 +408,8 @@ def test_index_that_is_not_json(sharded: Path) -> None:
         open_checkpoint(os.fspath(sharded))
 
 
-def test_oracle_shards_equal_the_library(oracle: Path) -> None:
-    folder = oracle / "hf" / "ckpt" / "llama_shards_bf16"
+def test_oracle_shards_equal_the_library(fixtures: Path) -> None:
+    folder = fixtures / "hf" / "ckpt" / "llama_shards_bf16"
     held = open_checkpoint(os.fspath(folder))
     expected: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):

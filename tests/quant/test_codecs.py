@@ -7,7 +7,6 @@ era's own llama.cpp, blocks decoded by ggml's releases of 2023, and llama-quanti
 from __future__ import annotations
 
 import hashlib
-import json
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,9 @@ from ggferry.quant.codec import block_type, codec, codecs, types_by_id
 from ggferry.quant.codecs import grids
 from ggferry.quant.types import BlockError
 from ggferry.quant.values import ValueRefused, scan_bad
+
+from peers import Peers
+from witnesses import FIXTURES, entry_cases, legacy_llama
 
 KNOWN_TO_GGUF = [*sorted(t.name for t in gguf.quants._type_traits), "F16", "F32"]
 KNOWN_TO_GGML = [k.name for k in types_by_id().values() if k.quantised and k.name != "Q8_1"]
@@ -179,24 +181,32 @@ ERAS = {
     "ggjt3-20230821": {2: "Q4_0", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 11: "Q3_K", 14: "Q6_K"},
     "ggjt3-qkk64": {11: "Q3_K_64", 12: "Q4_K_64", 13: "Q5_K_64", 14: "Q6_K_64"},
 }
-"""Folder of the oracle → what the type codes in its files mean, besides 0 (F32) and 1 (F16)."""
+"""Folder of `legacy-llama` → what the type codes in its files mean, besides 0 (F32) and 1 (F16)."""
 
 
-@pytest.mark.oracle
-@pytest.mark.parametrize("folder", ERAS)
-def test_legacy_files_decode_to_what_their_era_read(folder: str, oracle: Path, llama_tensors) -> None:
-    root = oracle / "legacy-llama"
-    entries = json.loads((root / "MANIFEST.json").read_text())["files"]
-    entries = [e for e in entries if e["file"].startswith(f"{folder}/") and "dequant_f32_sha256_file_order" in e]
-    assert entries
-    met, names = set(), {0: "F32", 1: "F16"} | ERAS[folder]
-    for entry in entries:
-        digest = hashlib.sha256()
-        for code, rows, columns in llama_tensors(root / entry["file"], names):
-            met.add(code)
-            digest.update(codec(names[code]).decode(rows, columns).tobytes())
-        assert digest.hexdigest() == entry["dequant_f32_sha256_file_order"], entry["file"]
-    assert met >= set(ERAS[folder])
+DIGESTED = [(root, entry) for root, entry in legacy_llama() if "dequant_f32_sha256_file_order" in entry]
+
+
+def types_of(entry: dict) -> dict[int, str]:
+    return {0: "F32", 1: "F16"} | ERAS[entry["file"].split("/")[0].removesuffix("-2part")]
+
+
+@pytest.mark.parametrize(("root", "entry"), entry_cases(DIGESTED))
+def test_legacy_files_decode_to_what_their_era_read(root: Path, entry: dict, llama_tensors) -> None:
+    digest, names = hashlib.sha256(), types_of(entry)
+    for code, rows, columns in llama_tensors(root / entry["file"], names):
+        digest.update(codec(names[code]).decode(rows, columns).tobytes())
+    assert digest.hexdigest() == entry["dequant_f32_sha256_file_order"]
+
+
+def test_every_type_of_every_era_has_a_file(llama_tensors) -> None:
+    met = {
+        types_of(entry)[code]
+        for root, entry in DIGESTED
+        if root.is_relative_to(FIXTURES)
+        for code, _, _ in llama_tensors(root / entry["file"], types_of(entry))
+    }
+    assert met == {"F32", "F16"} | {name for names in ERAS.values() for name in names.values()}
 
 
 OTHERS = {
@@ -235,10 +245,9 @@ def fused(name: str, rows: np.ndarray, columns: int) -> np.ndarray:
     return (levels * d + m).astype(np.float32).reshape(-1, columns)
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize("file", OTHERS)
-def test_other_legacy_blocks_decode_as_their_ggml(file: str, oracle: Path) -> None:
-    with np.load(oracle / "legacy-other" / "dequant" / f"{file}.npz") as witness:
+def test_other_legacy_blocks_decode_as_their_ggml(file: str, fixtures: Path) -> None:
+    with np.load(fixtures / "legacy-other" / "dequant" / f"{file}.npz") as witness:
         raw, expected = witness["raw"], witness["deq"]
     rows, columns = raw.reshape(len(expected), -1), expected.shape[1]
     decoded = codec(OTHERS[file]).decode(rows, columns)
@@ -248,9 +257,8 @@ def test_other_legacy_blocks_decode_as_their_ggml(file: str, oracle: Path) -> No
     assert np.array_equal(decoded.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.oracle
-def test_no_legacy_witness_is_left_out(oracle: Path) -> None:
-    assert {path.stem for path in (oracle / "legacy-other" / "dequant").iterdir()} == set(OTHERS)
+def test_no_legacy_witness_is_left_out(fixtures: Path) -> None:
+    assert {path.stem for path in (fixtures / "legacy-other" / "dequant").iterdir()} == set(OTHERS)
 
 
 SMALL_K = {
@@ -365,11 +373,10 @@ def test_q8_0_is_byte_equal_to_ggml(ggml) -> None:
     assert np.array_equal(encoded, ggml.encode(block_type("Q8_0"), values))
 
 
-@pytest.mark.oracle
-def test_q8_0_is_what_llama_quantize_wrote(oracle: Path) -> None:
-    source = {t.name: t for t in gguf.GGUFReader(oracle / "quantize" / "k256.F16.gguf").tensors}
+def test_q8_0_is_what_llama_quantize_wrote(peer: Peers) -> None:
+    source = {t.name: t for t in gguf.GGUFReader(peer("quantize/k256.F16.gguf")).tensors}
     compared = 0
-    for tensor in gguf.GGUFReader(oracle / "quantize" / "k256.Q8_0.gguf").tensors:
+    for tensor in gguf.GGUFReader(peer("quantize/k256.Q8_0.gguf")).tensors:
         if tensor.tensor_type.name != "Q8_0":
             continue
         halves = np.ascontiguousarray(source[tensor.name].data).view(np.uint8)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from math import prod
 
 import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggferry.formats.readers.gguf import SPEC
 from ggferry.quant.file_types import FILE_TYPES, GUESSED, file_type_name, file_type_of, parse_file_type
+
+from peers import metadata_of
+from witnesses import cases, listed, read_json, record
 
 MATRICES = ("token_embd", "output", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
@@ -111,22 +112,16 @@ def test_the_answer_names_a_type_that_is_there(types: dict[str, tuple[str, int]]
         assert file_type_of(shuffled) == entry.id
 
 
-@pytest.mark.oracle
-def test_llama_quantizes_files_keep_their_number(oracle: Path) -> None:
+@pytest.mark.parametrize("name", cases(listed("quantize/*k256.[!i]*.gguf")))
+def test_llama_quantizes_files_keep_their_number(name: str) -> None:
     """Of 19 recipes applied by llama-quantize each is borne out but MXFP4_MOE, which made a dense model plain Q8_0."""
-    seen = 0
-    for path in sorted((oracle / "quantize").glob("*k256.*.gguf")):
-        checkpoint = SPEC.open(str(path), ())
-        if "general.file_type" not in checkpoint.metadata:  # the importance matrix
-            continue
-        seen += 1
-        stated = checkpoint.metadata["general.file_type"].data
-        types = {ref.name: (ref.type.name, ref.elements) for ref in checkpoint.tensors.values() if len(ref.shape) > 1}
-        assert file_type_of(types, stated) == (7 if stated == 38 else stated), path.name
-        if stated != 38:  # what is derived without being told is the stated number too
-            assert file_type_of(types) == stated, path.name
-        checkpoint.close()
-    assert seen >= 19
+    told = record(name)
+    stated = metadata_of(told)["general.file_type"].data
+    tensors = {tensor["name"]: (tensor["type"], tensor["shape"]) for tensor in told["tensors"]}
+    types = {key: (kind, prod(shape)) for key, (kind, shape) in tensors.items() if len(shape) > 1}
+    assert file_type_of(types, stated) == (7 if stated == 38 else stated)
+    if stated != 38:  # what is derived without being told is the stated number too
+        assert file_type_of(types) == stated
 
 
 def _elements(name: str, config: dict[str, object]) -> int:
@@ -143,11 +138,10 @@ def _elements(name: str, config: dict[str, object]) -> int:
     return width * sizes.get(role, experts if role == "ffn_gate_inp" else ff * (experts if "exps" in role else 1))
 
 
-@pytest.mark.oracle
-def test_every_mixture_of_llama_quantize_is_recognised(oracle: Path) -> None:
+def test_every_mixture_of_llama_quantize_is_recognised() -> None:
     """34 recipes × 11 models as llama-quantize mixes them. The recipe's number stays wherever its own block type
     leads or its own mixture outgrew it; after a shape fallback, and for MXFP4 without experts, it must not."""
-    mixtures = json.loads((oracle / "quantize" / "QUANT_MIX.json").read_text())
+    mixtures = read_json("quantize/QUANT_MIX.json")
     kept = replaced = 0
     for model, entry in mixtures.items():
         for recipe, mix in entry["types"].items():

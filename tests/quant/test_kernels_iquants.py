@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from encoder_inputs import bell, cases, importances, outcome
@@ -18,6 +19,8 @@ from ggferry.quant.blocks import dtype_of
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockError
 from ggferry.quant.values import ValueRefused
+
+from peers import Peers
 
 GOLDEN = Path(__file__).with_name("iquants_golden.json")
 
@@ -74,15 +77,12 @@ FILES = (
 )
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize(("file", "types"), [pytest.param(*row[:2], marks=row[2]) for row in FILES])
-def test_files_of_llama_quantize(oracle: Path, file: str, types: str) -> None:
-    gguf = pytest.importorskip("gguf")
-    folder = oracle / "quantize"
-    sources = {t.name: t for t in gguf.GGUFReader(folder / "k256.F16.gguf").tensors}
-    matrix = {t.name: t.data for t in gguf.GGUFReader(folder / "k256.imatrix.gguf").tensors}
+def test_files_of_llama_quantize(fixtures: Path, peer: Peers, file: str, types: str) -> None:
+    sources = {t.name: t for t in gguf.GGUFReader(peer("quantize/k256.F16.gguf")).tensors}
+    matrix = {t.name: t.data for t in gguf.GGUFReader(fixtures / "quantize" / "k256.imatrix.gguf").tensors}
     compared = set()
-    for tensor in gguf.GGUFReader(folder / f"{file}.gguf").tensors:
+    for tensor in gguf.GGUFReader(peer(f"quantize/{file}.gguf")).tensors:
         kind = tensor.tensor_type.name
         if kind not in types.split():
             continue
@@ -98,7 +98,6 @@ def test_files_of_llama_quantize(oracle: Path, file: str, types: str) -> None:
 
 @pytest.mark.parametrize("name", ["TQ1_0", "TQ2_0", "MXFP4"])
 def test_gguf_package_writes_the_same(name: str) -> None:
-    gguf = pytest.importorskip("gguf")
     for case_name, values in cases().items():
         # its numpy takes |x| · (1/d) of denormals and log2 of zero its own way
         if "denormal" in case_name or "zeros" in case_name or "empty" in case_name or "sparse" in case_name:

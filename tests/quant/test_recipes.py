@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ggferry.formats.readers.gguf import SPEC
 from ggferry.quant.codec import block_type
 from ggferry.quant.file_types import FILE_TYPES, file_type_name
 from ggferry.quant.mixtures import FALLBACKS, NEEDS_IMATRIX, recipe_ids
@@ -31,7 +29,8 @@ from ggferry.quant.recipes import (
 from ggferry.quant.rules import role_of, target_types
 from ggferry.quant.types import BlockError
 
-from conftest import FIXTURES, ORACLE
+from peers import metadata_of
+from witnesses import FIXTURES, cases, listed, read_json, record
 
 SHAPES = [
     "llama_mha_L16",
@@ -136,8 +135,8 @@ def model_of(config: dict[str, Any]) -> tuple[list[TensorInfo], ModelFacts]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_tensor_of_every_dry_run(oracle: Path, shape: str) -> None:
-    mixes = json.loads((oracle / "quantize" / "QUANT_MIX.json").read_text())
+def test_every_tensor_of_every_dry_run(shape: str) -> None:
+    mixes = read_json("quantize/QUANT_MIX.json")
     assert list(mixes) == SHAPES
     tensors, facts = model_of(mixes[shape]["config"])
     assert sorted(mixes[shape]["types"]) == sorted(set(LLAMA_QUANTIZE) - {"F32"})
@@ -154,28 +153,27 @@ def test_every_tensor_of_every_dry_run(oracle: Path, shape: str) -> None:
         }, name
 
 
-@pytest.mark.skipif(not ORACLE.is_dir(), reason=f"no oracle at {ORACLE}")
-@pytest.mark.parametrize(
-    "path", sorted((ORACLE / "quantize").glob("*k256.[!i]*.gguf")), ids=lambda path: path.stem.replace(".", "-")
-)
-def test_every_file_of_llama_quantize(path: Path) -> None:
-    source = SPEC.open(str(ORACLE / "quantize" / "k256.F16.gguf"), ())
-    made = SPEC.open(str(path), ())
-    tensors = [TensorInfo(ref.name, ref.shape, ref.type.name) for ref in source.tensors.values()]
-    asked = recipe(path.stem.split(".")[1])
-    choices = choose(asked, tensors, ModelFacts("llama", 2, 4, 1), imatrix=path.name.startswith("im_"))
-    assert [(name, choice.type) for name, choice in choices.items()] == [
-        (name, ref.type.name) for name, ref in made.tensors.items()
+LLAMA_QUANTIZES = listed("quantize/*k256.[!i]*.gguf")
+
+
+@pytest.mark.parametrize("name", cases(LLAMA_QUANTIZES))
+def test_every_file_of_llama_quantize(name: str) -> None:
+    source, made = record("quantize/k256.F16.gguf"), record(name)
+    tensors = [TensorInfo(ref["name"], tuple(ref["shape"]), ref["type"]) for ref in source["tensors"]]
+    asked, weighed = recipe(name.split(".")[1]), name.startswith("quantize/im_")
+    choices = choose(asked, tensors, ModelFacts("llama", 2, 4, 1), imatrix=weighed)
+    assert [(tensor, choice.type) for tensor, choice in choices.items()] == [
+        (ref["name"], ref["type"]) for ref in made["tensors"]
     ]
     # A model without experts as MXFP4_MOE holds no MXFP4: ours is called what it is, Q8_0.
-    stated = 7 if asked.name == "MXFP4_MOE" else made.metadata["general.file_type"].data
+    stated = 7 if asked.name == "MXFP4_MOE" else metadata_of(made)["general.file_type"].data
     assert expected_file_type(asked, choices, tensors) == stated
-    if not path.name.startswith("im_"):
+    if not weighed:
         require_imatrix(choices, tensors, None)  # it was made without one
 
 
-def test_the_oracle_has_all_its_files(oracle: Path) -> None:
-    assert len(list((oracle / "quantize").glob("*k256.[!i]*.gguf"))) == 20  # the source and 19 outputs
+def test_all_files_of_llama_quantize_are_there() -> None:
+    assert len(LLAMA_QUANTIZES) == 20  # the source and 19 outputs
 
 
 def golden_model(name: str) -> tuple[list[TensorInfo], ModelFacts]:

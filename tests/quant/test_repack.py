@@ -145,22 +145,21 @@ def test_tiles_leave_no_seam(name: str) -> None:
 
 LATER = [
     ("ggjt1-20230511/q4_1.bin", {3: "Q4_1_V1"}, "ggjt3-20230520/q4_1.bin", {3: "Q4_1"}),
-    ("ggjt1-20230511/q5_0.bin", {6: "Q5_0_V1"}, "ggjt3-20230520/q5_0.bin", {6: "Q5_0"}),
+    ("ggjt1-20230511/q5_0.bin", {6: "Q5_0_V1"}, "ggjt3-20230821/q5_0.bin", {6: "Q5_0"}),
     ("ggjt1-20230428/q5_1.bin", {7: "Q5_1_V1"}, "ggjt3-20230821/q5_1.bin", {7: "Q5_1"}),
-    ("ggjt1-20230511/q8_0.bin", {8: "Q8_0_V1"}, "ggjt3-20230520/q8_0.bin", {8: "Q8_0"}),
+    ("ggjt1-20230511/q8_0.bin", {8: "Q8_0_V1"}, "ggjt3-20230821/q8_0.bin", {8: "Q8_0"}),
     ("ggjt2-20230519/q4_0.bin", {2: "Q4_0_V2"}, "ggjt3-20230821/q4_0.bin", {2: "Q4_0"}),
 ]
 """The same weights, quantised by llama.cpp before and after the layout changed."""
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize(("old", "old_codes", "new", "new_codes"), LATER)
 def test_repacked_files_are_what_the_later_quantiser_wrote(
-    old: str, old_codes: dict[int, str], new: str, new_codes: dict[int, str], oracle: Path, llama_tensors
+    old: str, old_codes: dict[int, str], new: str, new_codes: dict[int, str], fixtures: Path, llama_tensors
 ) -> None:
     plain, compared = {0: "F32"}, 0
-    before = llama_tensors(oracle / "legacy-llama" / old, plain | old_codes)
-    after = llama_tensors(oracle / "legacy-llama" / new, plain | new_codes)
+    before = llama_tensors(fixtures / "legacy-llama" / old, plain | old_codes)
+    after = llama_tensors(fixtures / "legacy-llama" / new, plain | new_codes)
     for (code, rows, columns), (_, expected, _) in zip(before, after, strict=True):
         if code in old_codes:
             repacked, _ = codec(old_codes[code]).repack.apply(rows, columns)
@@ -169,7 +168,6 @@ def test_repacked_files_are_what_the_later_quantiser_wrote(
     assert compared == 16
 
 
-@pytest.mark.oracle
 @pytest.mark.parametrize(
     ("planar", "codes", "interleaved", "later"),
     [
@@ -178,10 +176,10 @@ def test_repacked_files_are_what_the_later_quantiser_wrote(
     ],
 )
 def test_planar_and_interleaved_files_of_the_same_weights_become_the_same(
-    planar: str, codes: dict[int, str], interleaved: str, later: dict[int, str], oracle: Path, llama_tensors
+    planar: str, codes: dict[int, str], interleaved: str, later: dict[int, str], fixtures: Path, llama_tensors
 ) -> None:
     files = ((planar, codes), (interleaved, later))
-    walks = [llama_tensors(oracle / "legacy-llama" / file, {0: "F32"} | names) for file, names in files]
+    walks = [llama_tensors(fixtures / "legacy-llama" / file, {0: "F32"} | names) for file, names in files]
     for (code, one, columns), (_, other, _) in zip(*walks, strict=True):
         if code:
             first, second = (
@@ -192,10 +190,10 @@ def test_planar_and_interleaved_files_of_the_same_weights_become_the_same(
             assert first[1] == second[1] > 0
 
 
-@pytest.mark.oracle
-def test_q4_0_of_f16_weights_after_25_april_loses_nothing(oracle: Path, llama_tensors) -> None:
+def test_q4_0_of_f16_weights_after_25_april_loses_nothing(fixtures: Path, llama_tensors) -> None:
     """d = (an f16 weight) / −8 is a float16: the repacked file decodes to the very same values."""
-    for code, rows, columns in llama_tensors(oracle / "legacy-llama/ggjt1-20230428/q4_0.bin", {0: "F32", 2: "Q4_0_V1"}):
+    file = fixtures / "legacy-llama/ggjt1-20230428/q4_0.bin"
+    for code, rows, columns in llama_tensors(file, {0: "F32", 2: "Q4_0_V1"}):
         if code == 2:
             repacked, inexact = codec("Q4_0_V1").repack.apply(rows, columns)
             assert inexact == 0

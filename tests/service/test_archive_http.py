@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from archive_tools import command, plan, rows, write
 from builders import Llama
-
-web = pytest.importorskip("aiohttp.web")
 
 
 @pytest.fixture

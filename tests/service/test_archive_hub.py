@@ -16,7 +16,6 @@ import pytest
 from archive_tools import command, plan, write
 from builders import Llama
 
-pytest.importorskip("huggingface_hub")
 REPO, COMMIT = "someone/old-llama", "0123456789abcdef0123456789abcdef01234567"
 
 

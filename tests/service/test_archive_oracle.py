@@ -13,18 +13,18 @@ import pytest
 from ggferry.service.ledger import Ledger
 
 from archive_tools import command, plan, rows, spoil
-from conftest import legacy_manifest
+from witnesses import FIXTURES, legacy_llama, root_cases
 
 WEIGHTS = ("legacy-llama", "legacy-other", "hf", "quantize", "lora")
 
 
 @pytest.mark.slow
-@pytest.mark.oracle
-def test_the_whole_oracle_migrates(oracle: Path, fixtures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", root_cases())
+def test_everything_migrates(source: Path, tmp_path: Path) -> None:
     root, dest, path = tmp_path / "in", tmp_path / "out", tmp_path / "plan.jsonl"
     for name in WEIGHTS:
-        shutil.copytree(oracle / name, root / name, ignore=shutil.ignore_patterns("*.npy"))
-    states = spoil(root, fixtures, tmp_path / "canary")
+        shutil.copytree(source / name, root / name, ignore=shutil.ignore_patterns("*.npy"))
+    states = spoil(root, FIXTURES, tmp_path / "canary")
     copies = {"copy-of-a.bin": "ggjt3-20230821/q4_0.bin", "copy-of-b.bin": "ggmf1-20230330/q4_1.bin"}
     for copy, of in copies.items():
         shutil.copy(root / "legacy-llama" / of, root / copy)
@@ -41,7 +41,7 @@ def test_the_whole_oracle_migrates(oracle: Path, fixtures: Path, tmp_path: Path)
              if planned[name]["verdict"] == "convert" and row["state"] not in ("done", "skipped")}  # fmt: skip
     assert not wrong, f"planned to convert, and did not: {json.dumps(wrong, indent=1)}"
     assert Counter(row["state"] for row in found.values()).keys() <= {"done", "skipped", "quarantined"}
-    for entry in legacy_manifest(root / "legacy-llama"):
+    for _, entry in legacy_llama():
         name = f"legacy-llama/{entry['file']}"
         if name in found:  # the second shard of a model has no line of its own
             bad = found[name]["state"] == "quarantined"

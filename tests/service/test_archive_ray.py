@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from ggferry.service.apply import Asked, Migration
 from ggferry.service.jobs import Settings
@@ -20,8 +21,6 @@ from ggferry.service.supervise import Limits
 
 from archive_tools import plan, spoil, write
 from builders import Llama
-
-ray = pytest.importorskip("ray")
 
 
 @pytest.fixture(scope="module")

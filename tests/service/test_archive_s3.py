@@ -20,9 +20,6 @@ from ggferry.service.ranged import HEADER_BLOCK, RangedFile
 from archive_tools import command, plan, rows, spoil, write
 from builders import Llama
 
-pytest.importorskip("s3fs")
-pytest.importorskip("moto")
-
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
@@ -153,9 +150,9 @@ def publish_digest(path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_folder_model_from_a_store(s3: Any, tmp_path: Path, oracle: Path) -> None:
+def test_a_folder_model_from_a_store(s3: Any, tmp_path: Path, fixtures: Path) -> None:
     """Shards, index, tokenizer and configuration are found beside each other; the name comes from the folder."""
-    folder = oracle / "hf" / "ckpt" / "llama_bin_shards"
+    folder = fixtures / "hf" / "ckpt" / "llama_bin_shards"
     s3.put(str(folder), "old/hf/llama_bin_shards", recursive=True)
     path = tmp_path / "plan.jsonl"
     (entry,) = plan("s3://old/hf", path, "--dest", tmp_path / "out", "--verify", "fast", "-j", "1")

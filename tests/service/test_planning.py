@@ -15,7 +15,7 @@ from ggferry.service.planning import Wanted, plan
 from ggferry.service.supervise import OUT_OF_MEMORY, Answer, WorkerFailed
 
 from builders import Llama
-from conftest import ORACLE
+from witnesses import FIXTURES
 
 
 def _archive(root: Path) -> None:
@@ -29,9 +29,9 @@ def _archive(root: Path) -> None:
             if number == 3:
                 data[data.index(b"w17") - 4] = 255  # inside a vocabulary that the file before it has whole
             (folder / f"{container}{version}.bin").write_bytes(data)
-    for name in ("qwen2", "gpt2", "mistral") if ORACLE.exists() else ():
+    for name in ("qwen2", "gpt2", "mistral"):
         for number in range(2):
-            shutil.copytree(ORACLE / "hf" / "ckpt" / name, root / f"{name}-{number}")
+            shutil.copytree(FIXTURES / "hf" / "ckpt" / name, root / f"{name}-{number}")
 
 
 def test_workers_that_read_all_say_what_fresh_ones_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,145 @@
+"""`fixtures/` has one of everything this project reads, and what it lists is there and is what it was.
+
+A container, header layout, block type, architecture or tokenizer that arrives without a witness fails here. What no
+file shows is named with the test that makes it, or that asks another program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+
+import pytest
+
+from ggferry.converters.load import understand
+from ggferry.converters.open import architectures, header_layouts, open_checkpoint
+from ggferry.converters.tokenizers.base import Tokenizer
+from ggferry.converters.tokenizers.load import load
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.quant.codec import codecs, types_by_id
+from ggferry.quant.registry import scan
+
+from conftest import FIXTURES, ROOT
+from peers import is_record
+from tiny_models import TINY
+
+MOST = 80_000_000
+"""Bytes of all committed witnesses: a clone stays a matter of seconds."""
+
+MADE_CONTAINERS = {("gguf", 1): "formats/test_gguf_read.py", ("gguf", 2): "formats/test_gguf_read.py"}
+MADE_LAYOUTS = {
+    "falcon-2023-06-05": "converters/test_convert_families.py",
+    "falcon-2023-06-10": "converters/test_convert_families.py",
+    "llama3-meta": "formats/test_pytorch.py",
+}
+MADE_ARCHITECTURES = {
+    "nomic-bert": "converters/test_bert.py", "rwkv7": "converters/test_rwkv.py", "t5encoder": "converters/test_t5.py",
+}  # fmt: skip
+"""By transformers, or by hand from the published code; those of tiny_models are counted from there."""
+MADE_TYPES = {
+    **dict.fromkeys(("BOOL", "F64"), "formats/test_safetensors.py"),
+    **dict.fromkeys(("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"), "formats/test_safetensors.py"),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2"), "quant/test_checkpoint_types.py"),
+    "Q2_K_64": "quant/test_codecs.py",
+    "Q8_1": "quant/test_codecs.py",
+}
+
+
+def listed(folder: str) -> list[dict]:
+    found = json.loads((FIXTURES / folder / "MANIFEST.json").read_text())
+    return found["files"] if isinstance(found, dict) else found
+
+
+@cache
+def models() -> tuple[Checkpoint, ...]:
+    """The models in `fixtures/`, GGUF aside."""
+    other, llama = FIXTURES / "legacy-other", FIXTURES / "legacy-llama"
+    paths = [folder / entry["file"] for folder in (llama, other) for entry in listed(folder.name)]
+    paths += [*(FIXTURES / "hf/ckpt").iterdir(), *(llama / "pth").iterdir()]
+    paths += [other / "hf/rwkv4-s64/rwkv4-tiny.pth", other / "hf/whisper-v600/tiny.pt"]
+    return tuple(open_checkpoint(str(path)) for path in paths)
+
+
+@cache
+def checkpoints() -> tuple[Checkpoint, ...]:
+    """Models, adapters, and the GGUF files that are kept whole."""
+    paths = [*(FIXTURES / "lora").iterdir(), *(FIXTURES / "legacy-llama/lora").glob("*.bin"), *FIXTURES.rglob("*.gguf")]
+    return (*models(), *(open_checkpoint(str(path)) for path in paths))
+
+
+def records() -> list[dict]:
+    return [json.loads(path.read_text()) for path in FIXTURES.rglob("*.json") if is_record(path)]
+
+
+def complete(found: set, made: dict, wanted: set) -> None:
+    """What is found and what is made are all that is wanted, and nothing that is found is said to be made."""
+    assert wanted - found - set(made) == set(), "without a witness"
+    assert found & set(made) == set(), "has a witness by now"
+    assert all((ROOT / "tests" / path).is_file() for path in made.values() if isinstance(path, str))
+
+
+def test_every_container_has_a_witness() -> None:
+    read = {pair for layout in header_layouts() for pair in layout.containers}
+    read |= {("ggla", 1), ("safetensors", None), *(("gguf", version) for version in (1, 2, 3))}
+    found = {(checkpoint.container, checkpoint.version) for checkpoint in checkpoints()}
+    pickled = {pair for pair in found if pair[0].startswith("pytorch")}  # their version is the archive's
+    assert {container for container, _ in pickled} == {"pytorch", "pytorch-meta"}
+    complete(found, MADE_CONTAINERS, {pair for pair in read if not pair[0].startswith("pytorch")})
+
+
+def test_every_header_layout_has_a_witness() -> None:
+    found = {str(checkpoint.layout) for checkpoint in checkpoints()}
+    complete(found, MADE_LAYOUTS, {layout.name for layout in header_layouts()})
+
+
+def test_every_architecture_has_a_witness() -> None:
+    found = {understand(checkpoint).architecture.name for checkpoint in models()}
+    tiny = {f"{model.model}{model.head}" for model in TINY.values()}
+    made = {name: "tiny_models.py" for name, spec in architectures().items() if tiny & set(spec.hf_classes)}
+    made = {name: path for name, path in (made | MADE_ARCHITECTURES).items() if name not in found}
+    complete(found, made, set(architectures()))
+    assert set(MADE_ARCHITECTURES) <= set(made)
+
+
+def test_every_block_type_has_a_witness() -> None:
+    found = {ref.type.name for checkpoint in checkpoints() for ref in checkpoint.tensors.values()}
+    found |= {tensor["type"] for record in records() for tensor in record["tensors"]}
+    ggml = {kind.name: "quant/test_codecs.py" for kind in types_by_id().values() if kind.quantised}
+    made = {name: path for name, path in (ggml | MADE_TYPES).items() if name not in found}
+    complete(found, made, set(codecs()))
+    assert set(MADE_TYPES) <= set(made)
+
+
+def test_every_tokenizer_has_a_witness() -> None:
+    wanted = {model for kind in scan("ggferry.converters.tokenizers", "SPEC") for model in kind.models}
+    folders = [*(path for path in (FIXTURES / "tokenizers").iterdir() if path.is_dir()), FIXTURES / "hf/ckpt/rwkv6"]
+    loaded: list[Tokenizer] = [load(str(folder)) for folder in folders]
+    assert {tokenizer.model for tokenizer in loaded} == wanted
+
+
+@pytest.mark.parametrize("folder", ["legacy-llama", "legacy-other"])
+def test_files_are_what_their_manifest_says(folder: str) -> None:
+    for entry in listed(folder):
+        path = FIXTURES / folder / entry["file"]
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"], path
+        for logits in ("logits_f64", "oracle_logits"):
+            assert logits not in entry or (FIXTURES / folder / entry[logits]).is_file(), path
+
+
+def test_no_file_is_without_its_provenance() -> None:
+    """Models are listed in a manifest or stand in a folder that README.md tells of."""
+    text = (FIXTURES / "README.md").read_text()
+    for path in FIXTURES.rglob("*"):
+        if path.is_dir() and not any(child.is_dir() for child in path.iterdir()):
+            above = [str(each.relative_to(FIXTURES)) for each in (path, *path.parents) if each.is_relative_to(FIXTURES)]
+            assert any(f"`{name}/`" in text for name in above if name != "."), path
+    known = {entry["file"] for entry in (*listed("legacy-llama"), *listed("legacy-other"))}
+    for folder in ("legacy-llama", "legacy-other"):
+        for path in (FIXTURES / folder).glob("*/*.bin"):
+            name = str(path.relative_to(FIXTURES / folder))
+            assert name in known or f"`{path.name}`" in text or path.parent.name == "lora", path
+
+
+def test_the_witnesses_stay_small() -> None:
+    assert sum(path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()) <= MOST
