@@ -33,7 +33,8 @@ def starts_postgres(item: pytest.Function) -> bool:
     """Whether one of its fixtures calls `postgres_server`, or one of its parameters is 'postgres'."""
     fixtures = [found[-1].func for found in item._fixtureinfo.name2fixturedefs.values()]
     calls = any("postgres_server" in func.__code__.co_names for func in fixtures if inspect.isfunction(func))
-    return calls or (hasattr(item, "callspec") and "postgres" in item.callspec.params.values())
+    asked = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return calls or any(isinstance(value, str) and value == "postgres" for value in asked)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
