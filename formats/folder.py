@@ -69,6 +69,8 @@ _SIDECARS = {
     "README.md": ("README.md",),
     "modules.json": ("modules.json",),
 }
+SIDECARS = tuple(name for names in _SIDECARS.values() for name in names)
+"""Everything that is looked for beside the weights."""
 _TOKENIZERS = ("tokenizer.model", "tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "rwkv_vocab")
 _TEMPLATES = "additional_chat_templates"
 

@@ -15,7 +15,7 @@ import ggferry
 from ggferry.converters.convert import Request, receipt_options
 from ggferry.converters.digests import digest
 from ggferry.converters.receipt import MAX_RECEIPT, SUFFIX
-from ggferry.formats.errors import GgferryError, RefusedError
+from ggferry.formats.errors import NotFoundError, RefusedError
 from ggferry.formats.json_text import load_object
 from ggferry.formats.sources import LocalFile
 from ggferry.service.stores import exists, is_remote, read_whole
@@ -65,7 +65,8 @@ def made_of(receipt: Mapping[str, Any], sources: Sequence[str]) -> bool:
 
 
 def output_intact(out: str, receipt: Mapping[str, Any], scratch: str = "") -> bool:
-    """Whether every file of an output has the bytes its receipt says."""
+    """Whether every file of an output has the bytes its receipt says. Raises AccessError or PassingError where a place
+    does not tell."""
     from ggferry.service.publish import object_digest
 
     of: Callable[[str], str] = (lambda path: object_digest(path, scratch)) if is_remote(out) else _digest
@@ -73,7 +74,7 @@ def output_intact(out: str, receipt: Mapping[str, Any], scratch: str = "") -> bo
     try:
         written = {os.path.basename(str(r["name"])): r["blake3"] for r in receipt["output"]["files"]}
         return bool(written) and all(of(f"{folder}/{name}") == blake3 for name, blake3 in written.items())
-    except (KeyError, TypeError, GgferryError):
+    except (KeyError, TypeError, NotFoundError):
         return False
 
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, fault_of
-from ggferry.service import stores
+from ggferry.service import ledger_url, patience, stores
 from ggferry.service.analyse import request_of
 from ggferry.service.deletion import Deletion, choose, delete, require_proofs
 from ggferry.service.engine import LEASE, Emit, Run, run_local
 from ggferry.service.jobs import Outcome, Settings
 from ggferry.service.ledger import DONE, FAILED, QUARANTINED, QUEUED, SKIPPED, Job, Ledger, bucket
-from ggferry.service.planfile import BAD, CONVERT, Entry, Head, read_plan
+from ggferry.service.planfile import BAD, CONVERT, Entry, Head, digest_of, read_plan
 from ggferry.service.publish import check_destination
 from ggferry.service.scratch import sweep
 from ggferry.service.stores import is_remote
+from ggferry.service.urls import PATIENCE, Access, grant, granted, read_secrets
 
 ENGINES = ("local", "ray")
 CHECKS_AT_ONCE = 16
@@ -42,11 +44,14 @@ class Asked:
     despite_drops: bool = False
     lease: float = LEASE
     address: str | None = None
+    patience: float = PATIENCE
 
 
 def _checked(asked: Asked) -> tuple[Head, list[Entry]]:
-    """The plan, when all that is asked of it can be asked. Raises UsageError, UnsupportedError, RefusedError."""
+    """The plan, when all that is asked of it can be asked; from now on its files can be reached. Raises UsageError,
+    UnsupportedError, RefusedError."""
     head, entries = read_plan(asked.plan)
+    grant(Access(read_secrets(asked.plan), head.redirects, asked.patience))
     if asked.engine not in ENGINES:
         raise UsageError("--engine", found=asked.engine, expected=", ".join(ENGINES))
     for entry in entries:
@@ -88,6 +93,9 @@ class Migration:
         self.asked, self.emit = asked, emit
         self.head, self.entries = _checked(asked)
         self.deletion = Deletion()
+        mark = digest_of([_ledger_name(asked.ledger)])[:8]
+        self.asked = replace(asked, settings=replace(asked.settings, access=granted(), mark=mark))
+        patience.stopping.clear()
         self.ledger = Ledger(asked.ledger)
         self.ledger.patience = asked.lease
         self.ledger.on_away = lambda words: self.emit({"event": "warning", "message": words})
@@ -226,6 +234,12 @@ def _row(entry: Entry, head: Head) -> dict[str, Any]:
         error = {"class": entry.verdict, "message": entry.reason}
     data = {**asdict(entry), "recipe": entry.recipe(head), "error": None}
     return {"id": entry.id(head), "source": entry.source, "entry": data, "state": state, "error": error}
+
+
+def _ledger_name(place: str) -> str:
+    """What tells this ledger from all others: a server's URL, or a file of one machine."""
+    name = ledger_url.shown(ledger_url.full_url(place))
+    return name if "://" in name else f"{socket.gethostname()}:{name}"
 
 
 def _existing(folder: str) -> str:

@@ -17,6 +17,7 @@ from ggferry.formats.json_text import load_object
 from ggferry.formats.partials import is_partial
 from ggferry.formats.reader import HEAD_BYTES, describe
 from ggferry.formats.shard_index import read_index
+from ggferry.service.broker import revive
 from ggferry.service.stores import UNREADABLE, Found
 
 MODEL_SUFFIXES = (".bin", ".gguf", ".ggml", ".pth", ".pt", ".ckpt", ".safetensors")
@@ -87,7 +88,18 @@ class _Folder:
 
     def groups(self) -> Iterator[Group]:
         for steps in (self._unreadable, self._training, self._gguf_shards, self._parts, self._rest):
-            yield from steps()
+            yield from map(self._whole, steps())
+
+    def _whole(self, group: Group) -> Group:
+        """A model beside which something stands that a reader would look for and that cannot be read is not converted
+        without it."""
+        looked_for = folders.SIDECARS if group.kind in (FOLDER, ADAPTER) else ("tokenizer.model", "config.json")
+        for name, found in self.names.items():
+            if found.trouble and group.kind in MODELS and (name in looked_for or name.endswith(folders.INDEX)):
+                error = revive(found.trouble)
+                error.message = f"{name} beside it cannot be read: {error.message}"
+                return Group(BROKEN, group.source, group.files, error=error)
+        return group
 
     def _take(self, paths: Iterable[str]) -> tuple[str, ...]:
         taken = tuple(paths)
@@ -100,7 +112,9 @@ class _Folder:
 
     def _unreadable(self) -> Iterator[Group]:
         for name, found in list(self.left.items()):
-            if found.bytes < 0:
+            if found.trouble:
+                yield Group(BROKEN, self._in(name), self._take([self._in(name)]), error=revive(found.trouble))
+            elif found.bytes < 0:
                 reason = "cannot be read" if found.version == UNREADABLE else "a folder that is not followed"
                 yield Group(OTHER, self._in(name), self._take([self._in(name)]), reason=reason)
 

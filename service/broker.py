@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 
@@ -20,6 +20,7 @@ from ggferry.formats import errors
 from ggferry.formats.errors import GgferryError, TruncatedError
 from ggferry.formats.sources import Source
 from ggferry.service.scratch import Scratch
+from ggferry.service.urls import mask
 
 REQUEST = struct.Struct("<IQQ")
 MOST = 8 << 20  # bytes of one answer
@@ -68,7 +69,7 @@ class Broker:
         except GgferryError as error:
             return FAILED + json.dumps({**error.as_dict(), "class": type(error).__name__}).encode()
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
+            message = mask(f"{type(error).__name__}: {error}")
             return FAILED + json.dumps({"class": "GgferryError", "message": message}).encode()
 
 
@@ -121,7 +122,7 @@ class BrokeredFile:
         raise revive(json.loads(answer[1:]), self.path)
 
 
-def revive(record: dict[str, object], path: str | None = None) -> GgferryError:
+def revive(record: Mapping[str, object], path: str | None = None) -> GgferryError:
     """An error that crossed a process as plain data."""
     kind = getattr(errors, str(record.get("class", "")), GgferryError)
     if not (isinstance(kind, type) and issubclass(kind, GgferryError)):

@@ -25,6 +25,9 @@ Memory = Annotated[str, typer.Option("--memory", metavar="N(K|M|G)", help="Cap o
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads a worker (default: cores / jobs).")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Where = Annotated[str, typer.Argument(metavar="LEDGER", help="A ledger's path or URL, or env:NAME.")]
+Patience = Annotated[
+    float, typer.Option("--patience", min=0, metavar="SECONDS", help="How long a store in trouble is asked again.")
+]
 State = Annotated[list[str] | None, typer.Option("--state", help="Only these states; repeatable.")]
 
 
@@ -46,6 +49,10 @@ def plan(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, max=256, help="Processes that read headers.")
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow-redirects", help="Let web servers send us to other servers.")
+    ] = False,
+    patience: Patience = 30.0,
     memory: Memory = "4G",
     force: Force = False,
     as_json: Json = False,
@@ -59,6 +66,7 @@ def plan(
     from ggferry.service.planning import plan as make
     from ggferry.service.report import summary, summary_lines
     from ggferry.service.supervise import Limits
+    from ggferry.service.urls import Access, secrets_of, write_secrets
 
     if verify not in LEVELS:
         raise UsageError("--verify", found=verify, expected=", ".join(LEVELS))
@@ -68,15 +76,19 @@ def plan(
     recipe |= {"allow_requantize": True} if allow_requantize else {}
     count = jobs or _cores()
     wanted = Wanted(
-        tuple(roots), dest, outtype, verify, recipe, digest, count, Limits(size_of(memory, "--memory"), 1)
+        tuple(roots), dest, outtype, verify, recipe, digest, count, Limits(size_of(memory, "--memory"), 1),
+        Access(redirects=follow, patience=patience),
     )  # fmt: skip
     head, entries = make(wanted, _counter(as_json))
     write_plan(out, head, entries, overwrite=force)
+    kept = write_secrets(out, secrets_of({each.path for entry in entries for each in (*entry.files, *entry.beside)}))
     facts = summary(entries)
     if as_json:
         print(json.dumps({"plan": out, **facts}))
     else:
         print("\n".join(summary_lines(facts)))
+        if kept is not None:
+            print(f"what is secret in its addresses: {kept}, which apply reads too")
         print(f"plan: {out}; next: ggferry apply {out}")
 
 
@@ -111,6 +123,7 @@ def apply(
     lease: Annotated[
         float, typer.Option("--lease", min=1, help="Seconds until another run takes a dead one's job.")
     ] = 60.0,
+    patience: Patience = 30.0,
     delete_source: Annotated[
         bool, typer.Option("--delete-source", help="Delete weights whose output is proved.")
     ] = False,
@@ -143,7 +156,7 @@ def apply(
     asked = Asked(
         plan, ledger or f"{plan}{suffix}.ledger", engine, count, settings, share, retry_failed,
         None if max_disk is None else size_of(max_disk, "--max-disk"), delete_source, delete_despite_drops, lease,
-        address,
+        address, patience,
     )  # fmt: skip
     if dry_run:
         _show_survey(*survey(asked), as_json)

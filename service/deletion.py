@@ -70,7 +70,7 @@ def choose(
         if entry is None or entry.verdict != CONVERT:
             continue
         why = _unproved(done[job]["receipt"], str(done[job]["entry"]["recipe"]["verify"])) if job in done else None
-        why = why or (None if despite else _lossy(entry, done.get(job)))
+        why = why or _unpinned(entry) or (None if despite else _lossy(entry, done.get(job)))
         if why is None:
             chosen[job] = entry
         else:
@@ -78,6 +78,11 @@ def choose(
     for job, other in _shared(entries, chosen):
         spared[chosen.pop(job).source] = f"the line of {other} has the same file"
     return Deletion({job: _there(entry) if job in done else entry for job, entry in chosen.items()}, spared)
+
+
+def _unpinned(entry: Entry) -> str | None:
+    """Why the source may not be what was converted, whatever it reads like; None where its version says."""
+    return None if stores.unpinned(entry.files) is None else "its place states no version: a change could not be told"
 
 
 def _there(entry: Entry) -> Entry:
@@ -128,7 +133,8 @@ def delete(
     stays, and so do duplicates. Raises GgferryError; then the source is there."""
     output = str(entry.output)
     row = {"receipt": receipt}
-    if why := _unproved(receipt, str(recipe["verify"])) or (None if despite else _lossy(entry, row)):
+    why = _unproved(receipt, str(recipe["verify"])) or _unpinned(entry)
+    if why := why or (None if despite else _lossy(entry, row)):
         raise VerificationError(f"the source stays: {why}", path=entry.source)
     if not output_intact(output, receipt, scratch):
         raise VerificationError("the output is not what was proved; its source stays", path=output)
@@ -140,8 +146,9 @@ def delete(
             raise VerificationError("the source is not what was converted; it stays", path=path)
         if stores.stat(path) != before:
             raise ChangedError("the source changed while it was read; it stays", path=path)
+    versions = {each.path: each.version for each in entry.files}
     for path in there:
-        stores.remove(path)
+        stores.remove(path, versions[path])
     return there
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ggferry.formats.errors import UnreachableError
 from ggferry.quant.interrupts import interrupts_wait
+from ggferry.service import patience
 from ggferry.service.jobs import Outcome, Settings, run_job
 from ggferry.service.ledger import DONE, QUEUED, Job, LeaseLost, Ledger, LedgerAway, owner_name
 from ggferry.service.supervise import Supervisor
@@ -65,6 +66,7 @@ class Run:
     def stop(self) -> None:
         """Begin nothing more, and wait for nobody."""
         self.stopping.set()
+        patience.stopping.set()
         self.ledger.hurry()
 
     def fail(self, error: BaseException) -> None:

@@ -11,18 +11,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ggferry.converters.receipt import SUFFIX, to_json
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
-from ggferry.service.adopt import adopt
-from ggferry.service.analyse import PATHS, request_of
+from ggferry.service.analyse import PATHS
 from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, Job, LeaseLost
 from ggferry.service.mirror import Mirror
-from ggferry.service.publish import publish, put_small
+from ggferry.service.publish import Writer, prepare, publish_all
 from ggferry.service.ranged import DATA_BLOCK
 from ggferry.service.scratch import Scratch
-from ggferry.service.stores import Found, check_unchanged, exists, is_remote, local_path
+from ggferry.service.stores import Found, check_unchanged, is_remote, local_path
 from ggferry.service.supervise import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
+from ggferry.service.urls import Access, grant
 
 TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
 RETRY_AFTER, RETRY_AT_MOST = 2.0, 60.0  # seconds; doubled with every attempt
@@ -42,13 +41,16 @@ class Desk(Protocol):
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Of a run. `timeout`: seconds a job, None: by its size. `cache`: bytes of a remote source kept while it is
-    converted. `attempts`: times a model may end its worker; trouble that passes is met twice as often."""
+    converted. `attempts`: times a model may end its worker; trouble that passes is met twice as often. `mark`: of the
+    run's ledger, in the names of partial uploads (`publish.Writer`)."""
 
     limits: Limits = field(default_factory=Limits)
     scratch: str | None = None
     timeout: float | None = None
     cache: int = 64 << 30
     attempts: int = 3
+    access: Access = field(default_factory=Access)
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +133,19 @@ class _Run:
         self.mirror = Mirror(os.path.join(self.folder, "from"))
         stack.callback(self.mirror.close)
         self.trouble: BaseException | None = None
+        self.writer = Writer(f"{settings.mark}{job.id[:12]}", job.token)
+        grant(settings.access)
 
     def outcome(self) -> Outcome:
         for each in (*self.files, *self.beside):
             check_unchanged(each)
+        if is_remote(self.output):
+            prepare(self.output, int(self.entry.get("bytes_out", -1)), self.writer, self._tell)
         if self.remote:
             os.makedirs(self.mirror.folder)
             room = self.settings.cache // max(1, len(self.files))
-            self.mirror.stage((*self.files, *self.beside), block=DATA_BLOCK, room=room)
+            remote = [each for each in (*self.files, *self.beside) if is_remote(each.path)]
+            self.mirror.stage(remote, block=DATA_BLOCK, room=room, transport=True)
         try:
             answer = self.supervisor.run(
                 self._command(), self._on_event, self._on_ask, _timeout(self.entry, self.settings)
@@ -148,12 +155,13 @@ class _Run:
                 raise self.trouble from None
             error = {**failure.error, "path": self._place(failure.error.get("path"))}
             raise WorkerFailed(error, failure.peak) from None
+        if self.trouble is not None:  # the worker was told to go no further: what it says then is no result
+            raise self.trouble
         result = answer.result
         if "same" in result:
             return Outcome(SKIPPED, {"class": "Same", "message": "the same content"}, same_as=result["same"])
-        if "receipt" in result and is_remote(self.output) and not result["adopted"]:
-            self._upload(result["receipt"])
-        return Outcome(DONE, receipt=result["receipt"], adopted=result["adopted"], peak=answer.peak)
+        adopted = self._upload(result["receipt"]) if is_remote(self.output) else bool(result["adopted"])
+        return Outcome(DONE, receipt=result["receipt"], adopted=adopted, peak=answer.peak)
 
     @property
     def out(self) -> str:
@@ -194,7 +202,9 @@ class _Run:
             if question["question"] == "key":
                 return self._on_key(question)
             for each in (*self.files, *self.beside):
-                check_unchanged(each)
+                if not is_remote(each.path):
+                    check_unchanged(each)
+            self.mirror.check()
             self.desk.confirm(self.job)
             return {"ok": True}
         except (GgferryError, LeaseLost) as trouble:
@@ -202,26 +212,26 @@ class _Run:
             return {"ok": False, "same": ""}
 
     def _on_key(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """What was read is what the store has: only then its key says anything."""
+        transport = self.mirror.transport(self._here(each.path) for each in self.files)
         same = self.desk.key(self.job, question["key"])
         if same is not None:
             return {"ok": False, "same": same}
-        if is_remote(self.output) and exists(self.output):
-            request = request_of(self.entry["source"], self.entry["recipe"])
-            receipt = adopt(self.output, question["digests"], request, self.folder)
-            return {"ok": False, "receipt": receipt, "adopted": True}
-        return {"ok": True}
+        return {"ok": True, "transport": transport}
 
-    def _upload(self, receipt: Mapping[str, Any]) -> None:
-        folder = self.output.rpartition("/")[0]
+    def _upload(self, receipt: Mapping[str, Any]) -> bool:
+        """Whether it was there already."""
         self.desk.event(self.job, {"event": "stage", "title": "uploading", "total": os.path.getsize(self.out)})
-        put_small(to_json(receipt).encode("utf-8", "backslashreplace"), self.output + SUFFIX)
-        for record in reversed(receipt["output"]["files"]):
-            local = os.path.join(os.path.dirname(self.out), record["name"])
-            self.desk.confirm(self.job)
-            publish(local, f"{folder}/{record['name']}", record["blake3"], self.folder, self._sent)
+        return publish_all(
+            receipt, os.path.dirname(self.out), self.output, self.folder, self.writer,
+            lambda: self.desk.confirm(self.job), self._sent,
+        )  # fmt: skip
 
     def _sent(self, count: int) -> None:
         self.desk.event(self.job, {"event": "progress", "title": "uploading", "done": count, "more": True})
+
+    def _tell(self, words: str) -> None:
+        self.desk.event(self.job, {"event": "warning", "message": words})
 
 
 def _found(record: Mapping[str, Any]) -> Found:

@@ -11,6 +11,9 @@ from ggferry.service.archive import ADAPTER, FOLDER, MODEL_SUFFIXES, SHARDS, Gro
 from ggferry.service.planfile import Head
 from ggferry.service.stores import join
 
+NAME_MAX = 255  # bytes of a name, on every file system of today
+STEM_MAX = 180  # bytes of an output's name before .gguf: leaves room for shard numbers, .receipt.json and partial names
+
 
 class Names:
     """Gives every model an output of its own. `taken`: the files that are there, by path."""
@@ -28,7 +31,7 @@ class Names:
             stem = conventional.removesuffix(".gguf")
             if not name.lower().endswith((*MODEL_SUFFIXES, ".json")):
                 folder = source
-        candidates = chain((stem, name + self._type()), (f"{stem}-{n}" for n in count(2)))
+        candidates = map(_short, chain((stem, name + self._type()), (f"{stem}-{n}" for n in count(2))))
         place = self._place(folder)
         output = next(path for each in candidates if (path := join(place, f"{each}.gguf")) not in self._taken)
         self._taken.add(output)
@@ -44,16 +47,40 @@ class Names:
             inner = _inside(folder, root)
             if inner is not None:
                 several = [root.rpartition("/")[2]] if len(self.head.roots) > 1 else []
-                parts = [*several, *([inner] if inner else [])]
+                parts = [*several, *map(safe_name, inner)]
                 return join(self.head.dest, "/".join(parts)) if parts else self.head.dest
         return self.head.dest  # a root that is a single file
 
 
-def _inside(folder: str, root: str) -> str | None:
+def _inside(folder: str, root: str) -> list[str] | None:
+    """The names of the folders from `root` to `folder`; None where it does not lead there."""
     if folder == root:
-        return ""
+        return []
     prefix = root.rstrip("/") + "/"
-    return folder[len(prefix) :] if folder.startswith(prefix) else None
+    return folder[len(prefix) :].split("/") if folder.startswith(prefix) else None
+
+
+def safe_name(name: str) -> str:
+    """A name from a store as one that a folder of this machine can hold: as it is, wherever it can be; else what can be
+    kept of it, and a mark."""
+    if name not in ("", ".", "..") and "\0" not in name and len(os.fsencode(name)) <= NAME_MAX:
+        return name
+    stem, suffix = os.path.splitext(name.replace("\0", ""))
+    kept = os.fsencode(stem)[: NAME_MAX // 2].decode("utf-8", "ignore").strip(".")
+    return kept + mark_of(name) + (suffix if len(os.fsencode(suffix)) < NAME_MAX // 4 else "")
+
+
+def mark_of(text: str) -> str:
+    """A short name that only this text has."""
+    from blake3 import blake3
+
+    return f"~{blake3(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def _short(stem: str) -> str:
+    """The stem of an output's name, cut where names of what stands beside it (receipt, shards) would be too long."""
+    raw = os.fsencode(stem)
+    return stem if len(raw) <= STEM_MAX else raw[: STEM_MAX // 2].decode("utf-8", "ignore") + mark_of(stem)
 
 
 def _stem(name: str, group: Group) -> str:

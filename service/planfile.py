@@ -28,7 +28,8 @@ MAX_LINE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What holds for all lines. `dest`: folder or URL of the outputs, None: beside their sources."""
+    """What holds for all lines. `dest`: folder or URL of the outputs, None: beside their sources. `redirects`: web
+    servers were followed to others (`urls.Access`)."""
 
     roots: tuple[str, ...]
     dest: str | None = None
@@ -36,6 +37,7 @@ class Head:
     verify: str = "full"
     ggferry: str = ggferry.__version__
     format: int = FORMAT
+    redirects: bool = False
 
     @property
     def id(self) -> str:
@@ -110,7 +112,8 @@ def to_line(value: Head | Entry) -> str:
     """One line of the file. Fields that say nothing are left out."""
     record = asdict(value)
     if isinstance(value, Head):
-        return _json({"ggferry_plan": record.pop("format"), **record})
+        redirects = {"redirects": True} if record.pop("redirects") else {}
+        return _json({"ggferry_plan": record.pop("format"), **record, **redirects})
     defaults = {f.name: f.default for f in fields(Entry)}
     record["files"], record["beside"] = _found(value.files), _found(value.beside)
     keep = {k: v for k, v in record.items() if k in ("source", "verdict") or (v and v != defaults[k])}

@@ -20,11 +20,15 @@ from ggferry.service.archive import Group, Tree
 from ggferry.service.broker import revive
 from ggferry.service.mirror import Mirror
 from ggferry.service.naming import Names
+from ggferry.service.pages import OUTSIDE
+from ggferry.service.places import unreadable
 from ggferry.service.planfile import ARCHIVE, CONVERT, CORRUPT, INCOMPLETE, OTHER, SKIP, UNSUPPORTED, Entry, Head
 from ggferry.service.ranged import RangedFile
 from ggferry.service.scratch import Scratch
 from ggferry.service.stores import Found, is_remote, local_path
 from ggferry.service.supervise import OUT_OF_MEMORY, Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
+from ggferry.service.urls import Access, grant
+from ggferry.service.web import elsewhere
 
 HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
 HEADERS_A_WORKER = 1000  # models; a start costs as much as fifty of them
@@ -32,6 +36,7 @@ DELAYS = (1.0, 3.0)  # seconds before a model's headers are asked for again
 AWAY = (errors.AccessError, errors.PassingError, errors.ChangedError)
 """Errors that say nothing about a file: planned again, it may be fine."""
 STAGING = 16  # heads fetched from a store at a time
+UNPINNED = "the server states no version: it is read once more at the end, and not deleted"
 Progress = Callable[[int, int], None]
 """Models looked at so far, models in all."""
 
@@ -49,16 +54,18 @@ class Wanted:
     digest: bool | None = None
     jobs: int = 1
     limits: Limits = field(default_factory=Limits)
+    access: Access = field(default_factory=Access)
 
 
 def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple[Head, list[Entry]]:
     """The plan of an archive. Raises UsageError, NotFoundError; a file that is bad is a line with its reason."""
+    grant(wanted.access)
     roots = tuple(local_path(root) for root in wanted.roots)
     dest = None if wanted.dest is None else local_path(wanted.dest)
     for root in roots:
         if dest is None and root.partition("://")[0] in stores.READ_ONLY:
             raise UsageError("outputs cannot stand beside these sources", path=root, hint="--dest FOLDER")
-    head = Head(roots, dest, wanted.outtype, wanted.verify)
+    head = Head(roots, dest, wanted.outtype, wanted.verify, redirects=wanted.access.redirects)
     with _places(roots) as (tree, mirror):
         found = archive.groups(tree)
         looked = _look(found, wanted, mirror, progress)
@@ -88,27 +95,51 @@ def _places(roots: Sequence[str]) -> Iterator[tuple[Tree, Mirror]]:
         remote = []
         for root in roots:
             for found in stores.listing(root):
-                if is_remote(found.path):
-                    remote.append(found)
-                else:
+                if not is_remote(found.path):
                     tree.add(found.path, found)
-        with ThreadPoolExecutor(STAGING) as pool:
-            for found in pool.map(lambda each: _staged(each, mirror), remote):
-                tree.add(mirror.path_of(found.path), found)
+                elif not _is_navigation(found):
+                    remote.append(found)
+        mirror.name(found.path for found in remote)
+        for found in _all_staged(remote, mirror):
+            tree.add(mirror.path_of(found.path), found)
         yield tree, mirror
     finally:
         mirror.close()
         scratch.close()
 
 
+def _is_navigation(found: Found) -> bool:
+    """Whether this is a link from a web page to somewhere else that is not named like a model."""
+    outside = found.trouble is not None and found.trouble["message"] == OUTSIDE
+    return outside and not found.path.lower().endswith(archive.MODEL_SUFFIXES)
+
+
+def _all_staged(remote: Sequence[Found], mirror: Mirror) -> Iterator[Found]:
+    """The files with their first bytes in the mirror. Raises PassingError when a place is away: a plan without what
+    lies there would not be one."""
+    away, first = 0, None
+    with ThreadPoolExecutor(STAGING) as pool:
+        for found in pool.map(lambda each: _staged(each, mirror), remote):
+            is_away = found.trouble is not None and errors.fault_of(found.trouble) is errors.Fault.PASSING
+            away, first = (away + 1, first or found) if is_away else (0, None)
+            if first is not None and away >= min(STAGING, len(remote)):
+                raise revive(first.trouble or {})
+            yield found
+
+
 def _staged(found: Found, mirror: Mirror) -> Found:
     """The file with its first bytes in the mirror; one that cannot be read is listed as such, and the rest goes on."""
-    try:
-        if found.bytes >= 0:
-            mirror.stage([found])
+    if found.trouble is not None:
         return found
-    except GgferryError:
-        return Found(found.path, -1, stores.UNREADABLE)
+    try:
+        mirror.stage([found])
+        return found
+    except GgferryError as error:
+        return unreadable(found.path, error)
+    except OSError as error:
+        hint = "copy it to a shorter path"
+        words = f"a name this machine cannot have: {error.strerror}"
+        return unreadable(found.path, errors.UnsupportedError(words, path=found.path, hint=hint))
 
 
 # --- headers -------------------------------------------------------------------------------------------------------
@@ -196,6 +227,7 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
     source = mirror.url_of(group.source)
     files, beside = listed(group.files), listed((*group.beside, *_config_of(group.base)))
     common: dict[str, Any] = {"kind": group.kind, "files": files, "beside": beside}
+    told = _of_servers((*files, *beside))
     common["bytes_in"] = sum(max(0, each.bytes) for each in files)
     if facts is None and group.error is None:
         verdict = {archive.ARCHIVE: ARCHIVE, archive.FORM: SKIP}.get(group.kind, OTHER)
@@ -209,13 +241,23 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
     facts = dict(facts)
     name = str(facts.pop("name"))
     facts["options"] = {key: _url(value, mirror) for key, value in facts["options"].items()}
-    facts["notes"], facts["lost"] = tuple(facts["notes"]), tuple(facts["lost"])
+    facts["notes"], facts["lost"] = (*facts["notes"], *told), tuple(facts["lost"])
     if facts.get("verdict") == SKIP:
         return Entry(source, facts.pop("verdict"), facts.pop("reason"), **common, **facts)
     output = names.output(source, group, name)
     reads = common["bytes_in"] if any(is_remote(each.path) for each in files) else 0
     disk = int(facts["bytes_out"]) + reads
     return Entry(source, CONVERT, output=output, disk=disk, **common, **facts)
+
+
+def _of_servers(files: Sequence[Found]) -> tuple[str, ...]:
+    """What must be known of where files come from: nobody could tell that they change, or somebody else serves them."""
+    remote = [each for each in files if is_remote(each.path)]
+    unpinned = [os.path.basename(each.path) for each in remote if each.bytes >= 0 and not each.pinned]
+    notes = [f"{UNPINNED}: {', '.join(unpinned)}"] if unpinned else []
+    others = {origin for each in remote if (origin := elsewhere.get(each.path))}
+    notes += [f"served by {origin}, not by the server named" for origin in sorted(others)]
+    return tuple(notes)
 
 
 def _config_of(base: str | None) -> tuple[str, ...]:

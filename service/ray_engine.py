@@ -19,6 +19,7 @@ from ggferry.service.jobs import RETRY_AFTER, Outcome, Settings, run_job
 from ggferry.service.ledger import QUARANTINED, Job, LeaseLost, Ledger
 from ggferry.service.scratch import Scratch
 from ggferry.service.supervise import Limits, Supervisor
+from ggferry.service.urls import Access
 
 POLL = 0.2  # seconds to wait for a task before looking at the queue again
 
@@ -153,7 +154,7 @@ def _do(job: dict[str, Any], settings: dict[str, Any], actor: Any) -> dict[str, 
     """The task: a job done in a worker process of this node; its outcome, or None when the lease was lost."""
     import ray
 
-    limits = Limits(**settings.pop("limits"))
+    limits, settings["access"] = Limits(**settings.pop("limits")), Access(**settings["access"])
     with Supervisor(limits, settings["scratch"]) as supervisor:
         try:
             outcome = run_job(Job(**job), supervisor, _FarDesk(actor, ray.get), Settings(limits, **settings))

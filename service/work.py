@@ -74,7 +74,12 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     if os.path.lexists(command["out"]):
         return {"receipt": adopt(command["out"], files, request), "adopted": True}
 
+    transport = dict(zip(files, answer.get("transport", ()), strict=False))
+
     def approve(receipt: Mapping[str, Any]) -> None:
+        for record in receipt["source"]["files"]:
+            if how := transport.get(record["blake3"]):
+                record["transport"] = how
         if not made_of(receipt, files):
             raise ChangedError("changed while it was converted", path=command["source"], hint="plan again")
         if not parent.ask("publish")["ok"]:
