@@ -49,8 +49,7 @@ def rope_factor(values: Values) -> float | None:
     if kind == "linear":
         return float(values["rope_stretch"])
     if kind == "yarn":
-        stated = values.get("rope_stretch")
-        return float(values["n_ctx"] / values["rope_original"] if stated is None else stated)
+        return float(values.get("rope_stretch") or values["n_ctx"] / values["rope_original"])
     return None
 
 
@@ -58,7 +57,7 @@ def rope_original(values: Values) -> int | None:
     """rope.scaling.original_context_length: the context the model had before it was stretched."""
     kind, stated = values.get("rope_kind", "default"), values.get("rope_original_stated")
     if kind in ("yarn", "longrope"):
-        return int(values["n_ctx"] if stated is None else stated)
+        return int(stated or values["n_ctx"])
     return stated if kind == "default" else None  # Phi-3 states it whether it stretches or not
 
 
@@ -101,8 +100,7 @@ def _yarn_magnitude(values: Values, factor: float) -> float:
 
 def _longrope_magnitude(values: Values) -> float:
     original = values["rope_original"]
-    stated = values.get("rope_stretch")
-    factor = values["n_ctx"] / original if stated is None else stated
+    factor = values.get("rope_stretch") or values["n_ctx"] / original
     if factor <= 1:
         return 1.0
     if original < 2:

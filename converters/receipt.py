@@ -15,7 +15,6 @@ from ggferry.converters.open import LEGACY
 from ggferry.converters.plan import RESCALED, Plan, count_types, step_record
 from ggferry.converters.verify import Proof
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.json_kinds import strict
 
 FORMAT = 1
 SUFFIX = ".receipt.json"
@@ -50,7 +49,7 @@ def make_receipt(
             "container": checkpoint.container,
             "version": checkpoint.version,
             "era": checkpoint.era,
-            "header": strict(dict(checkpoint.header)),
+            "header": dict(checkpoint.header),
             "types": count_types(list(checkpoint.tensors.values())),
         },
         "output": {"files": list(output), "types": _output_types(plan)},

@@ -21,8 +21,7 @@ SPEC = Architecture(
     hparams=(*gemma.SIZES, *rope.ROPE),
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=rope.REMARKS,
-                      harmless=(common.UNBIASED,)),
+        "hf": Dialect("hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=rope.REMARKS),
         "gguf": Dialect("gguf"),
     },
     recipe=gemma.RECIPE,

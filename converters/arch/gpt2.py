@@ -44,7 +44,6 @@ SPEC = Architecture(
             drops=gpt.DROPS,
             remarks=(gpt.ERF, gpt.UNSCALED),
             renames=gpt.HEADLESS,
-            harmless=(gpt.UPCAST,),
         ),
         "ggml-conv1d": Dialect(
             "ggml-conv1d",

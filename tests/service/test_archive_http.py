@@ -75,7 +75,7 @@ def test_a_file_behind_a_url(served: tuple[Path, str, list[str]], tmp_path: Path
     assert (tmp_path / "out" / "a.gguf").read_bytes() == (tmp_path / "same" / "a.gguf").read_bytes()
     assert all(ranges) and ranges, "the model was fetched whole"
     write(model, Llama(kind="F16", version=1, seed=1))
-    plan(f"{url}/old/a.bin", path, "--dest", tmp_path / "more", "-j", "1")
+    plan(f"{url}/old/a.bin", path, "--dest", tmp_path / "more", "-j", "1", "--force")
     write(model, Llama(kind="F16", version=1, seed=2, n_ff=192))
     assert "plan again" in command("apply", path, "-j", "1", code=7).stderr
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
+from store_faults import s3_store
 
-from ggferry.service import publish, stores
+from ggferry.formats.errors import ChangedError, RefusedError, TransportError
+from ggferry.service import s3 as module
+from ggferry.service import stores
+from ggferry.service.publish import publish
 from ggferry.service.ranged import HEADER_BLOCK, RangedFile
 
 from archive_tools import command, plan, rows, spoil, write
@@ -22,38 +23,10 @@ from builders import Llama
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def s3() -> Iterator[Any]:
     """A store with a bucket 'old' and a bucket 'new'; the environment leads there."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
-    serve = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(serve, stdout=log, stderr=log)
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1",
-    }  # fmt: skip
-    before = dict(os.environ)
-    os.environ.update(settings)
-    stores.file_system.cache_clear()
-    try:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        system = stores.file_system("s3")
-        for bucket in ("old", "new"):
-            system.mkdir(bucket)
-        yield system
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        stores.file_system.cache_clear()
-        server.kill()
-        server.wait()
-        log.close()
+    with s3_store() as store:
+        yield store.system
 
 
 @pytest.mark.slow
@@ -102,51 +75,42 @@ def test_ranges_are_fetched_once_and_pinned(s3: Any, tmp_path: Path) -> None:
     with RangedFile(found, str(tmp_path), block=HEADER_BLOCK, room=0) as source:
         source.read(0, 10)
         s3.pipe_file("old/ranged", os.urandom(len(data)))
-        with pytest.raises(stores.ChangedError, match="changed"):
+        with pytest.raises(ChangedError, match="changed"):
             source.read(2 * HEADER_BLOCK, 10)
-    with pytest.raises(stores.ChangedError, match="changed"):
+    with pytest.raises(ChangedError, match="changed"):
         RangedFile(found, str(tmp_path))
 
 
-def test_an_upload_that_fails_leaves_nothing_and_stale_parts_are_aborted(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_fails_leaves_nothing(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = tmp_path / "x.gguf"
     local.write_bytes(os.urandom(12 << 20))
-    monkeypatch.setattr(publish, "PART", 5 << 20)
-    url, digest = "s3://new/up/x.gguf", publish_digest(local)
+    monkeypatch.setattr(module, "PART", 5 << 20)
+    url, digest = "s3://new/up/x.gguf", blake3(local.read_bytes()).hexdigest()
 
     def break_off(count: int) -> None:
         raise OSError("the network is gone")
 
-    with pytest.raises(stores.GgferryError, match="network"):
-        publish.publish(str(local), url, digest, str(tmp_path), break_off)
-    assert s3.find("new/up") == []
-    # As a killed run leaves it: an upload begun and never ended, and a rotten temporary object.
-    s3.call_s3("create_multipart_upload", Bucket="new", Key="up/x.gguf.partial")
-    s3.call_s3("create_multipart_upload", Bucket="new", Key="up/x.gguf.partial.of-another")
-    publish.publish(str(local), url, digest, str(tmp_path), lambda count: None)
+    def left() -> list[Any]:
+        return list(s3.call_s3("list_multipart_uploads", Bucket="new").get("Uploads", []))
+
+    with pytest.raises(OSError, match="network"):
+        publish(str(local), url, digest, str(tmp_path), break_off)
+    assert s3.find("new/up") == [] and left() == []
+    assert publish(str(local), url, digest, str(tmp_path), lambda count: None)
     assert s3.find("new/up") == ["new/up/x.gguf"] and s3.cat_file("new/up/x.gguf") == local.read_bytes()
-    left = s3.call_s3("list_multipart_uploads", Bucket="new").get("Uploads", [])
-    assert [upload["Key"] for upload in left] == ["up/x.gguf.partial.of-another"]
-    publish.publish(str(local), url, digest, str(tmp_path), break_off)  # it is there: nothing is sent
+    assert left() == []
+    assert not publish(str(local), url, digest, str(tmp_path), break_off)  # it is there: nothing is sent
     local.write_bytes(b"other")
-    with pytest.raises(stores.GgferryError, match="exists already"):
-        publish.publish(str(local), url, publish_digest(local), str(tmp_path), break_off)
+    with pytest.raises(RefusedError, match="exists already"):
+        publish(str(local), url, blake3(b"other").hexdigest(), str(tmp_path), break_off)
 
 
 def test_an_upload_that_reads_back_differently_never_gets_its_name(s3: Any, tmp_path: Path) -> None:
     local = tmp_path / "y.gguf"
     local.write_bytes(b"right")
-    with pytest.raises(publish.VerificationError):
-        publish.publish(str(local), "s3://new/bad/y.gguf", "0" * 64, str(tmp_path), lambda count: None)
-    assert "new/bad/y.gguf" not in s3.find("new")
-
-
-def publish_digest(path: Path) -> str:
-    from blake3 import blake3
-
-    return str(blake3(path.read_bytes()).hexdigest())
+    with pytest.raises(TransportError):
+        publish(str(local), "s3://new/bad/y.gguf", "0" * 64, str(tmp_path), lambda count: None)
+    assert s3.find("new/bad") == []
 
 
 @pytest.mark.slow
@@ -165,4 +129,6 @@ def test_a_folder_model_from_a_store(s3: Any, tmp_path: Path, fixtures: Path) ->
     (same,) = (tmp_path / "local").rglob("*.gguf")
     assert same.name == output.name and same.read_bytes() == output.read_bytes()
     receipts = [json.loads(Path(f"{p}.receipt.json").read_text()) for p in (same, output)]
+    ways = [record.pop("transport", "") for receipt in receipts for record in receipt["source"]["files"]]
+    assert set(ways[:5]) == {""} and all(way.startswith("checked: MD5") for way in ways[5:])
     assert receipts[0] == receipts[1]
