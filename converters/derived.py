@@ -49,7 +49,8 @@ def rope_factor(values: Values) -> float | None:
     if kind == "linear":
         return float(values["rope_stretch"])
     if kind == "yarn":
-        return float(values.get("rope_stretch") or values["n_ctx"] / values["rope_original"])
+        stated = values.get("rope_stretch")
+        return float(values["n_ctx"] / values["rope_original"] if stated is None else stated)
     return None
 
 
@@ -57,7 +58,7 @@ def rope_original(values: Values) -> int | None:
     """rope.scaling.original_context_length: the context the model had before it was stretched."""
     kind, stated = values.get("rope_kind", "default"), values.get("rope_original_stated")
     if kind in ("yarn", "longrope"):
-        return int(stated or values["n_ctx"])
+        return int(values["n_ctx"] if stated is None else stated)
     return stated if kind == "default" else None  # Phi-3 states it whether it stretches or not
 
 
@@ -100,7 +101,8 @@ def _yarn_magnitude(values: Values, factor: float) -> float:
 
 def _longrope_magnitude(values: Values) -> float:
     original = values["rope_original"]
-    factor = values.get("rope_stretch") or values["n_ctx"] / original
+    stated = values.get("rope_stretch")
+    factor = values["n_ctx"] / original if stated is None else stated
     if factor <= 1:
         return 1.0
     if original < 2:

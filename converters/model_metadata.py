@@ -14,8 +14,8 @@ from ggferry.converters.open import LEGACY
 from ggferry.converters.plan import Options, Step, type_table
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.folder import load_json
 from ggferry.formats.gguf_values import Value
+from ggferry.formats.json_text import load_object
 from ggferry.quant.file_types import file_type_of
 
 SPLIT = "split."
@@ -34,7 +34,7 @@ def assemble(
     inherited = {k: v for k, v in checkpoint.metadata.items() if isinstance(v, Value) and not k.startswith(SPLIT)}
     beside = checkpoint.sidecars
     card, card_notes = read_card(beside["README.md"]) if "README.md" in beside else ({}, ())
-    generation = load_json(beside["generation_config"]) if "generation_config" in beside else {}
+    generation = load_object(beside["generation_config"]) if "generation_config" in beside else {}
     experts = graph.sizes.get("n_expert", 0)
     # A name the user gives names the model; the path then says nothing that could contradict it.
     named = model_name or os.path.abspath(checkpoint.path)

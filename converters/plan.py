@@ -99,11 +99,12 @@ class Plan:
         return sum(layout.size for layout in self.layouts)
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan for `--json`: one record a tensor, the metadata with origins, totals in bytes."""
+        """The plan for `--json`: one record a tensor, the metadata with origins, notes, totals in bytes."""
         return {
             "source": self.graph.checkpoint.path,
             "architecture": self.graph.architecture.name,
             "tensors": [step_record(step) for step in self.steps],
+            "notes": list(dict.fromkeys((*self.graph.checkpoint.notes, *self.graph.notes, *self.notes))),
             "dropped": [
                 {"name": drop.ref.name, "reason": drop.reason, "loses": drop.loses} for drop in self.graph.dropped
             ],

@@ -15,6 +15,7 @@ from ggferry.converters.open import LEGACY
 from ggferry.converters.plan import RESCALED, Plan, count_types, step_record
 from ggferry.converters.verify import Proof
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.json_kinds import strict
 
 FORMAT = 1
 SUFFIX = ".receipt.json"
@@ -49,7 +50,7 @@ def make_receipt(
             "container": checkpoint.container,
             "version": checkpoint.version,
             "era": checkpoint.era,
-            "header": dict(checkpoint.header),
+            "header": strict(dict(checkpoint.header)),
             "types": count_types(list(checkpoint.tensors.values())),
         },
         "output": {"files": list(output), "types": _output_types(plan)},

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggferry.converters.assign import Slot
+from ggferry.converters.config_keys import unread_notes
 from ggferry.converters.derived import derive
 from ggferry.converters.expression import evaluate, holds, names_in, solve, verdict
 from ggferry.converters.layout import SAME, Layout, Shape
 from ggferry.converters.spec import Architecture, Default, Dialect, HParam
-from ggferry.converters.stated import parse, stated
+from ggferry.converters.stated import Statements, parse
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
-from ggferry.formats.errors import InconsistentError, MissingError, ShapeError, UsageError
+from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Solver:
         self.values: dict[str, Param] = {}
         self.sizes: dict[str, int] = {}
         self.notes: list[str] = []
+        self.statements = Statements(checkpoint, dialect, architecture.name)
         self._take_overrides(overrides)
         self._take_fields()
         named = checkpoint.metadata.get("architectures")
@@ -93,11 +95,12 @@ class Solver:
                 self._learn(name, Param(value, f"as in every {self.dialect.name} model"))
         shown = self._shown() if self.checkpoint.metadata else set()
         for param in self.architecture.hparams:
-            if param.name not in self.values:
-                seen = param.key is None and param.name in shown
-                found = stated(self.checkpoint, self.dialect, self.architecture.name, param, seen)
-                if found is not None:
-                    self._learn(param.name, Param(*found, stated=True))
+            if param.name in self.values:
+                self.statements.pass_over(param)
+                continue
+            found = self.statements.of(param, seen=param.key is None and param.name in shown)
+            if found is not None:
+                self._learn(param.name, Param(*found, stated=True))
 
     def _shown(self) -> set[str]:
         """Hparams that the presence of tensors tells, so that a configuration beside a GGML-era file must not: its
@@ -125,6 +128,8 @@ class Solver:
         known = {**self._header, **self.complete}
         remarks = (*self.architecture.remarks, *self.dialect.remarks)
         self.notes += [remark.text.format(**known) for remark in remarks if holds(remark.when, known)]
+        file = "params.json" if self.dialect.source == "meta" else "config.json"
+        self.notes += unread_notes(self.statements.config, self.dialect, known, file)
         found = ((param, self.values.get(param.name)) for param in self.architecture.hparams)
         return {spec.name: param for spec, param in found if param is not None and param.value != spec.absent}
 
@@ -245,6 +250,16 @@ class Solver:
                 pairs = zip(slot.role.shape, declared, strict=True)
                 said = " × ".join(text if text.isdecimal() else f"{text}={value}" for text, value in pairs)
                 raise shape_error(self.checkpoint, slot.refs[0], f"does not fit its role {slot.role.name}", said)
+            if 0 in shape:
+                raise self._nothing(slot)
+
+    def _nothing(self, slot: Slot) -> OutOfRangeError:
+        """The error for a tensor without elements: the hparams that make it one, and where they stand."""
+        names = {name for text in slot.role.shape for name in names_in(text) if self.sizes.get(name) == 0}
+        zeros = ", ".join(f"{name} ({self.values[name].origin})" for name in sorted(names)) or "a size"
+        return OutOfRangeError(
+            f"{zeros}: {slot.name} would be without elements", path=self.checkpoint.path, found=0, expected="1 or more"
+        )
 
     def _check_values(self) -> None:
         """Lists of the right length, and every `HParam.check`. Raises InconsistentError."""

@@ -47,6 +47,7 @@ class HParam:
     for every block `n`) or '@name' of a function in `derived`.
     `absent`: what a GGUF file without the key means; that value is never written. `implied`: what readers derive it
     by where the key is not there (as `derive`): it is written only where the source states it or it differs.
+    `unsayable`: what a configuration may say and GGUF cannot, because its readers take it for 'not stated'; refused.
     """
 
     name: str
@@ -62,6 +63,7 @@ class HParam:
     many: str = ""
     check: str = ""
     null: Any = None
+    unsayable: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,20 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Harmless:
+    """Keys of config.json that no hparam reads, and why that changes nothing.
+
+    `keys`: shell patterns, separated by blanks; 'a.b' is member b of the object a. `values`: only where such a key
+    says one of these. `follows`: only where it repeats what this comes to (as `HParam.derive`).
+    """
+
+    keys: str
+    reason: str
+    values: tuple[Any, ...] = ()
+    follows: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Remark:
     """Something the user should know when `when` holds (`expression.holds` over hparams by short name and header
     fields as `header_NAME`). `text` may name them in braces. `stops`: the runtime that does not run such a model, or
@@ -144,7 +160,9 @@ class Dialect:
     several the first in the architecture's table that fits is taken. `header`: the part of the checkpoint's header
     that states the hparams, where it is not the configuration. `tiled`: shell patterns of the fused tensors in which
     keys and values are repeated for every head (`multi_query`). `substitutes`: (name, others…): where no tensor is
-    called so, the first of the others that is there is meant.
+    called so, the first of the others that is there is meant. `harmless`: what of the configuration is rightly not
+    read, beside what every configuration may say (`config_keys.GENERAL`); `nested`: members of it that transformers
+    makes configurations in their own right, which may say that, too.
     """
 
     name: str
@@ -162,6 +180,8 @@ class Dialect:
     header: str = ""
     tiled: tuple[str, ...] = ()
     substitutes: tuple[tuple[str, ...], ...] = ()
+    harmless: tuple[Harmless, ...] = ()
+    nested: tuple[str, ...] = ()
 
     @property
     def column(self) -> str:

@@ -3,79 +3,101 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from ggferry.converters.config_keys import NOTHING, Recorded, descend
 from ggferry.converters.spec import Dialect, HParam
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import InconsistentError, OutOfRangeError, UnsupportedError, UsageError
+from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError, UsageError
 from ggferry.formats.gguf_values import Value, ValueType
+from ggferry.formats.json_kinds import is_number
 from ggferry.formats.limits import MAX_LAYERS
 
 FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 MAX_ITEMS = MAX_LAYERS * 4
 """Items of an hparam that is a list: one a block, or one a rotary frequency."""
-_NOTHING = object()
 _ORIGINS = {"gguf": "key {}", "ggml": "header field {}", "meta": "params.json: {}"}
 
 
-def stated(
-    checkpoint: Checkpoint, dialect: Dialect, prefix: str, param: HParam, seen: bool = False
-) -> tuple[Any, str] | None:
-    """(value, where it stands) of `param` in the source, or None where it says nothing.
+class Statements:
+    """What one source says of its hparams. `prefix`: GGUF's architecture name. `config`: the configuration, where there
+    is one, which remembers what was asked of it."""
 
-    `prefix`: GGUF's architecture name. `seen`: the tensors show it; a configuration beside a GGML-era file does not.
-    Raises InconsistentError for a value of another type, and where header and configuration contradict each other,
-    OutOfRangeError for one no GGUF key can hold, UnsupportedError for a word that `param.words` does not know.
-    """
-    found = _stated(checkpoint, dialect, prefix, param, dialect.source)
-    if dialect.source != "ggml" or not checkpoint.metadata or seen:
-        return found
-    beside = _stated(checkpoint, dialect, prefix, param, "hf")  # --hf-config
-    if found and beside and found[0] != beside[0]:
-        raise InconsistentError(
-            f"{param.name}: the configuration is another model's", path=checkpoint.path,
-            found=f"{beside[0]} ({beside[1]})", expected=f"{found[0]} ({found[1]})",
-        )  # fmt: skip
-    return found or beside
+    def __init__(self, checkpoint: Checkpoint, dialect: Dialect, prefix: str) -> None:
+        self._checkpoint, self._dialect, self._prefix = checkpoint, dialect, prefix
+        self.config = Recorded({} if checkpoint.container == "gguf" else checkpoint.metadata, dialect.within)
 
+    def of(self, param: HParam, seen: bool = False) -> tuple[Any, str] | None:
+        """(value, where it stands) of `param`, or None where the source says nothing.
 
-def _stated(
-    checkpoint: Checkpoint, dialect: Dialect, prefix: str, param: HParam, column: str
-) -> tuple[Any, str] | None:
-    places = param.fields.get(column, (param.key or "") if column == "gguf" else "")
-    for place in filter(None, places.split("|")):
-        found = _find(checkpoint, dialect, prefix, place, column)
-        origin = _ORIGINS.get(column, f"{dialect.header or 'config.json'}: {{}}").format(place)
-        if found is _NOTHING or (found is None and param.null is None):
-            continue
+        `seen`: the tensors show it; a configuration beside a GGML-era file does not. Raises InconsistentError for a
+        value of another type, and where header and configuration contradict each other, OutOfRangeError for one no
+        GGUF key can hold, UnsupportedError for a word that `param.words` does not know, and for what GGUF cannot say.
+        """
+        found = self._in(param, self._dialect.source)
+        if self._dialect.source != "ggml" or not self._checkpoint.metadata:
+            return found
+        beside = self._in(param, "hf")  # --hf-config
+        if seen:
+            return found
+        if found and beside and found[0] != beside[0]:
+            raise InconsistentError(
+                f"{param.name}: the configuration is another model's", path=self._checkpoint.path,
+                found=f"{beside[0]} ({beside[1]})", expected=f"{found[0]} ({found[1]})",
+            )  # fmt: skip
+        return found or beside
+
+    def pass_over(self, param: HParam) -> None:
+        """Take note that the configuration's word on `param` does not count: the user or the dialect has the say."""
+        for place in param.fields.get(self._dialect.source, "").split("|"):
+            self.config.ask(place)
+
+    def _in(self, param: HParam, column: str) -> tuple[Any, str] | None:
+        """What the first of the places in `column` says. The others are then read, too, if they say the same."""
+        places = param.fields.get(column, (param.key or "") if column == "gguf" else "")
+        stated: tuple[Any, str] | None = None
+        for place in filter(None, places.split("|")):
+            found = self._find(place, column)
+            silent = found is NOTHING or (found is None and param.null is None)
+            if not silent and stated is None:
+                stated = self._value(param, column, place, found)
+            elif not silent and not self._agrees(param, column, place, found, stated):
+                continue
+            if column not in ("gguf", "ggml"):
+                self.config.ask(place)
+        return stated
+
+    def _value(self, param: HParam, column: str, place: str, found: Any) -> tuple[Any, str]:
+        origin = _ORIGINS.get(column, f"{self._dialect.header or 'config.json'}: {{}}").format(place)
         if found is None:
             return param.null, f"{origin} is null"
         if param.words and column != "gguf":
-            found = _translated(checkpoint, param, place, found)
-        return _typed(checkpoint, param, found, origin), origin
-    return None
+            found = _translated(self._checkpoint, param, place, found)
+        value = _typed(self._checkpoint, param, found, origin)
+        if column != "gguf" and param.unsayable is not None and value == param.unsayable:
+            raise UnsupportedError(
+                f"{param.name} ({origin}): readers of GGUF take this value for none", path=self._checkpoint.path,
+                found=value,
+            )  # fmt: skip
+        return value, origin
 
+    def _agrees(self, param: HParam, column: str, place: str, found: Any, stated: Any) -> bool:
+        try:
+            return bool(self._value(param, column, place, found)[0] == stated[0])
+        except GgferryError:
+            return False
 
-def _find(checkpoint: Checkpoint, dialect: Dialect, prefix: str, place: str, column: str) -> Any:
-    if column == "gguf":
-        value = checkpoint.metadata.get(f"{prefix}.{place}")
-        return value.data if isinstance(value, Value) else _NOTHING
-    if column == "ggml":
-        return checkpoint.header.get(place, _NOTHING)
-    if dialect.header:
-        return _descend(checkpoint.header.get(dialect.header), place)
-    roots = (checkpoint.metadata.get(dialect.within), checkpoint.metadata) if dialect.within else (checkpoint.metadata,)
-    found = (_descend(root, place) for root in roots)
-    return next((value for value in found if value is not _NOTHING), _NOTHING)
-
-
-def _descend(root: Any, place: str) -> Any:
-    for name in place.split("."):
-        if not isinstance(root, Mapping) or name not in root:
-            return _NOTHING
-        root = root[name]
-    return root
+    def _find(self, place: str, column: str) -> Any:
+        if column == "gguf":
+            value = self._checkpoint.metadata.get(f"{self._prefix}.{place}")
+            return value.data if isinstance(value, Value) else NOTHING
+        if column == "ggml":
+            return self._checkpoint.header.get(place, NOTHING)
+        if self._dialect.header:
+            return descend(self._checkpoint.header.get(self._dialect.header), place)
+        return self.config.find(place)
 
 
 def _translated(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:
@@ -116,9 +138,11 @@ def _item(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any
         if not isinstance(found, bool):
             raise wrong("true or false")
         return found
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    if not is_number(found):
         raise wrong("a number")
     if param.kind in FLOATS:
+        if abs(found) > FLOAT32_MAX:
+            raise OutOfRangeError(f"{param.name} ({origin})", path=checkpoint.path, found=found, expected="a float32")
         return found
     if found != int(found):
         raise wrong("a whole number")

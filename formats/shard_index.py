@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ggferry.formats import json_kinds
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import (
     DuplicateError,
@@ -55,10 +56,7 @@ def read_index(path: str) -> Index:
             path=path,
             hint="fetch them: a model is converted whole or not at all",
         )
-    metadata = found.get("metadata") or {}
-    if not isinstance(metadata, dict):
-        raise InconsistentError("metadata", path=path, found=metadata, expected="an object")
-    return Index(path, weight_map, files, metadata)
+    return Index(path, weight_map, files, json_kinds.members(found, "metadata", path))
 
 
 def _inside(name: str, path: str) -> str:

@@ -290,6 +290,8 @@ def _print_plan(request: Any, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
+    for note in facts["notes"]:
+        say(f"note     {note}")
     for t in facts["tensors"]:
         shape = "×".join(map(str, t["shape"]))
         what = f"{t['source_type']} → {t['type']}  {t['route']}, {t['grade']}"

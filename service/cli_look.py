@@ -44,7 +44,7 @@ def inspect(
     if as_json:
         print_json(facts)
     else:
-        print("\n".join(lines(facts)))
+        print("\n".join(lines(facts, full)))
 
 
 @commands.command()

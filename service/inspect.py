@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.gguf_values import Value, ValueType
+from ggferry.formats.json_kinds import shown, strict
+from ggferry.formats.limits import MAX_JSON
 
 SHOWN_ITEMS = 8
 SHOWN_TEXT = 200
@@ -19,7 +20,7 @@ def describe(checkpoint: Checkpoint, full: bool = False) -> dict[str, Any]:
     """Container, family of the model and who runs it, header, hparams or metadata, vocabulary summary, tensors with
     type, shape, offset, bytes and spans.
 
-    Shapes are outermost first. `full`: arrays and long texts of the metadata whole.
+    Shapes are outermost first. `full`: arrays and long texts of GGUF's metadata whole; a configuration always is.
     """
     return {
         "container": checkpoint.container,
@@ -30,7 +31,7 @@ def describe(checkpoint: Checkpoint, full: bool = False) -> dict[str, Any]:
         "alignment": checkpoint.alignment,
         "files": [{"path": source.path, "bytes": source.size} for source in checkpoint.files],
         "model": _model(checkpoint),
-        "header": dict(checkpoint.header),
+        "header": strict(dict(checkpoint.header)),
         "metadata": {key: _value(value, full) for key, value in checkpoint.metadata.items()},
         "vocabulary": _vocabulary(checkpoint),
         "tensors": [_tensor(ref) for ref in checkpoint.tensors.values()],
@@ -67,7 +68,7 @@ def _tensor(ref: TensorRef) -> dict[str, Any]:
 
 def _value(value: Any, full: bool) -> Any:
     if not isinstance(value, Value):
-        return value
+        return strict(value)
     if value.type is not ValueType.ARRAY:
         return {"type": value.type.name.lower(), "value": _plain(value.data, full)}
     items = value.data if full else value.data[:SHOWN_ITEMS]
@@ -80,12 +81,10 @@ def _value(value: Any, full: bool) -> Any:
 
 
 def _plain(item: Any, full: bool) -> Any:
-    if isinstance(item, float) and not math.isfinite(item):
-        return str(item)
     if isinstance(item, str):
         item = item.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         return item if full or len(item) <= SHOWN_TEXT else item[:SHOWN_TEXT] + "…"
-    return item
+    return strict(item)
 
 
 def _vocabulary(checkpoint: Checkpoint) -> dict[str, Any] | None:
@@ -114,8 +113,8 @@ def _is_utf8(token: bytes) -> bool:
     return True
 
 
-def lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """`describe` for a person, line by line."""
+def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
+    """`describe` for a person, line by line. `full`: long values whole."""
     version = "" if facts["version"] is None else f" v{facts['version']}"
     endian = ", big-endian" if facts["big_endian"] else ""
     family = facts["layout"] if facts["header"] else None
@@ -128,8 +127,10 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {model['architecture']}: as GGUF {runtimes}"
     for note in facts["notes"]:
         yield f"  note: {note}"
-    yield from _table("header", ((k, v) for k, v in facts["header"].items() if not isinstance(v, dict)))
-    yield from _table("metadata", ((key, _short(value)) for key, value in facts["metadata"].items()))
+    header = ((key, value) for key, value in facts["header"].items() if not isinstance(value, dict))
+    yield from _table("header", ((key, _json(value, full)) for key, value in header))
+    short = _short if facts["container"] == "gguf" else lambda value: _json(value, full)
+    yield from _table("metadata", ((key, short(value)) for key, value in facts["metadata"].items()))
     if facts["vocabulary"]:
         yield from _table("vocabulary", facts["vocabulary"].items())
     tensors = facts["tensors"]
@@ -153,9 +154,15 @@ def _table(title: str, items: Any) -> Iterator[str]:
         yield from (f"  {key:<{width}}  {value}" for key, value in rows)
 
 
-def _short(value: Any) -> str:
-    if not isinstance(value, dict):
-        return str(value)
+def _json(value: Any, full: bool) -> str:
+    """A value of a configuration: text as it is, anything else as JSON on one line."""
+    if isinstance(value, str):
+        return value if full or len(value) <= SHOWN_TEXT else value[:SHOWN_TEXT] + "…"
+    return shown(value, MAX_JSON if full else SHOWN_TEXT)
+
+
+def _short(value: Mapping[str, Any]) -> str:
+    """A value of GGUF's metadata, as `_value` describes it."""
     if value["type"] == "array":
         more = " …" if value["length"] > len(value["value"]) else ""
         return f"{value['items']}[{value['length']}] {value['value']}{more}"

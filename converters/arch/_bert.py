@@ -5,7 +5,7 @@ llama.cpp `src/models/bert.cpp`, `nomic-bert.cpp` and convert_hf_to_gguf for key
 """
 
 from ggferry.converters.arch import _common as common
-from ggferry.converters.spec import Default, Drop, HParam
+from ggferry.converters.spec import Default, Drop, Harmless, HParam
 
 _POOL = "sentence_transformers_pooling."
 
@@ -46,6 +46,11 @@ token_embd_norm.weight f32            : n_embd         | hf embeddings.LayerNorm
 token_embd_norm.bias                  : n_embd         | hf embeddings.LayerNorm.bias
 """
 
+HARMLESS = (
+    Harmless("tie_word_embeddings", "of the output layer, which is not here"),
+    Harmless("directionality pooler_*", "of the pooler, which embeddings do not use"),
+    Harmless(f"{_POOL}word_embedding_dimension {_POOL}include_prompt", "pooling takes what there is"),
+)
 _POOLER = "transformers' pooled output, which embeddings do not use and for which GGUF has no name"
 DROPS = (
     Drop("pooler.dense.weight", _POOLER),

@@ -4,7 +4,7 @@ The `hf` places are those of config.json; GGUF keys: gguf-py `constants.Keys`, l
 the lines name: q, k (how query and key rows are ordered), norm (Gemma's offset), stack (experts).
 """
 
-from ggferry.converters.spec import Default, Drop, HParam, Remark
+from ggferry.converters.spec import Default, Drop, Harmless, HParam, Remark
 from ggferry.formats.gguf_values import ValueType
 
 F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
@@ -56,7 +56,7 @@ GEMMA_GELU = HParam(
     required=False,
 )  # fmt: skip
 
-N_SWA = HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0)
+N_SWA = HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0, unsayable=0)
 LAYER_WINDOWS = HParam(
     "layer_windows", None, BOOL, {"hf": "layer_types"}, required=False, many="n_layer",
     words={"sliding_attention": True, "full_attention": False},
@@ -66,7 +66,10 @@ QWEN_WINDOWS = (
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
     HParam("window_used", None, BOOL, {"hf": "use_sliding_window"}, required=False),
     HParam("first_window", None, fields={"hf": "max_window_layers"}, required=False),
-    HParam("n_swa", "attention.sliding_window", derive="window_stated * window_used", absent=0),
+    HParam(
+        "n_swa", "attention.sliding_window", derive="window_stated * window_used", absent=0,
+        check="window_used == 0 or 0 < window_stated",
+    ),
     LAYER_WINDOWS,
     HParam(
         "swa_layers", "attention.sliding_window_pattern", BOOL, derive="@qwen_window_layers", required=False,
@@ -78,7 +81,7 @@ QWEN_WINDOWS = (
 N_EXPERT = HParam("n_expert", "expert_count", fields={"hf": "num_local_experts|num_experts|n_routed_experts"}, absent=0)
 N_EXPERT_USED = HParam(
     "n_expert_used", "expert_used_count", fields={"hf": "num_experts_per_tok"}, absent=0,
-    check="n_expert_used <= n_expert",
+    check="n_expert_used <= n_expert and (n_expert == 0 or 0 < n_expert_used)",
 )  # fmt: skip
 
 N_FF_EXP = HParam("n_ff_exp", "expert_feed_forward_length", fields={"hf": "moe_intermediate_size"})
@@ -94,6 +97,9 @@ DROP_BUFFERS = Drop(
     "*.rotary_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True
 )
 DROPS = (DROP_TIED, DROP_BUFFERS)
+
+# Biases have no role where a table names none: a tensor of one would be refused.
+UNBIASED = Harmless("attention_bias mlp_bias", "there is none", (False,))
 
 WINDOW = Remark(
     "n_swa > 0",

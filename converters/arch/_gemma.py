@@ -24,7 +24,14 @@ QUERY_SCALAR = HParam(
     "query_scalar", None, F32, {"hf": "query_pre_attn_scalar"}, required=False,
     defaults=(Default(256, "transformers' default", dialect="hf"),),
 )  # fmt: skip
-WINDOW_PERIOD = HParam("window_period", None, fields={"hf": "sliding_window_pattern"}, required=False)
-SIZES = (*common.SIZES, common.RMS_EPS, common.ALWAYS_TIED, common.GEMMA_GELU)
+WINDOW_PERIOD = HParam(
+    "window_period", None, fields={"hf": "sliding_window_pattern|_sliding_window_pattern"}, required=False
+)
+# A model that sees what comes later: GGUF has a key for it that llama.cpp's Gemmas do not heed, and no word for windows
+# that reach both ways (transformers halves them).
+CAUSAL = HParam(
+    "bidirectional", None, BOOL, {"hf": "use_bidirectional_attention"}, words={False: False}, required=False
+)
+SIZES = (*common.SIZES, common.RMS_EPS, common.ALWAYS_TIED, common.GEMMA_GELU, CAUSAL)
 DROPS = common.DROPS
 REMARKS = rope.REMARKS

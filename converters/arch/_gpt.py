@@ -8,7 +8,7 @@ keys: gguf-spec.md, llama.cpp `llama-arch.cpp`; `feed_forward_activation` is our
 from dataclasses import replace
 
 from ggferry.converters.arch import _common as common
-from ggferry.converters.spec import Default, Drop, HParam, Remark
+from ggferry.converters.spec import Default, Drop, Harmless, HParam, Remark
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf_values import ValueType
 from ggferry.formats.reader import HeaderLayout, VocabLayout
@@ -67,6 +67,12 @@ UNSCALED = Remark(
     "attn_scale > 0",
     "attention.scale={attn_scale}: written, but llama.cpp scales this architecture's scores by 1/√(width of a head)",
     stops="llama.cpp",
+)
+
+# Sums in more digits, or in another order.
+UPCAST = Harmless(
+    "reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32 slow_but_exact",
+    "how it is computed, not what",
 )
 
 DROP_MASKS = tuple(

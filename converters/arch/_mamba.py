@@ -11,7 +11,7 @@ from dataclasses import replace
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _recurrent as recurrent
 from ggferry.converters.layout import Pointwise, Squeeze
-from ggferry.converters.spec import Default, Dialect, HParam, Remark
+from ggferry.converters.spec import Default, Dialect, Harmless, HParam, Remark
 from ggferry.formats.gguf_values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
@@ -58,11 +58,34 @@ EXPANSION = Remark(
     "n_inner != 2 * n_embd",
     "the state space is {n_inner} wide for a model of {n_embd}; llama.cpp loads twice that only",
 )
+_BEFORE = "used before training only"
+_HOW = "how it is computed, not what"
+HARMLESS = (
+    Harmless("expand time_step_rank head_dim hidden_ratio", "the tensors say it"),
+    Harmless("time_step_m* time_step_scale time_step_init_scheme time_step_floor rescale_prenorm_residual", _BEFORE),
+    Harmless("residual_in_fp32 use_associative_scan use_mambapy chunk_size fused_add_norm", _HOW),
+    Harmless("rms_norm", "every norm is", (True,)),
+    Harmless("norm_before_gate", "read by nobody"),  # Mamba-Codestral's; transformers gates first whatever it says
+)
+# state-spaces' MambaConfig, and the arguments of its Mamba2 (mamba_ssm `modules/mamba2.py`).
+STATE_SPACES_HARMLESS = (
+    Harmless("residual_in_fp32 fused_add_norm", _HOW),
+    Harmless("pad_vocab_size_multiple ssm_cfg.layer ssm_cfg.expand ssm_cfg.headdim", "the tensors say it"),
+    Harmless("ssm_cfg.dt_min ssm_cfg.dt_max ssm_cfg.dt_init* ssm_cfg.dt_scale ssm_cfg.A_init_range", _BEFORE),
+    Harmless("ssm_cfg.chunk_size ssm_cfg.use_mem_eff_path ssm_cfg.use_fast_path", _HOW),
+    Harmless("d_intermediate", "no feed-forward half", (0,)),
+    Harmless("attn_layer_idx", "no block attends", ([],)),
+    Harmless("attn_cfg", "no block attends", ({},)),
+    Harmless("ssm_cfg.rmsnorm", "every norm is", (True,)),
+    Harmless("ssm_cfg.norm_before_gate ssm_cfg.D_has_hdim", "as every published model", (False,)),
+)
+
 HF = Dialect(
     "hf", conventions={"decay": "log"}, drops=(common.DROP_TIED,),
     renames=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),  # Mamba-Codestral
+    harmless=HARMLESS,
 )  # fmt: skip
 STATE_SPACES = replace(
     HF, name="state-spaces", names="hf", renames=(("backbone.embedding.", "backbone.embeddings."),),
-    marks=("backbone.embedding.weight", "backbone.layers.0.mixer.A_log"),
+    marks=("backbone.embedding.weight", "backbone.layers.0.mixer.A_log"), harmless=STATE_SPACES_HARMLESS,
 )  # fmt: skip

@@ -5,6 +5,8 @@ is in `rope_parameters`, before that in `rope_scaling` with the base beside it. 
 GGUF says it: `converters.derived`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.spec import Default, HParam, Remark
 from ggferry.formats.gguf_values import ValueType
 
@@ -84,6 +86,10 @@ SHORT = HParam("rope_short", None, _F32, {"hf": _IN.replace("KEY", "short_factor
 ROPE = (BASE, N_ROT, KIND, *SCALING)
 PARTIAL_ROPE = (BASE, FRACTION, N_ROT, KIND, *SCALING)
 ROPE_WITH_FACTORS = (BASE, FRACTION, N_ROT, KIND_OR_FACTORS, *SCALING, LOW, HIGH, LONG, SHORT)
+# Where GGUF has rows in pairs and Hugging Face in halves, a head turns whole: of no published model does a part.
+WHOLE_ROPE_WITH_FACTORS = tuple(
+    replace(param, words={1: 1.0}) if param is FRACTION else param for param in ROPE_WITH_FACTORS
+)
 
 FACTOR_ROLES = """
 rope_freqs.weight f32 optional         : n_rot/2 | hf =llama3_factors

@@ -5,7 +5,7 @@ a T5; UMT5 has a bias of distance in every block instead of one for all.
 """
 
 from ggferry.converters.arch import _common as common
-from ggferry.converters.spec import Default, Drop, HParam, Remark
+from ggferry.converters.spec import Default, Drop, Harmless, HParam, Remark
 
 HPARAMS = (
     common.N_VOCAB,
@@ -78,6 +78,11 @@ _COPY = "the embedding that encoder and decoder share, which it repeats"
 DROPS = (
     Drop("encoder.embed_tokens.weight", _COPY, same_as="token_embd.weight"),
     Drop("decoder.embed_tokens.weight", _COPY, same_as="token_embd.weight"),
+)
+HARMLESS = (
+    Harmless("is_encoder_decoder", "as the class says"),
+    Harmless("dense_act_fn is_gated_act", "feed_forward_proj says it"),
+    Harmless("scalable_attention", "read by nobody", (True,)),  # UMT5's
 )
 REMARKS = (
     Remark(

@@ -9,7 +9,7 @@ from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.arch import _megatron as megatron
 from ggferry.converters.layout import heads_to_qkv
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, also, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, Harmless, HParam, also, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -82,6 +82,11 @@ HEADER = HeaderLayout(
     planar=("Q4_1_V1",),
 )
 
+MEGATRON = Harmless(
+    "bias_dropout_fusion masked_softmax_fusion skip_bias_add skip_bias_add_qkv offset_alibi",
+    "of the program that trained it",
+)
+
 SPEC = Architecture(
     name="bloom",
     display_name="BLOOM",
@@ -89,7 +94,10 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", conventions={"qkv": "grouped"}, drops=gpt.DROPS, renames=gpt.HEADLESS),
+        "hf": Dialect(
+            "hf", conventions={"qkv": "grouped"}, drops=gpt.DROPS, renames=gpt.HEADLESS,
+            harmless=(gpt.UPCAST, MEGATRON),
+        ),
         "ggml": Dialect("ggml"),
         "gguf": Dialect("gguf"),
     },

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import SAME
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, Harmless, HParam, Remark, roles
 from ggferry.formats.gguf_values import ValueType
 
 HPARAMS = (
@@ -18,7 +18,7 @@ HPARAMS = (
     replace(common.N_CTX, fields={"hf": "model_max_length|max_position_embeddings"}),
     common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV, common.HEAD_DIM, common.HEAD_DIM_V,
     common.LAYER_EPS, *rope.ROPE,
-    HParam("logit_scale", "logit_scale", ValueType.FLOAT32, {"hf": "logit_scale"}, absent=0.0,
+    HParam("logit_scale", "logit_scale", ValueType.FLOAT32, {"hf": "logit_scale"}, absent=0.0, unsayable=0.0,
            defaults=(Default(0.0625, "transformers' default", dialect="hf"),)),
     HParam("qk_norms", None, ValueType.BOOL, {"hf": "use_qk_norm"}, required=False,
            defaults=(Default(False, "transformers' default", dialect="hf"),)),
@@ -48,12 +48,17 @@ NORMS = Remark(
     stops="llama.cpp",
 )
 
+CONTEXT = Harmless("max_position_embeddings", "model_max_length is what it was trained on")
+
 SPEC = Architecture(
     name="command-r",
     display_name="Command R",
     hf_classes=("CohereForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={"hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, NORMS)), "gguf": Dialect("gguf")},
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, NORMS), harmless=(CONTEXT,)),
+        "gguf": Dialect("gguf"),
+    },
     recipe={"norm": "layer", "residual": "parallel"},
 )

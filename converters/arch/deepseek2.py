@@ -9,7 +9,7 @@ runtime can absorb the former; it then counts one key-value head as wide as the 
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import SAME, Pick, Stack, Then, Transpose
-from ggferry.converters.spec import Architecture, Default, Dialect, Drop, HParam, Remark, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark, roles
 from ggferry.formats.gguf_values import ValueType
 
 F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
@@ -33,20 +33,26 @@ HPARAMS = (
     rope.ATTN_FACTOR, rope.BETA_FAST, rope.BETA_SLOW,
     HParam("rope_pairs", None, BOOL, {"hf": "rope_interleave"}, words={True: True}, required=False),
     HParam("n_dense", "leading_dense_block_count", fields={"hf": "first_k_dense_replace"},
-           defaults=(Default(0, "no block is said to be dense"),)),
+           defaults=(Default(3, "DeepSeek-V3's default", when=_V3, dialect="hf"),
+                     Default(0, "no block is said to be dense"))),
     common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, null=0),
     HParam("expert_selection", None, STRING, {"hf": "topk_method"}, words=_SELECTIONS, required=False,
            defaults=(Default("noaux_tc", "as DeepSeek-V3 does", when=_V3, dialect="hf"),
                      Default("greedy", "transformers' default", dialect="hf"))),
     HParam("expert_groups_stated", None, fields={"hf": "n_group"}, required=False),
-    HParam("expert_groups_used_stated", None, fields={"hf": "topk_group"}, required=False),
+    HParam("expert_groups_used_stated", None, fields={"hf": "topk_group"}, required=False,
+           check="expert_selection == 'greedy' or 0 < expert_groups_used_stated"),
     HParam("expert_groups", "expert_group_count", derive="@expert_groups", required=False,
            check="0 < expert_groups and n_expert % expert_groups == 0"),
     HParam("expert_groups_used", "expert_group_used_count", derive="@expert_groups_used", required=False,
-           check="0 < expert_groups_used and expert_groups_used <= expert_groups"),
-    HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, required=False),
-    HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=False),
+           check="0 < expert_groups_used and expert_groups_used <= expert_groups"
+           # else experts of other groups would be chosen, by chance
+           " and n_expert_used * expert_groups <= expert_groups_used * n_expert"),
+    HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, required=False,
+           unsayable=0.0, defaults=(Default(2.5, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
+    HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=False,
+           defaults=(Default(True, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
     HParam("expert_gating", "expert_gating_func", fields={"hf": "scoring_func"}, words={"softmax": 1, "sigmoid": 2},
            defaults=(Default(2, "DeepSeek-V3 scores experts by sigmoid", when=_V3, dialect="hf"),
                      Default(1, "DeepSeek-V2 scores experts by softmax"))),
@@ -112,6 +118,13 @@ SPEC = Architecture(
             drops=(NEXT_TOKENS, *common.DROPS),
             remarks=(*rope.REMARKS, *REMARKS),
             given={"n_head_kv": 1},
+            harmless=(
+                common.UNBIASED,
+                Harmless("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
+                Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
+                Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
+                Harmless("seq_aux", "used in training only"),
+            ),
         ),
         "gguf": Dialect("gguf"),
     },

@@ -13,7 +13,7 @@ from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.arch import _megatron as megatron
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import heads_to_qkv
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles, varied
+from ggferry.converters.spec import Architecture, Default, Dialect, Harmless, HParam, Remark, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -132,6 +132,7 @@ SPEC = Architecture(
             drops=gpt.DROPS,
             remarks=(*rope.REMARKS, gpt.ERF, *REMARKS),
             given={"data_layout": "jploski"},
+            harmless=(Harmless("apply_residual_connection_post_layernorm", "read by nobody", (False,)),),
             # With two norms GGUF's first is the feed-forward's, its second the attention's.
             renames=(*_LN_MLP, *gpt.HEADLESS),
         ),

@@ -21,7 +21,8 @@ SPEC = Architecture(
     hparams=(*gemma.SIZES, *rope.ROPE),
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=rope.REMARKS),
+        "hf": Dialect("hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=rope.REMARKS,
+                      harmless=(common.UNBIASED,)),
         "gguf": Dialect("gguf"),
     },
     recipe=gemma.RECIPE,

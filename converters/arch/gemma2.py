@@ -12,10 +12,10 @@ from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Rema
 HPARAMS = (
     *gemma.SIZES, *rope.ROPE,
     HParam("attn_softcap", "attn_logit_softcapping", gemma.F32, {"hf": "attn_logit_softcapping"}, null=0.0,
-           defaults=(Default(50.0, "transformers' and llama.cpp's default"),)),
+           unsayable=0.0, defaults=(Default(50.0, "transformers' and llama.cpp's default"),)),
     HParam("final_softcap", "final_logit_softcapping", gemma.F32, {"hf": "final_logit_softcapping"}, null=0.0,
-           defaults=(Default(30.0, "transformers' and llama.cpp's default"),)),
-    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0,
+           unsayable=0.0, defaults=(Default(30.0, "transformers' and llama.cpp's default"),)),
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unsayable=0,
            defaults=(Default(4096, "transformers' and llama.cpp's default"),)),
     common.LAYER_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", gemma.BOOL, derive="@window_layers",
@@ -48,7 +48,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=(*rope.REMARKS, *REMARKS)),
+        "hf": Dialect("hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=(*rope.REMARKS, *REMARKS),
+                      harmless=(common.UNBIASED,)),
         "gguf": Dialect("gguf"),
     },
     recipe=gemma.RECIPE,

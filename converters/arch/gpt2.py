@@ -44,6 +44,7 @@ SPEC = Architecture(
             drops=gpt.DROPS,
             remarks=(gpt.ERF, gpt.UNSCALED),
             renames=gpt.HEADLESS,
+            harmless=(gpt.UPCAST,),
         ),
         "ggml-conv1d": Dialect(
             "ggml-conv1d",

@@ -8,7 +8,7 @@ from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import SAME, Transpose
-from ggferry.converters.spec import Architecture, Dialect, HParam, roles, varied
+from ggferry.converters.spec import Architecture, Dialect, Harmless, HParam, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -22,7 +22,7 @@ HPARAMS = (
 ROLES = roles(
     gpt.EMBEDDING
     + """
-    output.bias when=tied==0    : n_vocab                    | hf lm_head.bias
+    output.bias                 : n_vocab                    | hf lm_head.bias
     """
     + gpt.ATTENTION_NORM
     + """
@@ -77,7 +77,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=gpt.DROPS),
+        "hf": Dialect("hf", drops=gpt.DROPS, harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),)),
         "ggml-turned": Dialect(
             "ggml-turned",
             conventions={"transposed": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up")},

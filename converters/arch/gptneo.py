@@ -10,11 +10,11 @@ from dataclasses import replace
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.layout import SAME
-from ggferry.converters.spec import Architecture, Dialect, HParam, Remark, roles
+from ggferry.converters.spec import Architecture, Dialect, Harmless, HParam, Remark, roles
 
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV, replace(gpt.ATTN_SCALE, required=True, defaults=()),
-    HParam("n_swa", "attention.sliding_window", fields={"hf": "window_size"}),
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "window_size"}, unsayable=0),
     HParam("swa_layers", "attention.sliding_window_pattern", gpt.BOOL, {"hf": "attention_layers"}, many="n_layer",
            words={"local": True, "global": False}),
     common.ALWAYS_TIED, gpt.GELU_TANH,
@@ -43,7 +43,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=gpt.DROPS, remarks=(OURS,), given={"attn_scale": 1.0}, renames=gpt.HEADLESS),
+        "hf": Dialect("hf", drops=gpt.DROPS, remarks=(OURS,), given={"attn_scale": 1.0}, renames=gpt.HEADLESS,
+                      harmless=(Harmless("attention_types", "attention_layers is it, block by block"),)),
         "gguf": Dialect("gguf"),
     },
     recipe={**gpt.RECIPE, "qkv": "separate"},

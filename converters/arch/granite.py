@@ -14,11 +14,12 @@ F32 = ValueType.FLOAT32
 _ONE = (Default(1.0, "transformers' default", dialect="hf"),)
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.ROPE_WITH_FACTORS,
-    HParam("attn_scale", "attention.scale", F32, {"hf": "attention_multiplier"}, absent=0.0, defaults=_ONE),
-    HParam("embedding_scale", "embedding_scale", F32, {"hf": "embedding_multiplier"}, absent=1.0),
-    HParam("residual_scale", "residual_scale", F32, {"hf": "residual_multiplier"}, absent=1.0),
-    HParam("logit_scale", "logit_scale", F32, {"hf": "logits_scaling"}, defaults=_ONE, check="logit_scale != 0"),
+    *common.SIZES, common.RMS_EPS, *rope.WHOLE_ROPE_WITH_FACTORS,
+    HParam("attn_scale", "attention.scale", F32, {"hf": "attention_multiplier"}, absent=0.0, defaults=_ONE,
+           unsayable=0.0),
+    HParam("embedding_scale", "embedding_scale", F32, {"hf": "embedding_multiplier"}, absent=1.0, unsayable=0.0),
+    HParam("residual_scale", "residual_scale", F32, {"hf": "residual_multiplier"}, absent=1.0, unsayable=0.0),
+    HParam("logit_scale", "logit_scale", F32, {"hf": "logits_scaling"}, defaults=_ONE, unsayable=0.0),
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )  # fmt: skip
 

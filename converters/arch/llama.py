@@ -11,7 +11,7 @@ from dataclasses import replace
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import SAME, Stack, heads_halves_to_pairs
-from ggferry.converters.spec import Architecture, Default, Dialect, Drop, Remark, also, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, Drop, Harmless, Remark, also, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -55,6 +55,7 @@ _META3 = replace(_META, name="llama3-meta", column_split=HEADER.column_split[1:]
 
 N_CTX = replace(
     common.N_CTX,
+    fields={"hf": "max_position_embeddings|max_sequence_length"},  # the latter in 2023's LLaMAForCausalLM
     defaults=(
         Default(131072, "rotary scaling of LLaMA 3.1", when="rope_kind == 'llama3'", dialect="meta"),
         Default(8192, "a rotary base of 500000: LLaMA 3, trained on 8192 tokens", when="rope_base == 500000"),
@@ -75,7 +76,7 @@ EPS = replace(
 )
 HPARAMS = (
     common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
-    common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.ROPE_WITH_FACTORS, common.N_SWA, common.N_EXPERT,
+    common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, common.N_SWA, common.N_EXPERT,
     common.N_EXPERT_USED, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )  # fmt: skip
 
@@ -153,9 +154,17 @@ SPEC = Architecture(
             "meta",
             drops=(Drop("rope.freqs", "a buffer: rotary frequencies follow from the rotary base", follows=True),),
             given={"tied": False},
+            harmless=(
+                Harmless("multiple_of ffn_dim_multiplier vocab_size", "the tensors say it, and -1 is no size"),
+                Harmless("max_batch_size max_seq_len model_parallel_size", "of Meta's own program"),
+            ),
         ),
         "hf": Dialect(
-            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW)
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW),
+            harmless=(
+                Harmless("rope_interleaved", "rows of Q and K lie as halves", (False,)),
+                Harmless("is_llama_config", "which program wrote it"),
+            ),
         ),
         "gguf": Dialect("gguf"),
     },

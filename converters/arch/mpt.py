@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.layout import SAME
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, Harmless, HParam, Remark, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -39,7 +39,7 @@ HPARAMS = (
     HParam("qk_norms", None, gpt.BOOL, {"hf": "attn_config.qk_ln|attn_qk_ln"}, required=False),
     # What this graph does not do, and would be done silently.
     HParam("turned", None, gpt.BOOL, {"hf": "attn_config.rope"}, words=gpt.FALSE, required=False),
-    HParam("prefixed", None, gpt.BOOL, {"hf": "attn_config.prefix_lm"}, words=gpt.FALSE, required=False),
+    HParam("prefixed", None, gpt.BOOL, {"hf": "attn_config.prefix_lm|prefix_lm"}, words=gpt.FALSE, required=False),
     HParam("windowed", None, fields={"hf": "attn_config.sliding_window_size"}, words={-1: 0}, required=False),
     HParam("norm_kind", None, gpt.STRING, {"hf": "norm_type"}, words=_NORMS, required=False),
     HParam("ffn_kind", None, gpt.STRING, {"hf": "ffn_config.ffn_type"}, words={"mptmlp": "mptmlp"}, required=False),
@@ -126,6 +126,18 @@ REMARKS = (
     gpt.UNSCALED, replace(gpt.ERF, when=""),
 )  # fmt: skip
 
+HARMLESS = (
+    Harmless("attn_config.attn_type", "shapes say how many keys there are",
+             ("multihead_attention", "grouped_query_attention")),
+    Harmless("attn_config.attn_impl attn_impl attn_config.fused_qkv fc_type", "how it is computed, not what"),
+    Harmless("attn_config.rope_* attn_config.attn_uses_sequence_id attn_uses_sequence_id", "switched off", (False,)),
+    Harmless("attn_config.rope_*", "rotation is refused"),
+    Harmless("no_bias learned_pos_emb", "tensors are there or not"),
+    Harmless("low_precision_layernorm verbose tokenizer_name", "how it is computed, not what"),
+    Harmless("embedding_fraction init_config *init_* fan_mode loss_fn", "used in training only"),
+    Harmless("attn_config.tie_word_embeddings", "of a class that has no embeddings"),
+)  # fmt: skip
+
 SPEC = Architecture(
     name="mpt",
     display_name="MPT",
@@ -133,7 +145,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=gpt.DROPS, remarks=REMARKS),
+        "hf": Dialect("hf", drops=gpt.DROPS, remarks=REMARKS, harmless=HARMLESS, nested=("attn_config",)),
         "ggml": Dialect("ggml", names="hf", given={"alibi": True}, remarks=(replace(gpt.ERF, when=""),)),
         "gguf": Dialect("gguf"),
     },

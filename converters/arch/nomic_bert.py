@@ -5,7 +5,7 @@ in one matrix) and in transformers'. Sources: `_bert`; Nussbaum et al. (2402.016
 from ggferry.converters.arch import _bert as bert
 from ggferry.converters.arch import _common as common
 from ggferry.converters.layout import Concat
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, also, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, Harmless, HParam, Remark, also, roles
 
 _NO = {False: False}
 
@@ -71,6 +71,17 @@ ROLES = also(
     """.replace("LAYER", "encoder.layers.{n}"),
 )
 
+HARMLESS = (
+    *bert.HARMLESS,
+    Harmless("n_positions", "how far nomic-ai's own code stretches, which max_trained_positions is not"),
+    Harmless("causal parallel_block parallel_block_tied_norm use_rms_norm scale_attn_by_inverse_layer_idx", "never",
+             (False,)),
+    Harmless("mlp_fc1_bias mlp_fc2_bias qkv_proj_bias", "there is none", (False,)),
+    Harmless("scale_attn_weights", "always", (True,)),
+    Harmless("fused_bias_fc fused_dropout_add_ln use_xentropy dense_seq_output reorder_and_upcast_attn"
+             " pad_vocab_size_multiple", "how it is computed, not what"),
+)  # fmt: skip
+
 SPEC = Architecture(
     name="nomic-bert",
     display_name="NomicBert",
@@ -78,10 +89,11 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("nomic_bert.", ""),)),
+        "hf": Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("nomic_bert.", ""),),
+                      harmless=HARMLESS),
         "nomic": Dialect(
             "nomic", fields="hf", drops=bert.DROPS, given={"causal": False},
-            marks=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), remarks=(_STRETCH,),
+            marks=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), remarks=(_STRETCH,), harmless=HARMLESS,
         ),
         "gguf": Dialect("gguf"),
     },

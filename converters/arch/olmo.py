@@ -14,7 +14,7 @@ HPARAMS = (
     *common.SIZES,
     HParam("eps", "attention.layer_norm_epsilon", ValueType.FLOAT32),
     *rope.ROPE,
-    HParam("clamp_kqv", "attention.clamp_kqv", ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0),
+    HParam("clamp_kqv", "attention.clamp_kqv", ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unsayable=0.0),
     common.TIED, common.SILU,
 )  # fmt: skip
 
@@ -38,7 +38,8 @@ SPEC = Architecture(
     dialects={
         # transformers' OlmoLayerNorm has its epsilon in the code.
         "hf": Dialect(
-            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS, given={"eps": 1e-5}
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS, given={"eps": 1e-5},
+            harmless=(common.UNBIASED,),
         ),
         "gguf": Dialect("gguf"),
     },

@@ -30,6 +30,9 @@ SPEC = Architecture(
     hf_classes=("Olmo2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={"hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, TIED)), "gguf": Dialect("gguf")},
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, TIED), harmless=(common.UNBIASED,)),
+        "gguf": Dialect("gguf"),
+    },
     recipe={"rope": "halves", "pre_norm": False, "qk_norm": "full"},
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import SAME
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
 from ggferry.formats.gguf_values import ValueType
 
 HPARAMS = (
@@ -45,12 +45,18 @@ ROLES = roles(
     q=SAME, k=SAME,
 )  # fmt: skip
 
+TIED = Remark(
+    "tied == 1",
+    "the output matrix is the token embedding, with a bias of its own: llama.cpp expects a matrix of its own in phi2",
+    stops="llama.cpp",
+)
+
 SPEC = Architecture(
     name="phi2",
     display_name="Phi-2",
     hf_classes=("PhiForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={"hf": Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS), "gguf": Dialect("gguf")},
+    dialects={"hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, TIED)), "gguf": Dialect("gguf")},
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu_tanh", "residual": "parallel"},
 )

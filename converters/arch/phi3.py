@@ -7,12 +7,12 @@ matrices: queries above keys above values, gate above up.
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import SAME
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, Harmless, HParam, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_WITH_FACTORS,
     # 0 tells llama.cpp Phi-4 from the others: written in any case.
-    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0,
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unsayable=0,
            defaults=(Default(0, "no sliding window is stated"),)),
     common.TIED, common.SILU,
 )  # fmt: skip
@@ -33,6 +33,12 @@ ROLES = roles(
     norm=SAME,
 )
 
+HARMLESS = (
+    common.UNBIASED,
+    Harmless("lm_head_bias", "there is none", (False,)),
+    Harmless("full_attn_mod interpolate_factor", "of Phi-4-mini's training, and without effect", (1,)),
+)
+
 SPEC = Architecture(
     name="phi3",
     display_name="Phi-3",
@@ -40,7 +46,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW)),
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), harmless=HARMLESS),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused"},

@@ -6,7 +6,7 @@ Source: llama.cpp `src/models/qwen2.cpp`, transformers `modeling_qwen2.py`.
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import SAME
-from ggferry.converters.spec import Architecture, Dialect, roles
+from ggferry.converters.spec import Architecture, Dialect, Harmless, roles
 
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU)
 
@@ -20,6 +20,8 @@ ROLES = roles(
     q=SAME, k=SAME, norm=SAME,
 )  # fmt: skip
 
+PLAIN = Harmless("use_mrope", "positions are one number each", (False,))  # in configurations of Qwen2.5
+
 SPEC = Architecture(
     name="qwen2",
     display_name="Qwen2",
@@ -27,7 +29,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW)),
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), harmless=(PLAIN,)),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},

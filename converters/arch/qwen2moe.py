@@ -6,7 +6,7 @@ Source: llama.cpp `src/models/qwen2moe.cpp`, transformers `modeling_qwen2_moe.py
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import SAME, Squeeze, Stack
-from ggferry.converters.spec import Architecture, Dialect, HParam, Remark, roles
+from ggferry.converters.spec import Architecture, Dialect, Harmless, HParam, Remark, roles
 from ggferry.formats.gguf_values import ValueType
 
 HPARAMS = (
@@ -39,6 +39,8 @@ NORMED = Remark(
     "the weights of the chosen experts are made to sum to one: written, but llama.cpp does not do so for qwen2moe",
 )
 
+BIASED = Harmless("qkv_bias", "queries, keys and values have them", (True,))
+
 SPEC = Architecture(
     name="qwen2moe",
     display_name="Qwen2-MoE",
@@ -46,7 +48,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, NORMED)),
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, NORMED), harmless=(BIASED,)),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},

@@ -27,7 +27,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW)),
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), harmless=(common.UNBIASED,)),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},

@@ -12,7 +12,7 @@ from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _recurrent as recurrent
 from ggferry.converters.arch import _rwkv as rwkv
 from ggferry.converters.layout import Halved, Stack, Transpose
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, Harmless, HParam, roles
 
 HPARAMS = (
     rwkv.N_VOCAB, recurrent.NO_LIMIT, rwkv.N_EMBD, rwkv.N_LAYER, rwkv.EPS,
@@ -58,6 +58,11 @@ ROLES = roles(
 
 TURNED = {"transposed": ("time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2"), "rescaled": False}
 
+HARMLESS = (
+    Harmless("attention_hidden_size", "as wide as the model", follows="n_embd"),
+    Harmless("num_attention_heads", "head_size says it; in published configurations it is head_size"),
+)
+
 SPEC = Architecture(
     name="rwkv6",
     display_name="RWKV-6",
@@ -65,7 +70,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", conventions=TURNED, drops=(common.DROP_TIED,)),
+        "hf": Dialect("hf", conventions=TURNED, drops=(common.DROP_TIED,), harmless=HARMLESS),
         "blinkdl": replace(
             rwkv.BLINKDL,
             conventions=TURNED,

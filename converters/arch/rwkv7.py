@@ -12,7 +12,7 @@ from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _recurrent as recurrent
 from ggferry.converters.arch import _rwkv as rwkv
 from ggferry.converters.layout import Reshape, Stack, Transpose
-from ggferry.converters.spec import Architecture, Dialect, Drop, HParam, also, roles, varied
+from ggferry.converters.spec import Architecture, Dialect, Drop, Harmless, HParam, also, roles, varied
 from ggferry.formats.gguf_values import ValueType
 
 HPARAMS = (
@@ -110,7 +110,13 @@ ROLES = varied(ROLES, "hf-joined", "hf", JOINED, joined=Reshape((6, 1, 1, "n_emb
 
 _UNUSED = "block 0 has no earlier values to take up: never used"
 TURNED = {"transposed": tuple(f"time_mix_{name}{number}" for name in "wavg" for number in (1, 2))}
-HF = Dialect("hf", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)))
+HARMLESS = (
+    Harmless("attn_mode fuse_* use_l2warp", "how it is computed, not what"),
+    Harmless("hidden_ratio num_heads value_dim", "the tensors say it"),
+    Harmless("max_position_embeddings", "a recurrent model has no limit"),
+    Harmless("norm_first norm_bias", "the first block has a norm before it, and norms have biases", (True,)),
+)
+HF = Dialect("hf", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)), harmless=HARMLESS)
 
 SPEC = Architecture(
     name="rwkv7",

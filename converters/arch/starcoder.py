@@ -10,7 +10,7 @@ from dataclasses import replace
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _gpt as gpt
 from ggferry.converters.layout import SAME, heads_to_qkv
-from ggferry.converters.spec import Architecture, Dialect, HParam, also, roles
+from ggferry.converters.spec import Architecture, Dialect, Harmless, HParam, also, roles
 
 HPARAMS = (
     *gpt.SIZES, gpt.MULTI_QUERY,
@@ -38,6 +38,13 @@ SPEC = Architecture(
             drops=gpt.DROPS,
             remarks=(gpt.ERF, gpt.UNSCALED),
             renames=gpt.HEADLESS,
+            harmless=(
+                gpt.UPCAST,
+                Harmless("num_key_value_heads", "multi_query says it", follows="n_head_kv"),
+                Harmless("attention_head_type", "multi_query says it", ("multiquery", "multihead")),
+                Harmless("inference_runner validate_runner_input pre_allocate_kv_cache pad_key_length"
+                         " max_batch_size max_sequence_length", "of Bigcode's own program"),
+            ),
         ),
         # ggml's script repeats the keys and values for every head; one copy of them is carried over.
         "ggml": Dialect(

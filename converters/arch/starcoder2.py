@@ -6,7 +6,7 @@ Source: llama.cpp `src/models/starcoder2.cpp`, transformers `modeling_starcoder2
 from ggferry.converters.arch import _common as common
 from ggferry.converters.arch import _rope as rope
 from ggferry.converters.layout import SAME
-from ggferry.converters.spec import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.converters.spec import Architecture, Default, Dialect, Harmless, HParam, Remark, roles
 from ggferry.formats.gguf_values import ValueType
 
 HPARAMS = (
@@ -42,6 +42,11 @@ ROLES = roles(
 
 BIASED = Remark("biased == 0", "a model without biases: llama.cpp expects them in starcoder2", stops="llama.cpp")
 
+KINDS = (
+    Harmless("mlp_type", "one plain network", ("default",)),
+    Harmless("norm_type", "layer norms", ("layer_norm",)),
+)
+
 SPEC = Architecture(
     name="starcoder2",
     display_name="StarCoder 2",
@@ -49,7 +54,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, BIASED)),
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, BIASED), harmless=KINDS),
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu_tanh"},

@@ -42,6 +42,7 @@ SPEC = Architecture(
     dialects={
         "hf": Dialect(
             "hf", drops=(_TIED, *t5.DROPS), renames=t5.RENAMES, substitutes=t5.SUBSTITUTES,
+            harmless=t5.HARMLESS,
             remarks=(
                 *t5.REMARKS,
                 Remark(

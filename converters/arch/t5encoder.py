@@ -1,7 +1,9 @@
 """The encoder of a T5 alone, which turns texts into states. Pieces and sources: `_t5`."""
 
 from ggferry.converters.arch import _t5 as t5
-from ggferry.converters.spec import Architecture, Dialect, roles
+from ggferry.converters.spec import Architecture, Dialect, Harmless, roles
+
+DECODER = Harmless("num_decoder_layers scale_decoder_outputs tie_word_embeddings", "of the decoder, which is not here")
 
 SPEC = Architecture(
     name="t5encoder",
@@ -10,7 +12,10 @@ SPEC = Architecture(
     hparams=t5.HPARAMS,
     roles=roles(t5.ENDS + t5.ENCODER),
     dialects={
-        "hf": Dialect("hf", drops=t5.DROPS, renames=t5.RENAMES, substitutes=t5.SUBSTITUTES, remarks=t5.REMARKS),
+        "hf": Dialect(
+            "hf", drops=t5.DROPS, renames=t5.RENAMES, substitutes=t5.SUBSTITUTES, remarks=t5.REMARKS,
+            harmless=(*t5.HARMLESS, DECODER),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"computation": "t5encoder", "norm": "rms"},

@@ -6,7 +6,7 @@ runtime names the tensors: the names are ours, in the style of llama.cpp's T5 (d
 """
 
 from ggferry.converters.layout import Reshape
-from ggferry.converters.spec import Architecture, Default, Dialect, Drop, HParam, Remark, roles, varied
+from ggferry.converters.spec import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf_values import ValueType
 from ggferry.formats.reader import HeaderLayout, VocabLayout
@@ -43,6 +43,8 @@ HPARAMS = (
            defaults=(Default(1e-5, "torch.nn.LayerNorm's, which both implementations use"),)),
     HParam("decoder_start", "decoder_start_token_id", fields={"hf": "decoder_start_token_id"}, required=False),
     HParam("activation", None, STRING, {"hf": "activation_function"}, words={"gelu": "gelu"}, required=False),
+    # Embeddings multiplied by the root of the width: no published Whisper, and GGUF has no key for it.
+    HParam("scaled", None, ValueType.BOOL, {"hf": "scale_embedding"}, words={False: False}, required=False),
 )  # fmt: skip
 
 # One template each: encoder and decoder blocks, self-attention and attention to the encoder are named alike.
@@ -146,6 +148,13 @@ SPEC = Architecture(
             "hf",
             drops=(Drop("proj_out.weight", _TIED, same_as="token_embd.weight"),),
             renames=(("encoder.", "model.encoder."), ("decoder.", "model.decoder.")),
+            harmless=(
+                Harmless("is_encoder_decoder tie_word_embeddings", "as every Whisper", (True,)),
+                Harmless("num_hidden_layers", "repeats encoder_layers", follows="n_layer_enc"),
+                Harmless("apply_spec_augment mask_*", "used in training only"),
+                Harmless("use_weighted_layer_sum", "of heads for classes"),
+                Harmless("median_filter_width", "how times of words are smoothed"),
+            ),
         ),
         "openai": Dialect("openai", header="dims", marks=("encoder.conv1.weight", "decoder.token_embedding.weight")),
         "ggml": Dialect("ggml"),

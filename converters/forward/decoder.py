@@ -79,7 +79,8 @@ def _after(model: Model, name: str, x: Tensor) -> Tensor:
 
 
 def _logits(model: Model, x: Tensor) -> Tensor:
-    logits = model.linear("output" if model.has("output") else "token_embd", x)
+    tied = not model.has("output")  # the output's bias is its own even then (Phi-2, GPT-J)
+    logits = model.biased("output", model.linear("token_embd", x)) if tied else model.linear("output", x)
     scale = model.sizes.get("logit_scale")
     if scale:
         logits = logits * scale if model.recipe.logit_scale == "multiply" else logits / scale

@@ -17,6 +17,7 @@ from ggferry.converters.tokenizers.bytelevel import unspell
 from ggferry.converters.tokenizers.hf_pipeline import Normalizer, normalizer, pre_tokenizer, run
 from ggferry.converters.tokenizers.merging import Merger
 from ggferry.converters.tokenizers.special import well_formed
+from ggferry.formats import json_kinds
 from ggferry.formats.errors import CorruptError, DuplicateError, OutOfRangeError, UnsupportedError
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
 
@@ -38,14 +39,22 @@ class Added:
 
 def read_added(token: Any, entry: Any, path: str) -> Added:
     """The entry `entry` for id `token`, its types checked."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("content"), str) or not entry["content"]:
+    entry = json_kinds.as_object(entry, f"added token {token}", path)
+    content = json_kinds.text(entry, "content", path)
+    if not content:
         raise CorruptError("an added token without content", path=path, found=str(token))
     if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10:
         token = int(token)
     if type(token) is not int or not 0 <= token < MAX_VOCAB:
         raise OutOfRangeError("id of an added token", path=path, found=str(token), expected=f"0 … {MAX_VOCAB - 1}")
     names = ("special", "normalized", "lstrip", "rstrip", "single_word")
-    return Added(token, entry["content"], **{name: bool(entry.get(name, False)) for name in names})
+    return Added(token, content, **{name: json_kinds.flag(entry, name, path, False) for name in names})
+
+
+def read_all_added(document: json_kinds.Object, path: str) -> tuple[Added, ...]:
+    """The list of added tokens in tokenizer.json, checked."""
+    entries = json_kinds.objects(document, "added_tokens", path)
+    return tuple(read_added(entry.get("id"), entry, path) for entry in entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +112,18 @@ def read_document(document: dict[str, Any], path: str) -> BpeDocument:
     """The parsed tokenizer.json `document`, its parts checked."""
     model = document["model"]
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(name):
+        if json_kinds.text(model, name, path):
             raise UnsupportedError(f"a BPE with {name} has no GGUF form", path=path, found=model[name])
     vocabulary = read_vocabulary(model.get("vocab"), path)
-    added = document.get("added_tokens") or []
-    if not isinstance(added, list):
-        raise CorruptError("added_tokens is not a list", path=path, found=type(added).__name__)
-    unknown = model.get("unk_token")
     return BpeDocument(
         path=path,
         vocabulary=vocabulary,
         merges=read_merges(model.get("merges"), vocabulary, path),
-        added=tuple(read_added(entry.get("id") if isinstance(entry, dict) else None, entry, path) for entry in added),
-        ignore_merges=bool(model.get("ignore_merges", False)),
-        byte_fallback=bool(model.get("byte_fallback", False)),
-        fuse_unk=bool(model.get("fuse_unk", False)),
-        unk_token=unknown if isinstance(unknown, str) else None,
+        added=read_all_added(document, path),
+        ignore_merges=json_kinds.flag(model, "ignore_merges", path, False),
+        byte_fallback=json_kinds.flag(model, "byte_fallback", path, False),
+        fuse_unk=json_kinds.flag(model, "fuse_unk", path, False),
+        unk_token=json_kinds.text(model, "unk_token", path),
         normalizer=document.get("normalizer"),
         pre_tokenizer=document.get("pre_tokenizer"),
         post_processor=document.get("post_processor"),

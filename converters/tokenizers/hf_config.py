@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ggferry.converters.tokenizers.base import SPECIAL_KEYS, Tokenizer, TokenType
-from ggferry.converters.tokenizers.hf_bpe import Added, read_added
+from ggferry.converters.tokenizers.hf_bpe import Added, read_added, read_all_added
 from ggferry.converters.tokenizers.sidecar import read_text
-from ggferry.formats.errors import CorruptError, NotFoundError
+from ggferry.formats import json_kinds
+from ggferry.formats.errors import NotFoundError
 from ggferry.formats.json_text import load_known
 
 TEMPLATE_FOLDER = "additional_chat_templates"
@@ -85,6 +86,10 @@ class Sidecars:
         found: dict[str, Any] = self._json[name]
         return found
 
+    def text(self, name: str, key: str) -> str:
+        """The text under `key` of the JSON object in file `name`; "" where there is none."""
+        return json_kinds.text(self.object(name), key, self.path(name), "")
+
     def digest(self, name: str) -> bytes | None:
         """Of the bytes that say `object(name)`; None where no file says it."""
         self.object(name)
@@ -118,18 +123,13 @@ def added_tokens(sidecars: Sidecars) -> tuple[Added, ...]:
         for content, token in sidecars.object("added_tokens.json").items():
             one = read_added(token, {"content": content}, plain)
             found[one.id] = one
-    config = sidecars.path("tokenizer_config.json")
-    decoder = sidecars.object("tokenizer_config.json").get("added_tokens_decoder") or {}
-    if config is not None and not isinstance(decoder, dict):
-        raise CorruptError("added_tokens_decoder is not an object", path=config, found=type(decoder).__name__)
+    config = sidecars.path("tokenizer_config.json") or ""
+    decoder = json_kinds.members(sidecars.object("tokenizer_config.json"), "added_tokens_decoder", config)
     for token, entry in decoder.items():
-        one = read_added(token, entry, config or "")
+        one = read_added(token, entry, config)
         found[one.id] = one
-    whole = sidecars.path("tokenizer.json")
-    entries = sidecars.object("tokenizer.json").get("added_tokens") or []
-    for entry in entries if isinstance(entries, list) else []:
-        one = read_added(entry.get("id") if isinstance(entry, dict) else None, entry, whole or "")
-        found[one.id] = one
+    whole = read_all_added(sidecars.object("tokenizer.json"), sidecars.path("tokenizer.json") or "")
+    found |= {one.id: one for one in whole}
     return tuple(found[token] for token in sorted(found))
 
 
@@ -174,29 +174,41 @@ def with_roles(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
 
 def _named(role: str, by_text: Mapping[str, int], sidecars: Sidecars) -> tuple[int, str] | None:
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        entry = sidecars.object(name).get(f"{role}_token")
-        content = entry.get("content") if isinstance(entry, dict) else entry
-        if isinstance(content, str) and content in by_text:
+        content = special_text(sidecars.object(name), f"{role}_token", sidecars.path(name))
+        if content is not None and content in by_text:
             return by_text[content], name
     return None
 
 
+def special_text(of: json_kinds.Object, key: str, path: str | None) -> str | None:
+    """The text of a special token, which such files state as it is or as an object that holds it."""
+    entry = of.get(key)
+    return json_kinds.text(entry, "content", path) if isinstance(entry, dict) else json_kinds.text(of, key, path)
+
+
+def token_ids(of: json_kinds.Object, key: str, path: str | None) -> list[int]:
+    """The ids under `key`: one or a list of them. Many a file says -1 for none."""
+    stated = of.get(key)
+    listed = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    if not all(type(token) is int for token in listed):
+        raise json_kinds.wrong_kind(key, stated, path, "a token's id, or a list of them")
+    return listed
+
+
 def _numbered(role: str, sidecars: Sidecars, count: int) -> tuple[int, str] | None:
     for name in ("config.json", "generation_config.json"):
-        value = sidecars.object(name).get(f"{role}_token_id")
-        if isinstance(value, list) and value:
-            value = value[0]
-        if type(value) is int and 0 <= value < count:
-            return value, name
+        for token in token_ids(sidecars.object(name), f"{role}_token_id", sidecars.path(name))[:1]:
+            if 0 <= token < count:
+                return token, name
     return None
 
 
 def _turn_ends(tokenizer: Tokenizer, sidecars: Sidecars, eos: int | None) -> dict[str, int]:
     """Ends of turn among the several end tokens of generation_config.json, told by their texts."""
-    ends = sidecars.object("generation_config.json").get("eos_token_id")
+    name = "generation_config.json"
     found: dict[str, int] = {}
-    for token in ends if isinstance(ends, list) else []:
-        if type(token) is int and 0 <= token < len(tokenizer.tokens) and token != eos:
+    for token in token_ids(sidecars.object(name), "eos_token_id", sidecars.path(name)):
+        if 0 <= token < len(tokenizer.tokens) and token != eos:
             role = TURN_ENDS.get(tokenizer.tokens[token])
             if role is not None:
                 found.setdefault(role, token)
@@ -211,10 +223,11 @@ def with_flags(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     what `tokenizer` already says, else False."""
     flags, origins, notes = dict(tokenizer.flags), dict(tokenizer.origins), list(tokenizer.notes)
     ids = dict(tokenizer.ids)
-    before, after, between = _template(sidecars.object("tokenizer.json").get("post_processor"))
-    config = sidecars.object("tokenizer_config.json")
+    processor = sidecars.object("tokenizer.json").get("post_processor")
+    before, after, between = _template(processor, sidecars.path("tokenizer.json"))
+    config, place = sidecars.object("tokenizer_config.json"), sidecars.path("tokenizer_config.json")
     for flag, role, around in (("add_bos", "bos", before), ("add_eos", "eos", after)):
-        said = config.get(f"{flag}_token")
+        said = json_kinds.flag(config, f"{flag}_token", place)
         if around is not None:
             flags[flag], origins[flag] = bool(around), "tokenizer.json's post_processor"
             found = _id(around[0], tokenizer) if around else None
@@ -225,7 +238,7 @@ def with_flags(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
                 done = f"{flag} sets the first of them alone" if flags[flag] else f"{flag} is not set"
                 put = f"{' '.join(around)} {_WHERE[flag]} a text"
                 notes.append(f"the tokenizer puts {put}, which GGUF cannot say: {done}")
-        elif isinstance(said, bool):
+        elif said is not None:
             flags[flag], origins[flag] = said, "tokenizer_config.json"
         else:
             flags.setdefault(flag, False)
@@ -241,20 +254,21 @@ def _id(text: str, tokenizer: Tokenizer) -> int | None:
     return tokenizer.tokens.index(text) if text in tokenizer.tokens else None
 
 
-def _template(node: Any) -> tuple[list[str] | None, list[str] | None, list[str] | None]:
+def _template(node: Any, path: str | None) -> tuple[list[str] | None, list[str] | None, list[str] | None]:
     """Special tokens that a post_processor puts before, after and between texts; None where it says nothing."""
     nodes = [node]
     while nodes:
         node = nodes.pop(0)
-        if not isinstance(node, dict):
+        if node is None:
             continue
-        if node.get("type") == "Sequence" and isinstance(node.get("processors"), list):
-            nodes += node["processors"]
-        elif node.get("type") in ("BertProcessing", "RobertaProcessing"):
-            cls, sep = (_first_text(node.get(name)) for name in ("cls", "sep"))
-            return [cls], [sep], [sep] * (2 if node["type"] == "RobertaProcessing" else 1)
-        elif node.get("type") == "TemplateProcessing":
-            single, pair = _items(node.get("single")), _items(node.get("pair"))
+        kind = json_kinds.text(json_kinds.as_object(node, "post_processor", path), "type", path)
+        if kind == "Sequence":
+            nodes += json_kinds.items(node, "processors", path)
+        elif kind in ("BertProcessing", "RobertaProcessing"):
+            cls, sep = (_first_text(node, name, path) for name in ("cls", "sep"))
+            return [cls], [sep], [sep] * (2 if kind == "RobertaProcessing" else 1)
+        elif kind == "TemplateProcessing":
+            single, pair = _items(node, "single", path), _items(node, "pair", path)
             at = single.index(None) if None in single else len(single)
             holes = [i for i, item in enumerate(pair) if item is None]
             between = pair[holes[0] + 1 : holes[1]] if len(holes) == 2 else []
@@ -266,17 +280,18 @@ def _template(node: Any) -> tuple[list[str] | None, list[str] | None, list[str] 
     return None, None, None
 
 
-def _first_text(value: Any) -> str:
-    return str(value[0]) if isinstance(value, list) and value else ""
+def _first_text(of: json_kinds.Object, key: str, path: str | None) -> str:
+    """The text of a pair ["[SEP]", 102]."""
+    pair = json_kinds.items(of, key, path)
+    if not pair or not isinstance(pair[0], str):
+        raise json_kinds.wrong_kind(key, pair, path, "a token's text and id")
+    return pair[0]
 
 
-def _items(template: Any) -> list[str | None]:
+def _items(of: json_kinds.Object, key: str, path: str | None) -> list[str | None]:
     """A template as special-token texts, None for the text itself."""
-    items: list[str | None] = []
-    for item in template if isinstance(template, list) else []:
-        special = item.get("SpecialToken") if isinstance(item, dict) else None
-        items.append(str(special.get("id")) if isinstance(special, dict) else None)
-    return items
+    templates = (json_kinds.members(item, "SpecialToken", path) for item in json_kinds.objects(of, key, path))
+    return [json_kinds.text(special, "id", path, "") if special else None for special in templates]
 
 
 def with_templates(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
@@ -284,18 +299,22 @@ def with_templates(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     found: dict[str, str] = {}
     origins = dict(tokenizer.origins)
 
-    def add(name: str, text: Any, origin: str) -> None:
+    def add(name: str, text: str | None, origin: str) -> None:
         key = "" if name == "default" else re.sub(r"[^A-Za-z0-9_-]", "_", name)
-        if isinstance(text, str) and len(found) < MAX_TEMPLATES:
+        if text is not None and len(found) < MAX_TEMPLATES:
             found[key] = text
             origins[f"chat_template.{key}" if key else "chat_template"] = origin
 
     for file in ("tokenizer_config.json", "chat_template.json"):
-        value = sidecars.object(file).get("chat_template")
-        for entry in value if isinstance(value, list) else []:
-            if isinstance(entry, dict) and isinstance(entry.get("name"), str):
-                add(entry["name"], entry.get("template"), file)
-        add("default", value, file)
+        stated, path = sidecars.object(file), sidecars.path(file)
+        if isinstance(stated.get("chat_template"), list):
+            for entry in json_kinds.objects(stated, "chat_template", path):
+                name = json_kinds.text(entry, "name", path)
+                if name is None:
+                    raise json_kinds.wrong_kind("chat_template", entry, path, "templates with a name each")
+                add(name, json_kinds.text(entry, "template", path), file)
+        else:
+            add("default", json_kinds.text(stated, "chat_template", path), file)
     for name in sorted(sidecars.files):
         if name == "chat_template.jinja":
             add("default", read_text(sidecars.files[name]), name)

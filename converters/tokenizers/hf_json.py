@@ -13,11 +13,12 @@ from ggferry.converters.tokenizers.bytelevel import letters
 from ggferry.converters.tokenizers.check import compare
 from ggferry.converters.tokenizers.derive import UNICODE_FORMS, derive
 from ggferry.converters.tokenizers.hf_bpe import Added, BpeDocument, JsonBpe, read_document, read_vocabulary
-from ggferry.converters.tokenizers.hf_config import Sidecars, Source, Wanted
+from ggferry.converters.tokenizers.hf_config import Sidecars, Source, Wanted, special_text
 from ggferry.converters.tokenizers.pretokenizers import find_pre
 from ggferry.converters.tokenizers.repairs import with_added
 from ggferry.converters.tokenizers.texts import TEXTS
 from ggferry.converters.tokenizers.wordpiece import phantom
+from ggferry.formats import json_kinds
 from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
 from ggferry.formats.recent import Recent, held
@@ -36,10 +37,8 @@ def load(wanted: Wanted) -> Tokenizer:
     sidecars, added, pre = wanted.sidecars, wanted.added, wanted.pre
     document = sidecars.object(ORIGIN)
     path = sidecars.path(ORIGIN) or ORIGIN
-    model = document.get("model")
-    if not isinstance(model, dict):
-        raise CorruptError("no model", path=path, found=type(model).__name__)
-    kind = model.get("type") or ("BPE" if "merges" in model else None)
+    model = json_kinds.as_object(document.get("model"), "model", path)
+    kind = json_kinds.text(model, "type", path) or ("BPE" if "merges" in model else None)
     if kind == "BPE":
         key = sidecars.digest(ORIGIN), added, pre
         found = _KNOWN.get(key)
@@ -139,9 +138,8 @@ def _adds_space(document: BpeDocument) -> bool:
         node = todo.pop()
         if isinstance(node, dict):
             if node.get("type") == "ByteLevel":
-                return bool(node.get("add_prefix_space", True))
-            children = node.get("pretokenizers")
-            todo += children if isinstance(children, list) else []
+                return json_kinds.flag(node, "add_prefix_space", document.path, True)
+            todo += json_kinds.items(node, "pretokenizers", document.path)
     return False
 
 
@@ -227,8 +225,8 @@ def _unigram(document: dict[str, Any], path: str) -> Tokenizer:
     unknown = model.get("unk_id")
     if unknown is not None and (type(unknown) is not int or not 0 <= unknown < len(texts)):
         raise OutOfRangeError("unk_id is no piece", path=path, found=unknown)
-    types = [TokenType.BYTE if model.get("byte_fallback") and byte_of(text) is not None else TokenType.NORMAL
-             for text in texts]  # fmt: skip
+    fallback = json_kinds.flag(model, "byte_fallback", path, False)
+    types = [TokenType.BYTE if fallback and byte_of(text) is not None else TokenType.NORMAL for text in texts]
     if unknown is not None:
         types[unknown] = TokenType.UNKNOWN
     charsmap, tidy = _charsmap(document.get("normalizer"), path)
@@ -239,7 +237,10 @@ def _unigram(document: dict[str, Any], path: str) -> Tokenizer:
         scores=tuple(scores),
         types=tuple(types),
         ids={} if unknown is None else {"unk": unknown},
-        flags={"add_space_prefix": _metaspace_prefix(document.get("pre_tokenizer")), "remove_extra_whitespaces": tidy},
+        flags={
+            "add_space_prefix": _metaspace_prefix(document.get("pre_tokenizer"), path),
+            "remove_extra_whitespaces": tidy,
+        },
         charsmap=charsmap,
         origins=dict.fromkeys(("tokens", "scores", "types", "charsmap", "add_space_prefix"), ORIGIN),
     )
@@ -250,14 +251,14 @@ def _charsmap(node: Any, path: str) -> tuple[bytes | None, bool]:
     todo, data, tidy = [node], None, False
     while todo:
         step = todo.pop(0)
-        if not isinstance(step, dict):
+        if step is None:
             continue
-        kind = step.get("type")
+        kind = json_kinds.text(json_kinds.as_object(step, "normalizer", path), "type", path)
         if kind == "Sequence":
-            todo = [*(step.get("normalizers") or []), *todo]
+            todo = [*json_kinds.items(step, "normalizers", path), *todo]
         elif kind == "Precompiled":
             try:
-                data = base64.b64decode(str(step.get("precompiled_charsmap") or ""), validate=True)
+                data = base64.b64decode(json_kinds.text(step, "precompiled_charsmap", path, ""), validate=True)
             except (binascii.Error, ValueError):
                 raise CorruptError("precompiled_charsmap is not base64", path=path) from None
         elif kind == "Replace" and step.get("pattern") in ({"Regex": " {2,}"}, {"Regex": "\\s{2,}"}):
@@ -267,16 +268,16 @@ def _charsmap(node: Any, path: str) -> tuple[bytes | None, bool]:
     return data or None, tidy
 
 
-def _metaspace_prefix(node: Any) -> bool:
+def _metaspace_prefix(node: Any, path: str) -> bool:
     nodes = [node]
     while nodes:
         step = nodes.pop()
-        if isinstance(step, dict):
+        if step is not None:
+            step = json_kinds.as_object(step, "pre_tokenizer", path)
             if step.get("type") == "Metaspace":
-                scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
-                return bool(scheme != "never")
-            children = step.get("pretokenizers")
-            nodes += children if isinstance(children, list) else []
+                before = "always" if json_kinds.flag(step, "add_prefix_space", path, True) else "never"
+                return json_kinds.text(step, "prepend_scheme", path, before) != "never"
+            nodes += json_kinds.items(step, "pretokenizers", path)
     return False
 
 
@@ -285,19 +286,22 @@ def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[A
     texts, types, gaps = in_order(vocabulary)
     document = sidecars.object(ORIGIN)
     config = sidecars.object("tokenizer_config.json")
-    model = document.get("model") or {}
-    prefix = model.get("continuing_subword_prefix", "##")
-    bert = document.get("normalizer") or {}
+    beside = sidecars.path("tokenizer_config.json")
+    model = json_kinds.members(document, "model", path)
+    prefix = json_kinds.text(model, "continuing_subword_prefix", path, "##")
+    bert = json_kinds.members(document, "normalizer", path)
     if document and bert.get("type") != "BertNormalizer":
         raise UnsupportedError("a WordPiece whose normalizer is not BERT's", path=path, found=bert.get("type"))
-    lowercase = bool(bert.get("lowercase", config.get("do_lower_case", True)))
-    accents = bert.get("strip_accents", config.get("strip_accents"))
+    said = json_kinds.flag(config, "do_lower_case", beside, True)
+    lowercase = json_kinds.flag(bert, "lowercase", path, said)
+    stripped = json_kinds.flag(config, "strip_accents", beside)
+    accents = json_kinds.flag(bert, "strip_accents", path) if "strip_accents" in bert else stripped
     flags = {"add_bos": True, "add_eos": True, "add_sep": False, "lowercase": lowercase}
-    if isinstance(accents, bool) and accents != lowercase:
+    if accents is not None and accents != lowercase:
         flags["strip_accents"] = accents
-    unknown = model.get("unk_token") or "[UNK]"
-    roles = [config.get(f"{role}_token") for role in ("cls", "sep", "pad", "mask")]
-    named = {unknown, *(text for text in roles if isinstance(text, str)), *(one.content for one in added)}
+    unknown = json_kinds.text(model, "unk_token", path) or "[UNK]"
+    roles = [special_text(config, f"{role}_token", beside) for role in ("cls", "sep", "pad", "mask")]
+    named = {unknown, *filter(None, roles), *(one.content for one in added)}
     kinds = [TokenType.CONTROL if text in named else kind for text, kind in zip(texts, types, strict=True)]
     taken: set[str] = set()
     spelled = tuple(unique(phantom(text, prefix) if kind == TokenType.NORMAL else text, taken)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ from ggferry.converters.tokenizers.base import SPACE
 from ggferry.converters.tokenizers.bytelevel import spell
 from ggferry.converters.tokenizers.charsmap import Charsmap
 from ggferry.converters.tokenizers.pretokenizers import GPT2, PUNCTUATION, compiled, cut
-from ggferry.formats.errors import CorruptError, UnsupportedError
+from ggferry.formats import json_kinds
+from ggferry.formats.errors import CorruptError, GgferryError, OutOfRangeError, UnsupportedError
 from ggferry.quant.registry import lazy
 
 if TYPE_CHECKING:
@@ -112,19 +114,36 @@ def pre_tokenizer(spec: Any, path: str | None = None) -> list[Step]:
         node = todo.pop(0)
         if node is None:
             continue
-        if not isinstance(node, dict) or len(steps) + len(todo) > MAX_STEPS:
-            raise CorruptError("malformed pre_tokenizer", path=path, found=type(node).__name__)
-        if node.get("type") == "Sequence":
-            todo = [*_list(node, "pretokenizers", path), *todo]
+        kind = _kind(node, "pre_tokenizer", len(steps) + len(todo), path)
+        if kind == "Sequence":
+            todo = [*json_kinds.items(node, "pretokenizers", path, required=True), *todo]
             continue
-        maker = _STEPS.get(str(node.get("type")))
+        maker = _STEPS.get(kind)
         if maker is None:
             raise UnsupportedError(
-                "a pre-tokenizer step we do not interpret", path=path, found=node.get("type"),
-                expected=", ".join(_STEPS), hint="--pre NAME",
+                "a pre-tokenizer step we do not interpret", path=path, found=kind, expected=", ".join(_STEPS),
+                hint="--pre NAME",
             )  # fmt: skip
-        steps += maker(node)
+        with _placed(path):
+            steps += maker(node)
     return steps
+
+
+def _kind(node: Any, what: str, steps: int, path: str | None) -> str:
+    """The type of a step. Raises CorruptError for what is no step, or one too many."""
+    if steps > MAX_STEPS:
+        raise OutOfRangeError(f"steps of a {what}", path=path, found=steps, expected=f"≤ {MAX_STEPS}")
+    return json_kinds.text(json_kinds.as_object(node, what, path), "type", path, "")
+
+
+@contextmanager
+def _placed(path: str | None) -> Iterator[None]:
+    """Errors of a step's own members get the file's path."""
+    try:
+        yield
+    except GgferryError as error:
+        error.path = error.path or path
+        raise
 
 
 def run(steps: list[Step], text: str) -> list[str]:
@@ -135,11 +154,12 @@ def run(steps: list[Step], text: str) -> list[str]:
     return words
 
 
-def _list(node: Mapping[str, Any], key: str, path: str | None) -> list[Any]:
-    value = node.get(key)
-    if not isinstance(value, list):
-        raise CorruptError(f"a Sequence without its {key}", path=path, found=type(value).__name__)
-    return value
+def _flag(node: Mapping[str, Any], key: str, default: bool) -> bool:
+    return json_kinds.flag(node, key, None, default)
+
+
+def _text(node: Mapping[str, Any], key: str, default: str) -> str:
+    return json_kinds.text(node, key, None, default)
 
 
 def _pattern(node: Mapping[str, Any]) -> str:
@@ -153,8 +173,8 @@ def _pattern(node: Mapping[str, Any]) -> str:
 
 
 def _byte_level(node: Mapping[str, Any]) -> list[Step]:
-    steps = [_prefixed(" ")] if node.get("add_prefix_space", True) else []
-    if node.get("use_regex", True):
+    steps = [_prefixed(" ")] if _flag(node, "add_prefix_space", True) else []
+    if _flag(node, "use_regex", True):
         steps.append(splitting(GPT2))
     return [*steps, Step(lambda word, _: [spell(word.encode())], BYTES)]
 
@@ -164,8 +184,8 @@ def _prefixed(prefix: str) -> Step:
 
 
 def _metaspace(node: Mapping[str, Any]) -> list[Step]:
-    sign = str(node.get("replacement", SPACE)) or SPACE
-    scheme = node.get("prepend_scheme", "always" if node.get("add_prefix_space", True) else "never")
+    sign = _text(node, "replacement", SPACE) or SPACE
+    scheme = _text(node, "prepend_scheme", "always" if _flag(node, "add_prefix_space", True) else "never")
 
     def replace(word: str, first: bool) -> list[str]:
         word = word.replace(" ", sign)
@@ -173,7 +193,7 @@ def _metaspace(node: Mapping[str, Any]) -> list[Step]:
         return [sign + word if wanted and not word.startswith(sign) else word]
 
     steps = [Step(replace, None)]
-    if node.get("split", True):
+    if _flag(node, "split", True):
         steps.append(splitting(str(regex.escape(sign)), "MergedWithNext"))
     return steps
 
@@ -182,13 +202,13 @@ _STEPS: Mapping[str, Callable[[Mapping[str, Any]], list[Step]]] = {
     "ByteLevel": _byte_level,
     "Metaspace": _metaspace,
     "Split": lambda node: [
-        splitting(_pattern(node), str(node.get("behavior", "Isolated")), bool(node.get("invert", False)))
+        splitting(_pattern(node), _text(node, "behavior", "Isolated"), _flag(node, "invert", False))
     ],
-    "Digits": lambda node: [splitting(r"\p{N}" if node.get("individual_digits") else r"\p{N}+")],
-    "Punctuation": lambda node: [splitting(PUNCTUATION, str(node.get("behavior", "Isolated")))],
+    "Digits": lambda node: [splitting(r"\p{N}" if _flag(node, "individual_digits", False) else r"\p{N}+")],
+    "Punctuation": lambda node: [splitting(PUNCTUATION, _text(node, "behavior", "Isolated"))],
     "Whitespace": lambda _: [splitting(r"\w+|[^\w\s]+", "Removed", invert=True)],
     "WhitespaceSplit": lambda _: [splitting(r"\s", "Removed")],
-    "CharDelimiterSplit": lambda node: [splitting(str(regex.escape(str(node.get("delimiter", " ")))), "Removed")],
+    "CharDelimiterSplit": lambda node: [splitting(str(regex.escape(_text(node, "delimiter", " "))), "Removed")],
     "BertPreTokenizer": lambda _: [splitting(r"\s", "Removed"), splitting(PUNCTUATION)],
 }
 
@@ -215,18 +235,17 @@ def normalizer(spec: Any, path: str | None = None) -> Normalizer:
         node = todo.pop(0)
         if node is None:
             continue
-        if not isinstance(node, dict) or len(steps) + len(todo) > MAX_STEPS:
-            raise CorruptError("malformed normalizer", path=path, found=type(node).__name__)
-        kind = str(node.get("type"))
+        kind = _kind(node, "normalizer", len(steps) + len(todo), path)
         if kind == "Sequence":
-            todo = [*_list(node, "normalizers", path), *todo]
+            todo = [*json_kinds.items(node, "normalizers", path, required=True), *todo]
             continue
         maker = _NORMALIZERS.get(kind)
         if maker is None:
             raise UnsupportedError(
                 "a normalizer we do not interpret", path=path, found=kind, expected=", ".join(_NORMALIZERS)
             )
-        steps.append(maker(node))
+        with _placed(path):
+            steps.append(maker(node))
         names.append(kind)
     return Normalizer(tuple(steps), tuple(names))
 
@@ -257,13 +276,13 @@ def _cleaned(sign: str) -> str:
 
 
 def _bert(node: Mapping[str, Any]) -> Callable[[str], str]:
-    lowercase = bool(node.get("lowercase", True))
-    accents = node.get("strip_accents")
+    lowercase, accents = _flag(node, "lowercase", True), json_kinds.flag(node, "strip_accents", None)
+    clean, apart = _flag(node, "clean_text", True), _flag(node, "handle_chinese_chars", True)
 
     def apply(text: str) -> str:
-        if node.get("clean_text", True):
+        if clean:
             text = "".join(map(_cleaned, text))
-        if node.get("handle_chinese_chars", True):
+        if apart:
             text = "".join(f" {sign} " if is_cjk(sign) else sign for sign in text)
         if accents or (accents is None and lowercase):
             text = strip_accents(text)
@@ -273,25 +292,25 @@ def _bert(node: Mapping[str, Any]) -> Callable[[str], str]:
 
 
 def _strip(node: Mapping[str, Any]) -> Callable[[str], str]:
-    left, right = node.get("strip_left", True), node.get("strip_right", True)
+    left, right = _flag(node, "strip_left", True), _flag(node, "strip_right", True)
     return lambda text: (text.strip() if right else text.lstrip()) if left else text.rstrip() if right else text
 
 
 def _replace(node: Mapping[str, Any]) -> Callable[[str], str]:
-    pattern, content = compiled(_pattern(node)), str(node.get("content", ""))
+    pattern, content = compiled(_pattern(node)), _text(node, "content", "")
     return lambda text: str(pattern.sub(lambda _: content, text))
 
 
 def _precompiled(node: Mapping[str, Any]) -> Callable[[str], str]:
     try:
-        data = base64.b64decode(str(node.get("precompiled_charsmap") or ""), validate=True)
+        data = base64.b64decode(_text(node, "precompiled_charsmap", ""), validate=True)
     except (binascii.Error, ValueError):
         raise CorruptError("precompiled_charsmap is not base64") from None
     return Charsmap(data).normalize if data else lambda text: text
 
 
 def _prepend(node: Mapping[str, Any]) -> Callable[[str], str]:
-    prefix = str(node.get("prepend", ""))
+    prefix = _text(node, "prepend", "")
     return lambda text: prefix + text if text else text
 
 

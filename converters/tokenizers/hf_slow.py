@@ -22,7 +22,7 @@ SLOW_BPE: Mapping[str, str] = {
 def load(wanted: Wanted) -> Tokenizer:
     """vocab.json and merges.txt: a tokenizer.json in two files, whose pre-tokenizer only the class knows."""
     sidecars, pre = wanted.sidecars, wanted.pre
-    name = str(sidecars.object("tokenizer_config.json").get("tokenizer_class", "")).removesuffix("Fast")
+    name = sidecars.text("tokenizer_config.json", "tokenizer_class").removesuffix("Fast")
     known = pre or SLOW_BPE.get(name)
     if known is None:
         raise UnsupportedError(

@@ -19,6 +19,7 @@ from ggferry.converters.tokenizers.hf_config import (
 )
 from ggferry.converters.tokenizers.repairs import distinct
 from ggferry.converters.tokenizers.sidecar import read_text
+from ggferry.formats import json_kinds
 from ggferry.formats.errors import MissingError
 from ggferry.formats.limits import MAX_VOCAB
 from ggferry.quant.registry import scan
@@ -73,13 +74,13 @@ def _vocabulary(wanted: Wanted) -> Tokenizer:
 def _by_class(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     """What the tokenizer's class does and no file states."""
     flags, origins = dict(tokenizer.flags), dict(tokenizer.origins)
-    name = str(sidecars.object("tokenizer_config.json").get("tokenizer_class"))
+    name = sidecars.text("tokenizer_config.json", "tokenizer_class")
     if name in APPENDS_EOS:
         flags["add_eos"], origins["add_eos"] = True, name
-    family = str(sidecars.object("config.json").get("model_type"))
+    family = sidecars.text("config.json", "model_type")
     if tokenizer.model == "llama" and family.startswith(NO_SPACE_PREFIX):
         flags["add_space_prefix"], origins["add_space_prefix"] = False, f"model_type {family}"
-    kinds = sidecars.object("config.json").get("type_vocab_size")
-    if tokenizer.token_type_count is not None and type(kinds) is int and 0 <= kinds <= MAX_VOCAB:
+    kinds = json_kinds.whole(sidecars.object("config.json"), "type_vocab_size", sidecars.path("config.json"))
+    if tokenizer.token_type_count is not None and kinds is not None and 0 <= kinds <= MAX_VOCAB:
         tokenizer, origins["token_type_count"] = replace(tokenizer, token_type_count=kinds), "type_vocab_size"
     return replace(tokenizer, flags=flags, origins=origins)

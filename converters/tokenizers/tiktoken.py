@@ -10,6 +10,7 @@ from ggferry.converters.tokenizers.bytelevel import rebuild_merges, spell
 from ggferry.converters.tokenizers.hf_config import Sidecars, Source, Wanted
 from ggferry.converters.tokenizers.repairs import with_added
 from ggferry.converters.tokenizers.sidecar import read_bytes
+from ggferry.formats import json_kinds
 from ggferry.formats.errors import CorruptError, DuplicateError, InconsistentError, UnsupportedError
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
 
@@ -108,7 +109,8 @@ def _probe(sidecars: Sidecars) -> bool:
 
 def load(wanted: Wanted) -> Tokenizer:
     """Meta's folder of a LLaMA 3: tokenizer.model, and params.json to tell 3.0 from later."""
-    later = bool(wanted.sidecars.object("params.json").get("use_scaled_rope", True))
+    params = wanted.sidecars.object("params.json"), "use_scaled_rope", wanted.sidecars.path("params.json")
+    later = json_kinds.flag(*params, True)
     return with_added(
         load_tiktoken(wanted.sidecars.files["tokenizer.model"], rows=wanted.rows, later=later), wanted.added
     )

@@ -1,0 +1,112 @@
+"""Members of a JSON object by kind: what a file says of another kind is an error that names the key.
+
+`null` counts as absent, as it does to the programs that wrote such files (Python's None, serde's Option).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar, overload
+
+from ggferry.formats.errors import CorruptError
+
+Object = Mapping[str, Any]
+K = TypeVar("K")
+T = TypeVar("T")
+SHOWN = 120
+"""Characters of a value that are shown to a person."""
+
+
+@overload
+def text(of: Object, key: str, path: str | None, default: str) -> str: ...
+@overload
+def text(of: Object, key: str, path: str | None, default: None = None) -> str | None: ...
+def text(of: Object, key: str, path: str | None, default: str | None = None) -> str | None:
+    """The text `of[key]`, or `default` where there is none. Raises CorruptError for another kind, as all of these."""
+    return _member(of, key, path, default, str, "text")
+
+
+@overload
+def flag(of: Object, key: str, path: str | None, default: bool) -> bool: ...
+@overload
+def flag(of: Object, key: str, path: str | None, default: None = None) -> bool | None: ...
+def flag(of: Object, key: str, path: str | None, default: bool | None = None) -> bool | None:
+    """True or false; 0 and 1 are neither."""
+    return _member(of, key, path, default, bool, "true or false")
+
+
+def whole(of: Object, key: str, path: str | None) -> int | None:
+    """A whole number, of any size and sign."""
+    return _member(of, key, path, None, int, "a whole number")
+
+
+def items(of: Object, key: str, path: str | None, required: bool = False) -> list[Any]:
+    """A list, whatever is in it; empty where there is none, unless it is `required`."""
+    if required and of.get(key) is None:
+        raise wrong_kind(key, None, path, "a list")
+    return _member(of, key, path, [], list, "a list")
+
+
+def members(of: Object, key: str, path: str | None) -> dict[str, Any]:
+    """An object, whatever is in it; empty where there is none."""
+    return _member(of, key, path, {}, dict, "an object")
+
+
+def objects(of: Object, key: str, path: str | None) -> list[dict[str, Any]]:
+    """A list of objects; empty where there is none."""
+    return [as_object(item, key, path) for item in items(of, key, path)]
+
+
+def as_object(value: Any, what: str, path: str | None) -> dict[str, Any]:
+    """`value`, which must be an object; `what` names it in the error."""
+    if not isinstance(value, dict):
+        raise wrong_kind(what, value, path, "an object")
+    return value
+
+
+def wrong_kind(what: str, found: Any, path: str | None, expected: str) -> CorruptError:
+    """The error for a value of `what` that is not `expected`."""
+    return CorruptError(f"a value of the wrong kind: {what}", path=path, found=shown(found), expected=expected)
+
+
+def shown(value: Any, limit: int = SHOWN) -> str:
+    """A JSON value as one line of compact JSON of at most `limit` characters, the rest cut and marked."""
+    line = ""
+    for piece in _ENCODER.iterencode(value):
+        line += piece if len(piece) <= limit else piece[: limit + 1]
+        if len(line) > limit:
+            return line[: limit - 1] + "…"
+    return line
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number, true and false aside. A whole number of any length is one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and (
+        isinstance(value, int) or math.isfinite(value)
+    )  # fmt: skip
+
+
+def strict(value: Any) -> Any:
+    """`value` as strict JSON can say it: infinities and NaN, which have no number there, become text."""
+    match value:
+        case dict():
+            return {key: strict(item) for key, item in value.items()}
+        case list() | tuple():
+            return [strict(item) for item in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(", ", ": "))
+
+
+def _member(of: Object, key: str, path: str | None, default: T, kind: type[K], expected: str) -> K | T:
+    found = of.get(key)
+    if found is None:
+        return default
+    if not isinstance(found, kind) or type(found) is not kind:  # true is an int, too
+        raise wrong_kind(key, found, path, expected)
+    return found
