@@ -18,6 +18,8 @@ from ggferry.converters.stated import Statements, parse
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UsageError
 
+OVERRIDDEN = "--hparam"
+
 
 @dataclass(frozen=True, slots=True)
 class Param:
@@ -87,7 +89,7 @@ class Solver:
             param = by_key.get(key.removeprefix(f"{self.architecture.name}."))
             if param is None:
                 raise UsageError(f"--hparam {key}: not a key of {self.architecture.name}", expected=", ".join(by_key))
-            self._learn(param.name, Param(parse(param, text), "--hparam"))
+            self._learn(param.name, Param(parse(param, text), OVERRIDDEN))
 
     def _take_fields(self) -> None:
         for name, value in self.dialect.given.items():
@@ -96,7 +98,8 @@ class Solver:
         shown = self._shown() if self.checkpoint.metadata else set()
         for param in self.architecture.hparams:
             if param.name in self.values:
-                self.statements.pass_over(param)
+                known = self.values[param.name]
+                self.statements.pass_over(param, known.value, known.origin == OVERRIDDEN)
                 continue
             found = self.statements.of(param, seen=param.key is None and param.name in shown)
             if found is not None:
@@ -129,7 +132,9 @@ class Solver:
         remarks = (*self.architecture.remarks, *self.dialect.remarks)
         self.notes += [remark.text.format(**known) for remark in remarks if holds(remark.when, known)]
         file = "params.json" if self.dialect.source == "meta" else "config.json"
-        self.notes += unread_notes(self.statements.config, self.dialect, known, file)
+        legacy = self.dialect.source == "ggml"  # its configuration, where there is one, is a checkpoint's
+        spoken = self.architecture.dialects.get("hf", self.dialect) if legacy else self.dialect
+        self.notes += unread_notes(self.statements.config, spoken, known, file)
         found = ((param, self.values.get(param.name)) for param in self.architecture.hparams)
         return {spec.name: param for spec, param in found if param is not None and param.value != spec.absent}
 

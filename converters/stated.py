@@ -49,10 +49,14 @@ class Statements:
             )  # fmt: skip
         return found or beside
 
-    def pass_over(self, param: HParam) -> None:
-        """Take note that the configuration's word on `param` does not count: the user or the dialect has the say."""
-        for place in param.fields.get(self._dialect.source, "").split("|"):
-            self.config.ask(place)
+    def pass_over(self, param: HParam, value: Any, overridden: bool) -> None:
+        """Take note that `param` has its value from elsewhere: from the user, whatever the configuration says, or from
+        the dialect, which the configuration should not contradict."""
+        column = "hf" if self._dialect.source == "ggml" else self._dialect.source
+        for place in filter(None, param.fields.get(column, "").split("|")):
+            found = self.config.find(place)
+            if overridden or found is None or self._agrees(param, column, place, found, (value, "")):
+                self.config.ask(place)
 
     def _in(self, param: HParam, column: str) -> tuple[Any, str] | None:
         """What the first of the places in `column` says. The others are then read, too, if they say the same."""

@@ -120,6 +120,7 @@ SPEC = Architecture(
             given={"n_head_kv": 1},
             harmless=(
                 common.UNBIASED,
+                Harmless("num_key_value_heads", "every head has keys of its own, expanded from one", follows="n_head"),
                 Harmless("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
                 Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
                 Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),

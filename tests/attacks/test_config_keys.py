@@ -81,6 +81,19 @@ def test_the_configurations_of_the_fixtures_are_all_used(path: Path) -> None:
     assert unread(json.loads(path.read_text())) == set()
 
 
+LEGACY = (("gpt2/gpt2-s64-g0-q8_0.bin", "gpt2-s64"), ("mpt/mpt-clip-s64-g2-q4_0.bin", "mpt-clip-s64"))
+
+
+@pytest.mark.parametrize(("file", "config"), LEGACY)
+def test_the_configuration_beside_a_legacy_file_is_all_used(file: str, config: str, tmp_path: Path) -> None:
+    old, beside = FIXTURES / "legacy-other" / file, FIXTURES / "legacy-other" / "hf" / config
+    told = [note for note in understand(open_checkpoint(str(old), None, str(beside))).notes if note.startswith(NOTE)]
+    assert not told
+    strange = json.loads((beside / "config.json").read_text()) | {"attention_gain": 2}
+    (tmp_path / "config.json").write_text(json.dumps(strange))
+    assert f"{NOTE}attention_gain" in understand(open_checkpoint(str(old), None, str(tmp_path))).notes
+
+
 # What published configurations say beyond what today's classes write.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "LLaMA of 2023": ("llama", {"architectures": ["LLaMAForCausalLM"], "max_position_embeddings": None,
