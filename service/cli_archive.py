@@ -150,8 +150,8 @@ def apply(
     check_report(stem)
     count = jobs or _cores()
     settings = Settings(
-        Limits(size_of(memory, "--memory"), threads or max(1, _cores() // count)), scratch, timeout,
-        size_of(cache, "--cache"), attempts,
+        Limits(size_of(memory, "--memory"), threads or max(1, _cores() // count)), scratch and os.path.abspath(scratch),
+        timeout, size_of(cache, "--cache"), attempts,
     )  # fmt: skip
     asked = Asked(
         plan, ledger or f"{plan}{suffix}.ledger", engine, count, settings, share, retry_failed,

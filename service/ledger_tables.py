@@ -35,18 +35,19 @@ def tables() -> tuple[Any, Any, Any, Any]:
         column("output", text), column("entry", data), column("state", text, nullable=False), column("bucket", number),
         column("key", text, unique=True), column("bytes_in", number), column("bytes_out", number),
         column("attempts", sa.Integer), column("losses", sa.Integer), column("owner", text),
-        column("claims", number, nullable=False, server_default="0"), column("ticket", text),
         column("lease_until", real), column("not_before", real), column("stage", text),
         column("error", data(none_as_null=True)), column("receipt", data(none_as_null=True)), column("same_as", text),
         column("adopted", sa.Boolean), column("peak", number), column("deleted", sa.Boolean), column("created", real),
         column("started", real), column("finished", real), column("updated", real),
+        column("claims", number, nullable=False, server_default="0"), column("ticket", text),
         sa.Index("ggferry_jobs_queue", "plan", "state", "attempts"),
     )  # fmt: skip
     attempts = sa.Table(
         "ggferry_attempts", meta,
         column("id", sa.Integer, primary_key=True, autoincrement=True), column("job", text, index=True),
-        column("attempt", sa.Integer), column("owner", text), column("token", number), column("outcome", text),
+        column("attempt", sa.Integer), column("owner", text), column("outcome", text),
         column("error", data(none_as_null=True)), column("started", real), column("ended", real),
+        column("token", number),
     )  # fmt: skip
     return meta, jobs, attempts, sa.Table("ggferry_schema", meta, column("version", sa.Integer, primary_key=True))
 
