@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 import ggferry
 from ggferry.formats.errors import RefusedError, UnreachableError
@@ -24,8 +25,6 @@ from ggferry.service.supervise import Limits
 from archive_tools import GGFERRY, command, plan, rows, write
 from builders import Llama
 from processes import below, listening
-
-ray = pytest.importorskip("ray")
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
