@@ -63,8 +63,8 @@ def test_two_nodes_and_a_killed_worker(cluster: Any, tmp_path: Path, fixtures: P
     again = [event for event in events if event["event"] == "job" and event["state"] == "again"]
     assert any(event["error"]["class"] == "WorkerDied" for event in again), events
     with migration.ledger.engine.connect() as connection:
-        tried = [tuple(row) for row in connection.execute(migration.ledger.attempts.select())]
-    done = [row[1] for row in tried if row[4] == "done"]
+        tried = connection.execute(migration.ledger.attempts.select()).mappings().all()
+    done = [row["job"] for row in tried if row["outcome"] == "done"]
     assert len(done) == len(set(done)) == 8, "a job was done twice"
     migration.ledger.close()
 
