@@ -17,7 +17,7 @@ import secrets
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, BinaryIO
 
@@ -258,6 +258,36 @@ def _claim(targets: Sequence[str], sources: Mapping[Identity, str]) -> list[Part
             refuse_sources(partial.stale, sources)
         undo.pop_all()
     return made
+
+
+def sweep(targets: Iterable[str], beside: str) -> list[str]:
+    """Remove what killed writers of `targets` left, and of the files claimed with them, whose names end in `beside`;
+    the paths of what stays, because its writer lives or that cannot be known."""
+    stays = []
+    folders: dict[str, list[str]] = defaultdict(list)
+    for target in targets:
+        folders[os.path.dirname(target)].append(target)
+    for folder, wanted in folders.items():
+        with suppress(OSError):
+            left = Leftovers(folder)
+            for target in wanted:
+                for path in left.of(target):
+                    if not _swept(path, target, beside):
+                        stays.append(path)
+    return stays
+
+
+def _swept(path: str, target: str, beside: str) -> bool:
+    match = _PARTIAL.fullmatch(os.path.basename(path))
+    try:
+        if match is None or not _is_dead(path, target):
+            return True  # gone by now, or nothing of ours
+    except GgferryError:
+        return False
+    for each in (path, partial_path(target + beside, match["token"])):
+        with suppress(OSError):
+            os.unlink(each)
+    return not os.path.lexists(path)
 
 
 def leftovers(folder: str) -> Leftovers:

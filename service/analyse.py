@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ggferry.converters.convert import Request, make_plan
+from ggferry.converters.convert import LEVELS, Request, make_plan
 from ggferry.converters.graph import losses
 from ggferry.converters.model_metadata import output_name
 from ggferry.converters.open import open_checkpoint
@@ -29,6 +29,11 @@ _VOCAB = {"tokenizer_model": "model", "pre": "pre", "huggingface_json": "keep_js
           "no_vocab": "none", "tokenizer": "source"}  # fmt: skip
 _REQUEST = ("hparams", "model_name", "base", "ggla_permute", "imatrix", "arch", "config")
 PATHS = ("tokenizer_model", "tokenizer", "base", "imatrix", "config")  # options that name files
+_FLAGS = ("allow_requantize", "allow_nonfinite", "big_endian", "pure", "leave_output_tensor", "huggingface_json",
+          "trim_vocab", "no_vocab", "ggla_permute")  # fmt: skip
+_MAPS = ("hparams",)
+TEXT, FLAG, MAP = (str, type(None)), bool, dict
+WORDS = {TEXT: "text", FLAG: "true or false", MAP: "an object of texts"}
 RECIPE_KEYS = ("outtype", "verify", *_OPTIONS, *_VOCAB, *_REQUEST)
 
 
@@ -37,8 +42,15 @@ def request_of(source: str, recipe: Mapping[str, Any], out: str | None = None, j
     odd = sorted(set(recipe) - set(RECIPE_KEYS))
     if odd:
         raise UsageError("an option of the plan", path=source, found=odd[0], expected=", ".join(sorted(RECIPE_KEYS)))
+    for key, value in recipe.items():
+        kind = FLAG if key in _FLAGS else MAP if key in _MAPS else TEXT
+        inner = value.values() if isinstance(value, dict) else ()
+        if not isinstance(value, kind) or not all(isinstance(each, str) for each in inner):
+            raise UsageError(f"the option {key} of the plan", path=source, found=value, expected=WORDS[kind])
     options = Options(outtype=str(recipe.get("outtype", "keep")), **{k: recipe[k] for k in _OPTIONS if k in recipe})
     options.check()
+    if recipe.get("verify", "full") not in LEVELS:
+        raise UsageError("verify in the plan", path=source, found=recipe["verify"], expected=", ".join(LEVELS))
     vocab = VocabOptions(**{ours: recipe[key] for key, ours in _VOCAB.items() if key in recipe})
     rest = {key: recipe[key] for key in _REQUEST if key in recipe}
     return Request(source, out, options, vocab=vocab, level=str(recipe.get("verify", "full")), jobs=jobs, **rest)

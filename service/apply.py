@@ -5,23 +5,25 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, fault_of
+from ggferry.converters.receipt import SUFFIX
+from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, fault_of, of_os
+from ggferry.formats.partials import sweep as sweep_partials
 from ggferry.service import ledger_url, patience, stores
 from ggferry.service.analyse import request_of
 from ggferry.service.deletion import Deletion, choose, delete, require_proofs
 from ggferry.service.engine import LEASE, Emit, Run, run_local
 from ggferry.service.jobs import Outcome, Settings
-from ggferry.service.ledger import DONE, FAILED, QUARANTINED, QUEUED, SKIPPED, Job, Ledger, bucket
-from ggferry.service.planfile import BAD, CONVERT, Entry, Head, digest_of, read_plan
+from ggferry.service.ledger import DONE, FAILED, HELD, QUARANTINED, QUEUED, SKIPPED, Job, Ledger, bucket
+from ggferry.service.planfile import BAD, CONVERT, Entry, Head, digest_of, outside, read_plan
 from ggferry.service.publish import check_destination
-from ggferry.service.scratch import sweep
-from ggferry.service.stores import is_remote
+from ggferry.service.scratch import PREFIX, sweep
+from ggferry.service.stores import is_remote, local_path
 from ggferry.service.urls import PATIENCE, Access, grant, granted, read_secrets
 
 ENGINES = ("local", "ray")
@@ -45,6 +47,7 @@ class Asked:
     lease: float = LEASE
     address: str | None = None
     patience: float = PATIENCE
+    outside_dest: bool = False
 
 
 def _checked(asked: Asked) -> tuple[Head, list[Entry]]:
@@ -59,6 +62,13 @@ def _checked(asked: Asked) -> tuple[Head, list[Entry]]:
             request_of(entry.source, entry.recipe(head))
             if is_remote(entry.output):
                 check_destination(entry.output)
+    if not asked.outside_dest and (elsewhere := outside(head, entries)):
+        more = f" and {len(elsewhere) - 3} more" if elsewhere[3:] else ""
+        raise RefusedError(
+            f"{len(elsewhere)} outputs of the plan are outside its dest", path=asked.plan,
+            found=", ".join(elsewhere[:3]) + more, expected=head.dest,
+            hint="--allow-outside-dest, or edit the lines or dest in the first one",
+        )  # fmt: skip
     if asked.delete_source:
         require_proofs(asked.plan, head, entries)
     return head, entries
@@ -103,9 +113,11 @@ class Migration:
     def prepare(self) -> list[Entry]:
         """Enter the plan; what is left to do. Raises RefusedError when sources changed or there is no room."""
         head = self.head
-        sweep(self.asked.settings.scratch)
+        for folder in {self.asked.settings.scratch, None}:
+            sweep(folder)
         self.ledger.reclaim()
         states = {row["id"]: row["state"] for row in self.ledger.rows(full=False)}
+        self._sweep_outputs(entry for entry in self.entries if states.get(entry.id(head)) not in HELD)
         settled = {DONE, QUARANTINED, SKIPPED}
         to_check = [e for e in self.entries if e.verdict == CONVERT and states.get(e.id(head)) not in settled]
         self._check_sources(to_check)
@@ -118,6 +130,7 @@ class Migration:
         share, shares = self.asked.shard
         ids = {entry.id(head): entry for entry in self.entries}
         left = {i: entry for i, entry in ids.items() if i in queued and bucket(i) % shares == share}
+        self._check_folders([*left.values()])
         self._check_room([*left.values()])
         if self.asked.delete_source:
             self.deletion = choose(ids, left, {row["id"]: row for row in self._finished()}, self.asked.despite_drops)
@@ -139,8 +152,13 @@ class Migration:
                 run_ray(run, self.asked.address)
             else:
                 run_local(run)
-        except KeyboardInterrupt:
-            self.emit({"event": "stopped", "message": "stopped; the same command continues"})
+        except (KeyboardInterrupt, GgferryError):
+            words = "the same command continues"
+            if stays := self._sweep_outputs(left):
+                words = f"{len(stays)} unfinished files stay until then ({', '.join(stays[:3])}); {words}"
+            else:
+                words = f"nothing unfinished was left behind; {words}"
+            self.emit({"event": "stopped", "message": f"stopped: {words}"})
             raise
 
     def _finished(self) -> list[dict[str, Any]]:
@@ -155,6 +173,11 @@ class Migration:
         """Jobs of this plan that did not end well."""
         counts = self.ledger.counts(self.head.id)
         return counts["failed"] + counts["quarantined"]
+
+    def _sweep_outputs(self, entries: Iterable[Entry]) -> list[str]:
+        """Remove what killed workers left of local outputs; what stays. (In stores: `publish.prepare`.)"""
+        outputs = (entry.output for entry in entries if entry.verdict == CONVERT and entry.output is not None)
+        return sweep_partials((local_path(output) for output in outputs if not is_remote(output)), SUFFIX)
 
     # --- before ------------------------------------------------------------------------------------------------
 
@@ -175,6 +198,25 @@ class Migration:
                 f"{len(changed)} sources are not as they were planned: {'; '.join(changed[:3])}{more}",
                 path=self.asked.plan, hint="plan again; nothing was done",
             )  # fmt: skip
+
+    def _check_folders(self, left: Sequence[Entry]) -> None:
+        """Whether outputs can be written where they are to go, before hours of reading show that they cannot. Raises
+        AccessError and what else the system says."""
+        local = {os.path.dirname(local_path(e.output)) for e in left if e.output and not is_remote(e.output)}
+        folders = {_existing(folder) for folder in local}
+        if left:
+            folders.add(_existing(self.asked.settings.scratch or tempfile.gettempdir()))
+        failed: list[OSError] = []
+        for folder in sorted(folders):
+            try:
+                with tempfile.TemporaryFile(dir=folder, prefix=PREFIX):
+                    pass
+            except OSError as error:
+                error.filename = folder
+                failed.append(error)
+        if failed:
+            more = f", nor in {len(failed) - 1} other folders" if failed[1:] else ""
+            raise of_os(failed[0], f"nothing can be written here{more}; nothing was done")
 
     def _check_room(self, left: Sequence[Entry]) -> None:
         """Outputs that stay on this machine, and what passes through it on the way to a store."""

@@ -57,14 +57,14 @@ def _run(arguments: list[str]) -> int:
             _app(arguments)(args=arguments, prog_name="ggferry", standalone_mode=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        return _interrupted() if code == INTERRUPTED else code  # which typer makes of an interrupt
+        return _interrupted(arguments) if code == INTERRUPTED else code  # which typer makes of an interrupt
     except GgferryError as error:
         if "--json" in arguments:
             print_json({"error": error.as_dict()})
         say(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        return _interrupted()
+        return _interrupted(arguments)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -79,8 +79,9 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
-def _interrupted() -> int:
-    say("interrupted; nothing unfinished was left behind")
+def _interrupted(arguments: list[str]) -> int:
+    """`apply` has looked, and told what stayed."""
+    say("interrupted" if "apply" in arguments[:1] else "interrupted; nothing unfinished was left behind")
     return INTERRUPTED
 
 

@@ -131,6 +131,9 @@ def apply(
         bool, typer.Option("--delete-despite-drops", help="Also weights of which the output does not hold all.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    allow_outside_dest: Annotated[
+        bool, typer.Option("--allow-outside-dest", help="Follow lines of the plan that write outside its dest.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be converted and deleted; do nothing.")
     ] = False,
@@ -156,7 +159,7 @@ def apply(
     asked = Asked(
         plan, ledger or f"{plan}{suffix}.ledger", engine, count, settings, share, retry_failed,
         None if max_disk is None else size_of(max_disk, "--max-disk"), delete_source, delete_despite_drops, lease,
-        address, patience,
+        address, patience, allow_outside_dest,
     )  # fmt: skip
     if dry_run:
         _show_survey(*survey(asked), as_json)

@@ -213,6 +213,9 @@ class _Local:
         deadline = time.monotonic() + STOPPING
         while self.running and time.monotonic() < deadline:
             time.sleep(IDLE / 2)
+        if self.running:  # an upload that does not answer
+            words = f"{len(self.running)} jobs did not end within {STOPPING:g} s; what they began in stores may stay"
+            self.run.emit({"event": "warning", "message": words})
 
     def _serve(self, supervisor: Supervisor) -> None:
         run = self.run

@@ -11,8 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ggferry.converters.receipt import SUFFIX
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
+from ggferry.formats.partials import sweep
 from ggferry.service.analyse import PATHS
 from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, Job, LeaseLost
 from ggferry.service.mirror import Mirror
@@ -130,6 +132,7 @@ class _Run:
         scratch = Scratch(settings.scratch)
         stack.callback(scratch.close)
         self.folder = scratch.path
+        stack.callback(sweep, [self.out], SUFFIX)  # of a worker that was killed
         self.mirror = Mirror(os.path.join(self.folder, "from"))
         stack.callback(self.mirror.close)
         self.trouble: BaseException | None = None

@@ -8,15 +8,17 @@ anything is done.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
 from typing import Any, BinaryIO
 
 import ggferry
+from ggferry.converters.receipt import SUFFIX as RECEIPT
 from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
 from ggferry.formats.opened import Identity
 from ggferry.formats.partials import write_file
-from ggferry.service.stores import Found
+from ggferry.service.stores import Found, is_remote, local_path
 
 FORMAT = 1
 CONVERT, SKIP, DUPLICATE, CORRUPT, INCOMPLETE, UNSUPPORTED, ARCHIVE, OTHER = VERDICTS = (
@@ -90,6 +92,56 @@ class Entry:
     def recipe(self, head: Head) -> dict[str, Any]:
         """Everything that decides the output's bytes beside the source's."""
         return {"outtype": head.outtype, "verify": head.verify, **self.options}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a value of a line may be, and how that is said."""
+
+    name: str
+    fits: Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63  # what a ledger's column holds
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and isfinite(value) and value >= 0
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+_TEXT, _COUNT = _Kind("text", _is_text), _Kind("a whole number", _is_count)
+_MAYBE = _Kind("text or null", lambda value: value is None or _is_text(value))
+_TEXTS, _OBJECTS = _Kind("a list of texts", _list_of(_is_text)), _Kind("a list of objects", _list_of(_is_object))
+_OBJECT = _Kind("an object", _is_object)
+HEAD_FIELDS = {
+    "roots": _TEXTS, "dest": _MAYBE, "outtype": _TEXT, "verify": _TEXT, "ggferry": _TEXT,
+    "redirects": _Kind("true or false", lambda value: type(value) is bool),
+}  # fmt: skip
+ENTRY_FIELDS = {
+    "source": _TEXT, "verdict": _TEXT, "reason": _TEXT, "kind": _TEXT, "container": _MAYBE,
+    "version": _Kind("a whole number or null", lambda value: value is None or _is_count(value)), "era": _MAYBE,
+    "architecture": _MAYBE, "types": _MAYBE, "files": _OBJECTS, "beside": _OBJECTS, "bytes_in": _COUNT,
+    "bytes_out": _COUNT, "memory": _COUNT, "disk": _COUNT, "gpus": _Kind("a number", _is_number), "output": _MAYBE,
+    "options": _OBJECT, "grades": _Kind("an object of numbers", lambda value: _is_object(value)
+    and all(map(_is_count, value.values()))), "notes": _TEXTS, "lost": _OBJECTS, "same_as": _MAYBE, "proof": _MAYBE,
+    "error": _Kind("an object or null", lambda value: value is None or _is_object(value)),
+}  # fmt: skip
+FOUND_FIELDS = {
+    "path": _TEXT, "bytes": _Kind("a whole number", lambda value: value == -1 or _is_count(value)), "version": _TEXT,
+}  # fmt: skip
 
 
 def version_class() -> str:
@@ -181,22 +233,19 @@ def _object(line: bytes, path: str, number: int) -> dict[str, Any]:
 def _head(record: dict[str, Any], path: str) -> Head:
     if record.pop("ggferry_plan", None) != FORMAT:
         raise UsageError("not a plan of this version of ggferry", path=path, hint="its first line must be kept")
-    try:
-        return Head(roots=tuple(record.pop("roots")), **record)
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"the plan's first line: {error}", path=path) from None
+    _check(record, HEAD_FIELDS, ("roots",), path, "the plan's first line")
+    return Head(roots=tuple(record.pop("roots")), **record)
 
 
 def _entry(record: dict[str, Any], path: str, number: int) -> Entry:
     place = f"line {number} of the plan"
-    try:
-        for name in ("files", "beside"):
-            found = record.get(name, ())
-            record[name] = tuple(Found(str(f["path"]), int(f["bytes"]), str(f["version"])) for f in found)
-        record["notes"], record["lost"] = tuple(record.get("notes", ())), tuple(record.get("lost", ()))
-        entry = Entry(**record)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{place}: {error}", path=path) from None
+    _check(record, ENTRY_FIELDS, ("source", "verdict"), path, place)
+    for name in ("files", "beside"):
+        for each in record.get(name, ()):
+            _check(each, FOUND_FIELDS, tuple(FOUND_FIELDS), path, f"{place}: {name}")
+        record[name] = tuple(Found(**each) for each in record.get(name, ()))
+    record["notes"], record["lost"] = tuple(record.get("notes", ())), tuple(record.get("lost", ()))
+    entry = Entry(**record)
     if entry.verdict not in VERDICTS:
         raise UsageError(f"{place}: verdict", path=path, found=entry.verdict, expected=", ".join(VERDICTS))
     if entry.verdict == CONVERT and not (entry.files and entry.output and isinstance(entry.options, dict)):
@@ -204,10 +253,44 @@ def _entry(record: dict[str, Any], path: str, number: int) -> Entry:
     return entry
 
 
+def _check(
+    record: Mapping[str, Any], known: Mapping[str, _Kind], needed: Sequence[str], path: str, place: str
+) -> None:  # fmt: skip
+    """Raises UsageError naming the first key that is unknown, missing, or not of its kind."""
+    odd = next((key for key in record if key not in known), None)
+    if odd is not None:
+        raise UsageError(f"{place}: an unknown key", path=path, found=odd, expected=", ".join(known))
+    missing = next((key for key in needed if key not in record), None)
+    if missing is not None:
+        raise UsageError(f"{place}: a key is missing", path=path, expected=missing)
+    for key, value in record.items():
+        if not known[key].fits(value):
+            raise UsageError(f"{place}: {key}", path=path, found=value, expected=known[key].name)
+
+
 def _check_outputs(entries: Iterable[Entry], path: str) -> None:
+    """No output has the name of another or of a receipt: the second would be taken for the first's."""
     seen: dict[str, str] = {}
     for entry in entries:
         if entry.verdict == CONVERT and entry.output is not None:
-            if entry.output in seen:
-                raise UsageError("two models with one output", path=path, found=f"{seen[entry.output]}, {entry.source}")
-            seen[entry.output] = entry.source
+            output = local_path(entry.output)
+            if output in seen:
+                raise UsageError("two models with one output", path=path, found=f"{seen[output]}, {entry.source}")
+            if output.endswith(RECEIPT):
+                raise UsageError("an output with the name of a receipt", path=path, found=entry.output)
+            seen[output] = entry.source
+
+
+def outside(head: Head, entries: Iterable[Entry]) -> list[str]:
+    """The outputs that a plan with a `dest` would write elsewhere."""
+    if head.dest is None:
+        return []
+    inside = local_path(head.dest).rstrip("/") + "/"
+    outputs = [entry.output for entry in entries if entry.verdict == CONVERT and entry.output is not None]
+    return [output for output in outputs if not _plainly(output).startswith(inside)]
+
+
+def _plainly(output: str) -> str:
+    """An output's whole path; of a URL whose path goes up, nothing."""
+    whole = local_path(output)
+    return "" if is_remote(whole) and {".", ".."} & set(whole.split("/")) else whole
