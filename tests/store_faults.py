@@ -154,6 +154,8 @@ class _S3Handler(_Handler):
     upstream: int
     plain = False
     unknown = False
+    one_at_a_time = threading.RLock()
+    """A conditional write is one step in S3; moto looks, and then writes."""
 
     def _do(self) -> None:
         parts = urlsplit(self.path)
@@ -181,7 +183,9 @@ class _S3Handler(_Handler):
         elif "x-amz-copy-source" in headers and not self._copy_allowed(headers):
             self._answer(412, {"Content-Type": "application/xml"}, _xml(412))
             return
-        status, found, data = self._pass(self.command, self.path, dict(self.headers.items()), body)
+        conditional = writes and any(name in headers for name in ("if-none-match", "if-match"))
+        with self.one_at_a_time if conditional else contextlib.nullcontext():
+            status, found, data = self._pass(self.command, self.path, dict(self.headers.items()), body)
         if status == 206:  # S3 states no checksum of a range
             found = {name: value for name, value in found.items() if not name.startswith("x-amz-checksum")}
         self._answer(status, found, data, fault)

@@ -376,7 +376,7 @@ INDEX_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], type[errors.Ggfer
     "empty weight_map": (lambda i: i.update(weight_map={}), errors.OutOfRangeError),
     "weight_map a list": (lambda i: i.update(weight_map=["a"]), errors.InconsistentError),
     "weight_map of numbers": (lambda i: i["weight_map"].update(a=1), errors.InconsistentError),
-    "metadata a list": (lambda i: i.update(metadata=[1]), errors.InconsistentError),
+    "metadata a list": (lambda i: i.update(metadata=[1]), errors.CorruptError),
 }
 
 
