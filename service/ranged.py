@@ -7,6 +7,7 @@ and must be what it was.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
@@ -141,7 +142,10 @@ class RangedFile:
             try:
                 done = 0
                 while done < len(data):
-                    done += os.pwrite(self._fd, data[done:] if done else data, first * self._block + done)
+                    count = os.pwrite(self._fd, data[done:] if done else data, first * self._block + done)
+                    if not count:
+                        raise OSError(errno.ENOSPC, "nothing was taken")
+                    done += count
             except OSError:  # a full disk: what does not fit is fetched again
                 self._room = 0
                 return
@@ -150,7 +154,10 @@ class RangedFile:
     def _cached(self, offset: int, buffer: memoryview) -> bool:
         """Fill `buffer` from what is kept; False when that is not there after all."""
         while buffer:
-            count = os.preadv(self._fd, [buffer], offset)
+            try:
+                count = os.preadv(self._fd, [buffer], offset)
+            except OSError:
+                return False
             if not count:
                 return False
             buffer, offset = buffer[count:], offset + count
