@@ -38,6 +38,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, RefusedError, UnsupportedError, UsageError, VerificationError
 from ggferry.formats.gguf_values import u32
 from ggferry.formats.imatrix import read_imatrix
+from ggferry.formats.local_files import Named
 from ggferry.formats.opened import Opened, recorded, unrecorded
 from ggferry.quant.interrupts import interrupts_wait
 from ggferry.quant.recipes import RAGGED
@@ -201,7 +202,7 @@ def _write(
 
 def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, stage: Stage) -> Proof:
     """Re-read the file at `path`, knowing nothing, and compare it with the source."""
-    again = open_checkpoint(path)
+    again = open_checkpoint(Named(path))
     try:
         check_metadata(plan, again)
         if isinstance(plan, AdapterPlan):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from ggferry.converters.stages import Progress
+from ggferry.formats.local_files import Named
 from ggferry.formats.sources import LocalFile, Source
 
 _BLOCK = 8 << 20
@@ -50,8 +51,8 @@ class Digests:
         self._opened = ExitStack()
 
     def open(self, path: str) -> Source:
-        """A file of this machine, closed at the end."""
-        return self._opened.enter_context(LocalFile(path))
+        """A file that we wrote, closed at the end."""
+        return self._opened.enter_context(LocalFile(Named(path)))
 
     def begin(self, sources: Sequence[Source], beside: int) -> list[Taken]:
         """What gives the records of files. `beside`: threads that are left to the work meanwhile. Where there is more

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ggferry.formats.errors import NotFoundError
-from ggferry.formats.opened import note
+from ggferry.formats.local_files import read_start
 
 MAX_CARD = 1 << 20  # bytes; the longest front matters (evaluation results of hundreds of tasks) are below 300 kB
 _MAX_DEPTH = 16  # model-index, the deepest thing in cards, has 6
@@ -20,13 +19,8 @@ Card = tuple[dict[str, Any], tuple[str, ...]]
 
 
 def read_card(path: str) -> Card:
-    """Front matter of the README.md at `path`, and notes on what could not be read. Raises NotFoundError."""
-    try:
-        with open(path, "rb") as file:
-            note(path, file.fileno())
-            data = file.read(MAX_CARD + 1)
-    except OSError as error:
-        raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+    """Front matter of the README.md at `path`, and notes on what could not be read. Raises as `open_file`."""
+    data = read_start(path, MAX_CARD + 1)
     if not data.removeprefix(b"\xef\xbb\xbf").startswith(b"---"):
         return {}, ()
     end = re.search(rb"\n(?:---|\.\.\.)[ \t]*\r?(?:\n|$)", data)

@@ -35,6 +35,8 @@ def header_layouts() -> tuple[HeaderLayout, ...]:
 def open_checkpoint(path: str, arch: str | None = None, config: str | None = None) -> Checkpoint:
     """Open `path` with the reader that claims it. Raises one of `formats.errors`.
 
+    Links are followed within the folder the model stands in; `local_files.Named` says that a person chose `path`, which
+    may then be a link to anywhere, while nobody chose what stands beside it.
     For files of the GGML era, which say neither: `arch` names the architecture, `config` a config.json (or its folder)
     for what the header leaves open. Raises UsageError where either cannot apply.
     """

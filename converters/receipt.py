@@ -5,7 +5,6 @@ The same inputs and options give the same receipt: no clock, no machine, no abso
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +15,7 @@ from ggferry.converters.plan import RESCALED, Plan, count_types, step_record
 from ggferry.converters.verify import Proof
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.json_kinds import strict
+from ggferry.formats.printable import printable_json
 
 FORMAT = 1
 SUFFIX = ".receipt.json"
@@ -85,7 +85,7 @@ def _output_types(plan: Plan) -> str:
 
 
 def to_json(receipt: Mapping[str, Any]) -> str:
-    return json.dumps(receipt, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return printable_json(receipt, indent=1) + "\n"
 
 
 def what_was_read(checkpoint: Checkpoint) -> str:

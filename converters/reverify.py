@@ -21,6 +21,7 @@ from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, UsageError, VerificationError
 from ggferry.formats.imatrix import read_imatrix
+from ggferry.formats.local_files import read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,13 @@ def reverify(
 
 def _receipt(output: Checkpoint) -> tuple[dict[str, Any] | None, list[str]]:
     path = output.path + SUFFIX
-    if not os.path.isfile(path):
+    if not os.path.lexists(path):
         return None, ["no receipt beside the output: defaults stand for what the source does not state"]
     try:
-        with open(path, encoding="utf-8") as file:
-            receipt = json.loads(file.read(MAX_RECEIPT))
+        receipt = json.loads(read_bytes(path, MAX_RECEIPT))
         if not isinstance(receipt, dict) or not isinstance(receipt.get("options"), dict):
             raise ValueError("not a receipt")
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"the receipt cannot be read: {error}", path=path) from None
     return receipt, []
 

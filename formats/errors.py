@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from ggferry.formats.printable import printable
+
+SHOWN = 200  # characters of a name or a value: a hostile one must not fill a log
 
 class Fault(StrEnum):
     """Where an error lies, and so what becomes of an archive's job that met it (`service.jobs`)."""
@@ -55,15 +58,15 @@ class GgferryError(Exception):
         return "".join(("_" if i and c.isupper() else "") + c.lower() for i, c in enumerate(name))
 
     def __str__(self) -> str:
-        place = "" if self.path is None else _printable(self.path)
+        place = "" if self.path is None else printable(self.path, SHOWN)
         if self.offset is not None:
             place += f"@{self.offset:#x}"
-        text = f"{place}: {self.message}" if place else self.message
+        text = printable(f"{place}: {self.message}" if place else self.message)
         if self.found is not None:
-            text += f": found {_printable(self.found)}"
+            text += f": found {printable(self.found, SHOWN)}"
         if self.expected is not None:
-            text += f"{',' if self.found is not None else ':'} expected {_printable(self.expected)}"
-        return text if self.hint is None else f"{text} ({self.hint})"
+            text += f"{',' if self.found is not None else ':'} expected {printable(self.expected, SHOWN)}"
+        return text if self.hint is None else f"{text} ({printable(self.hint)})"
 
     def as_dict(self) -> dict[str, object]:
         """The error for `--json`: code, exit_code, fault, message, path, offset, found, expected, hint."""
@@ -74,17 +77,10 @@ class GgferryError(Exception):
             "message": self.message,
             "path": self.path,
             "offset": self.offset,
-            "found": None if self.found is None else _printable(self.found),
-            "expected": None if self.expected is None else _printable(self.expected),
+            "found": None if self.found is None else printable(self.found, SHOWN),
+            "expected": None if self.expected is None else printable(self.expected, SHOWN),
             "hint": self.hint,
         }
-
-
-def _printable(value: object, limit: int = 200) -> str:
-    # Names come from hostile files: control characters must not reach a terminal, nor megabytes a log.
-    text = value if isinstance(value, str) else repr(value)
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode("ascii") for c in text)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 class UsageError(GgferryError):
@@ -219,7 +215,7 @@ class VerificationError(GgferryError):
 
 
 class RefusedError(GgferryError):
-    """Doing it would lose something; the hint names the flag that allows it."""
+    """Doing it would lose something, or let something out; the hint names the way that is allowed."""
 
     exit_code = 7
 

@@ -148,7 +148,8 @@ def locate(path: str, container: str) -> Weights:
         return Weights(container, folder, (path,))
     also = f"{name} is one file of a model in several: the whole model was opened"
     notes = (also, *whole.notes) if len(whole.files) != 1 else whole.notes
-    return Weights(whole.container, folder, whole.files, whole.index, notes)
+    files = tuple(path if file == path else file for file in whole.files)  # which may be `Named`
+    return Weights(whole.container, folder, files, whole.index, notes)
 
 
 def _list(folder: str) -> frozenset[str]:
@@ -272,7 +273,8 @@ def _pooling(beside: Mapping[str, str]) -> dict[str, Any] | None:
             if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
                 place = beside["modules.json"]
                 raise OutOfRangeError("folder of a module", path=place, found=name, expected="a name within the model")
-            return load_object(os.path.join(os.path.dirname(beside["modules.json"]), name, "config.json"))
+            folder = os.path.dirname(beside["modules.json"])
+            return load_object(os.path.join(folder, name, "config.json"), root=folder)
     return None
 
 

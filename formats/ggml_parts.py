@@ -25,7 +25,7 @@ def join_parts(base: str, first: Checkpoint, layout: HeaderLayout, read: Callabl
     try:
         for number in range(1, count):
             path = f"{base}.{number}"
-            if not os.path.isfile(path):
+            if not os.path.exists(path):
                 raise NotFoundError(f"part {number} of {count} is missing", path=path)
             parts.append(read(path))
             _check_part(first, parts[-1])

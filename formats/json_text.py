@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from typing import Any, NoReturn
 
-from ggferry.formats.errors import CorruptError, DuplicateError, EncodingError, NotFoundError, OutOfRangeError
+from ggferry.formats.errors import CorruptError, DuplicateError, EncodingError
 from ggferry.formats.limits import MAX_JSON, MAX_JSON_DEPTH
-from ggferry.formats.opened import note
+from ggferry.formats.local_files import read_bytes
 from ggferry.formats.recent import Recent
 
 BOM = b"\xef\xbb\xbf"
@@ -20,18 +19,18 @@ _KNOWN: Recent[dict[str, Any]] = Recent(128 << 20)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def load_json(path: str, cap: int = MAX_JSON) -> Any:
-    """The value in the JSON file `path` of at most `cap` bytes.
+def load_json(path: str, cap: int = MAX_JSON, root: str | None = None) -> Any:
+    """The value in the JSON file `path` of at most `cap` bytes. `root`: as of `local_files.open_file`.
 
     A byte-order mark is skipped and NaN and Infinity are read (transformers writes them into config.json). Raises
     NotFoundError, OutOfRangeError (too large), EncodingError (not UTF-8, not JSON), DuplicateError (a key twice).
     """
-    return _parse_file(_read(path, cap), path)
+    return _parse_file(read_bytes(path, cap, root), path)
 
 
-def load_object(path: str, cap: int = MAX_JSON) -> dict[str, Any]:
+def load_object(path: str, cap: int = MAX_JSON, root: str | None = None) -> dict[str, Any]:
     """`load_json`, whose value must be an object."""
-    return _object(load_json(path, cap), path)
+    return _object(load_json(path, cap, root), path)
 
 
 def load_known(path: str) -> tuple[dict[str, Any], bytes]:
@@ -39,25 +38,13 @@ def load_known(path: str) -> tuple[dict[str, Any], bytes]:
     bytes is it too (`recent.keeping`)."""
     from blake3 import blake3
 
-    data = _read(path, MAX_JSON)
+    data = read_bytes(path)
     digest = blake3(data).digest()
     value = _KNOWN.get(digest)
     if value is None:
         value = _object(_parse_file(data, path), path)
         _KNOWN.put(digest, value, PARSED * len(data))
     return value, digest
-
-
-def _read(path: str, cap: int) -> bytes:
-    try:
-        size = os.path.getsize(path)
-        if size > cap:
-            raise OutOfRangeError("too large for a JSON file of its kind", path=path, found=size, expected=f"≤ {cap}")
-        with open(path, "rb") as file:
-            note(path, file.fileno())
-            return file.read(cap + 1)
-    except OSError as error:
-        raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
 
 
 def _parse_file(data: bytes, path: str) -> Any:

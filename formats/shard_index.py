@@ -48,7 +48,7 @@ def read_index(path: str) -> Index:
         raise OutOfRangeError("number of files", path=path, found=len(names), expected=f"1 to {MAX_SHARDS}")
     folder = os.path.dirname(path)
     files = tuple(os.path.join(folder, _inside(name, path)) for name in names)
-    missing = [name for name, file in zip(names, files, strict=True) if not os.path.isfile(file)]
+    missing = [name for name, file in zip(names, files, strict=True) if not os.path.exists(file)]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise NotFoundError(

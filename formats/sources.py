@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
-from ggferry.formats.errors import NotFoundError, TruncatedError
+from ggferry.formats.errors import TruncatedError
+from ggferry.formats.local_files import open_file
 from ggferry.formats.opened import note
 
 
@@ -50,33 +51,25 @@ def unmount(folder: str) -> None:
     _MOUNTS.pop(os.path.join(os.path.abspath(folder), ""), None)
 
 
-def open_source(path: str | os.PathLike[str]) -> Source:
-    """The bytes of the file at `path`, wherever they are. Raises NotFoundError."""
+def open_source(path: str | os.PathLike[str], root: str | None = None) -> Source:
+    """The bytes of the file at `path`, wherever they are. `root`, raises: as `local_files.open_file`."""
     whole = os.path.abspath(path)
     for folder, opener in list(_MOUNTS.items()):
         if whole.startswith(folder) and (source := opener(whole)) is not None:
             return source
-    return LocalFile(path)
+    return LocalFile(path, root)
 
 
 class LocalFile:
-    """A file on disk, opened once; thread-safe through `pread`."""
+    """A file on disk, opened once (`local_files.open_file`); thread-safe through `pread`."""
 
     _fd = -1
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], root: str | None = None) -> None:
         self.path = os.fspath(path)
-        try:
-            self._fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except OSError as error:
-            raise NotFoundError(f"cannot be opened: {error.strerror}", path=self.path) from None
-        status = os.fstat(self._fd)
-        self.size = status.st_size
+        self._fd = open_file(path, root)
+        self.size = os.fstat(self._fd).st_size
         note(self.path, self._fd)
-        if not os.path.isfile(self.path):
-            os.close(self._fd)
-            self._fd = -1
-            raise NotFoundError("is not a regular file", path=self.path)
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or size < 0 or offset + size > self.size:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ggferry.converters.receipt import SUFFIX
 from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, fault_of, of_os
+from ggferry.formats.local_files import confined
 from ggferry.formats.partials import sweep as sweep_partials
 from ggferry.service import ledger_url, patience, stores
 from ggferry.service.analyse import request_of
@@ -138,6 +139,10 @@ class Migration:
 
     def run(self, left: Sequence[Entry]) -> None:
         """Do what is left."""
+        with confined(self.head.trees):
+            self._run(left)
+
+    def _run(self, left: Sequence[Entry]) -> None:
         run = Run(
             self.ledger, self.head.id, self.asked.jobs, self.asked.settings, self.emit, self.asked.shard,
             self.asked.lease, done=self._done,
@@ -274,7 +279,7 @@ def _row(entry: Entry, head: Head) -> dict[str, Any]:
         state, error = QUARANTINED, entry.error or {"class": entry.verdict, "message": entry.reason}
     elif entry.verdict != CONVERT:
         error = {"class": entry.verdict, "message": entry.reason}
-    data = {**asdict(entry), "recipe": entry.recipe(head), "error": None}
+    data = {**asdict(entry), "recipe": entry.recipe(head), "trees": head.trees, "error": None}
     return {"id": entry.id(head), "source": entry.source, "entry": data, "state": state, "error": error}
 
 

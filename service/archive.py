@@ -12,13 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ggferry.formats import folder as folders
-from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError
+from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError, RefusedError
 from ggferry.formats.json_text import load_object
+from ggferry.formats.local_files import read_start
+from ggferry.formats.opened import unrecorded
 from ggferry.formats.partials import is_partial
 from ggferry.formats.reader import HEAD_BYTES, describe
 from ggferry.formats.shard_index import read_index
 from ggferry.service.broker import revive
-from ggferry.service.stores import UNREADABLE, Found
+from ggferry.service.stores import LINK, Found
 
 MODEL_SUFFIXES = (".bin", ".gguf", ".ggml", ".pth", ".pt", ".ckpt", ".safetensors")
 _TAR, _ONE = "a compressed tar archive", "a compressed file"
@@ -74,7 +76,7 @@ def groups(tree: Tree) -> list[Group]:
     found: list[Group] = []
     for folder in sorted(tree.folders):
         found += _Folder(folder, tree.folders[folder]).groups()
-    used = {path for group in found for path in group.beside}
+    used = {path for group in found for path in group.beside if path not in tree.files or tree.files[path].bytes >= 0}
     kept = [g for g in found if g.kind in MODELS or not set(g.files) <= used]
     return with_bases(sorted(kept, key=lambda group: (group.source, group.kind)))
 
@@ -87,7 +89,7 @@ class _Folder:
         self.left = dict(names)
 
     def groups(self) -> Iterator[Group]:
-        for steps in (self._unreadable, self._training, self._gguf_shards, self._parts, self._rest):
+        for steps in (self._odd, self._training, self._gguf_shards, self._parts, self._rest):
             yield from map(self._whole, steps())
 
     def _whole(self, group: Group) -> Group:
@@ -110,13 +112,27 @@ class _Folder:
     def _in(self, name: str) -> str:
         return os.path.join(self.path, name)
 
-    def _unreadable(self) -> Iterator[Group]:
+    def _odd(self) -> Iterator[Group]:
+        """What is no file, or none of this tree."""
         for name, found in list(self.left.items()):
             if found.trouble:
                 yield Group(BROKEN, self._in(name), self._take([self._in(name)]), error=revive(found.trouble))
+            elif found.version == LINK:
+                yield self._link_out(self._in(name), found.reason)
             elif found.bytes < 0:
-                reason = "cannot be read" if found.version == UNREADABLE else "a folder that is not followed"
-                yield Group(OTHER, self._in(name), self._take([self._in(name)]), reason=reason)
+                yield Group(OTHER, self._in(name), self._take([self._in(name)]), reason=found.reason)
+
+    def _link_out(self, path: str, target: str) -> Group:
+        self._take([path])
+        if not path.lower().endswith(MODEL_SUFFIXES):
+            return Group(OTHER, path, (path,), reason=f"a link that leads out of the tree, to {target}")
+        hint = "plan the folder it leads into too, or put the file itself in the link's place"
+        error = RefusedError("a link that leads out of the tree", path=path, found=target, hint=hint)
+        return Group(BROKEN, path, (path,), error=error)
+
+    def _is_odd(self, path: str) -> bool:
+        found = self.names.get(os.path.basename(path))
+        return found is not None and found.bytes < 0 and os.path.dirname(path) == self.path
 
     # --- training checkpoints ---
 
@@ -137,13 +153,16 @@ class _Folder:
             except GgferryError as error:
                 yield self._broken(error, weights)
                 continue
+            if group is None:
+                continue
             if group.kind == FOLDER and model is not None:
                 reason = f"another form of the model in {os.path.basename(model.files[0])}"
                 group = Group(FORM, group.source, group.files, reason=reason)
             model = model or (group if group.kind == FOLDER else None)
             yield group
 
-    def _weights(self, weights: folders.Weights, preferred: bool) -> Group:
+    def _weights(self, weights: folders.Weights, preferred: bool) -> Group | None:
+        """The model of these files; None where its only file is none, which is a line of its own."""
         files, index = weights.files, weights.index
         if index is not None:
             files = read_index(index).files
@@ -153,6 +172,8 @@ class _Folder:
         source = self.path if preferred and not adapter else (index or files[0])
         if alone and not adapter and "config" not in folders.sidecars(weights) and weights.container != folders.META:
             source = files[0]  # a lone file without a configuration stands for itself
+        if self._is_odd(source):
+            return None
         inside = [path for path in beside if os.path.dirname(path) == self.path]
         self._take(files)
         self._take(inside)
@@ -228,9 +249,9 @@ class _Folder:
 def head_of(path: str) -> bytes:
     """The first bytes of a file (of its mirror's stand-in, which holds as many)."""
     try:
-        with open(path, "rb") as file:
-            return file.read(HEAD_BYTES)
-    except OSError:
+        with unrecorded():
+            return read_start(path, HEAD_BYTES)
+    except GgferryError:
         return b""
 
 

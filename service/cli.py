@@ -11,7 +11,7 @@ from typing import Any
 
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.opened import recorded
-from ggferry.service.cli_common import print_json, say
+from ggferry.service.cli_common import print_json, say, tell
 
 COMMANDS = {
     "cli_convert": ("convert", "quantize", "verify"),
@@ -50,14 +50,14 @@ def _run(arguments: list[str]) -> int:
 
     on_compilation(lambda: say("note     compiling the encoders for this processor: seconds a type, once a machine"))
     if arguments[:1] == ["--version"]:
-        print(f"ggferry {__version__}")
+        tell(f"ggferry {__version__}")
         return 0
     try:
         with recorded():  # options are files too: what is read for a command is none of its targets
-            _app(arguments)(args=arguments, prog_name="ggferry", standalone_mode=True)
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        return _interrupted(arguments) if code == INTERRUPTED else code  # which typer makes of an interrupt
+            code = _app(arguments)(args=arguments, prog_name="ggferry", standalone_mode=False)
+        return _interrupted(arguments) if code == INTERRUPTED else int(code or 0)  # which typer makes of an interrupt
+    except SystemExit as end:  # a reader of our output that left early
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except GgferryError as error:
         if "--json" in arguments:
             print_json({"error": error.as_dict()})
@@ -72,11 +72,27 @@ def _run(arguments: list[str]) -> int:
         say("error: out of memory")
         return 1
     except Exception as error:
+        if callable(getattr(error, "format_message", None)):
+            return _wrong_arguments(error)
         if os.environ.get("GGFERRY_TRACEBACK"):
             raise
         say(f"error: internal: {type(error).__name__}: {error} (GGFERRY_TRACEBACK=1 shows where; please report it)")
         return INTERNAL_ERROR
-    return 0
+
+
+def _wrong_arguments(error: Any) -> int:
+    """What typer says of arguments, in its own words; they may be file names that a shell put there."""
+    context, message = getattr(error, "ctx", None), error.format_message()
+    help_text = context.get_help() if context is not None else ""
+    if message == help_text:  # no argument at all
+        lines = help_text.splitlines()
+    else:
+        usage = context.get_usage().splitlines() if context is not None else []
+        hint = [f"Try '{context.command_path} -h' for help.", ""] if context is not None else []
+        lines = [*usage, *hint, f"Error: {message}"]
+    for line in lines:
+        say(line)
+    return int(error.exit_code)
 
 
 def _interrupted(arguments: list[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.service.cli_common import print_json, say, tell
 
 if TYPE_CHECKING:
     from ggferry.service.deletion import Deletion
@@ -64,6 +64,7 @@ def plan(
     from ggferry.service.planfile import write_plan
     from ggferry.service.planning import Wanted
     from ggferry.service.planning import plan as make
+    from ggferry.service.progress import model_counter
     from ggferry.service.report import summary, summary_lines
     from ggferry.service.supervise import Limits
     from ggferry.service.urls import Access, secrets_of, write_secrets
@@ -79,17 +80,18 @@ def plan(
         tuple(roots), dest, outtype, verify, recipe, digest, count, Limits(size_of(memory, "--memory"), 1),
         Access(redirects=follow, patience=patience),
     )  # fmt: skip
-    head, entries = make(wanted, _counter(as_json))
+    head, entries = make(wanted, model_counter(not as_json))
     write_plan(out, head, entries, overwrite=force)
     kept = write_secrets(out, secrets_of({each.path for entry in entries for each in (*entry.files, *entry.beside)}))
     facts = summary(entries)
     if as_json:
-        print(json.dumps({"plan": out, **facts}))
+        print_json({"plan": out, **facts})
     else:
-        print("\n".join(summary_lines(facts)))
+        for line in summary_lines(facts):
+            tell(line)
         if kept is not None:
-            print(f"what is secret in its addresses: {kept}, which apply reads too")
-        print(f"plan: {out}; next: ggferry apply {out}")
+            tell(f"what is secret in its addresses: {kept}, which apply reads too")
+        tell(f"plan: {out}; next: ggferry apply {out}")
 
 
 @commands.command()
@@ -179,7 +181,8 @@ def apply(
         facts = write_report(stem, migration.ledger, migration.head, migration.entries)
         emit({"event": "end", **facts["totals"]})
     if not as_json:
-        print("\n".join(migration_lines(facts, stem)))
+        for line in migration_lines(facts, stem):
+            tell(line)
     migration.ledger.close()
     if migration.failed():
         raise typer.Exit(1)
@@ -189,24 +192,26 @@ def _show_survey(left: list[Entry], deletion: Deletion, as_json: bool) -> None:
     if as_json:
         convert = [{"source": entry.source, "output": entry.output, "bytes": entry.bytes_out} for entry in left]
         going = [{"path": each.path, "bytes": each.bytes} for each in deletion.files]
-        print(json.dumps({"convert": convert, "delete": going, "keep": deletion.spared}))
+        print_json({"convert": convert, "delete": going, "keep": deletion.spared})
         return
     for entry in left:
-        print(f"  convert {entry.source} → {entry.output}")
-    print(f"{len(left)} models to convert")
+        tell(f"  convert {entry.source} → {entry.output}")
+    tell(f"{len(left)} models to convert")
     if deletion.files or deletion.spared:
-        print("\n".join(deletion.lines(None)))
+        for line in deletion.lines(None):
+            tell(line)
 
 
 def _confirm(deletion: Deletion, yes: bool) -> None:
     """Say what goes, and have it confirmed by a person unless there is nothing or `yes`. Raises RefusedError."""
     phrase = f"delete {len(deletion.files)} files"
-    print("\n".join(deletion.lines()), file=sys.stderr, flush=True)
+    for line in deletion.lines():
+        say(line)
     if yes or not deletion.files:
         return
     if not sys.stdin.isatty():
         raise RefusedError("--delete-source asks before it begins", hint="--yes, where nobody can answer")
-    print(f"Type '{phrase}' to go on: ", end="", file=sys.stderr, flush=True)
+    say(f"Type '{phrase}' to go on: ", end="")
     if sys.stdin.readline().strip() != phrase:
         raise RefusedError("not confirmed; nothing was done")
 
@@ -220,7 +225,11 @@ def status(url: Where, as_json: Json = False) -> None:
     from ggferry.service.ledger import Ledger
 
     counts = Ledger(url, must_exist=True).counts()
-    print(json.dumps(counts) if as_json else "\n".join(f"{state:<12} {count:>8}" for state, count in counts.items()))
+    if as_json:
+        print_json(counts)
+        return
+    for state, count in counts.items():
+        tell(f"{state:<12} {count:>8}")
 
 
 @ledger.command(name="list")
@@ -233,10 +242,10 @@ def list_jobs(url: Where, state: State = None, as_json: Json = False) -> None:
         raise UsageError("--state", found=odd.pop(), expected=", ".join(STATES))
     for row in Ledger(url, must_exist=True).rows(None, state, full=False):
         if as_json:
-            print(json.dumps(row, default=str))
+            print_json(row, default=str)
         else:
             what = (row["error"] or {}).get("message") or row["same_as"] or row["output"] or ""
-            print(f"{row['id'][:10]}  {row['state']:<12} {row['source']}: {what}")
+            tell(f"{row['id'][:10]}  {row['state']:<12} {row['source']}: {what}")
 
 
 @ledger.command()
@@ -246,7 +255,7 @@ def show(
     """Everything about one job, with its attempts and its receipt, as JSON."""
     from ggferry.service.ledger import Ledger
 
-    print(json.dumps(Ledger(url, must_exist=True).job(job), indent=1, default=str))
+    print_json(Ledger(url, must_exist=True).job(job), indent=1, default=str)
 
 
 @ledger.command()
@@ -260,7 +269,8 @@ def export(
     from ggferry.service.report import migration_lines, write_report
 
     facts = write_report(out, Ledger(url, must_exist=True), overwrite=force)
-    print("\n".join(migration_lines(facts, out)))
+    for line in migration_lines(facts, out):
+        tell(line)
 
 
 @ledger.command()
@@ -281,9 +291,9 @@ def recheck(
     for row, problem in again(Ledger(url, must_exist=True), _percent(sample), full, size_of(memory, "--memory")):
         bad += problem is not None
         if as_json:
-            print(json.dumps({"id": row["id"], "output": row["output"], "ok": problem is None, "problem": problem}))
+            print_json({"id": row["id"], "output": row["output"], "ok": problem is None, "problem": problem})
         else:
-            print(f"{'=' if problem is None else '!'} {row['output']}" + (f": {problem}" if problem else ""))
+            tell(f"{'=' if problem is None else '!'} {row['output']}" + (f": {problem}" if problem else ""))
     if bad:
         raise typer.Exit(1)
 
@@ -322,10 +332,3 @@ def _percent(text: str) -> float:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _counter(as_json: bool) -> Any:
-    """Shows how many models were looked at, on a terminal."""
-    if as_json or not sys.stderr.isatty():
-        return lambda done, total: None
-    return lambda done, total: print(f"\r{done}/{total} models", end="\n" if done == total else "", file=sys.stderr)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated, Any
 
 import typer
 
-from ggferry.formats.errors import UsageError
+from ggferry.formats.errors import EncodingError, NotFoundError, UsageError
+from ggferry.formats.local_files import Named
 from ggferry.formats.opened import note
+from ggferry.service.terminal import print_json as print_json
+from ggferry.service.terminal import say as say
+from ggferry.service.terminal import tell as tell
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 HParams = Annotated[
@@ -24,16 +26,22 @@ Arch = Annotated[
 ]
 HfConfig = Annotated[
     str | None,
-    typer.Option("--hf-config", metavar="DIR", help="config.json for what a GGML-era file does not hold."),
+    typer.Option(
+        "--hf-config", metavar="DIR", parser=Named, help="config.json for what a GGML-era file does not hold."
+    ),
 ]
 TokenizerSource = Annotated[
     str | None,
-    typer.Option("--tokenizer", metavar="DIR", help="Folder or file of the tokenizer a GGML-era file lacks."),
+    typer.Option(
+        "--tokenizer", metavar="DIR", parser=Named, help="Folder or file of the tokenizer a GGML-era file lacks."
+    ),
 ]
 TrimVocab = Annotated[bool, typer.Option("--trim-vocab", help="Drop pieces that have no embedding row.")]
 RecipeFile = Annotated[str | None, typer.Option("--recipe", help="A recipe file (docs/recipes.md) instead of a name.")]
 Pure = Annotated[bool, typer.Option("--pure", help="One type for all, no mixture.")]
-ImatrixFile = Annotated[str | None, typer.Option("--imatrix", help="Importance matrix, GGUF or .dat.")]
+ImatrixFile = Annotated[
+    str | None, typer.Option("--imatrix", metavar="FILE", parser=Named, help="Importance matrix, GGUF or .dat.")
+]
 IncludeWeights = Annotated[list[str] | None, typer.Option("--include-weights", help="Only these of its entries.")]
 ExcludeWeights = Annotated[list[str] | None, typer.Option("--exclude-weights", help="All but these of its entries.")]
 OutputTensorType = Annotated[str | None, typer.Option("--output-tensor-type", help="Type of output.weight.")]
@@ -52,10 +60,14 @@ AllowRequantize = Annotated[bool, typer.Option("--allow-requantize", help="Quant
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 NoVocab = Annotated[bool, typer.Option("--no-vocab", help="The tensors without a vocabulary.")]
 TokenizerModel = Annotated[
-    str | None, typer.Option("--tokenizer-model", help="The original tokenizer.model; checked, and it wins.")
+    str | None,
+    typer.Option(
+        "--tokenizer-model", metavar="FILE", parser=Named, help="The original tokenizer.model; checked, and it wins."
+    ),
 ]
 BaseModel = Annotated[
-    str | None, typer.Option("--base", metavar="DIR", help="Of an adapter: its base model, or config.json alone.")
+    str | None,
+    typer.Option("--base", metavar="DIR", parser=Named, help="Of an adapter: its base model, or config.json alone."),
 ]
 
 
@@ -72,7 +84,7 @@ def key_values(items: list[str] | None) -> dict[str, str]:
 def json_file(path: str | None) -> dict[str, Any] | None:
     from ggferry.formats.folder import load_json
 
-    return None if path is None else load_json(path)
+    return None if path is None else load_json(Named(path))
 
 
 def text_lines(path: str) -> list[str]:
@@ -80,8 +92,7 @@ def text_lines(path: str) -> list[str]:
 
 
 def whole_text(path: str) -> str:
-    from ggferry.formats.errors import EncodingError, NotFoundError
-
+    """A text that a person names: the one thing that may come through a pipe."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             note(path, file.fileno())
@@ -90,11 +101,3 @@ def whole_text(path: str) -> str:
         raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
     except UnicodeDecodeError as error:
         raise EncodingError("not UTF-8 text", path=path, offset=error.start) from None
-
-
-def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=True, allow_nan=False))
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ggferry.formats.errors import UsageError
+from ggferry.formats.local_files import Named
 from ggferry.service.cli_common import (
     AllowNonfinite,
     AllowRequantize,
@@ -37,6 +38,7 @@ from ggferry.service.cli_common import (
     key_values,
     print_json,
     say,
+    tell,
     text_lines,
 )
 
@@ -45,7 +47,7 @@ commands = typer.Typer(rich_markup_mode=None)
 
 @commands.command()
 def convert(
-    source: Annotated[str, typer.Argument(help="A model file, the first part of one, or a folder.")],
+    source: Annotated[str, typer.Argument(parser=Named, help="A model file, the first part of one, or a folder.")],
     out: Annotated[
         str | None, typer.Option("--outfile", "-o", help="File or folder (default: beside the source).")
     ] = None,
@@ -153,7 +155,7 @@ def convert(
 
 @commands.command()
 def quantize(
-    source: Annotated[str, typer.Argument(help="A GGUF file, or a shard of one.")],
+    source: Annotated[str, typer.Argument(parser=Named, help="A GGUF file, or a shard of one.")],
     out: Annotated[str, typer.Argument(help="The file to write, or a folder.")],
     outtype: Annotated[str, typer.Argument(metavar="TYPE", help="q4_k_m, q8_0, … or copy.")],
     threads: Annotated[int | None, typer.Argument(help="Worker threads (default: one a core).")] = None,
@@ -221,8 +223,8 @@ def quantize(
 
 @commands.command()
 def verify(
-    source: Annotated[str, typer.Argument(help="What was converted.")],
-    output: Annotated[str, typer.Argument(help="The GGUF file made of it.")],
+    source: Annotated[str, typer.Argument(parser=Named, help="What was converted.")],
+    output: Annotated[str, typer.Argument(parser=Named, help="The GGUF file made of it.")],
     level: Annotated[str, typer.Option("--level", help="full or fast (no forward passes).")] = "full",
     hparam: HParams = None,
     tokenizer_model: TokenizerModel = None,
@@ -255,7 +257,7 @@ def verify(
         return
     for note in report.notes:
         say(f"note     {note}")
-    print(report.line)
+    tell(report.line)
 
 
 def _convert(request: Any, dry_run: bool, as_json: bool) -> None:
@@ -276,7 +278,7 @@ def _convert(request: Any, dry_run: bool, as_json: bool) -> None:
         if param["origin"].startswith("default"):
             say(f"assumed  {name} = {param['value']} ({param['origin'].removeprefix('default: ')})")
     for line in result.lines:
-        print(line)
+        tell(line)
 
 
 def _print_plan(request: Any, as_json: bool) -> None:
@@ -295,10 +297,10 @@ def _print_plan(request: Any, as_json: bool) -> None:
     for t in facts["tensors"]:
         shape = "×".join(map(str, t["shape"]))
         what = f"{t['source_type']} → {t['type']}  {t['route']}, {t['grade']}"
-        print(f"{t['name']:<32}  {shape:<14}  {what}  {t['bytes']:,}")
+        tell(f"{t['name']:<32}  {shape:<14}  {what}  {t['bytes']:,}")
     for drop in facts["dropped"]:
-        print(f"{drop['name']:<32}  not carried over: {drop['reason']}")
-    print(
+        tell(f"{drop['name']:<32}  not carried over: {drop['reason']}")
+    tell(
         f"{len(facts['tensors'])} tensors, {facts['bytes_read']:,} bytes read, {facts['bytes_written']:,} bytes written"
     )
 

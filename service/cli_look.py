@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Annotated, Any
 
 import typer
 
 from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.formats.local_files import Named, open_file
 from ggferry.formats.opened import recorded
 from ggferry.service.cli_common import (
     Arch,
@@ -20,6 +20,7 @@ from ggferry.service.cli_common import (
     key_values,
     print_json,
     say,
+    tell,
     text_lines,
     whole_text,
 )
@@ -29,7 +30,7 @@ commands = typer.Typer(rich_markup_mode=None)
 
 @commands.command()
 def inspect(
-    file: Annotated[str, typer.Argument(help="Any model container ggferry knows.")],
+    file: Annotated[str, typer.Argument(parser=Named, help="Any model container ggferry knows.")],
     arch: Arch = None,
     full: Annotated[bool, typer.Option("--full", help="Arrays and long texts of the metadata whole.")] = False,
     as_json: Json = False,
@@ -44,12 +45,13 @@ def inspect(
     if as_json:
         print_json(facts)
     else:
-        print("\n".join(lines(facts, full)))
+        for line in lines(facts, full):
+            tell(line)
 
 
 @commands.command()
 def forward(
-    file: Annotated[str, typer.Argument(help="Any model ggferry can read.")],
+    file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can read.")],
     tokens: Annotated[str, typer.Option("--tokens", help="Token ids, comma-separated.")],
     out: Annotated[str, typer.Option("--out", help="The .npy file to write.")],
     npy_dtype: Annotated[str, typer.Option("--npy-dtype", help="f32, f16 or f64.")] = "f32",
@@ -92,12 +94,12 @@ def forward(
         top1 = {"top1": found.argmax(-1).tolist()} if ranked else {}
         print_json({"path": out, "shape": list(found.shape), "dtype": npy_dtype, "what": what, **top1})
     else:
-        print(f"{out}: {found.shape[0]} × {found.shape[1]} {npy_dtype}, {what}")
+        tell(f"{out}: {found.shape[0]} × {found.shape[1]} {npy_dtype}, {what}")
 
 
 @commands.command()
 def imatrix(
-    file: Annotated[str, typer.Argument(help="Any model ggferry can run.")],
+    file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can run.")],
     text: Annotated[str, typer.Option("--text", help="A UTF-8 text file to run through the model.")],
     out: Annotated[str, typer.Option("--outfile", "-o", help="The GGUF imatrix to write.")] = "imatrix.gguf",
     chunk_size: Annotated[int, typer.Option("--chunk-size", min=2, help="Tokens a chunk.")] = 512,
@@ -131,12 +133,12 @@ def imatrix(
     if as_json:
         print_json({"path": out, "entries": count, "chunks": len(parts), "chunk_size": chunk_size})
     else:
-        print(f"{out}: {count} weights, {len(parts)} chunks of {chunk_size} tokens")
+        tell(f"{out}: {count} weights, {len(parts)} chunks of {chunk_size} tokens")
 
 
 @commands.command()
 def tokenize(
-    file: Annotated[str, typer.Argument(help="A model or vocabulary file.")],
+    file: Annotated[str, typer.Argument(parser=Named, help="A model or vocabulary file.")],
     text: Annotated[list[str] | None, typer.Option("--text", help="Text to encode; may be repeated.")] = None,
     text_file: Annotated[str | None, typer.Option("--file", help="Encode each line of this UTF-8 file.")] = None,
     no_bos: Annotated[bool, typer.Option("--no-bos", help="Without the beginning-of-sequence token.")] = False,
@@ -161,7 +163,7 @@ def tokenize(
         raise RefusedError("the file has no vocabulary", path=file)
     encode = encoder(tokenizer).encode
     for line in texts:
-        print(json.dumps(encode(line, bos=False if no_bos else None, special=special)))
+        print_json(encode(line, bos=False if no_bos else None, special=special))
 
 
 def _ids(text: str) -> list[int]:
@@ -176,11 +178,10 @@ def _load_array(path: str) -> Any:
     import numpy as np
 
     try:
-        array = np.load(path, allow_pickle=False)
+        with open(open_file(Named(path)), "rb") as file:
+            array = np.load(file, allow_pickle=False)
         if isinstance(array, np.ndarray) and array.dtype.kind in "fiu" and np.isfinite(array).all():
             return array
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", path=path) from None
-    except (ValueError, EOFError):
+    except (OSError, ValueError, EOFError):
         pass
     raise UsageError("not a .npy of finite numbers", path=path)

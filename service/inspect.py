@@ -11,6 +11,7 @@ from ggferry.formats.errors import GgferryError
 from ggferry.formats.gguf_values import Value, ValueType
 from ggferry.formats.json_kinds import shown, strict
 from ggferry.formats.limits import MAX_JSON
+from ggferry.formats.printable import printable
 
 SHOWN_ITEMS = 8
 SHOWN_TEXT = 200
@@ -135,19 +136,18 @@ def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
         yield from _table("vocabulary", facts["vocabulary"].items())
     tensors = facts["tensors"]
     yield f"{len(tensors)} tensors, {sum(t['bytes'] for t in tensors):,} bytes"
-    width = max((len(t["name"]) for t in tensors), default=0)
+    width = max((len(printable(t["name"])) for t in tensors), default=0)
     for t in tensors:
         shape = "×".join(map(str, t["shape"]))
         parts = f"  in {len(t['spans'])} parts" if len(t["spans"]) > 1 else ""
-        yield (
-            f"  {_safe(t['name']):<{width}}  {t['type']:<8}  {shape:<14}  {t['offset']:#012x}  {t['bytes']:>14,}{parts}"
-        )
+        at = f"{t['offset']:#012x}  {t['bytes']:>14,}{parts}"
+        yield f"  {printable(t['name']):<{width}}  {t['type']:<8}  {shape:<14}  {at}"
     for drop in facts["dropped"]:
-        yield f"  not carried over: {_safe(drop['name'])} ({drop['reason']})"
+        yield f"  not carried over: {drop['name']} ({drop['reason']})"
 
 
 def _table(title: str, items: Any) -> Iterator[str]:
-    rows = [(_safe(str(key)), _safe(str(value))) for key, value in items]
+    rows = [(printable(str(key)), printable(str(value))) for key, value in items]
     if rows:
         yield title
         width = max(len(key) for key, _ in rows)
@@ -167,7 +167,3 @@ def _short(value: Mapping[str, Any]) -> str:
         more = " …" if value["length"] > len(value["value"]) else ""
         return f"{value['items']}[{value['length']}] {value['value']}{more}"
     return f"{value['value']}"
-
-
-def _safe(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

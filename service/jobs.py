@@ -187,6 +187,7 @@ class _Run:
             "beside": {os.path.basename(each.path): self._here(each.path) for each in self.beside},
             "threads": self.supervisor.limits.threads,
             "mount": self.mirror.serve(),
+            "trees": self.entry.get("trees"),
         }
 
     def _here(self, path: str) -> str:

@@ -357,7 +357,8 @@ class Ledger:
 
     def job(self, wanted: str) -> dict[str, Any]:
         """One job with its attempts, by the beginning of its id, its source or its output. Raises NotFoundError."""
-        found = [row for row in self.rows() if row["id"].startswith(wanted) or wanted in (row["source"], row["output"])]
+        name = _plain(wanted)
+        found = [row for row in self.rows() if row["id"].startswith(wanted) or name in (row["source"], row["output"])]
         if len(found) != 1:
             raise NotFoundError(f"{len(found)} jobs go by this name", path=self.shown, found=wanted)
         table = self.attempts

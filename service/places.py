@@ -34,13 +34,15 @@ NETWORK = ("aiohttp", "botocore", "aiobotocore", "httpx", "httpcore", "requests"
 class Found:
     """A file as listed. `version`: changes when its bytes do (mtime in ns, ETag, Last-Modified), "" where the store
     states nothing. `inode`: of a local file, which names with the same one share. `trouble`: the error, as plain
-    data, of a file that is named but cannot be read; `bytes` is negative then."""
+    data, of a file that is named but cannot be read; `reason`: why a name of a tree is none to read; `bytes` is
+    negative then."""
 
     path: str
     bytes: int
     version: str = ""
     inode: tuple[int, int] | None = None
     trouble: Mapping[str, Any] | None = field(default=None, compare=False)
+    reason: str = field(default="", compare=False)
 
     @property
     def pinned(self) -> bool:

@@ -16,9 +16,11 @@ from typing import Any, BinaryIO
 import ggferry
 from ggferry.converters.receipt import SUFFIX as RECEIPT
 from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
+from ggferry.formats.local_files import Named, open_file
 from ggferry.formats.opened import Identity
 from ggferry.formats.partials import write_file
-from ggferry.service.stores import Found, is_remote, local_path
+from ggferry.formats.printable import printable_json
+from ggferry.service.stores import Found, is_remote, local_path, local_roots
 
 FORMAT = 1
 CONVERT, SKIP, DUPLICATE, CORRUPT, INCOMPLETE, UNSUPPORTED, ARCHIVE, OTHER = VERDICTS = (
@@ -40,6 +42,11 @@ class Head:
     ggferry: str = ggferry.__version__
     format: int = FORMAT
     redirects: bool = False
+
+    @property
+    def trees(self) -> list[str]:
+        """The local folders a job has to do with."""
+        return local_roots((*self.roots, *([self.dest] if self.dest else [])))
 
     @property
     def id(self) -> str:
@@ -165,20 +172,15 @@ def to_line(value: Head | Entry) -> str:
     record = asdict(value)
     if isinstance(value, Head):
         redirects = {"redirects": True} if record.pop("redirects") else {}
-        return _json({"ggferry_plan": record.pop("format"), **record, **redirects})
+        return printable_json({"ggferry_plan": record.pop("format"), **record, **redirects})
     defaults = {f.name: f.default for f in fields(Entry)}
     record["files"], record["beside"] = _found(value.files), _found(value.beside)
     keep = {k: v for k, v in record.items() if k in ("source", "verdict") or (v and v != defaults[k])}
-    return _json(keep)
+    return printable_json(keep)
 
 
 def _found(files: Iterable[Found]) -> list[dict[str, Any]]:
     return [{"path": each.path, "bytes": each.bytes, "version": each.version} for each in files]
-
-
-def _json(record: Mapping[str, Any]) -> str:
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_plan(path: str, head: Head, entries: Sequence[Entry], *, overwrite: bool = False) -> None:
@@ -203,7 +205,7 @@ def read_plan(path: str) -> tuple[Head, list[Entry]]:
     entries: list[Entry] = []
     head: Head | None = None
     try:
-        with open(path, "rb") as file:
+        with open(open_file(Named(path)), "rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), 1):
                 if not line.strip():
                     continue

@@ -14,6 +14,7 @@ from typing import Any
 
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, UsageError, fault_of
+from ggferry.formats.local_files import confined
 from ggferry.formats.sources import LocalFile, Source
 from ggferry.service import archive, duplicates, stores
 from ggferry.service.archive import Group, Tree
@@ -25,7 +26,7 @@ from ggferry.service.places import unreadable
 from ggferry.service.planfile import ARCHIVE, CONVERT, CORRUPT, INCOMPLETE, OTHER, SKIP, UNSUPPORTED, Entry, Head
 from ggferry.service.ranged import RangedFile
 from ggferry.service.scratch import Scratch
-from ggferry.service.stores import Found, is_remote, local_path
+from ggferry.service.stores import Found, is_remote, local_path, local_roots
 from ggferry.service.supervise import OUT_OF_MEMORY, Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 from ggferry.service.urls import Access, grant
 from ggferry.service.web import elsewhere
@@ -66,7 +67,7 @@ def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple
         if dest is None and root.partition("://")[0] in stores.READ_ONLY:
             raise UsageError("outputs cannot stand beside these sources", path=root, hint="--dest FOLDER")
     head = Head(roots, dest, wanted.outtype, wanted.verify, redirects=wanted.access.redirects)
-    with _places(roots) as (tree, mirror):
+    with confined(local_roots(roots)), _places(roots) as (tree, mirror):
         found = archive.groups(tree)
         looked = _look(found, wanted, mirror, progress)
         names = Names(head, {f.path for f in tree.files.values()})
@@ -184,6 +185,7 @@ def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[
         "config": group.config,
         "threads": wanted.limits.threads,
         "mount": mount,
+        "trees": local_roots(map(local_path, wanted.roots)),
     }
     try:
         facts = _run(command, supervisor)
@@ -222,7 +224,8 @@ def _own(group: Group) -> dict[str, Any]:
 
 def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mirror, names: Names) -> Entry:
     def listed(paths: Sequence[str]) -> tuple[Found, ...]:
-        return tuple(tree.files[path] if path in tree.files else stores.stat(path) for path in paths)
+        found = (tree.files[path] if path in tree.files else stores.stat(path) for path in paths)
+        return tuple(each for each in found if each.bytes >= 0 or group.kind not in archive.MODELS)
 
     source = mirror.url_of(group.source)
     files, beside = listed(group.files), listed((*group.beside, *_config_of(group.base)))
@@ -237,7 +240,8 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
         error = {**facts["error"], "path": _url(facts["error"].get("path"), mirror)}
         if fault_of(error) is Fault.PASSING:
             error["hint"] = "plan again"
-        return Entry(source, _verdict(error), _reason(error), error=error, **common)
+        own = [source, *(each.path for each in files)]
+        return Entry(source, _verdict(error), _reason(error, own), error=error, **common)
     facts = dict(facts)
     name = str(facts.pop("name"))
     facts["options"] = {key: _url(value, mirror) for key, value in facts["options"].items()}
@@ -278,6 +282,7 @@ def _verdict(error: Mapping[str, Any]) -> str:
     return UNSUPPORTED if issubclass(kind, (errors.UnsupportedError, errors.RefusedError, UsageError)) else CORRUPT
 
 
-def _reason(error: Mapping[str, Any]) -> str:
+def _reason(error: Mapping[str, Any], own: Sequence[str]) -> str:
     """The error as one line, without its path when that is the model's own."""
-    return str(revive({**error, "path": None}))
+    path = error.get("path")
+    return str(revive({**error, "path": None if path in own else path}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -12,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ggferry.formats.printable import printable
 from ggferry.service.planfile import Entry
+from ggferry.service.terminal import print_json, say
 
 Emit = Callable[[dict[str, Any]], None]
 WINDOW = 60.0  # seconds over which the rate is taken
@@ -72,7 +73,7 @@ def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
                 speed, left = tracker.rate()
                 event = {**event, "run": {"done": tracker.done, "total": tracker.total, "rate": speed, "eta": left}}
             with lock:
-                print(json.dumps(event, ensure_ascii=True, default=str), flush=True)
+                print_json(event, default=str)
 
         yield emit
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
@@ -83,7 +84,7 @@ def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
         def emit(event: dict[str, Any]) -> None:
             tracker.see(event)
             if line := words(event):
-                print(line, file=sys.stderr, flush=True)
+                say(line)
 
         yield emit
 
@@ -94,8 +95,8 @@ def _bar(tracker: Tracker) -> Iterator[Emit]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True),
+        TransferSpeedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=tracker.total)
@@ -105,7 +106,7 @@ def _bar(tracker: Tracker) -> Iterator[Emit]:
             ended = sum(tracker.states.values())
             bar.update(task, completed=tracker.done, description=f"{ended}/{tracker.jobs} models")
             if line := words(event):
-                bar.console.print(line, markup=False, highlight=False)
+                bar.console.print(printable(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
         yield emit
 

@@ -47,7 +47,7 @@ def _proof(row: dict[str, Any], supervisor: Supervisor) -> str | None:
     source, output = local_path(entry["source"]), local_path(entry["output"])
     command = {"op": "recheck", "source": source, "output": output, "recipe": recipe}
     try:
-        supervisor.run({**command, "threads": 1})
+        supervisor.run({**command, "threads": 1, "trees": entry.get("trees")})
     except WorkerFailed as failure:
         return str(failure.error.get("message"))
     except (WorkerDied, WorkerTimeout) as failure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO
 import ggferry
 from ggferry.formats.errors import Fault, GgferryError, RefusedError, UsageError, fault_of
 from ggferry.formats.partials import check_target, write_file
+from ggferry.formats.printable import printable_json
 from ggferry.formats.sources import LocalFile
 from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
 from ggferry.service.planfile import CONVERT, VERDICTS, Entry, Head
@@ -97,7 +97,7 @@ def write_report(
 
     check_report(stem, overwrite=overwrite)
     facts = collect(ledger.rows(None if head is None else head.id), head)
-    for suffix, text in ((".json", json.dumps(facts, indent=1, ensure_ascii=False) + "\n"), (".html", page(facts))):
+    for suffix, text in ((".json", printable_json(facts, indent=1) + "\n"), (".html", page(facts))):
         data = text.encode("utf-8", "backslashreplace")
         replaces = overwrite or _is_report(stem, suffix)
         write_file(stem + suffix, partial(_put, data), overwrite=replaces)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ggferry.formats.printable import printable
+
 BARS = 60  # models in the plot, the largest
 WIDTH, ROW, LABEL = 860, 22, 300  # pixels
 
@@ -33,8 +35,8 @@ def page(facts: Mapping[str, Any]) -> str:
     """The whole page for `report.collect`'s facts."""
     where = ", ".join(facts["roots"]) or "everything in the ledger"
     body = [
-        f"<h1>Migration to GGUF</h1><p class=sub>{escape(where)} → {escape(str(facts['dest'] or 'beside the sources'))}"
-        f" · ggferry {escape(facts['ggferry'])}</p>",
+        f"<h1>Migration to GGUF</h1><p class=sub>{_text(where)} → {_text(facts['dest'] or 'beside the sources')}"
+        f" · ggferry {_text(facts['ggferry'])}</p>",
         _cards(facts),
         _section("What could not be converted, by class", _counts(facts["errors"], "Error")),
         _section("How the tensors arrived", _counts(facts["grades"], "Grade")),
@@ -83,17 +85,22 @@ NUMBERS = ("Count", "Before", "After")
 """Heads of columns of numbers, which stand above them."""
 
 
+def _text(value: object) -> str:
+    """Text of a stranger in the page: no markup, no marks that turn the order of reading."""
+    return escape(printable(str(value)))
+
+
 def _section(title: str, content: str) -> str:
-    return f"<h2>{escape(title)}</h2>{content}" if content else ""
+    return f"<h2>{_text(title)}</h2>{content}" if content else ""
 
 
 def _table(heads: Sequence[str], rows: Iterable[str]) -> str:
-    shown = "".join(f"<th{' class=n' * (head in NUMBERS)}>{escape(head)}</th>" for head in heads)
+    shown = "".join(f"<th{' class=n' * (head in NUMBERS)}>{_text(head)}</th>" for head in heads)
     return f"<table><tr>{shown}</tr>{''.join(rows)}</table>"
 
 
 def _counts(counts: Mapping[str, int], title: str) -> str:
-    rows = [f"<tr><td>{escape(str(name))}</td><td class=n>{count:,}</td></tr>" for name, count in counts.items()]
+    rows = [f"<tr><td>{_text(name)}</td><td class=n>{count:,}</td></tr>" for name, count in counts.items()]
     return _table((title, "Count"), rows) if rows else ""
 
 
@@ -108,7 +115,7 @@ def _plot(models: Sequence[Mapping[str, Any]]) -> str:
     for number, m in enumerate(shown):
         y = number * ROW
         name = m["source"] if len(m["source"]) <= 46 else "…" + m["source"][-45:]
-        parts.append(f'<text x="0" y="{y + 14}">{escape(name)}</text>')
+        parts.append(f'<text x="0" y="{y + 14}">{_text(name)}</text>')
         for at, kind, count in ((2, "before", m["bytes_in"]), (11, "after", m["bytes_out"])):
             width = max(1, room * count // most)
             parts.append(f'<rect class="{kind}" x="{LABEL}" y="{y + at}" width="{width}" height="8"/>')
@@ -126,10 +133,10 @@ def _models(models: Sequence[Mapping[str, Any]]) -> str:
 def _row(model: Mapping[str, Any]) -> str:
     version = "" if model["version"] is None else f" v{model['version']}"
     what = f"{model['container'] or ''}{version} {model['architecture'] or ''}"
-    output = f"<br>→ {escape(model['output'])}" if model["output"] else ""
+    output = f"<br>→ {_text(model['output'])}" if model["output"] else ""
     return (
-        f"<tr><td class=path>{escape(model['source'])}{output}</td>"
-        f"<td><span class='state {escape(model['state'])}'>{escape(model['state'])}</span></td><td>{escape(what)}</td>"
+        f"<tr><td class=path>{_text(model['source'])}{output}</td>"
+        f"<td><span class='state {_text(model['state'])}'>{_text(model['state'])}</span></td><td>{_text(what)}</td>"
         f"<td class=n>{size(model['bytes_in'])}</td><td class=n>{size(model['bytes_out'])}</td>"
         f"<td>{_proof(model)}</td></tr>"
     )
@@ -142,7 +149,7 @@ def _proof(model: Mapping[str, Any]) -> str:
         found = f": found {error['found']}" if error.get("found") is not None else ""
         hint = f" ({error['hint']})" if error.get("hint") else ""
         same = f" · {model['same_as']}" if model["same_as"] else ""
-        return escape(f"{error.get('class', '')}{place}: {error.get('message', '')}{found}{hint}{same}")
+        return _text(f"{error.get('class', '')}{place}: {error.get('message', '')}{found}{hint}{same}")
     if not model["verified"]:
         return ""
     parts = [", ".join(f"{count} {grade}" for grade, count in model["grades"].items())]
@@ -156,4 +163,4 @@ def _proof(model: Mapping[str, Any]) -> str:
         parts.append(f"{tokens['equal']}/{tokens['texts']} texts tokenise alike")
     if model["blake3"]:
         parts.append(f"BLAKE3 {model['blake3'][0][:16]}…")
-    return escape("; ".join(filter(None, parts)))
+    return _text("; ".join(filter(None, parts)))

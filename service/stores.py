@@ -17,32 +17,40 @@ from ggferry.formats.errors import (
     UnsupportedError,
     UsageError,
 )
+from ggferry.formats.local_files import kind_of, leads_out, read_bytes
 from ggferry.service import anyfs, s3, web
 from ggferry.service.checksums import Running
 from ggferry.service.places import Found as Found
 from ggferry.service.places import Place
 from ggferry.service.urls import WEB, conceal, shown
 
-UNREADABLE = "unreadable"  # the version of what is listed on this machine and cannot be read
+UNREADABLE, LINK = "unreadable", "link"
+"""Versions of what is listed on this machine and not read: it cannot be, or lies outside of what is listed."""
+LOCAL = ("file://", "local://")
 READ_ONLY = ("http", "https", "hf")
 SKIPPED_FOLDERS = (".git",)
 
 
 def is_remote(path: str) -> bool:
     """Whether `path` is a URL of anything but this machine's file system."""
-    return "://" in path and not path.startswith("file://")
+    return "://" in path and not path.startswith(LOCAL)
 
 
 def local_path(path: str) -> str:
-    """An absolute path without `file://`; a URL as it is known everywhere, without a slash at its end. Raises
+    """An absolute path without its scheme; a URL as it is known everywhere, without a slash at its end. Raises
     UsageError for a password where none can be used."""
     if not is_remote(path):
-        return os.path.abspath(path.removeprefix("file://"))
+        return os.path.abspath(path.partition("://")[2] if path.startswith(LOCAL) else path)
     if path.partition("://")[0] in WEB:
         return conceal(path)
     if shown(path) != path:
         raise UsageError("a password in a URL", path=shown(path), hint="set it where the package of this place looks")
     return path.rstrip("/")
+
+
+def local_roots(roots: Iterable[str]) -> list[str]:
+    """Those of `roots` on this machine: what `local_files.confined` takes."""
+    return [root for root in roots if not is_remote(root)]
 
 
 def join(folder: str, name: str) -> str:
@@ -59,17 +67,18 @@ def place(url: str) -> Place:
 
 
 def listing(root: str) -> Iterator[Found]:
-    """Every file below `root`, or `root` itself, by path. Links to folders are listed with size -1 and not followed;
-    so are folders of version control; what cannot be read is listed with its trouble. Raises NotFoundError."""
+    """Every file below `root`, or `root` itself, by path. What is no file to read is listed with its reason: links to
+    folders, which are not followed, folders of version control, links that lead out of the tree (`leads_out`), FIFOs,
+    sockets, devices; what a store cannot give, with its trouble. Raises NotFoundError."""
     if is_remote(root):
         yield from place(root).listing(root)
         return
-    if os.path.isfile(root):
-        yield stat(root)
+    if os.path.isdir(root):
+        yield from _local_listing(root)
         return
-    if not os.path.isdir(root):
+    if not os.path.exists(root):
         raise NotFoundError("no such file or directory", path=root)
-    yield from _local_listing(root)
+    yield _listed(root)
 
 
 def _local_listing(folder: str) -> Iterator[Found]:
@@ -80,14 +89,33 @@ def _local_listing(folder: str) -> Iterator[Found]:
         raise NotFoundError(f"cannot be listed: {error.strerror}", path=folder) from None
     for child in children:
         try:
-            if child.is_dir(follow_symlinks=False) and child.name not in SKIPPED_FOLDERS:
-                yield from _local_listing(child.path)
-            elif child.is_dir():
-                yield Found(child.path, -1)
-            elif child.is_file():
-                yield _of(child.path, child.stat())
+            inner = child.is_dir(follow_symlinks=False) and child.name not in SKIPPED_FOLDERS
         except OSError:
-            yield Found(child.path, -1, UNREADABLE)
+            inner = False
+        if inner:
+            yield from _local_listing(child.path)
+        else:
+            yield _listed(child.path)
+
+
+def _listed(path: str) -> Found:
+    """What is no folder to go into."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        if os.path.islink(path):
+            return Found(path, -1, UNREADABLE, reason="a link to nothing that can be read")
+        return _unreadable(path)
+    if kind := kind_of(status.st_mode):
+        reason = "a folder that is not followed" if os.path.isdir(path) else f"{kind}, not a file"
+        return Found(path, -1, UNREADABLE, reason=reason)
+    if os.path.islink(path) and (target := leads_out(path)):
+        return Found(path, -1, LINK, reason=target)
+    return _of(path, status)
+
+
+def _unreadable(path: str) -> Found:
+    return Found(path, -1, UNREADABLE, reason="cannot be read")
 
 
 def _of(path: str, status: os.stat_result) -> Found:
@@ -140,8 +168,7 @@ def read_whole(path: str, cap: int) -> bytes:
         raise UnsupportedError("too large to be fetched whole", path=path, found=found.bytes, expected=f"≤ {cap}")
     if is_remote(path):
         return place(path).whole(found)
-    with open(path, "rb") as file:
-        return file.read(cap)
+    return read_bytes(path, cap)
 
 
 def whole(found: Found, transport: bool = False) -> bytes:

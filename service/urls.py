@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from ggferry.formats.errors import CorruptError, NotFoundError
+from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError
+from ggferry.formats.local_files import Named, read_bytes
+from ggferry.formats.opened import unrecorded
 
 WEB = ("http", "https")
 PATIENCE = 30.0
@@ -140,8 +142,8 @@ def read_secrets(plan: str) -> dict[str, str]:
 
 def _read(path: str) -> dict[str, str] | None:
     try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
+        with unrecorded():
+            record = json.loads(read_bytes(Named(path)))
         return {str(name): str(url) for name, url in record["urls"].items()} if record["ggferry_secrets"] == 1 else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (GgferryError, ValueError, KeyError, TypeError, AttributeError):
         return None

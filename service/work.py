@@ -13,6 +13,7 @@ from ggferry.converters.digests import digest
 from ggferry.converters.recovery import recover
 from ggferry.converters.reverify import reverify
 from ggferry.formats.errors import ChangedError, PassingError
+from ggferry.formats.local_files import confined
 from ggferry.formats.recent import keeping
 from ggferry.formats.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.service.adopt import adopt, made_of
@@ -31,7 +32,7 @@ class Parent(Protocol):
 def run(command: Mapping[str, Any], parent: Parent) -> Any:
     """Carry one command out."""
     work = {"analyse": _analyse, "convert": _convert, "recheck": _recheck}[command["op"]]
-    with mounted(command.get("mount") or {}):
+    with confined(command.get("trees") or ()), mounted(command.get("mount") or {}):
         return work(command, parent)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from ggferry.converters.tokenizers.base import SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.converters.tokenizers.hf_bpe import Added, read_added, read_all_added
-from ggferry.converters.tokenizers.sidecar import read_text
 from ggferry.formats import json_kinds
 from ggferry.formats.errors import NotFoundError
 from ggferry.formats.json_text import load_known
+from ggferry.formats.local_files import read_text
 
 TEMPLATE_FOLDER = "additional_chat_templates"
 NAMES = (
@@ -71,7 +71,7 @@ class Sidecars:
             return cls(files | _templates(folders))
         if not os.path.isdir(where):
             raise NotFoundError("no such directory", path=where)
-        files = {name: os.path.join(where, name) for name in NAMES if os.path.isfile(os.path.join(where, name))}
+        files = {name: os.path.join(where, name) for name in NAMES if os.path.lexists(os.path.join(where, name))}
         return cls(files | _templates([where]))
 
     def path(self, name: str) -> str | None:
@@ -319,5 +319,7 @@ def with_templates(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
         if name == "chat_template.jinja":
             add("default", read_text(sidecars.files[name]), name)
         elif name.startswith(TEMPLATE_FOLDER + "/"):
-            add(os.path.basename(name).removesuffix(".jinja"), read_text(sidecars.files[name]), name)
+            path = sidecars.files[name]
+            text = read_text(path, root=os.path.dirname(os.path.dirname(path)))
+            add(os.path.basename(name).removesuffix(".jinja"), text, name)
     return replace(tokenizer, templates=found or tokenizer.templates, origins=origins)

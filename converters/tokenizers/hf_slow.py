@@ -8,8 +8,8 @@ from dataclasses import replace
 from ggferry.converters.tokenizers import hf_json
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.converters.tokenizers.hf_config import Sidecars, Source, Wanted
-from ggferry.converters.tokenizers.sidecar import read_text
 from ggferry.formats.errors import UnsupportedError
+from ggferry.formats.local_files import read_text
 
 # Classes whose slow tokenizer reads vocab.json and merges.txt, and the pre-tokenizer each hard-codes
 # (transformers, models/*/tokenization_*.py)

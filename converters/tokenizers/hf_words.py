@@ -7,9 +7,9 @@ from itertools import pairwise
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.converters.tokenizers.hf_config import Source, Wanted
 from ggferry.converters.tokenizers.hf_json import word_piece
-from ggferry.converters.tokenizers.sidecar import read_text
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.limits import MAX_VOCAB
+from ggferry.formats.local_files import read_text
 
 
 def load(wanted: Wanted) -> Tokenizer:

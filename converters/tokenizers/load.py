@@ -18,10 +18,10 @@ from ggferry.converters.tokenizers.hf_config import (
     with_templates,
 )
 from ggferry.converters.tokenizers.repairs import distinct
-from ggferry.converters.tokenizers.sidecar import read_text
 from ggferry.formats import json_kinds
 from ggferry.formats.errors import MissingError
 from ggferry.formats.limits import MAX_VOCAB
+from ggferry.formats.local_files import read_text
 from ggferry.quant.registry import scan
 
 ENDINGS = {".json": "tokenizer.json", ".model": "tokenizer.model", ".txt": "rwkv_vocab_v20230424.txt"}

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from ggferry.converters.tokenizers.base import Tokenizer, TokenizerKind, TokenType
 from ggferry.converters.tokenizers.hf_config import Source
 from ggferry.converters.tokenizers.repairs import with_added
-from ggferry.converters.tokenizers.sidecar import read_text
 from ggferry.converters.tokenizers.special import splitters, well_formed
 from ggferry.formats.errors import CorruptError, DuplicateError
 from ggferry.formats.gguf_values import string
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
+from ggferry.formats.local_files import read_text
 
 WORLD = "rwkv_vocab_v20230424.txt"
 KEY = "tokenizer.rwkv.world"  # gguf-spec.md: the text file verbatim

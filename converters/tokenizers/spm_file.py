@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ggferry.converters.tokenizers.base import TokenType, byte_of
-from ggferry.converters.tokenizers.sidecar import read_bytes
 from ggferry.formats.errors import (
     CorruptError,
     EncodingError,
@@ -23,6 +22,7 @@ from ggferry.formats.errors import (
     UnsupportedError,
 )
 from ggferry.formats.limits import MAX_VOCAB
+from ggferry.formats.local_files import read_bytes
 from ggferry.formats.reader import describe
 from ggferry.formats.recent import Recent
 

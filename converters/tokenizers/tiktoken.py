@@ -9,10 +9,10 @@ from ggferry.converters.tokenizers.base import Tokenizer, TokenType
 from ggferry.converters.tokenizers.bytelevel import rebuild_merges, spell
 from ggferry.converters.tokenizers.hf_config import Sidecars, Source, Wanted
 from ggferry.converters.tokenizers.repairs import with_added
-from ggferry.converters.tokenizers.sidecar import read_bytes
 from ggferry.formats import json_kinds
 from ggferry.formats.errors import CorruptError, DuplicateError, InconsistentError, UnsupportedError
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
+from ggferry.formats.local_files import read_bytes
 
 SPECIALS = 256  # llama3/tokenizer.py: num_reserved_special_tokens
 # Position among the specials → name; the rest is reserved, counted up (llama3/tokenizer.py; names of 3.1 and later

@@ -31,6 +31,7 @@ from ggferry.formats.ggml_parts import join_parts
 from ggferry.formats.ggml_prelude import Runs, read_prelude
 from ggferry.formats.ggml_records import ALIGNMENT, Records, read_records, with_planes
 from ggferry.formats.ggml_types import Version, era_of
+from ggferry.formats.local_files import read_start
 from ggferry.formats.reader import HeaderLayout, Match, Reader
 from ggferry.formats.sources import Source, open_source
 
@@ -68,10 +69,8 @@ def read(path: str, layouts: Sequence[HeaderLayout]) -> Checkpoint:
 def _base_of(path: str) -> tuple[str, str]:
     """The first file of a split model, and a note when another part of it was named."""
     match = re.fullmatch(r"(.+)\.([1-9]\d?)", path)
-    if match and os.path.isfile(match[1]):
-        with open(match[1], "rb") as file:
-            if file.read(4) in MAGIC:
-                return match[1], f"{os.path.basename(path)} is part {match[2]} of {os.path.basename(match[1])}"
+    if match and os.path.isfile(match[1]) and read_start(match[1], 4) in MAGIC:
+        return match[1], f"{os.path.basename(path)} is part {match[2]} of {os.path.basename(match[1])}"
     return path, ""
 
 

@@ -64,7 +64,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     weights = locate(path, CONTAINER)
     refuse_container(weights, CONTAINER, META)
     index = None if weights.index is None else read_index(weights.index)
-    files = tuple(open_source(file) for file in (weights.files if index is None else index.files))
+    files = tuple(open_source(f, weights.folder) for f in (weights.files if index is None else index.files))
     for source in files:
         _refuse_older(source)
     contents = [read_contents(source, number) for number, source in enumerate(files)]

@@ -83,7 +83,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     weights = locate(path, CONTAINER)
     refuse_container(weights, CONTAINER)
     index = None if weights.index is None else read_index(weights.index)
-    files = tuple(open_source(file) for file in (weights.files if index is None else index.files))
+    files = tuple(open_source(f, weights.folder) for f in (weights.files if index is None else index.files))
     tables = [read_table(source, number) for number, source in enumerate(files)]
     tensors, told = join_files([(f.path, t.tensors) for f, t in zip(files, tables, strict=True)], index)
     beside = sidecars(weights)

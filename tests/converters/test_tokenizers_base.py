@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggferry.converters.tokenizers import base, repairs, runtimes, sidecar, spm_file
+from ggferry.converters.tokenizers import base, repairs, runtimes, spm_file
 from ggferry.converters.tokenizers.base import Tokenizer, TokenType
 from ggferry.converters.tokenizers.hf_bpe import Added
+from ggferry.formats import local_files
 from ggferry.formats.errors import (
     CorruptError,
     GgferryError,
@@ -165,11 +166,11 @@ def test_every_model_has_one_encoder_and_sources_have_an_order() -> None:
 def test_files_are_read_under_a_cap(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"12345")
-    assert sidecar.read_bytes(str(path), 5) == b"12345"
+    assert local_files.read_bytes(str(path), 5) == b"12345"
     with pytest.raises(OutOfRangeError):
-        sidecar.read_bytes(str(path), 4)
+        local_files.read_bytes(str(path), 4)
     with pytest.raises(NotFoundError):
-        sidecar.read_bytes(str(tmp_path))
+        local_files.read_bytes(str(tmp_path))
 
 
 @pytest.mark.parametrize(
