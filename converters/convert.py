@@ -175,7 +175,7 @@ def _carry_out(
         files = [{**take(), "name": os.path.basename(path)} for take, path in zip(written, paths, strict=True)]
         read = [take() for take in source]
         done = replace(request, level=proof.level)
-        receipt = receipts.make_receipt(plan, proof, files, read, _options(plan, done))
+        receipt = receipts.make_receipt(plan, proof, files, read, options_of(plan, done))
         approve(receipt)
         opened.check_unchanged()
         with interrupts_wait():
@@ -300,7 +300,8 @@ def _check_space(target: str, plan: Plan) -> None:
         )  # fmt: skip
 
 
-def _options(plan: Plan, request: Request) -> dict[str, Any]:
+def options_of(plan: Plan, request: Request) -> dict[str, Any]:
+    """What was asked for, as the receipt of this plan states it."""
     options = receipt_options(request)
     if isinstance(plan, AdapterPlan):
         options |= {"base": os.path.basename(request.base or "") or None, "ggla_permute": request.ggla_permute}

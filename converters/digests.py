@@ -41,6 +41,12 @@ def digest(
     return str(state.hexdigest())
 
 
+def file_record(source: Source, threads: int = -1, stopped: Callable[[], bool] = lambda: False) -> Record:
+    """A file as a receipt names it; `threads`, `stopped` as of `digest`."""
+    found = digest(source, threads, stopped=stopped)
+    return {"name": os.path.basename(source.path), "bytes": source.size, "blake3": found}
+
+
 class Digests:
     """As a context: leaving it ends what still runs. `threads`: how many a conversion may take."""
 
@@ -66,8 +72,7 @@ class Digests:
         ]
 
     def _record(self, source: Source, threads: int) -> Record:
-        found = digest(source, threads, stopped=self._left.is_set)
-        return {"name": os.path.basename(source.path), "bytes": source.size, "blake3": found}
+        return file_record(source, threads, self._left.is_set)
 
     def __enter__(self) -> Digests:
         return self

@@ -1,25 +1,39 @@
-"""`ggferry verify SOURCE OUTPUT`: the proof made again, of a file that stands already."""
+"""The proof made again, of a file that stands already: `ggferry verify SOURCE OUTPUT`, and outputs that an archive's
+run finds where it would write."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ggferry.converters.adapter import is_adapter, prove_adapter, understand_adapter
-from ggferry.converters.convert import check_tokenizer
-from ggferry.converters.digests import digest
+from ggferry.converters.checks import check_sums
+from ggferry.converters.convert import Request, check_tokenizer, make_plan, options_of, prove
+from ggferry.converters.dequantise import Dequantised
+from ggferry.converters.digests import Digests, Record, digest, file_record
 from ggferry.converters.load import understand
 from ggferry.converters.open import open_checkpoint
+from ggferry.converters.parallel import workers
+from ggferry.converters.plan import Plan
 from ggferry.converters.proof_tensors import Encoding
-from ggferry.converters.receipt import MAX_RECEIPT, SUFFIX, how_it_was_proved
+from ggferry.converters.receipt import MAX_RECEIPT, SUFFIX, how_it_was_proved, make_receipt
+from ggferry.converters.run import check_replica
 from ggferry.converters.stages import Stage
+from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.converters.verify import Proof, verify
 from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import CorruptError, UsageError, VerificationError
+from ggferry.formats.errors import (
+    ChangedError,
+    CorruptError,
+    GgferryError,
+    PassingError,
+    UsageError,
+    VerificationError,
+)
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.local_files import read_bytes
 
@@ -81,6 +95,46 @@ def reverify(
         return Report(proof, [*notes, *proof.notes], f"proved   {how_it_was_proved(proof)}")
     finally:
         before.close()
+        after.close()
+
+
+def reprove(request: Request, stage: Stage) -> dict[str, Any]:
+    """The receipt that converting would write of the finished output at `request.out`. A receipt beside it is not
+    looked at: the source is planned, and the output read and proved, as if it had just been written.
+
+    Raises VerificationError for a file that this conversion does not give, and what converting raises of the source.
+    """
+    assert request.out is not None
+    before, threads = open_checkpoint(request.source, request.arch, request.config), workers(request.jobs)
+    try:
+        plan, tokenizer = make_plan(request, before)
+        whole = plan.graph.checkpoint
+        sums = check_sums(whole, stage, threads)
+        with Digests(threads) as digests:
+            source = digests.begin([file for file in whole.files if not isinstance(file, Dequantised)], beside=1)
+            try:
+                proof, written = _proved(request, plan, tokenizer, stage)
+            except (PassingError, ChangedError):
+                raise
+            except GgferryError as error:
+                raise VerificationError(f"not what this conversion gives: {error.message}", path=request.out) from None
+            plan = replace(plan, notes=(*plan.notes, *sums))
+            read = [take() for take in source]
+        return make_receipt(plan, proof, written, read, options_of(plan, replace(request, level=proof.level)))
+    finally:
+        before.close()
+
+
+def _proved(request: Request, plan: Plan, tokenizer: Tokenizer | None, stage: Stage) -> tuple[Proof, list[Record]]:
+    """The proof of the output at `request.out`, and the records of its files."""
+    assert request.out is not None
+    for drop in plan.graph.dropped:
+        check_replica(plan, drop)
+    proof = prove(plan, tokenizer, request.out, request, stage)
+    after = open_checkpoint(request.out)
+    try:
+        return proof, [file_record(file) for file in after.files]
+    finally:
         after.close()
 
 

@@ -12,7 +12,7 @@ from ggferry.converters.digests import digest
 from ggferry.formats.errors import ChangedError, RefusedError, VerificationError
 from ggferry.formats.sources import LocalFile
 from ggferry.service import stores
-from ggferry.service.adopt import output_intact
+from ggferry.service.adopt import output_intact, unproved
 from ggferry.service.planfile import CONVERT, Entry, Head
 from ggferry.service.publish import object_digest
 from ggferry.service.stores import Found, is_remote
@@ -69,7 +69,7 @@ def choose(
         entry = entries.get(job)
         if entry is None or entry.verdict != CONVERT:
             continue
-        why = _unproved(done[job]["receipt"], str(done[job]["entry"]["recipe"]["verify"])) if job in done else None
+        why = unproved(done[job]["receipt"], str(done[job]["entry"]["recipe"]["verify"])) if job in done else None
         why = why or _unpinned(entry) or (None if despite else _lossy(entry, done.get(job)))
         if why is None:
             chosen[job] = entry
@@ -95,14 +95,6 @@ def _lossy(entry: Entry, row: Mapping[str, Any] | None) -> str | None:
     if row is not None:
         lost = [str(drop.get("reason")) for drop in row["receipt"].get("dropped", ()) if drop.get("loses", True)]
     return f"its output does not hold all of it ({lost[0]}); {DESPITE} deletes it all the same" if lost else None
-
-
-def _unproved(receipt: Mapping[str, Any], level: str) -> str | None:
-    """Why a receipt is no proof of `level`; None when it is."""
-    found = receipt.get("verified")
-    if found in LEVELS[1:] and LEVELS.index(found) >= LEVELS.index(level):
-        return None
-    return f"its output was proved {found}, not {level}"
 
 
 def _shared(entries: Mapping[str, Entry], chosen: Iterable[str]) -> list[tuple[str, str]]:
@@ -133,7 +125,7 @@ def delete(
     stays, and so do duplicates. Raises GgferryError; then the source is there."""
     output = str(entry.output)
     row = {"receipt": receipt}
-    why = _unproved(receipt, str(recipe["verify"])) or _unpinned(entry)
+    why = unproved(receipt, str(recipe["verify"])) or _unpinned(entry)
     if why := why or (None if despite else _lossy(entry, row)):
         raise VerificationError(f"the source stays: {why}", path=entry.source)
     if not output_intact(output, receipt, scratch):

@@ -17,7 +17,18 @@ from ggferry.formats.errors import UnreachableError
 from ggferry.quant.interrupts import interrupts_wait
 from ggferry.service import patience
 from ggferry.service.jobs import Outcome, Settings, run_job
-from ggferry.service.ledger import DONE, QUEUED, Job, LeaseLost, Ledger, LedgerAway, owner_name
+from ggferry.service.ledger import (
+    DONE,
+    QUEUED,
+    SAME,
+    SKIPPED,
+    Job,
+    LeaseLost,
+    Ledger,
+    LedgerAway,
+    Twin,
+    owner_name,
+)
 from ggferry.service.supervise import Supervisor
 
 LEASE = 60.0  # seconds; renewed three times in it
@@ -90,10 +101,13 @@ class Run:
                     stopped = {"class": "Interrupted", "message": "the run was stopped"}
                     self.ledger.put_back(job, 0, stopped, counts=False)
                 return
+            twins: list[Job] = []
             if outcome.again is not None:
                 self.ledger.put_back(job, outcome.again, outcome.error, outcome.counts)
+            elif outcome.state == QUEUED:
+                self.ledger.wait(job, str(outcome.same_as))
             else:
-                self.ledger.finish(
+                twins = self.ledger.finish(
                     job, outcome.state, error=outcome.error, receipt=outcome.receipt, same_as=outcome.same_as,
                     adopted=outcome.adopted, peak=outcome.peak,
                 )  # fmt: skip
@@ -102,6 +116,8 @@ class Run:
             return
         state = "again" if outcome.again is not None else outcome.state
         self.tell(job, state, error=outcome.error, attempt=job.attempt)
+        for twin in twins:
+            self.tell(twin, SKIPPED, error=SAME)
         if outcome.state == DONE:
             self.done(job, outcome)
 
@@ -117,7 +133,7 @@ class LedgerDesk:
     def __init__(self, ledger: Ledger, emit: Emit, is_over: Callable[[Job], bool] = lambda job: False) -> None:
         self._ledger, self._emit, self._is_over = ledger, emit, is_over
 
-    def key(self, job: Job, key: str) -> str | None:
+    def key(self, job: Job, key: str) -> Twin | None:
         with _away():
             return self._ledger.bind(job, key)
 

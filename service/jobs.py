@@ -16,7 +16,7 @@ from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
 from ggferry.formats.partials import sweep
 from ggferry.service.analyse import PATHS
-from ggferry.service.ledger import DONE, FAILED, QUARANTINED, SKIPPED, Job, LeaseLost
+from ggferry.service.ledger import DONE, FAILED, QUARANTINED, QUEUED, SAME, SKIPPED, Job, LeaseLost, Twin
 from ggferry.service.mirror import Mirror
 from ggferry.service.publish import Writer, prepare, publish_all
 from ggferry.service.ranged import DATA_BLOCK
@@ -34,7 +34,7 @@ HINTS = {"OutOfMemory": "--memory SIZE", "InternalError": "please report it"}
 class Desk(Protocol):
     """Where a job's questions go: the ledger, here or at the other end of a cluster. All may raise LeaseLost."""
 
-    def key(self, job: Job, key: str) -> str | None: ...
+    def key(self, job: Job, key: str) -> Twin | None: ...
     def verifying(self, job: Job) -> None: ...
     def confirm(self, job: Job) -> None: ...
     def event(self, job: Job, event: Mapping[str, Any]) -> None: ...
@@ -57,7 +57,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended. `again`: seconds until it may be tried again, None: never. `counts`: as one of its attempts."""
+    """How a job ended. `again`: seconds until it may be tried again, None: never. `counts`: as one of its attempts.
+    Skipped is what has a twin that is done, queued what waits for one that is at work: `same_as`."""
 
     state: str
     error: Mapping[str, Any] | None = None
@@ -127,7 +128,6 @@ class _Run:
         self.supervisor = supervisor
         self.files = [_found(record) for record in self.entry.get("files", ())]
         self.beside = [_found(record) for record in self.entry.get("beside", ())]
-        self.remote = any(is_remote(each.path) for each in (*self.files, *self.beside))
         self.output = local_path(str(self.entry["output"]))
         scratch = Scratch(settings.scratch)
         stack.callback(scratch.close)
@@ -138,16 +138,17 @@ class _Run:
         self.trouble: BaseException | None = None
         self.writer = Writer(f"{settings.mark}{job.id[:12]}", job.token)
         grant(settings.access)
+        self.twin: Twin | None = None
 
     def outcome(self) -> Outcome:
         for each in (*self.files, *self.beside):
             check_unchanged(each)
         if is_remote(self.output):
             prepare(self.output, int(self.entry.get("bytes_out", -1)), self.writer, self._tell)
-        if self.remote:
+        remote = [each for each in (*self.files, *self.beside) if is_remote(each.path)]
+        if remote:
             os.makedirs(self.mirror.folder)
             room = self.settings.cache // max(1, len(self.files))
-            remote = [each for each in (*self.files, *self.beside) if is_remote(each.path)]
             self.mirror.stage(remote, block=DATA_BLOCK, room=room, transport=True)
         try:
             answer = self.supervisor.run(
@@ -160,9 +161,10 @@ class _Run:
             raise WorkerFailed(error, failure.peak) from None
         if self.trouble is not None:  # the worker was told to go no further: what it says then is no result
             raise self.trouble
+        if self.twin is not None:
+            done = self.twin.done
+            return Outcome(SKIPPED if done else QUEUED, SAME if done else None, same_as=self.twin.id)
         result = answer.result
-        if "same" in result:
-            return Outcome(SKIPPED, {"class": "Same", "message": "the same content"}, same_as=result["same"])
         adopted = self._upload(result["receipt"]) if is_remote(self.output) else bool(result["adopted"])
         return Outcome(DONE, receipt=result["receipt"], adopted=adopted, peak=answer.peak)
 
@@ -204,7 +206,7 @@ class _Run:
     def _on_ask(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
             if question["question"] == "key":
-                return self._on_key(question)
+                return self._on_key(question["key"])
             for each in (*self.files, *self.beside):
                 if not is_remote(each.path):
                     check_unchanged(each)
@@ -213,15 +215,13 @@ class _Run:
             return {"ok": True}
         except (GgferryError, LeaseLost) as trouble:
             self.trouble = trouble
-            return {"ok": False, "same": ""}
+            return {"ok": False}
 
-    def _on_key(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def _on_key(self, key: str) -> dict[str, Any]:
         """What was read is what the store has: only then its key says anything."""
         transport = self.mirror.transport(self._here(each.path) for each in self.files)
-        same = self.desk.key(self.job, question["key"])
-        if same is not None:
-            return {"ok": False, "same": same}
-        return {"ok": True, "transport": transport}
+        self.twin = self.desk.key(self.job, key)
+        return {"ok": self.twin is None, "transport": transport}
 
     def _upload(self, receipt: Mapping[str, Any]) -> bool:
         """Whether it was there already."""

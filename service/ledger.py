@@ -63,6 +63,17 @@ class Job:
     token: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Another job of the same content and recipe. `done`: its output stands; else it is at work, and may yet fail."""
+
+    id: str
+    done: bool
+
+
+SAME = {"class": "Same", "message": "the same content as another, which is done"}
+
+
 def owner_name() -> str:
     """Names this process so that another on the same machine can tell when it is dead: host, boot and pid space, pid,
     start time."""
@@ -162,7 +173,7 @@ class Ledger:
         for i in moved:
             connection.execute(sa.update(jobs).where(jobs.c.id == i).values(plan=plan))
         for i in gone:
-            left = {"state": SKIPPED, "error": {"class": "Left", "message": "no longer in the plan"}}
+            left = {"state": SKIPPED, "same_as": None, "error": {"class": "Left", "message": "no longer in the plan"}}
             connection.execute(sa.update(jobs).where(jobs.c.id == i).values(**left))
 
     def _row(self, plan: str, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +196,7 @@ class Ledger:
         mine = (jobs.c.plan == plan) & jobs.c.state.in_(states) & (jobs.c.attempts + jobs.c.losses > 0)
         if fault is not None:
             mine &= jobs.c.error["fault"].as_string() == fault
-        values = {"state": QUEUED, "attempts": 0, "losses": 0, "not_before": 0.0, "key": None}
+        values = {"state": QUEUED, "attempts": 0, "losses": 0, "not_before": 0.0, "key": None, "same_as": None}
         change = sa.update(jobs).where(mine).values(**values)
         return int(self._do(lambda connection: connection.execute(change).rowcount))
 
@@ -210,7 +221,7 @@ class Ledger:
         wanted = (
             sa.select(*columns)
             .where(jobs.c.plan == plan, jobs.c.state == QUEUED, jobs.c.not_before <= now)
-            .where(jobs.c.bucket % shares == share)
+            .where(jobs.c.bucket % shares == share, jobs.c.same_as.is_(None))  # those with one wait for it
             .order_by(jobs.c.attempts + jobs.c.losses, jobs.c.bytes_in.desc(), jobs.c.id)
             .limit(1)
             .with_for_update(skip_locked=True)
@@ -243,17 +254,17 @@ class Ledger:
 
         return self._do(work) if held else []
 
-    def bind(self, job: Job, key: str) -> str | None:
-        """Note what the job's content and recipe are. Returns the id of another job that has the same and is done or
-        at work; then this one is not to be done. Raises LeaseLost."""
+    def bind(self, job: Job, key: str) -> Twin | None:
+        """Note what the job's content and recipe are. Returns another job that has the same and is done or at work;
+        then this one is not to be done, or not yet (`wait`). Raises LeaseLost."""
         jobs = self.jobs
         try:
             self._do(lambda connection: self._change(connection, job, key=key))
             return None
         except sa.exc.IntegrityError:
-            query = sa.select(jobs.c.id).where(jobs.c.key == key)
-            found = self._do(lambda connection: connection.execute(query).scalar())
-            return found if found is not None else self.bind(job, key)
+            query = sa.select(jobs.c.id, jobs.c.state).where(jobs.c.key == key)
+            found = self._do(lambda connection: connection.execute(query).first())
+            return Twin(found.id, found.state == DONE) if found is not None else self.bind(job, key)
 
     def verifying(self, job: Job) -> None:
         """The output is written and being proved. Raises LeaseLost."""
@@ -263,11 +274,34 @@ class Ledger:
         """Raises LeaseLost unless the job is still held: asked before anything is published."""
         self._do(lambda connection: self._change(connection, job))
 
-    def finish(self, job: Job, state: str, **values: Any) -> None:
-        """End an attempt. A job that is not done gives its key free. Raises LeaseLost."""
+    def finish(self, job: Job, state: str, **values: Any) -> list[Job]:
+        """End an attempt. A job that is not done gives its key free; nothing is skipped but for a twin that is done.
+        Returns the jobs that waited for this one and are skipped with it. Raises LeaseLost."""
         if state != DONE:
             values["key"] = None
-        self._do(lambda connection: self._end(connection, job, state, state, finished=self._now(connection), **values))
+
+        def work(connection: Any) -> list[Job]:
+            if state == SKIPPED and self._state(connection, str(values.get("same_as"))) != DONE:
+                raise ValueError(f"{job.id} is skipped for {values.get('same_as')!r}, which is not done")
+            return self._end(connection, job, state, state, finished=self._now(connection), **values)
+
+        return self._do(work)
+
+    def wait(self, job: Job, twin: str) -> None:
+        """Queue again until `twin`, which is at work on the same content, has ended. Raises LeaseLost."""
+
+        def work(connection: Any) -> None:
+            held = self._state(connection, twin) in HELD
+            values: dict[str, Any] = {"key": None, "error": None, "attempts": job.attempt - 1}
+            self._end(connection, job, QUEUED, "put back", same_as=twin if held else None, not_before=0.0, **values)
+
+        self._do(work)
+
+    def _state(self, connection: Any, job: str) -> str | None:
+        """The state of a job, which stays so to the end of the transaction."""
+        query = sa.select(self.jobs.c.state).where(self.jobs.c.id == job).with_for_update()
+        found: str | None = connection.execute(query).scalar()
+        return found
 
     def put_back(
         self, job: Job, delay: float, error: Mapping[str, Any] | None = None, counts: bool = True, lost: bool = False
@@ -280,14 +314,15 @@ class Ledger:
             losses = connection.execute(sa.select(jobs.c.losses).where(jobs.c.id == job.id)).scalar_one() + lost
             state = QUEUED if losses < LOST_AT_MOST else QUARANTINED
             self._end(
-                connection, job, state, "put back", key=None, not_before=self._now(connection) + delay, losses=losses,
-                attempts=job.attempt if counts else job.attempt - 1, error=error,
+                connection, job, state, "put back", key=None, same_as=None, not_before=self._now(connection) + delay,
+                losses=losses, attempts=job.attempt if counts else job.attempt - 1, error=error,
             )  # fmt: skip
 
         self._do(work)
 
     def reclaim(self) -> list[str]:
-        """Queue every held job whose lease ran out or whose holder is a dead process of this machine; their sources."""
+        """Queue every held job whose lease ran out or whose holder is a dead process of this machine, and every job
+        that was skipped or waits for a twin which is not done or at work any more; the sources of the held ones."""
         return self._do(self._reclaim)
 
     def _reclaim(self, connection: Any) -> list[str]:
@@ -305,7 +340,31 @@ class Ledger:
             if connection.execute(sa.update(jobs).where(self._holds(job)).values(**values)).rowcount:
                 freed.append(row.source)
                 self._end_attempt(connection, job, "lost", lost, now)
+        self._queue_orphans(connection)
         return freed
+
+    def _queue_orphans(self, connection: Any) -> None:
+        jobs, twins = self.jobs, self.jobs.alias()
+        for state, needed, values in (
+            (QUEUED, HELD, {}), (SKIPPED, (DONE,), {"state": QUEUED, "error": None, "attempts": 0, "losses": 0}),
+        ):  # fmt: skip
+            twin = sa.exists().where(twins.c.id == jobs.c.same_as, twins.c.state.in_(needed))
+            left = (jobs.c.state == state) & jobs.c.same_as.is_not(None) & ~twin
+            connection.execute(sa.update(jobs).where(left).values(same_as=None, **values))
+
+    def _end_waiting(self, connection: Any, twin: str, state: str) -> list[Job]:
+        """Have those that wait for `twin`, which ended as `state`, skipped when it is done and queued when not; the
+        skipped ones."""
+        jobs = self.jobs
+        waiting = (jobs.c.state == QUEUED) & (jobs.c.same_as == twin)
+        if state != DONE:
+            connection.execute(sa.update(jobs).where(waiting).values(same_as=None))
+            return []
+        rows = connection.execute(sa.select(jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims).where(waiting))
+        found = [Job(row.id, row.entry, row.attempts, "", row.claims) for row in rows]
+        values = {"state": SKIPPED, "error": SAME, "finished": self._now(connection)}
+        connection.execute(sa.update(jobs).where(waiting).values(**values))
+        return found
 
     def _holds(self, job: Job) -> Any:
         """The row of `job` while it is held by this very claim."""
@@ -318,14 +377,16 @@ class Ledger:
         if connection.execute(sa.update(self.jobs).where(self._holds(job)).values(**values)).rowcount != 1:
             raise LeaseLost(job.id)
 
-    def _end(self, connection: Any, job: Job, state: str, outcome: str, **values: Any) -> None:
-        """The end of a claim. Where it ended so already, this is asked for the second time: the answer was lost."""
+    def _end(self, connection: Any, job: Job, state: str, outcome: str, **values: Any) -> list[Job]:
+        """The end of a claim; the jobs that are skipped with it. Where it ended so already, this is asked for the
+        second time: the answer was lost."""
         jobs = self.jobs
         ended = (jobs.c.id == job.id) & (jobs.c.claims == job.token) & (jobs.c.state == state)
         if connection.execute(sa.select(jobs.c.id).where(ended)).first() is not None:
-            return
+            return []
         self._change(connection, job, state=state, owner=None, lease_until=None, **values)
         self._end_attempt(connection, job, outcome, values.get("error"), self._now(connection))
+        return self._end_waiting(connection, job.id, state)
 
     def _end_attempt(self, connection: Any, job: Job, outcome: str, error: Any, now: float) -> None:
         table = self.attempts

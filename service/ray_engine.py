@@ -18,7 +18,7 @@ from ggferry.formats.errors import Fault, UnreachableError
 from ggferry.quant.interrupts import interrupts_wait
 from ggferry.service.engine import Heartbeat, LedgerDesk, Run
 from ggferry.service.jobs import RETRY_AFTER, Outcome, Settings, run_job
-from ggferry.service.ledger import FAILED, QUARANTINED, Job, LeaseLost, Ledger, LedgerAway
+from ggferry.service.ledger import FAILED, QUARANTINED, Job, LeaseLost, Ledger, LedgerAway, Twin
 from ggferry.service.ledger_url import with_environment
 from ggferry.service.ray_cluster import Nodes, connected, first_line, gone, other_version
 from ggferry.service.scratch import sweep
@@ -211,9 +211,9 @@ class _FarDesk:
     def __init__(self, actor: Any, wait: Callable[[Any], Any]) -> None:
         self._actor, self._wait = actor, wait
 
-    def key(self, job: Job, key: str) -> str | None:
-        found = self._ask("key", job, key)
-        return None if found is None else str(found)
+    def key(self, job: Job, key: str) -> Twin | None:
+        found: Twin | None = self._ask("key", job, key)
+        return found
 
     def verifying(self, job: Job) -> None:
         self._ask("verifying", job)

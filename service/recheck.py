@@ -6,8 +6,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from ggferry.converters.convert import LEVELS
 from ggferry.formats.errors import GgferryError
-from ggferry.service.adopt import output_intact
+from ggferry.service.adopt import output_intact, unproved
 from ggferry.service.analyse import PATHS
 from ggferry.service.ledger import BUCKETS, DONE, Ledger
 from ggferry.service.stores import exists, is_remote, local_path
@@ -34,20 +35,23 @@ def _digests(row: dict[str, Any], scratch: str) -> str | None:
     output = row["entry"]["output"]
     if not exists(output):
         return "is gone"
-    return None if output_intact(output, row["receipt"], scratch) else "is not what its receipt says"
+    if not output_intact(output, row["receipt"], scratch):
+        return "is not what its receipt says"
+    level = str(row["entry"]["recipe"].get("verify", "full"))
+    return unproved(row["receipt"], level) if level != LEVELS[0] else None
 
 
 def _proof(row: dict[str, Any], supervisor: Supervisor) -> str | None:
     entry = row["entry"]
-    if row["deleted"]:
-        return None  # its source was deleted on purpose; the digests were looked at
     if any(is_remote(path) for path in (entry["source"], entry["output"])):
         return "the whole proof is made of local files only: fetch both, then ggferry verify"
     recipe = {k: local_path(v) if k in PATHS and isinstance(v, str) else v for k, v in entry["recipe"].items()}
-    source, output = local_path(entry["source"]), local_path(entry["output"])
-    command = {"op": "recheck", "source": source, "output": output, "recipe": recipe}
+    command = {"op": "recheck", "output": local_path(entry["output"]), "recipe": recipe, "threads": 1}
+    if row["deleted"]:  # on purpose; what can be asked of the output alone is
+        tensors = {tensor["name"]: tensor["type"] for tensor in row["receipt"]["tensors"]}
+        command |= {"op": "reopen", "tensors": tensors}
     try:
-        supervisor.run({**command, "threads": 1, "trees": entry.get("trees")})
+        supervisor.run({**command, "source": local_path(entry["source"]), "trees": entry.get("trees")})
     except WorkerFailed as failure:
         return str(failure.error.get("message"))
     except (WorkerDied, WorkerTimeout) as failure:

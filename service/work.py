@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 from ggferry.converters.convert import convert
 from ggferry.converters.digests import digest
+from ggferry.converters.open import open_checkpoint
 from ggferry.converters.recovery import recover
 from ggferry.converters.reverify import reverify
-from ggferry.formats.errors import ChangedError, PassingError
+from ggferry.formats.errors import ChangedError, PassingError, VerificationError
 from ggferry.formats.local_files import confined
 from ggferry.formats.recent import keeping
 from ggferry.formats.sources import LocalFile, Source, mount, open_source, unmount
@@ -31,7 +32,7 @@ class Parent(Protocol):
 
 def run(command: Mapping[str, Any], parent: Parent) -> Any:
     """Carry one command out."""
-    work = {"analyse": _analyse, "convert": _convert, "recheck": _recheck}[command["op"]]
+    work = {"analyse": _analyse, "convert": _convert, "recheck": _recheck, "reopen": _reopen}[command["op"]]
     with confined(command.get("trees") or ()), mounted(command.get("mount") or {}):
         return work(command, parent)
 
@@ -68,19 +69,18 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     """Digest the source, ask whether that content is still to be done, convert, ask again before publishing."""
     request = request_of(command["source"], command["recipe"], command["out"], command["threads"])
     files, key = identify(command["files"], command["beside"], command["recipe"], parent, command["threads"])
-    answer = parent.ask("key", key=key, digests=files)
+    answer = parent.ask("key", key=key)
     if not answer["ok"]:
-        return answer
+        return {}
+    transport = dict(zip(files, answer.get("transport", ()), strict=False))
     recover(command["out"])
     if os.path.lexists(command["out"]):
-        return {"receipt": adopt(command["out"], files, request), "adopted": True}
-
-    transport = dict(zip(files, answer.get("transport", ()), strict=False))
+        receipt = adopt(request, files, parent.stage)
+        _note_transport(receipt, transport)
+        return {"receipt": receipt, "adopted": True}
 
     def approve(receipt: Mapping[str, Any]) -> None:
-        for record in receipt["source"]["files"]:
-            if how := transport.get(record["blake3"]):
-                record["transport"] = how
+        _note_transport(receipt, transport)
         if not made_of(receipt, files):
             raise ChangedError("changed while it was converted", path=command["source"], hint="plan again")
         if not parent.ask("publish")["ok"]:
@@ -89,6 +89,13 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     os.makedirs(os.path.dirname(command["out"]), exist_ok=True)
     result = convert(request, parent.stage, approve)
     return {"receipt": result.receipt, "adopted": False}
+
+
+def _note_transport(receipt: Mapping[str, Any], transport: Mapping[str, Any]) -> None:
+    """Say in the receipt how it is known that a file was read as the store has it; `transport`: by its digest."""
+    for record in receipt["source"]["files"]:
+        if how := transport.get(record["blake3"]):
+            record["transport"] = how
 
 
 def identify(
@@ -131,6 +138,20 @@ def _recheck(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     level = "fast" if request.level == "none" else request.level
     report = reverify(
         command["source"], command["output"], level=level, hparams=request.hparams, vocab=request.vocab,
-        jobs=command["threads"], stage=parent.stage, base=request.base,
+        jobs=command["threads"], stage=parent.stage, base=request.base, arch=request.arch, config=request.config,
+        imatrix=request.imatrix,
     )  # fmt: skip
     return {"line": report.line, "proof": asdict(report.proof)}
+
+
+def _reopen(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+    """What can be asked of a finished output whose source is gone: that it is a model, of the tensors it had."""
+    checkpoint = open_checkpoint(command["output"])
+    try:
+        found = {ref.name: ref.type.name for ref in checkpoint.tensors.values()}
+    finally:
+        checkpoint.close()
+    if found != command["tensors"]:
+        odd = sorted(set(found.items()) ^ set(command["tensors"].items()))
+        raise VerificationError("the tensors are not those of the receipt", path=command["output"], found=odd[0])
+    return {}

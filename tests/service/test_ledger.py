@@ -21,6 +21,7 @@ from ggferry.service.ledger import (
     SKIPPED,
     LeaseLost,
     Ledger,
+    Twin,
     is_dead,
     owner_name,
 )  # fmt: skip
@@ -121,10 +122,11 @@ def test_one_content_is_done_once(ledger: Ledger) -> None:
     a, b, c = (ledger.claim("me", "plan", 60) for _ in range(3))
     assert a and b and c
     assert ledger.bind(a, "content") is None and ledger.bind(a, "content") is None
-    assert ledger.bind(b, "content") == a.id
-    ledger.finish(b, SKIPPED, same_as=a.id)
-    ledger.finish(a, FAILED, error={"class": "X", "message": "x"})
-    assert ledger.bind(c, "content") is None, "a failed job does not keep its content from others"
+    assert ledger.bind(b, "content") == Twin(a.id, done=False)
+    ledger.finish(b, FAILED, error={"class": "X", "message": "x"})
+    ledger.finish(a, DONE)
+    assert ledger.bind(c, "content") == Twin(a.id, done=True)
+    ledger.finish(c, SKIPPED, same_as=a.id)
     assert ledger.retry("plan") == 1 and ledger.counts("plan")[QUEUED] == 1
 
 
