@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -84,17 +84,22 @@ def survey(asked: Asked) -> tuple[list[Entry], Deletion]:
     share, shares = asked.shard
     ids = {entry.id(head): entry for entry in entries}
     mine = {i: entry for i, entry in ids.items() if entry.verdict == CONVERT and bucket(i) % shares == share}
-    left = {i: entry for i, entry in mine.items() if i not in rows or _is_open(rows[i], asked.retry)}
-    done = {i: rows[i] for i in mine if i in rows and rows[i]["state"] == DONE and not rows[i]["deleted"]}
+    finished = {i for i, row in rows.items() if row["state"] == DONE}
+    left = {i: entry for i, entry in mine.items() if i not in rows or _is_open(rows[i], asked.retry, finished)}
+    done = {i: rows[i] for i in mine if i in finished and not rows[i]["deleted"]}
     return [*left.values()], choose(ids, left, done, asked.despite_drops) if asked.delete_source else Deletion()
 
 
-def _is_open(row: Mapping[str, Any], retry: bool) -> bool:
-    """Whether a run takes this job up."""
-    if row["state"] in (FAILED, QUARANTINED):
-        passing = row["state"] == FAILED and fault_of(row["error"] or {}) is Fault.PASSING
-        return bool(row["attempts"] + row["losses"]) and (retry or passing)
-    return row["state"] not in (DONE, SKIPPED)
+def _is_open(row: Mapping[str, Any], retry: bool, finished: Set[str]) -> bool:
+    """Whether a run takes this job up, whose line says convert. `finished`: the jobs that are done."""
+    state = row["state"]
+    if not row["attempts"] + row["losses"]:
+        return state != DONE
+    if state in (FAILED, QUARANTINED):
+        return retry or (state == FAILED and fault_of(row["error"] or {}) is Fault.PASSING)
+    if state == SKIPPED:
+        return row["same_as"] is not None and row["same_as"] not in finished
+    return state != DONE
 
 
 class Migration:

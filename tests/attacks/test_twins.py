@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ggferry.service.apply import Asked, survey
 from ggferry.service.ledger import DONE, FAILED, QUEUED, RUNNING, SKIPPED, LeaseLost, Ledger, Twin
 
 from archive_tools import applied, planned, states, write
@@ -131,10 +132,11 @@ def twins(tmp_path: Path) -> Path:
     """A plan with one content under two names; nothing can be written where a.bin is to go."""
     for name in ("a.bin", "b.bin"):
         write(tmp_path / "in" / name, Llama())
-    (tmp_path / "file").touch()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").touch()
     other = str(tmp_path / "out" / "b.gguf")
     edits: dict[str, dict[str, Any]] = {
-        "a": {"verdict": "convert", "output": str(tmp_path / "file" / "a.gguf")},
+        "a": {"verdict": "convert", "output": str(tmp_path / "out" / "file" / "a.gguf")},
         "b": {"verdict": "convert", "output": other, "same_as": None, "proof": None},
     }
     planned(tmp_path / "in", tmp_path / "out", tmp_path / "plan", **edits)
@@ -185,6 +187,8 @@ def test_a_ledger_of_an_earlier_version_is_set_right_by_the_next_run(twins: Path
     for path in (tmp_path / "out").iterdir():
         path.unlink()
     (tmp_path / "in" / "a.bin").unlink()
+    asked = Asked(str(twins), f"{twins}.ledger")
+    assert [entry.source for entry in survey(asked)[0]] == [done["source"]], "a dry run says so"
     edit: dict[str, Any] = {"output": str(tmp_path / "out" / "b.gguf")}
     planned(tmp_path / "in", tmp_path / "out", twins, b=edit)
     migration, _ = applied(twins)
