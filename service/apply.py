@@ -92,7 +92,7 @@ def survey(asked: Asked) -> tuple[list[Entry], Deletion]:
 
 def _is_open(row: Mapping[str, Any], retry: bool, finished: Set[str]) -> bool:
     """Whether a run takes this job up, whose line says convert. `finished`: the jobs that are done."""
-    state = row["state"]
+    state = str(row["state"])
     if not row["attempts"] + row["losses"]:
         return state != DONE
     if state in (FAILED, QUARANTINED):
