@@ -4,7 +4,7 @@ Every layout is a frozen value over *rows* (the last axis is the row, as in ggml
 and never look inside one, so they are byte gathers, exact for every block type. Sizes are names of hparams, bound
 late by `bind`. Streaming needs one thing only: for any output rows, which rows of which input they are (`locate`).
 
-Source of the idea: DESIGN §5. Patterns are einops' notation for merged axes: '(h two d) -> (h d two)'.
+Patterns are einops' notation for merged axes: '(h two d) -> (h d two)'.
 """
 
 from __future__ import annotations

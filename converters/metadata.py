@@ -4,7 +4,7 @@ Order of authority: `--model-name`; `--metadata`; the general keys of a source t
 front matter; the name of the file or directory; config.json's `_name_or_path`, only where the path names nothing
 (in a fine tune it names the model that was tuned, which today's converter then writes as the model's own name).
 What can be counted is counted: size label, file type, quantisation version. Keys, their types and the card fields are
-those of today's converter (`facts/today.md` §7, §9) and the specification; what differs:
+those of today's converter (docs/formats/todays-converter.md) and the specification; what differs:
 
 * card fields keep their text: `version: 1.10` is "1.10", the language `no` is Norwegian; lists hold nothing twice;
 * `model_type` of a card is the architecture, not a base name, and is not used;

@@ -1,6 +1,6 @@
 """Which `general.*` keys there are, of what kind, and what may stand under them.
 
-Sources: the GGUF specification; `facts/today.md` §7 and §9 for the keys and card fields of today's converter.
+Sources: the GGUF specification; docs/formats/todays-converter.md "Metadata" for today's keys and card fields.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keys and values that were repeated for every head: found, and one copy of them taken.
 
 ggml's StarCoder script wrote a GPT-2 file of a multi-query model: c_attn holds the queries, then the one key n_head
-times, then the one value n_head times (facts/legacy-other.md §1). No field says so; the rows do, also when quantised,
-for rows are quantised each by itself.
+times, then the one value n_head times (ggml, examples/starcoder/convert-hf-to-ggml.py). No field says so; the rows do,
+also when quantised, for rows are quantised each by itself.
 """
 
 from __future__ import annotations

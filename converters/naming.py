@@ -1,8 +1,8 @@
 """The GGUF naming convention: made, parsed, and guessed from the names that legacy files go by.
 
 `<BaseName>-<SizeLabel>-<FineTune>-<Version>-<Encoding>-<Type>-<Shard>.gguf`; the pattern and its five examples are the
-GGUF specification's. How a name falls into these parts follows today's converter (`facts/today.md` §7); what differs,
-and why:
+GGUF specification's. How a name falls into these parts follows today's converter
+(docs/formats/todays-converter.md); what differs, and why:
 
 * the size label is counted, a name's size word only checked (a file called 7b may be anything);
 * container and quantisation words (ggmlv3, q4_0, GPTQ-4bit-128g, hf) say how the *source* was stored, so they go;

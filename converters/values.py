@@ -1,7 +1,8 @@
 """Rows of a node, streamed: as blocks in the source's type after the layout, or as float32 values.
 
 Nothing here holds more than the rows asked for. Pieces of a tensor that was split along its columns are decoded or
-repacked one by one and joined afterwards, because rows of planar eras are planar per piece (facts §2).
+repacked one by one and joined afterwards, because rows of planar eras are planar per piece
+(docs/formats/ggml-era.md "Parts").
 """
 
 from __future__ import annotations

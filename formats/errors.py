@@ -1,7 +1,7 @@
 """Every way a file, a request or a result can be wrong: one class a violation.
 
 Each error knows its place (path and byte offset), what was found, what was expected, and the way out. `code` is a
-stable word for `--json`; `exit_code` is the process's (DESIGN §9); `fault` says whose turn it is.
+stable word for `--json`; `exit_code` is the process's (README.md); `fault` says whose turn it is.
 """
 
 from __future__ import annotations

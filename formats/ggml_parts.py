@@ -1,4 +1,4 @@
-"""GGML and GGMF models in several files: `.bin`, `.bin.1`, `.bin.2` … (facts/legacy-llama.md §2)."""
+"""GGML and GGMF models in several files: `.bin`, `.bin.1`, `.bin.2` … (docs/formats/ggml-era.md "Parts")."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def join_parts(base: str, first: Checkpoint, layout: HeaderLayout, read: Callabl
 
 
 def _part_count(first: Checkpoint, layout: HeaderLayout) -> int:
-    """Parts of the model: the header's width over the columns of the embedding in part 0 (facts §2: the table by
-    n_embd that the March runtime used is wrong for single-file models)."""
+    """Parts of the model: the header's width over the columns of the embedding in part 0 (docs/formats/ggml-era.md
+    "Parts": the table by n_embd that the March runtime used is wrong for single-file models)."""
     ref = first.tensors.get(layout.embedding)
     if ref is None or first.container == "ggjt":
         return 1

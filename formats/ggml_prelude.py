@@ -21,7 +21,7 @@ from ggferry.quant.codec import block_type
 SCORE_BYTES = 32  # of memory: a float and its place
 HEAD = 4096  # bytes that are compared before a whole vocabulary is
 SCORED = frozenset({"ggmf", "ggjt", "ggcc"})
-"""Containers whose tokens are each followed by a float32, whatever the architecture (facts/legacy-other.md §0)."""
+"""Containers whose tokens are each followed by a float32, whatever the architecture (docs/formats/ggml-era.md)."""
 
 
 Runs = dict[tuple[int, bool], tuple[Sequence[bytes], Sequence[float], int]]
@@ -84,7 +84,7 @@ def _vocabulary(
     begin = cursor.offset
     tokens, scores = _tokens(cursor, count - rule.short, scored, runs)
     if rule.short and _is_record(cursor.source, cursor.offset, layout.embedding):
-        # GPT4All's unversioned files declare 32001 tokens and hold 32000 (facts/legacy-llama.md §2).
+        # GPT4All's unversioned files declare 32001 tokens and hold 32000 (docs/formats/ggml-era.md).
         notes.append(
             f"the header declares {count} tokens, the vocabulary holds {count - 1}: the last one was never written"
         )

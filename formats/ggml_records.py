@@ -1,7 +1,7 @@
 """The tensor records of a GGML-era file: from the vocabulary to the last byte, with no count anywhere.
 
 int32 axes, name length, type, the axes (innermost first), the name, in GGJT and GGCC zeros up to the next multiple of
-32, the data. Source: facts/legacy-llama.md §2, facts/legacy-other.md §0.
+32, the data. Source: docs/formats/ggml-era.md "Records".
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def _careful(source: Source, offset: int, end: int, codes: Mapping[int, str], al
 
 
 def _is_planar(source: Source, refs: Sequence[TensorRef], name: str) -> bool:
-    """Whether tensors of `name` are laid out in planes, not blocks (facts/legacy-llama.md §6: read as blocks, 44–64 %
-    of the scales of planar rows are absurd, none of block rows; and where planes occur no scale is negative)."""
+    """Whether tensors of `name` are laid out in planes, not blocks (docs/formats/ggml-era.md "Traps": read as blocks,
+    44–64 % of the scales of planar rows are absurd, none of block rows; where planes occur no scale is negative)."""
     mine = [ref for ref in refs if ref.type.name == name]
     if not mine:
         return False

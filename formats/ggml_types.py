@@ -1,6 +1,7 @@
 """Which block layout a tensor-type code means: it depends on the container, its version and the era.
 
-Source: facts/legacy-llama.md §1, §2, §6. Codes 2, 3, 6, 7, 8 changed their bytes without changing their number.
+Source: docs/formats/ggml-era.md "Type codes" and "Block eras". Codes 2, 3, 6, 7, 8 changed their
+bytes without changing their number.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ TYPE_CODES: Mapping[Version, Mapping[int, str]] = {
 
 QUANTISATION: tuple[Mapping[int, str], ...] = (_PLAIN | _V1, _PLAIN | _V2, _PLAIN | _TODAY | _K)
 """By GGML_QNT_VERSION, which the ggml examples multiply by 1000 and add to ftype: 0 until 14 May 2023, 1 until 20 May,
-2 since (facts/legacy-other.md §0.1)."""
+2 since (ggml.h, GGML_QNT_VERSION)."""
 
 MAX_FTYPE = 19
-"""Of the field without its version: GGML_FTYPE goes to 14, LLAMA_FTYPE to 18 (facts/legacy-other.md §0.1)."""
+"""Of the field without its version: GGML_FTYPE goes to 14, LLAMA_FTYPE to 18 (docs/formats/ggml-era.md)."""
 
 PLANAR = {"Q4_0_V1": "Q4_0_PLANAR", "Q4_1_V1": "Q4_1_PLANAR"}
-"""The same byte sizes, laid out row by row in planes: unversioned GGML of 10–17 March 2023 (facts §6)."""
+"""The same byte sizes, laid out row by row in planes: unversioned GGML until 904d2a8d6, 17 March 2023."""
 
 SMALL_K = {code: f"{name}_64" for code, name in _K.items()}
-"""k-quant blocks of builds with LLAMA_QKK_64 (26 June 2023 on). Nothing in the file says so (facts §6)."""
+"""k-quant blocks of builds with LLAMA_QKK_64 (26 June 2023 on). Nothing in the file says so (llama.cpp 6769e944c)."""
 
 ALTERNATIVES: Mapping[Version, tuple[tuple[Mapping[int, str], str], ...]] = {
     ("ggjt", 1): (({6: "Q8_0_V1"}, "type code 6 is Q8_0, as quantize wrote it on 25 and 26 April 2023"),),

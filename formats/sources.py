@@ -1,4 +1,4 @@
-"""Where bytes come from: one `read(offset, size)` for all. Files are `pread`, never mapped (DESIGN §6).
+"""Where bytes come from: one `read(offset, size)` for all. Files are `pread`, never mapped (mapped pages are memory).
 
 A remote model is read through a folder that mirrors it (`mount`): what stands beside the weights lies there whole, of
 the weights only their first bytes, for the probes; everything that opens a path for reading tensors asks `open_source`,

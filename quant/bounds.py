@@ -2,7 +2,7 @@
 
 A bound here is a proof obligation, not a tolerance: an encoder that rounds to nearest cannot exceed it. Sources: the
 significands of IEEE 754 binary16 (11 bits) and bfloat16 (8 bits), and the scale formula of each block
-(facts/legacy-llama.md §6–7).
+(docs/formats/ggml-era.md "Block eras", ggml-common.h).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`general.file_type`: the number that says of what a file is mostly made, and how to find the right one.
 
-Sources: the GGUF specification for 0–18, `facts/today.md` §8 for 19–41 and 1024, §4 for the mixtures. The `ftype` of
-LLaMA-family legacy headers has the same numbers; ggml's own examples number 10–14 differently (`facts/legacy-other.md`
-§0.1), which is one more reason why a stated number is believed only when the tensors agree with it.
+Sources: the GGUF specification for 0–18, docs/formats/todays-converter.md for 19–41, 1024 and the mixtures. The `ftype`
+of LLaMA-family legacy headers has the same numbers; ggml's own examples number 10–14 differently
+(docs/formats/ggml-era.md "Type codes"), which is one more reason why a stated number is believed only when the tensors
+agree with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The mixtures of llama-quantize as ordered data, and the tables that stand around them.
 
-Source: src/llama-quant.cpp of llama.cpp as vendored in llama_cpp_python 0.3.36 (facts/today.md §4); NVFP4 as a file
-type of its own since the summer of 2026. Where the C++ nests branches, here **the last line that fits decides**: from
-the general to the particular. `tests/quant/test_recipes.py` holds the result against llama-quantize's own.
+Source: src/llama-quant.cpp of llama.cpp as vendored in llama_cpp_python 0.3.36, described in
+docs/formats/todays-converter.md "Mixtures"; NVFP4 as a file type of its own since the summer of 2026. Where the C++
+nests branches, here **the last line that fits decides**: from the general to the particular.
+`tests/quant/test_recipes.py` holds the result against llama-quantize's own.
 """
 
 from __future__ import annotations

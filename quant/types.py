@@ -1,10 +1,10 @@
 """Block types: how a run of elements is laid out in bytes.
 
 A tensor row of `n` elements is `n / elements` blocks one behind the other, each block being its fields in
-order. Sizes are computed from the fields, never typed (DESIGN §10: typed sizes drift).
+order. Sizes are computed from the fields, never typed by hand, where they would drift.
 
 Source of the facts: ggml's `ggml-common.h` / `ggml.c` type traits for everything with a GGUF id,
-`facts/legacy-llama.md` §6 for the eras that never reached GGUF.
+docs/formats/ggml-era.md "Block eras" for the eras that never reached GGUF.
 """
 
 from __future__ import annotations

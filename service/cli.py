@@ -1,4 +1,4 @@
-"""The command line. Data to stdout, everything else to stderr; exit codes of DESIGN §9; no traceback for a user."""
+"""The command line. Data to stdout, everything else to stderr; exit codes as in README.md; no traceback for a user."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ blk.{n}.ffn_up.bias          : n_ff        | hf transformer.h.{n}.mlp.c_fc.bias
 blk.{n}.ffn_down.weight      : n_embd n_ff | hf transformer.h.{n}.mlp.c_proj.weight @linear
 blk.{n}.ffn_down.bias        : n_embd      | hf transformer.h.{n}.mlp.c_proj.bias
 """
-# --- the GGML era (facts/legacy-other.md) ------------------------------------------------------------------
+# --- the GGML era (docs/formats/ggml-era.md) ---------------------------------------------------------------
 
 GGML_CONTAINERS = (("ggml", None), ("ggjt", 1), ("ggjt", 2), ("ggjt", 3))
 """ggml's examples, and llm-rs, which also wrote GGJT."""

@@ -1,6 +1,6 @@
 """LLaMA: Meta's 1 and 2, and every model that shares their graph.
 
-Sources: facts/legacy-llama.md §2–4 (headers, names, what is absent), gguf-spec.md "LLaMA", llama.cpp's
+Sources: docs/formats/ggml-era.md "Headers" (and what they lack), the GGUF specification's "LLaMA", llama.cpp's
 `src/models/llama.cpp` for the graph. Meta, GGML and GGUF store Q and K rows as interleaved rotary pairs, Hugging Face
 as halves: only the latter is permuted. Mistral and Mixtral are `llama` in GGUF: the same graph, with experts or a
 sliding window.

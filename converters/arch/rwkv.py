@@ -1,8 +1,8 @@
 """RWKV-4: attention whose weights decay with distance, a step of a recurrence for each token.
 
-Sources: BlinkDL's RWKV-4 `src/model.py`, transformers `modeling_rwkv.py`, gguf-spec.md "RWKV", facts/legacy-other.md.
-No runtime reads it: keys are the specification's, tensors bear the names that llama.cpp gives the later
-generations. `time_mix_decay` is the trained w: a state fades by exp(-exp(w)) a token.
+Sources: BlinkDL's RWKV-4 `src/model.py`, transformers `modeling_rwkv.py`, the GGUF specification's "RWKV",
+docs/formats/ggml-era.md for rwkv.cpp's files. No runtime reads it: keys are the specification's, tensors bear the names
+that llama.cpp gives the later generations. `time_mix_decay` is the trained w: a state fades by exp(-exp(w)) a token.
 """
 
 from dataclasses import replace

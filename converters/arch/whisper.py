@@ -1,7 +1,7 @@
 """Whisper: an encoder of log-mel spectra and a decoder of text, OpenAI's checkpoints and transformers'.
 
-Sources: gguf-spec.md "Whisper" for the keys it names; openai/whisper `model.py` and transformers
-`modeling_whisper.py` for the graph; facts/legacy-other.md for what ggml-era files hold. No specification and no
+Sources: the GGUF specification's "Whisper" for the keys it names; openai/whisper `model.py` and transformers
+`modeling_whisper.py` for the graph; docs/legacy/whisper.md for what GGML-era files hold. No specification and no
 runtime names the tensors: the names are ours, in the style of llama.cpp's T5 (docs/whisper.md).
 """
 

@@ -1,7 +1,7 @@
 """The reference decoder: every position at once, float32, one layer's activations in memory.
 
 One pass for all decoder families, parametrised by `Recipe` and hparams. Definitions: llama.cpp's graphs
-(`src/models/*.cpp`) and transformers' modeling files; facts/legacy-llama.md §3–4 for the legacy LLaMA.
+(`src/models/*.cpp`) and transformers' modeling files; docs/formats/ggml-era.md "Headers" for the legacy LLaMA.
 """
 
 from __future__ import annotations

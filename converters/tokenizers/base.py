@@ -171,8 +171,8 @@ class Tokenizer:
         """The tokenizer that GGUF metadata describe; keys not under `tokenizer.` are ignored.
 
         `rows`: rows of the embedding, when they are to be compared. Raises MissingError without a vocabulary,
-        CorruptError for a wrong value type, InconsistentError for lengths or merges that do not fit (S05, S06, S08),
-        OutOfRangeError for ids, types and byte tokens outside their range (S07, S09).
+        CorruptError for a wrong value type, InconsistentError for lengths or merges that do not fit,
+        OutOfRangeError for ids, types and byte tokens outside their range.
         """
         return _Keys(metadata, path).tokenizer(rows)
 

@@ -1,4 +1,4 @@
-"""Vocabularies of the GGML-era families beside LLaMA (facts/legacy-other.md §1, §3).
+"""Vocabularies of the GGML-era families beside LLaMA (docs/formats/ggml-era.md "Vocabularies").
 
 What the makers wrote: the bytes of each token (GPT-2, GPT-J, StarCoder, Falcon, Whisper); those bytes as code points,
 UTF-8 encoded once too often (MPT); the text that `decode` gave for each id, in which every fragment of a character is

@@ -46,7 +46,7 @@ def load(
 
     `rows`: rows of the embedding, to which the vocabulary is brought (`Tokenizer.padded`). `pre`: overrides the
     derived pre-tokenizer. `keep_json`: carry tokenizer.json along as `tokenizer.huggingface.json`.
-    Raises MissingError when no file tells the vocabulary (H04), otherwise as each loader says.
+    Raises MissingError when no file tells the vocabulary, otherwise as each loader says.
     """
     sidecars = Sidecars.of(where)
     tokenizer = _vocabulary(Wanted(sidecars, added_tokens(sidecars), rows, pre))

@@ -1,7 +1,7 @@
 """ggla: the LoRA adapters of llama.cpp from April 2023 until GGUF adapters came.
 
 Magic, u32 version 1, i32 rank, i32 alpha, then GGJT's tensor records to the last byte. Pairs are named
-`<tensor>.weight.loraA` and `.loraB`; A was written transposed. Source: facts/legacy-llama.md §9,
+`<tensor>.weight.loraA` and `.loraB`; A was written transposed. Source: docs/formats/ggml-era.md,
 convert-lora-to-ggml.py and `llama_apply_lora_from_file_internal` of that time.
 """
 

@@ -3,8 +3,8 @@
 Magic, version (not in GGML), header fields shaped by the architecture, vocabulary, then tensor records until the end
 of the file, with no count anywhere: a walk that does not end exactly at the last byte is not a reading of the file.
 Which architecture a file is of, nothing says. Every layout that is known for the container is tried; those that read
-to the last byte are told apart by the names of the tensors. Sources: facts/legacy-llama.md §2, facts/legacy-other.md,
-the loaders and writers of llama.cpp, ggml's examples, ggllm.cpp, rwkv.cpp, whisper.cpp and llm-rs named there.
+to the last byte are told apart by the names of the tensors. Sources: docs/formats/ggml-era.md and the
+loaders and writers of llama.cpp, ggml's examples, ggllm.cpp, rwkv.cpp, whisper.cpp and llm-rs named there.
 """
 
 from __future__ import annotations

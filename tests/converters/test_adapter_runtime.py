@@ -136,7 +136,7 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def test_ggla_as_the_runtime_of_2023_applied_it(ggla: Path, base: Path, tmp_path: Path) -> None:
-    """facts/legacy-llama.md §9: rows as they lie match the runtime within its rounding, 3e-4; permuted ones, 0.155."""
+    """docs/formats/ggml-era.md: rows as they lie match the runtime within its rounding, 3e-4; permuted ones, 0.155."""
     expected = np.load(ggla / "f32.logits_e09_on_ggjt1-0.1.25_f32.npy").astype(np.float64)
     source = ggla / "f32-ggml-adapter-model.bin"
     plain = carried(source, tmp_path / "plain.gguf")

@@ -25,7 +25,7 @@ NAMES = (
     "deepseek2", "gpt2_nctx", "starcoder", "gptneox", "mpt_MPTarch", "bloom", "falcon40b", "mamba", "mamba2",
 )  # fmt: skip
 NOT_LOADED = ("phi2", "phi3", "deepseek2")
-"""What llama.cpp does not load of its own converter's: facts/today.md."""
+"""What llama.cpp does not load of its own converter's: docs/formats/todays-converter.md."""
 LIMIT = 1e-5
 # The oracle's Gemma 2 logits were made without the cap on scores: its transformers used an attention that has none.
 # Transformers' own eager attention agrees with ours (test_arch_transformers).

@@ -36,7 +36,7 @@ LIMITS = {"gemma2": 1e-3}
 """The oracle's Gemma 2 logits were made by an attention (SDPA) that leaves the cap on scores out; llama.cpp applies it,
 and transformers' eager attention agrees with ours to 1e-5 (test_arch_transformers)."""
 WRONG_KEYS = {"phi2.feed_forward_length", "bloom.context_length"}
-"""Today's tool writes 4 · n_embd there whatever the checkpoint's width is (facts/today.md), and n_embd."""
+"""Today's tool writes 4 · n_embd there whatever the checkpoint's width is (todays-converter.md), and n_embd."""
 
 
 OURS_ALONE = ("gpt2", "mpt", "falcon7b")

@@ -24,9 +24,9 @@ from builders import Llama
 from llama_cpp import continuations
 from witnesses import FIXTURES, entry_cases, legacy_llama
 
-# The runtime of those two folders used LayerNorm with eps 1e-5 (facts §1); the weights are ordinary LLaMA's.
+# The runtime of those folders used LayerNorm with eps 1e-5 over LLaMA's ordinary weights (docs/formats/ggml-era.md).
 LAYER_NORM = ("ggml-20230310-planar", "ggml-20230315", "ggml-20230315-2part")
-# March runtimes matched greedily or by length, not by score (facts §5): their ids are no witness.
+# March runtimes matched greedily or by length, not by score (docs/formats/ggml-era.md): their ids are no witness.
 UNTRUSTED_TOKENIZERS = ("ggml-",)
 
 

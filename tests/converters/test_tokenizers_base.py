@@ -1,4 +1,4 @@
-"""The vocabulary as a value: keys in a fixed order, both ways, and every contradiction refused (S05–S09)."""
+"""The vocabulary as a value: keys in a fixed order, both ways, and every contradiction refused."""
 
 from __future__ import annotations
 

@@ -16,6 +16,10 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 PATH = re.compile(r"`([\w.*-]+/[\w./*-]*|[\w*-]+\.(?:py|md|toml))`")
 IN_A_PICTURE = re.compile(r"\b(?:quant|formats|converters|service|tests)/[\w/]+\.py\b")
 
+CITED = re.compile(r"\bdocs/[\w/-]+\.md\b")
+NOT_HERE = re.compile(r"fact[s]/|fact[s] §|DESIG[N]( §|\.md)|\([HS][0-9]{2}")
+"""Notes and numbered lists that the project was begun with, and that a clone does not have."""
+
 
 @cache
 def tracked() -> tuple[str, ...]:
@@ -35,6 +39,19 @@ def test_every_path_that_is_named_exists(document: str) -> None:
     absent = {link for link in links if not (ROOT / document).parent.joinpath(link).exists()}
     named = {name for name in (*PATH.findall(text), *IN_A_PICTURE.findall(text)) if "NAME" not in name}
     assert links and not absent | {name for name in named if not exists(name)}
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    pages = [path for path in map(ROOT.joinpath, tracked()) if path.suffix == ".md"]
+    links = [(page, link) for page in pages for link in LINK.findall(page.read_text()) if "://" not in link]
+    assert links and not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
+
+
+def test_the_code_cites_what_a_clone_has() -> None:
+    code = {name: (ROOT / name).read_text() for name in tracked() if name.endswith((".py", ".md", ".toml"))}
+    cited = {page for name, text in code.items() if name.endswith(".py") for page in CITED.findall(text)}
+    assert cited and not {page for page in cited if not (ROOT / page).is_file()}
+    assert not [name for name, text in code.items() if name != "CHANGELOG.md" and NOT_HERE.search(text)]
 
 
 @pytest.mark.parametrize("index", ["docs/README.md", "docs/decisions/README.md"])
