@@ -25,6 +25,8 @@ from ggferry.service.urls import mask
 EXTRAS = {"s3": "s3", "s3a": "s3", "hf": "hub"}
 REFUSED = (401, 403, 407, 451)
 GONE = (404, 410)
+DAMAGED = ("BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "IncompleteBody", "InvalidPart")
+"""S3's words for what arrived otherwise than it was sent: a body against its checksum, a part against its ETag."""
 CREDENTIALS = "are the credentials of this place set?"
 NETWORK = ("aiohttp", "botocore", "aiobotocore", "httpx", "httpcore", "requests", "urllib3", "http.client", "fsspec")
 """Packages whose errors, when they say nothing clearer, are of the way to a place."""
@@ -140,6 +142,8 @@ def by_status(status: int, path: str, words: str = "") -> GgferryError:
         return NotFoundError("no such bucket" if bucket else "no such file or directory", path=path, found=found)
     if status in REFUSED:
         return AccessError("access denied", path=path, found=found, hint=CREDENTIALS)
+    if words in DAMAGED:
+        return TransportError("what was sent to the store was damaged on the way", path=path, found=found)
     if status == 429 or words == "SlowDown":
         return UnreachableError("the store asks to be asked less often", path=path, found=found)
     if status >= 500 or status in (408, 409, 425) or words in ("RequestTimeout", "InternalError"):

@@ -12,18 +12,19 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ggferry.converters.digests import digest
 from ggferry.converters.receipt import MAX_RECEIPT, SUFFIX, to_json
 from ggferry.formats.errors import (
-    BusyError,
+    ChangedError,
     GgferryError,
     NotFoundError,
     PassingError,
     RefusedError,
     TransportError,
+    UnreachableError,
     UnsupportedError,
 )
 from ggferry.service import anyfs, s3
@@ -111,6 +112,8 @@ def publish(
     """
     for attempt in range(TRIES):
         if _taken(url, blake3, scratch):
+            if attempt:  # perhaps by the attempt before, which could not remove its partial
+                sweep(url, replace(writer, fence=writer.fence + 1))
             return False
         try:
             if _is_s3(url):
@@ -125,7 +128,7 @@ def publish(
                 raise
         progress = _silent  # what is sent again is not counted again
     if not _taken(url, blake3, scratch):
-        raise BusyError("another writer is at work on this name", path=url)
+        raise UnreachableError("the store says that this name is taken, and that nothing has it", path=url)
     return False
 
 
@@ -179,7 +182,10 @@ def _through_any(
 
 
 def _read_back(partial: str, version: str, blake3: str, scratch: str) -> None:
-    found = object_digest(partial, scratch, version)
+    try:
+        found = object_digest(partial, scratch, version)
+    except ChangedError as error:  # the name is nobody else's: the next attempt takes another one
+        raise TransportError("replaced by somebody", path=partial, found=error.found) from None
     if found != blake3:
         raise TransportError("the upload read back differs", path=partial, found=found, expected=blake3)
 
@@ -221,7 +227,7 @@ def put_receipt(data: bytes, url: str) -> None:
             return
         except s3.ExistsError:
             continue
-    raise BusyError("another writer is at work on this name", path=url)
+    raise UnreachableError("this name was taken by others again and again", path=url)
 
 
 def _check_receipt(url: str) -> bytes | None:

@@ -320,7 +320,8 @@ def copy(version: str, partial: str, copying: Copying, size: int, create: bool) 
                 )
             )  # fmt: skip
             parts.append({"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]})
-        return _complete(copying, parts, size, condition)
+    except ExistsError:
+        raise TransportError("what was read back is gone, or another by now", path=partial, expected=version) from None
     except UnknownRequest:
         answer = patiently(
             lambda: _call(
@@ -329,6 +330,7 @@ def copy(version: str, partial: str, copying: Copying, size: int, create: bool) 
             )
         )  # fmt: skip
         return str(answer["CopyObjectResult"]["ETag"])
+    return _complete(copying, parts, size, condition)
 
 
 def _complete(begun: Copying, parts: list[dict[str, Any]], size: int, condition: Mapping[str, Any]) -> str:

@@ -1,9 +1,10 @@
 """Stores of a test's own that fail as told: S3 (moto) behind a proxy with rules, and a web server with its quirks.
 
 A rule says which requests a fault befalls: by method, by a pattern of the key, and which of those it matches (`nth`,
-from 1; () for all). Faults: "cut" (the body ends early), "slow", 403, 404, 429, 500, 503, "wrong" (a bit of the body is
-flipped), "short" (fewer bytes, consistently), "lost" (it is done, and the answer is not sent), "away" (the connection
-is closed at once), or a function called before the request is passed on: so an object can vanish or change.
+from 1; () for all). Faults: "cut" (the body ends early), "slow", 400 (BadDigest), 403, 404, 429, 500, 503, "wrong" (a
+bit of the body is flipped), "short" (fewer bytes, consistently), "damaged" (a bit of what is sent is flipped on its way
+to the store), "lost" (it is done, and the answer is not sent), "away" (the connection is closed at once), or a function
+called before the request is passed on: so an object can vanish or change.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Fault = str | int | Callable[[], object]
 @dataclass
 class Rule:
     """`key`: a regular expression searched in 'bucket/key' (or the path of a web server); `query`, `copy`: whether the
-    query holds that, and whether the request is a copy (None: either)."""
+    query holds that, and whether the request is a copy (None: either); `span`: found in the Range header."""
 
     method: str
     key: str
@@ -39,12 +40,16 @@ class Rule:
     nth: tuple[int, ...] = ()
     query: str = ""
     copy: bool | None = None
+    span: str = ""
     seen: int = 0
 
     def befalls(self, request: Request) -> bool:
         if request.method != self.method or not re.search(self.key, request.key) or self.query not in request.query:
             return False
         if self.copy is not None and self.copy != ("x-amz-copy-source" in request.headers):
+            return False
+        span = next((value for name, value in request.headers.items() if name.lower() == "range"), "")
+        if not re.search(self.span, span):
             return False
         self.seen += 1
         return not self.nth or self.seen in self.nth
@@ -66,8 +71,10 @@ class Rules:
     asked: list[Request] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, method: str, key: str, fault: Fault, *nth: int, query: str = "", copy: bool | None = None) -> Rule:
-        self.rules.append(Rule(method, key, fault, nth, query, copy))
+    def add(
+        self, method: str, key: str, fault: Fault, *nth: int, query: str = "", copy: bool | None = None, span: str = ""
+    ) -> Rule:  # fmt: skip
+        self.rules.append(Rule(method, key, fault, nth, query, copy, span))
         return self.rules[-1]
 
     def clear(self) -> None:
@@ -109,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         if fault == "wrong" and data:
-            data = data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+            data = _flipped(data)
         if fault == "short":
             data = data[:-100]
         self.send_response_only(status)
@@ -130,6 +137,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             time.sleep(1)
         self.wfile.write(data)
+
+
+def _flipped(data: bytes) -> bytes:
+    """The middle byte with its last bit turned."""
+    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
 
 
 def _served(handler: type[_Handler]) -> ThreadingHTTPServer:
@@ -172,6 +184,8 @@ class _S3Handler(_Handler):
         elif isinstance(fault, int):
             self._answer(fault, {"Content-Type": "application/xml"}, _xml(fault))
             return
+        elif fault == "damaged" and body:
+            body = _flipped(body)
         writes = self.command in ("PUT", "POST")
         if writes and (self.plain or self.unknown):
             conditions = [name for name in headers if name in ("if-none-match", "if-match")]
@@ -218,8 +232,8 @@ class _S3Handler(_Handler):
 
 
 def _xml(status: int) -> bytes:
-    code = {403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed", 429: "SlowDown", 500: "InternalError",
-            501: "NotImplemented", 503: "ServiceUnavailable"}[status]  # fmt: skip
+    code = {400: "BadDigest", 403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed", 429: "SlowDown",
+            500: "InternalError", 501: "NotImplemented", 503: "ServiceUnavailable"}[status]  # fmt: skip
     return f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>as told</Message></Error>".encode()
 
 
