@@ -33,7 +33,8 @@ def understand(
             path=checkpoint.path, offset=checkpoint.nbytes, hint="--vocab-only converts the vocabulary",
         )  # fmt: skip
     whole = checkpoint
-    checkpoint = replace(checkpoint, tensors={}, dropped=()) if vocab_only else _plain(checkpoint)
+    checkpoint = replace(checkpoint, tensors={} if vocab_only else dict(checkpoint.tensors))
+    checkpoint = replace(checkpoint, dropped=()) if vocab_only else _plain(checkpoint)
     if checkpoint.container == "gguf" and architecture_name(checkpoint) not in architectures():
         return undescribed(checkpoint, f"no table describes the architecture {architecture_name(checkpoint)!r}")
     architecture, dialect = _architecture_of(whole)
@@ -110,9 +111,14 @@ def _by_marks(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
 def _marked(checkpoint: Checkpoint, spec: Architecture) -> str | None:
     """The dialect of `spec` whose marks the checkpoint bears."""
     for name, dialect in spec.dialects.items():
-        if dialect.marks and all(fnmatch.filter(checkpoint.tensors, mark) for mark in dialect.marks):
+        if dialect.marks and all(_is_there(checkpoint, mark) for mark in dialect.marks):
             return name
     return None
+
+
+def _is_there(checkpoint: Checkpoint, mark: str) -> bool:
+    """Whether a tensor has this name; a mark may be a shell pattern."""
+    return mark in checkpoint.tensors or ("*" in mark and bool(fnmatch.filter(checkpoint.tensors, mark)))
 
 
 def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:

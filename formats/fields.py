@@ -24,8 +24,14 @@ _NUMBER = {
 }
 _FIRST_WINDOW = 1 << 16
 _LAST_WINDOW = 1 << 22
+ASCII = 128  # lengths below it are ASCII themselves, whatever their width
 
 Error = TypeVar("Error", bound=GgferryError)
+
+
+def size_of(code: str) -> int:
+    """Bytes of a number of type `code`."""
+    return _NUMBER[False][code].size
 
 
 class Cursor:
@@ -160,6 +166,40 @@ class Cursor:
     ) -> tuple[list[bytes], list[int | float]]:
         """As `strings`, each string followed by a number of type `tail` (GGMF's and GGJT's f32 score)."""
         return self._strings(count, length, tail, what, limit)
+
+    def string_run(self, count: int, length: str, what: str, limit: int, most: int) -> tuple[bytes, bool]:
+        """The bytes of `count` strings, each behind its length (an unsigned number of type `length`) and at most
+        `limit` bytes, `most` together; and whether all are shorter than 128 bytes. About 0.1 µs each: none is made."""
+        prefix = self._number[length]
+        self.require(count * prefix.size, f"{count} × {what}")
+        parts: list[bytes] = []
+        left, short, begin = count, True, self.offset
+        while left:
+            if self.offset - begin > most:
+                raise self.error(OutOfRangeError, f"bytes of all: {what}", begin, expected=f"≤ {most}")
+            left, short = self._pass(prefix, left, short, parts)
+            if left:  # one string over the edge of the window
+                size = self.integer(length, f"length of {what} {count - left}", 0, limit)
+                parts += (prefix.pack(size), self.take(size, f"{what} {count - left}"))
+                left, short = left - 1, short and size < ASCII
+        return b"".join(parts), short
+
+    def _pass(self, prefix: struct.Struct, left: int, short: bool, parts: list[bytes]) -> tuple[int, bool]:
+        """Take those of `left` strings that lie whole in the window; how many remain."""
+        buffer, begin, pos = self._buffer, self._pos, self._pos
+        ahead, length, whole = prefix.size, prefix.unpack_from, len(self._buffer)
+        stop = whole - ahead
+        while left and pos <= stop:
+            size = length(buffer, pos)[0]
+            end = pos + ahead + size
+            if end > whole:
+                break
+            if size >= ASCII:
+                short = False
+            pos, left = end, left - 1
+        parts.append(buffer[begin:pos])
+        self._pos = pos
+        return left, short
 
     def _strings(
         self, count: int, length: str, tail: str | None, what: str, limit: int

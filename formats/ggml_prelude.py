@@ -73,7 +73,7 @@ def _vocabulary(
     rule = layout.vocab
     if rule.count != "header":
         at = cursor.offset
-        stated = cursor.integer("i32", "number of tokens", 1, limits.MAX_VOCAB)
+        stated = cursor.integer("i32", "number of tokens", 1, limits.MAX_GGML_VOCAB)
         if stated > count or (rule.count == "again" and stated != count):
             raise InconsistentError(
                 "the vocabulary has another size than the header says", path=cursor.path, offset=at,
@@ -144,7 +144,7 @@ def _merges(cursor: Cursor, header: Mapping[str, Any]) -> tuple[tuple[bytes, byt
         raise InconsistentError(
             "the merges are not as many as the header says", path=cursor.path, offset=at, found=count, expected=expected
         )
-    if not 0 <= count <= limits.MAX_VOCAB:
+    if not 0 <= count <= limits.MAX_GGML_VOCAB:
         raise OutOfRangeError("number of merges", path=cursor.path, offset=at, found=count)
     parts = cursor.strings(2 * count, "i32", "part of a merge", limits.MAX_TOKEN_BYTES)
     return tuple(zip(parts[::2], parts[1::2], strict=True))

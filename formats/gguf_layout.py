@@ -159,7 +159,7 @@ class _Packer:
 
     def header(self, metadata: Mapping[str, Value], tensors: Sequence[Placed]) -> bytes:
         out = bytearray(b"GGUF" + self.number("u32", self.version, "version"))
-        out += self.count(len(tensors), "number of tensors", limits.MAX_TENSORS)
+        out += self.count(len(tensors), "number of tensors", limits.MAX_GGUF_TENSORS)
         out += self.count(len(metadata), "number of metadata keys", limits.MAX_KV)
         for key, value in metadata.items():
             if not _KEY.fullmatch(key) or len(key) > limits.MAX_KEY:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ggferry.formats import limits
-from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import DuplicateError, InconsistentError, NotFoundError, OutOfRangeError
 from ggferry.formats.gguf_values import ALIGNMENT_KEY
 from ggferry.formats.sources import Source, open_source
+from ggferry.formats.tensor_table import joined
 
 # '.partial': the shards of a model that is being written are re-read before they get their names (`partials`)
 _SHARD = re.compile(
@@ -68,19 +69,23 @@ def open_shards(found: Checkpoint, number: int, parse: Parse) -> Checkpoint:
 def _join(shards: Sequence[Checkpoint]) -> Checkpoint:
     """Metadata, header and alignment of the first, tensors, files and notes of all."""
     first = shards[0]
-    tensors: dict[str, TensorRef] = {}
+    names: set[str] = set()
     for number, shard in enumerate(shards):
         _check(shard, number, first)
-        for tensor in shard.tensors.values():
-            if tensor.name in tensors:
-                raise DuplicateError(f"tensor {tensor.name!r} is in an earlier shard too", path=shard.path)
-            tensors[tensor.name] = tensor
+        if len(names) + len(shard.tensors) > limits.MAX_TENSORS:
+            raise OutOfRangeError(
+                "number of tensors", path=shard.path, expected=f"≤ {limits.MAX_TENSORS} in all shards"
+            )
+        for name in shard.tensors:
+            if name in names:
+                raise DuplicateError(f"tensor {name!r} is in an earlier shard too", path=shard.path)
+            names.add(name)
     total = first.metadata.get("split.tensors.count")
-    if total is not None and total.data != len(tensors):
-        raise InconsistentError("split.tensors.count", path=first.path, found=total.data, expected=len(tensors))
+    if total is not None and total.data != len(names):
+        raise InconsistentError("split.tensors.count", path=first.path, found=total.data, expected=len(names))
     files = tuple(shard.files[0] for shard in shards)
     notes = tuple(f"{os.path.basename(shard.path)}: {note}" for shard in shards for note in shard.notes)
-    return replace(first, tensors=tensors, files=files, notes=notes)
+    return replace(first, tensors=joined([shard.tensors for shard in shards]), files=files, notes=notes)
 
 
 def _check(shard: Checkpoint, number: int, first: Checkpoint) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+
+from ggferry.formats.packed import PACKED, Text
+
+MAX_CHARACTER = 4  # bytes in UTF-8
 
 
 class ValueType(IntEnum):
@@ -26,17 +29,50 @@ class ValueType(IntEnum):
     FLOAT64 = 12
 
 
-@dataclass(frozen=True, slots=True)
 class Value:
-    """One metadata value.
+    """One metadata value. Nobody changes it.
 
     `data` is an int, float, bool or str; for ARRAY a tuple of plain items of type `items`, or of `Value`s when
-    `items` is ARRAY itself. Strings that are not UTF-8 are kept byte for byte through surrogate escapes.
+    `items` is ARRAY itself. Strings that are not UTF-8 are kept byte for byte through surrogate escapes. What a reader
+    found may be packed (`formats.packed`): `data` unpacks it, once, `first` and `len` do not.
     """
 
-    type: ValueType
-    data: Any
-    items: ValueType | None = None
+    __slots__ = ("_data", "items", "type")
+
+    def __init__(self, type: ValueType, data: Any, items: ValueType | None = None) -> None:
+        self.type, self._data, self.items = type, data, items
+
+    @property
+    def data(self) -> Any:
+        if isinstance(self._data, PACKED):
+            self._data = self._data.all()
+        return self._data
+
+    def first(self, count: int) -> Any:
+        """The first `count` items of an array; of a text at least so many characters, if it has them."""
+        if isinstance(self._data, Text):
+            return self._data.first(MAX_CHARACTER * count)
+        return self._data.first(count) if isinstance(self._data, PACKED) else self._data[:count]
+
+    def __len__(self) -> int:
+        """How many items an array has."""
+        return len(self._data)
+
+    def __bool__(self) -> bool:
+        return True  # an empty array is a value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Value):
+            return NotImplemented
+        if (self.type, self.items) != (other.type, other.items):
+            return False
+        return (isinstance(self._data, PACKED) and self._data == other._data) or bool(self.data == other.data)
+
+    def __hash__(self) -> int:
+        return hash((self.type, self.data, self.items))
+
+    def __repr__(self) -> str:
+        return f"Value(type={self.type!r}, data={self.data!r}, items={self.items!r})"
 
 
 def u32(value: int) -> Value:

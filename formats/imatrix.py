@@ -249,7 +249,7 @@ def _key(checkpoint: Checkpoint, key: str, kind: ValueType, items: ValueType | N
 
 def _from_dat(source: Source) -> Imatrix:
     cursor = Cursor(source)
-    count = cursor.integer("i32", "number of entries in an importance matrix", 1, limits.MAX_TENSORS)
+    count = cursor.integer("i32", "number of entries in an importance matrix", 1, limits.MAX_GGUF_TENSORS)
     cursor.require(count * 17, f"{count} entries")
     entries: dict[str, Entry] = {}
     for number in range(count):

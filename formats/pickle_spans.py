@@ -63,7 +63,7 @@ class _Machine:
         self.left = MAX_PICKLE_OPS
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stacks under each mark
-        self.memo: dict[int, Any] = {}
+        self.memo: list[Any] = []
         self.storages: dict[str, Storage] = {}
 
     @property
@@ -81,12 +81,12 @@ class _Machine:
     def run(self) -> Any:
         if len(self.data) > MAX_PICKLE:
             self.fail(OutOfRangeError, "size of the pickle", found=len(self.data), expected=f"≤ {MAX_PICKLE}")
-        data, end, steps = self.data, len(self.data), _STEPS
+        data, end, steps, weights = self.data, len(self.data), _STEPS, _WEIGHTS
         while self.next < end:
             self.at = self.next
             self.next += 1
-            self.left -= 1
             code = data[self.at]
+            self.left -= weights[code]
             if code == _STOP:
                 return self.finish()
             step = steps.get(code)
@@ -179,9 +179,17 @@ class _Machine:
 
     def get(self, size: int) -> None:
         index = self.number(size)
-        if index not in self.memo:
+        if index >= len(self.memo) or self.memo[index] is _NEVER:
             self.fail(CorruptError, "the pickle recalls a value it never stored", found=index)
         self.push(self.memo[index])
+
+    def put(self, index: int) -> None:
+        """Picklers number what they store one by one, from 0 or 1 on: a list takes a tenth of a dictionary."""
+        if index > len(self.memo) + 1:
+            self.fail(CorruptError, "the pickle stores a value out of turn", found=index, expected=len(self.memo))
+        if index > len(self.memo):
+            self.memo.append(_NEVER)
+        self.memo[index : index + 1] = [self.top()]
 
     def global_line(self) -> None:
         names = []
@@ -271,6 +279,7 @@ class _Machine:
         self.push(make_storage(self, self.storages, self.pop()))
 
 
+_NEVER = object()  # a place of the memo where nothing was stored
 _STOP = ord(".")
 _STEPS: dict[int, Callable[[_Machine], None]] = {
     ord(code): step
@@ -301,9 +310,9 @@ _STEPS: dict[int, Callable[[_Machine], None]] = {
         "1": lambda m: (m.pop_mark(), None)[1],  # POP_MARK
         "h": lambda m: m.get(1),  # BINGET
         "j": lambda m: m.get(4),  # LONG_BINGET
-        "q": lambda m: m.memo.__setitem__(m.number(1), m.top()),  # BINPUT
-        "r": lambda m: m.memo.__setitem__(m.number(4), m.top()),  # LONG_BINPUT
-        "\x94": lambda m: m.memo.__setitem__(len(m.memo), m.top()),  # MEMOIZE
+        "q": lambda m: m.put(m.number(1)),  # BINPUT
+        "r": lambda m: m.put(m.number(4)),  # LONG_BINPUT
+        "\x94": lambda m: m.put(len(m.memo)),  # MEMOIZE
         ")": lambda m: m.push(()),  # EMPTY_TUPLE
         "t": lambda m: m.push(tuple(m.pop_mark())),  # TUPLE
         "\x85": lambda m: m.tuple_of(1),  # TUPLE1
@@ -328,5 +337,11 @@ _STEPS: dict[int, Callable[[_Machine], None]] = {
         "b": lambda m: m.build(),  # BUILD
     }.items()
 }
+
+_WEIGHTS = [
+    4 if chr(code) in "]}\x8f" else 3 if chr(code) in "(tlJ\x8aMXTUCB\x8c\x8d\x8e\x85\x86\x87R" else 1
+    for code in range(256)
+]
+"""By instruction: those that make a value of 50 to 80 bytes out of one to four of the pickle count as several."""
 
 __all__ = ["Global", "Storage", "View", "read_pickle"]

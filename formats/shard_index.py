@@ -17,8 +17,12 @@ from ggferry.formats.errors import (
     OutOfRangeError,
     UnexpectedTensorError,
 )
-from ggferry.formats.json_text import load_object
+from ggferry.formats.json_text import read_text
+from ggferry.formats.json_walk import Walk
 from ggferry.formats.limits import MAX_SHARDS, MAX_TENSORS
+from ggferry.formats.tensor_table import joined
+
+MAX_INDEX_VALUE = 1 << 16  # bytes of what an index says beside its weight_map: total_size and the like
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +41,11 @@ def read_index(path: str) -> Index:
     Raises MissingError (no weight_map), InconsistentError (not names to names), OutOfRangeError (a file outside the
     folder, too many), NotFoundError (a file is absent).
     """
-    found = load_object(path)
-    weight_map = found.get("weight_map")
+    weight_map, metadata = _parse(path)
     if weight_map is None:
         raise MissingError("an index without weight_map", path=path)
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise InconsistentError("weight_map", path=path, expected="tensor names to file names")
     names = sorted(set(weight_map.values()))
-    if not 0 < len(names) <= MAX_SHARDS or len(weight_map) > MAX_TENSORS:
+    if not 0 < len(names) <= MAX_SHARDS:
         raise OutOfRangeError("number of files", path=path, found=len(names), expected=f"1 to {MAX_SHARDS}")
     folder = os.path.dirname(path)
     files = tuple(os.path.join(folder, _inside(name, path)) for name in names)
@@ -56,7 +57,36 @@ def read_index(path: str) -> Index:
             path=path,
             hint="fetch them: a model is converted whole or not at all",
         )
-    return Index(path, weight_map, files, json_kinds.members(found, "metadata", path))
+    return Index(path, weight_map, files, metadata)
+
+
+def _parse(path: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
+    """weight_map and metadata of the index at `path`, line by line; what else it says is passed over."""
+    data, skipped = read_text(path)
+    walk = Walk(data, path, skipped, constants=True)
+    found: dict[str, Any] = {}
+    more = walk.enter("the index")
+    while more:
+        at, key = walk.key()
+        if key in found:
+            raise DuplicateError("a JSON key twice in one object", path=path, offset=skipped + at, found=key)
+        found[key] = _weight_map(walk) if key == "weight_map" else walk.value(key, MAX_INDEX_VALUE)
+        more = walk.more()
+    walk.finish()
+    return found.get("weight_map"), json_kinds.members(found, "metadata", path)
+
+
+def _weight_map(walk: Walk) -> dict[str, str]:
+    found: dict[str, str] = {}
+    files: dict[str, str] = {}
+    for at, name, file in walk.pairs("weight_map", MAX_INDEX_VALUE):
+        place = walk.offset + at
+        if name in found:
+            raise DuplicateError("a JSON key twice in one object", path=walk.path, offset=place, found=name)
+        if len(found) >= MAX_TENSORS:
+            raise OutOfRangeError("number of tensors", path=walk.path, offset=place, expected=f"≤ {MAX_TENSORS}")
+        found[name] = files.setdefault(file, file)
+    return found
 
 
 def _inside(name: str, path: str) -> str:
@@ -69,35 +99,47 @@ def _inside(name: str, path: str) -> str:
 
 def join_files(
     parts: Sequence[tuple[str, Mapping[str, TensorRef]]], index: Index | None
-) -> tuple[dict[str, TensorRef], tuple[str, ...]]:
+) -> tuple[Mapping[str, TensorRef], tuple[str, ...]]:
     """All tensors of the files `(path, tensors)` and what a user should know.
 
-    Raises DuplicateError (a tensor in two files); with an index also MissingError (listed, not there),
-    InconsistentError (in another file than listed) and UnexpectedTensorError (there, not listed).
+    Raises DuplicateError (a tensor in two files), OutOfRangeError (too many); with an index also MissingError (listed,
+    not there), InconsistentError (in another file than listed) and UnexpectedTensorError (there, not listed).
 
     A wrong `total_size` is told, not refused: it is copied from tool to tool, often wrong, and every tensor was found.
     """
-    joined: dict[str, TensorRef] = {}
+    table = joined([tensors for _, tensors in parts])
+    if len(table) > MAX_TENSORS:
+        raise OutOfRangeError("number of tensors", path=parts[0][0], found=len(table), expected=f"≤ {MAX_TENSORS}")
+    if len(parts) > 1 or index is not None:
+        home = _homes(parts)
+        if index is not None:
+            _compare(index, home)
+    return table, () if index is None else _total_note(index, sum(ref.nbytes for ref in table.values()))
+
+
+def _homes(parts: Sequence[tuple[str, Mapping[str, TensorRef]]]) -> dict[str, str]:
+    """Tensor → path of its file."""
     home: dict[str, str] = {}
     for path, tensors in parts:
-        for name, ref in tensors.items():
-            if name in joined:
+        for name in tensors:
+            if name in home:
                 raise DuplicateError(f"a tensor that {os.path.basename(home[name])} holds too", path=path, found=name)
-            joined[name], home[name] = ref, path
-    if index is None:
-        return joined, ()
+            home[name] = path
+    return home
+
+
+def _compare(index: Index, home: Mapping[str, str]) -> None:
     folder = os.path.dirname(index.path)
+    paths = {file: os.path.join(folder, file) for file in set(index.weight_map.values())}
     for name, file in index.weight_map.items():
-        wanted = os.path.join(folder, file)
-        if name not in joined:
-            raise MissingError(f"a tensor that {os.path.basename(index.path)} lists", path=wanted, expected=name)
-        if home[name] != wanted:
+        if name not in home:
+            raise MissingError(f"a tensor that {os.path.basename(index.path)} lists", path=paths[file], expected=name)
+        if home[name] != paths[file]:
             raise InconsistentError(f"the file of {name!r}", path=index.path, found=file, expected=home[name])
-    for name in joined:
-        if name not in index.weight_map:
-            hint = f"{os.path.basename(index.path)} belongs to another version of the files"
-            raise UnexpectedTensorError("a tensor that the index does not list", path=home[name], found=name, hint=hint)
-    return joined, _total_note(index, sum(ref.nbytes for ref in joined.values()))
+    if len(home) > len(index.weight_map):
+        name = next(name for name in home if name not in index.weight_map)
+        hint = f"{os.path.basename(index.path)} belongs to another version of the files"
+        raise UnexpectedTensorError("a tensor that the index does not list", path=home[name], found=name, hint=hint)
 
 
 def _total_note(index: Index, nbytes: int) -> tuple[str, ...]:

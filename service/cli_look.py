@@ -24,6 +24,7 @@ from ggferry.service.cli_common import (
     text_lines,
     whole_text,
 )
+from ggferry.service.terminal import print_json_object
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -40,10 +41,10 @@ def inspect(
     from ggferry.service.inspect import describe, lines
 
     checkpoint = open_checkpoint(file, arch)
-    facts = describe(checkpoint, full)
+    facts = describe(checkpoint, full, plain=False)
     checkpoint.close()
     if as_json:
-        print_json(facts)
+        print_json_object(facts)
     else:
         for line in lines(facts, full):
             tell(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -17,12 +17,14 @@ SHOWN_ITEMS = 8
 SHOWN_TEXT = 200
 
 
-def describe(checkpoint: Checkpoint, full: bool = False) -> dict[str, Any]:
+def describe(checkpoint: Checkpoint, full: bool = False, plain: bool = True) -> dict[str, Any]:
     """Container, family of the model and who runs it, header, hparams or metadata, vocabulary summary, tensors with
     type, shape, offset, bytes and spans.
 
     Shapes are outermost first. `full`: arrays and long texts of GGUF's metadata whole; a configuration always is.
+    `plain`: tensors as a list, which otherwise are made one by one.
     """
+    tensors = Rows(checkpoint.tensors)
     return {
         "container": checkpoint.container,
         "version": checkpoint.version,
@@ -35,7 +37,7 @@ def describe(checkpoint: Checkpoint, full: bool = False) -> dict[str, Any]:
         "header": strict(dict(checkpoint.header)),
         "metadata": {key: _value(value, full) for key, value in checkpoint.metadata.items()},
         "vocabulary": _vocabulary(checkpoint),
-        "tensors": [_tensor(ref) for ref in checkpoint.tensors.values()],
+        "tensors": list(tensors) if plain else tensors,
         "dropped": [{"name": d.ref.name, "reason": d.reason, "loses": d.loses} for d in checkpoint.dropped],
         "sidecars": {role: os.path.basename(path) for role, path in checkpoint.sidecars.items()},
         "notes": list(checkpoint.notes),
@@ -56,6 +58,22 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
     return {"architecture": graph.architecture.name, "runtimes": list(graph.runtimes)}
 
 
+class Rows(Sequence[dict[str, Any]]):
+    """What `describe` says of each tensor, made when it is asked for: a header may state half a million."""
+
+    def __init__(self, tensors: Mapping[str, TensorRef]) -> None:
+        self._tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(_tensor, self._tensors.values())
+
+    def __getitem__(self, place: Any) -> Any:
+        return list(self)[place]
+
+
 def _tensor(ref: TensorRef) -> dict[str, Any]:
     return {
         "name": ref.name,
@@ -70,21 +88,24 @@ def _tensor(ref: TensorRef) -> dict[str, Any]:
 def _value(value: Any, full: bool) -> Any:
     if not isinstance(value, Value):
         return strict(value)
+    if value.type is ValueType.STRING:
+        return {"type": "string", "value": _plain(value.data if full else value.first(SHOWN_TEXT + 1), full)}
     if value.type is not ValueType.ARRAY:
         return {"type": value.type.name.lower(), "value": _plain(value.data, full)}
-    items = value.data if full else value.data[:SHOWN_ITEMS]
+    items = value.data if full else value.first(SHOWN_ITEMS)
     return {
         "type": "array",
         "items": value.items.name.lower() if value.items is not None else None,
-        "length": len(value.data),
+        "length": len(value),
         "value": [_value(item, full) if isinstance(item, Value) else _plain(item, full) for item in items],
     }
 
 
 def _plain(item: Any, full: bool) -> Any:
     if isinstance(item, str):
-        item = item.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        return item if full or len(item) <= SHOWN_TEXT else item[:SHOWN_TEXT] + "…"
+        shown = item if full else item[: SHOWN_TEXT + 1]
+        shown = shown.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        return shown if full or len(shown) <= SHOWN_TEXT else shown[:SHOWN_TEXT] + "…"
     return strict(item)
 
 
@@ -92,7 +113,8 @@ def _vocabulary(checkpoint: Checkpoint) -> dict[str, Any] | None:
     tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, Value):
         model = checkpoint.metadata.get("tokenizer.ggml.model")
-        return {"tokens": len(tokens.data), "model": model.data if isinstance(model, Value) else None}
+        count = len(tokens) if tokens.type is ValueType.ARRAY else 0
+        return {"tokens": count, "model": model.data if isinstance(model, Value) else None}
     vocab = checkpoint.vocab
     if vocab is None:
         return None
@@ -134,9 +156,10 @@ def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
     yield from _table("metadata", ((key, short(value)) for key, value in facts["metadata"].items()))
     if facts["vocabulary"]:
         yield from _table("vocabulary", facts["vocabulary"].items())
-    tensors = facts["tensors"]
-    yield f"{len(tensors)} tensors, {sum(t['bytes'] for t in tensors):,} bytes"
-    width = max((len(printable(t["name"])) for t in tensors), default=0)
+    tensors, width, nbytes = facts["tensors"], 0, 0
+    for t in tensors:
+        width, nbytes = max(width, len(printable(t["name"]))), nbytes + t["bytes"]
+    yield f"{len(tensors)} tensors, {nbytes:,} bytes"
     for t in tensors:
         shape = "×".join(map(str, t["shape"]))
         parts = f"  in {len(t['spans'])} parts" if len(t["spans"]) > 1 else ""

@@ -121,7 +121,7 @@ GPT2_HEADER = HeaderLayout(
     header=Struct(
         "GPT-2 header",
         """
-        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of model/wte
+        n_vocab  i32  1..MAX_GGML_VOCAB  tokens, and rows of model/wte
         n_ctx    i32  1..            positions, and rows of model/wpe
         n_embd   i32  1..MAX_WIDTH   columns of model/wte
         n_head   i32  1..MAX_HEADS   query heads

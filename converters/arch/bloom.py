@@ -68,7 +68,7 @@ HEADER = HeaderLayout(
     header=Struct(
         "BLOOM header",
         """
-        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of tok_embeddings
+        n_vocab  i32  1..MAX_GGML_VOCAB  tokens, and rows of tok_embeddings
         n_embd   i32  1..MAX_WIDTH   columns of tok_embeddings
         n_mult   i32  1..MAX_WIDTH   1: left over from LLaMA
         n_head   i32  1..MAX_HEADS   query heads

@@ -73,7 +73,7 @@ ROLES = varied(
 )  # fmt: skip
 
 _TO_HEADS = """
-n_vocab      i32  1..MAX_VOCAB   tokens, and rows of the embedding
+n_vocab      i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
 n_embd       i32  1..MAX_WIDTH   columns of the embedding
 n_head       i32  1..MAX_HEADS   query heads
 """
@@ -83,7 +83,7 @@ _TYPE = "falcon_type  i32  1..MAX_LAYERS  7 or 40, from a key that newer configu
 _FTYPE = "ftype        i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide\n"
 _GGCC = """
 ftype        i32  0..19          LLAMA_FTYPE; the tensors' own types decide
-n_merges     i32  0..MAX_VOCAB   merges behind the vocabulary
+n_merges     i32  0..MAX_GGML_VOCAB  merges behind the vocabulary
 """
 HEADER = HeaderLayout(
     name="falcon",

@@ -56,7 +56,7 @@ HEADER = HeaderLayout(
     header=Struct(
         "GPT-J header",
         """
-        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_vocab  i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
         n_ctx    i32  1..            positions
         n_embd   i32  1..MAX_WIDTH   columns of the embedding
         n_head   i32  1..MAX_HEADS   query heads

@@ -53,7 +53,7 @@ HEADER = HeaderLayout(
     header=Struct(
         "GPT-NeoX header",
         """
-        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_vocab  i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
         n_ctx    i32  1..            positions
         n_embd   i32  1..MAX_WIDTH   columns of the embedding
         n_head   i32  1..MAX_HEADS   query heads
@@ -73,7 +73,7 @@ HEADER_2023_04 = HeaderLayout(
     header=Struct(
         "GPT-NeoX header of April and May 2023",
         """
-        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_vocab  i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
         n_ctx    i32  1..            positions
         n_embd   i32  1..MAX_WIDTH   columns of the embedding
         n_head   i32  1..MAX_HEADS   query heads

@@ -24,7 +24,7 @@ HEADER = HeaderLayout(
     header=Struct(
         "LLaMA header",
         """
-        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of tok_embeddings
+        n_vocab  i32  1..MAX_GGML_VOCAB  tokens, and rows of tok_embeddings
         n_embd   i32  1..MAX_WIDTH   columns of tok_embeddings
         n_mult   i32  1..MAX_WIDTH   n_ff was rounded up to a multiple of it
         n_head   i32  1..MAX_HEADS   query heads

@@ -85,7 +85,7 @@ HEADER = HeaderLayout(
         n_ctx          i32  1..            longest sequence it was trained on
         n_head         i32  1..MAX_HEADS   query heads
         n_layer        i32  1..MAX_LAYERS  blocks
-        n_vocab        i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_vocab        i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
         alibi_bias_max f32  0..1e6         largest slope of the biases, as a power of two
         clip_qkv       f32  0..1e30        limit of queries, keys and values; 0: none
         ftype          i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
@@ -105,7 +105,7 @@ REPLIT = HeaderLayout(
         n_ctx    i32  1..            longest sequence it was trained on
         n_head   i32  1..MAX_HEADS   query heads
         n_layer  i32  1..MAX_LAYERS  blocks
-        n_vocab  i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_vocab  i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
         ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
         """,
     ),

@@ -55,7 +55,7 @@ HEADER = HeaderLayout(
     header=Struct(
         "rwkv.cpp header",
         """
-        n_vocab  i32  1..MAX_VOCAB   rows of emb.weight
+        n_vocab  i32  1..MAX_GGML_VOCAB  rows of emb.weight
         n_embd   i32  1..MAX_WIDTH   columns of emb.weight
         n_layer  i32  1..MAX_LAYERS  blocks
         ftype    i32  0..9           rwkv.cpp's own number of the matrices' type

@@ -111,7 +111,7 @@ HEADER = HeaderLayout(
     header=Struct(
         "Whisper header",
         """
-        n_vocab        i32  1..MAX_VOCAB   tokens, and rows of the embedding
+        n_vocab        i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
         n_audio_ctx    i32  1..MAX_WIDTH   positions of the encoder
         n_audio_state  i32  1..MAX_WIDTH   width of the encoder
         n_audio_head   i32  1..MAX_HEADS   its heads

@@ -74,8 +74,8 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         for ref, offset in _walk(source, rank):
             if ref.name in tensors:
                 raise DuplicateError("a tensor stands twice", path=path, offset=offset, found=ref.name)
-            if len(tensors) >= limits.MAX_TENSORS:
-                raise OutOfRangeError("too many tensors", path=path, offset=offset, expected=limits.MAX_TENSORS)
+            if len(tensors) >= limits.MAX_GGML_TENSORS:
+                raise OutOfRangeError("too many tensors", path=path, offset=offset, expected=limits.MAX_GGML_TENSORS)
             tensors[ref.name] = ref
         _check_pairs(source, tensors)
     except BaseException:

@@ -7,13 +7,15 @@ as in v2, padding included (llama.cpp 6381d4e11 … #2821; ggml f03d74aa). Nothi
 from __future__ import annotations
 
 import re
+import struct
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.errors import (
+    CorruptError,
     DuplicateError,
     EncodingError,
     MissingError,
@@ -26,7 +28,7 @@ from ggferry.formats.errors import (
     UnsupportedTypeError,
     UnsupportedVersionError,
 )
-from ggferry.formats.fields import Cursor, Struct
+from ggferry.formats.fields import CODES, Cursor, Struct, size_of
 from ggferry.formats.gguf_shards import open_shards, shard_number, shortened
 from ggferry.formats.gguf_values import (
     ALIGNMENT_KEY,
@@ -39,8 +41,10 @@ from ggferry.formats.gguf_values import (
     align,
     is_alignment,
 )
+from ggferry.formats.packed import Flags, Numbers, Text, Texts, is_utf8
 from ggferry.formats.reader import HeaderLayout, Match, Reader, describe
 from ggferry.formats.sources import Source, open_source
+from ggferry.formats.tensor_table import TensorTable
 from ggferry.quant.codec import types_by_id
 from ggferry.quant.types import BlockError, BlockType
 
@@ -49,8 +53,8 @@ COUNTS = {
     version: Struct(
         f"GGUF v{version} header",
         f"""
-        tensor_count      {code} 0..MAX_TENSORS tensors in this file
-        metadata_kv_count {code} 0..MAX_KV      metadata keys
+        tensor_count      {code} 0..MAX_GGUF_TENSORS tensors in this file
+        metadata_kv_count {code} 0..MAX_KV           metadata keys
         """,
     )
     for version, code in ((1, "u32"), (2, "i64"), (3, "i64"))  # i64 as gguf.cpp reads them: -1 is shown as such
@@ -65,6 +69,9 @@ REMOVED_TYPES = {
     36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
 }  # fmt: skip
 LEGACY_MAGICS = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "ggla (a LoRA adapter)", b"ccgg": "ggcc"}
+
+LARGEST_ROW = 8 + limits.MAX_GGUF_NAME + 4 + 8 * limits.MAX_DIMS + 4 + 8  # bytes of a line of the tensor table
+LONG = 1 << 14  # bytes of a text that stays packed: chat templates are shorter, a tokenizer.json is not
 
 _KEY = re.compile(KEY_PATTERN)
 
@@ -104,22 +111,70 @@ def parse(source: Source, file: int = 0) -> Checkpoint:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Info:
-    """A line of the tensor table. `at`: where it stands; `offset`: of its data, relative to the data section."""
+class _Row(NamedTuple):
+    """A line of the tensor table. `offset`: of its data, relative to the data section; `end`: where the line ends in
+    the bytes it was read from."""
 
     name: str
     type: BlockType
     shape: tuple[int, ...]
-    nbytes: int
     offset: int
-    at: int
+    end: int
+
+
+class _Table:
+    """The bytes of a tensor table, read line by line as `version` and byte order say."""
+
+    def __init__(self, raw: bytes, version: int, big_endian: bool) -> None:
+        self.raw, self.types = raw, types_by_id()
+        mark, count = ">" if big_endian else "<", CODES[COUNT_CODES[version]]
+        self._length = struct.Struct(f"{mark}{count}")
+        self._dims = struct.Struct(f"{mark}I")
+        self._rest = {n: struct.Struct(f"{mark}{n}{count}IQ") for n in range(1, limits.MAX_DIMS + 1)}
+
+    def row(self, place: int) -> _Row | None:
+        """The line at byte `place`; None unless all is well with it."""
+        raw = self.raw
+        try:
+            begin = place + self._length.size
+            name_end = begin + self._length.unpack_from(raw, place)[0]
+            rest = self._rest[self._dims.unpack_from(raw, name_end)[0]]
+            *ne, type_id, offset = rest.unpack_from(raw, name_end + 4)
+            kind = self.types[type_id]
+            name = raw[begin:name_end].decode()
+        except (struct.error, KeyError, UnicodeDecodeError, OverflowError):
+            return None
+        if not (1 <= name_end - begin <= limits.MAX_GGUF_NAME and name.isprintable()):
+            return None
+        if min(ne) < 1 or max(ne) > limits.MAX_DIM or ne[0] % kind.elements:
+            return None
+        return _Row(name, kind, tuple(ne[::-1]), offset, name_end + 4 + rest.size)
+
+    def name(self, place: int) -> str:
+        """The name in a line that was found to be well."""
+        begin = place + self._length.size
+        return self.raw[begin : begin + self._length.unpack_from(self.raw, place)[0]].decode()
+
+    def known(self, place: int) -> _Row:
+        """`row` of a line that was found to be well."""
+        row = self.row(place)
+        assert row is not None
+        return row
+
+
+def _ref(table: _Table, place: int, file: int, start: int, big_endian: bool) -> TensorRef:
+    row = table.known(place)
+    span = Span(file, start + row.offset, row.shape)
+    return TensorRef(row.name, row.type, row.shape, (span,), big_endian=big_endian)
 
 
 class _Parser:
     def __init__(self, source: Source) -> None:
         self.notes: list[str] = []
         self.undecodable: list[str] = []
+        self.mixed_case: list[str] = []
+        self.alignment = DEFAULT_ALIGNMENT
+        self.nested = 0
         self.version, big_endian = _version(source)
         self.cursor = Cursor(source, 8, big_endian)
         self.count_code = COUNT_CODES[self.version]
@@ -130,20 +185,19 @@ class _Parser:
     def checkpoint(self, file: int) -> Checkpoint:
         cursor = self.cursor
         metadata = self.metadata()
-        alignment = self.alignment(metadata)
+        self.alignment = self.stated_alignment(metadata)
         self.header["tensor_info_offset"] = cursor.offset
-        infos = self.infos()
-        start = self.data_offset(alignment, bool(infos))
+        table, places, spans = self.table()
+        start = self.data_offset(bool(places))
         self.header["data_offset"] = start
-        self.check_spans(infos, start, alignment)
-        self.check_architecture(metadata, bool(infos) and not file)
+        self.check_spans(table, places, spans, start)
+        self.check_architecture(metadata, bool(places) and not file)
+        if self.mixed_case:
+            self.notes.append(f"metadata keys that are not lower case: {shortened(self.mixed_case)}")
         if self.undecodable:
             self.notes.append(f"not UTF-8, kept byte for byte: {shortened(self.undecodable)}")
         big = cursor.big_endian
-        tensors = {
-            i.name: TensorRef(i.name, i.type, i.shape, (Span(file, start + i.offset, i.shape),), big_endian=big)
-            for i in infos
-        }
+        tensors = TensorTable(places, lambda place: _ref(table, place, file, start, big), table.name)
         return Checkpoint(
             container="gguf",
             version=self.version,
@@ -153,7 +207,7 @@ class _Parser:
             metadata=metadata,
             era=ERAS[self.version],
             big_endian=big,
-            alignment=alignment,
+            alignment=self.alignment,
             notes=tuple(self.notes),
         )
 
@@ -176,12 +230,12 @@ class _Parser:
         cursor = self.cursor
         at = cursor.offset
         size = cursor.integer(self.count_code, "length of a metadata key", 1, limits.MAX_KEY)
-        raw = cursor.take(size, "a metadata key")
+        raw = self.take(size, "a metadata key")
         key = raw.decode("ascii", "replace")
         if not _KEY.fullmatch(key):
             raise cursor.error(EncodingError, "metadata key", at, found=raw, expected="lower_snake_case.parts in ASCII")
         if key != key.lower():
-            self.notes.append(f"metadata key {key!r} is not lower case")
+            self.mixed_case.append(key)
         return key
 
     def value_type(self, what: str) -> ValueType:
@@ -197,51 +251,75 @@ class _Parser:
         if kind in NUMBER_CODES:
             return Value(kind, cursor.number(NUMBER_CODES[kind], f"value of {key!r}"))
         if kind is ValueType.BOOL:
-            return Value(kind, self.bools(key, 1)[0])
+            return Value(kind, self.flags(key, 1).all()[0])
         if kind is ValueType.STRING:
-            raw = cursor.string(self.count_code, f"value of {key!r}", limits.MAX_STRING)
-            return Value(kind, self.texts(key, [raw])[0])
+            return Value(kind, self.text(key))
         if depth == limits.MAX_ARRAY_DEPTH:
             raise cursor.error(OutOfRangeError, f"nesting of arrays in {key!r}", found=depth + 1, expected=f"≤ {depth}")
-        return self.array(key, depth + 1)
+        return self.array_of(key, depth + 1)
 
-    def array(self, key: str, depth: int) -> Value:
+    def array_of(self, key: str, depth: int) -> Value:
         cursor = self.cursor
         items = self.value_type(f"element type of {key!r}")
         count = cursor.integer(self.count_code, f"length of {key!r}", 0, limits.MAX_ARRAY)
-        data: Sequence[Any]
         if items in NUMBER_CODES:
-            data = cursor.numbers(NUMBER_CODES[items], count, f"elements of {key!r}")
-        elif items is ValueType.BOOL:
-            data = self.bools(key, count)
-        elif items is ValueType.STRING:
-            label = f"element of {key!r}"
-            data = self.texts(key, cursor.strings(count, self.count_code, label, limits.MAX_STRING))
-        else:
-            if depth == 1:
-                self.notes.append(f"{key!r} is an array of arrays: the specification allows it, llama.cpp refuses it")
-            cursor.require(count * (8 if self.version == 1 else 12), f"elements of {key!r}")
-            data = [self.value(key, items, depth) for _ in range(count)]
-        return Value(ValueType.ARRAY, tuple(data), items)
+            code = NUMBER_CODES[items]
+            raw = self.take(count * size_of(code), f"elements of {key!r}")
+            return Value(ValueType.ARRAY, Numbers(raw, code, cursor.big_endian), items)
+        if items is ValueType.BOOL:
+            return Value(ValueType.ARRAY, self.flags(key, count), items)
+        if items is ValueType.STRING:
+            return Value(ValueType.ARRAY, self.texts(key, count), items)
+        return Value(ValueType.ARRAY, self.arrays(key, count, depth), items)
 
-    def bools(self, key: str, count: int) -> tuple[bool, ...]:
+    def arrays(self, key: str, count: int, depth: int) -> tuple[Value, ...]:
+        if depth == 1:
+            self.notes.append(f"{key!r} is an array of arrays: the specification allows it, llama.cpp refuses it")
+        self.cursor.require(count * (8 if self.version == 1 else 12), f"elements of {key!r}")
+        self.nested += count
+        if self.nested > limits.MAX_NESTED:
+            limit = f"≤ {limits.MAX_NESTED} in a file"
+            raise self.cursor.error(OutOfRangeError, f"arrays in {key!r}", found=self.nested, expected=limit)
+        return tuple([self.value(key, ValueType.ARRAY, depth) for _ in range(count)])
+
+    def take(self, size: int, what: str) -> bytes:
+        """The next `size` bytes, if they are still a header. Raises OutOfRangeError, TruncatedError."""
+        found, limit = self.cursor.offset + size, limits.MAX_GGUF_HEADER
+        if found > limit:
+            self.cursor.require(size, what)
+            raise self.cursor.error(
+                OutOfRangeError, f"size of the header, with {what}", found=found, expected=f"≤ {limit}"
+            )
+        return self.cursor.take(size, what)
+
+    def flags(self, key: str, count: int) -> Flags:
         at = self.cursor.offset
-        raw = self.cursor.take(count, f"value of {key!r}")
+        raw = self.take(count, f"value of {key!r}")
         if raw.translate(None, b"\0\1"):
             index = next(i for i, byte in enumerate(raw) if byte > 1)
             raise self.cursor.error(
                 OutOfRangeError, f"boolean in {key!r}", at + index, found=raw[index], expected="0 or 1"
             )
-        return tuple(map(bool, raw))
+        return Flags(raw)
 
-    def texts(self, key: str, raw: list[bytes]) -> list[str]:
-        try:
-            return [item.decode() for item in raw]
-        except UnicodeDecodeError:
+    def text(self, key: str) -> str | Text:
+        """A string, packed where it is long."""
+        what = f"value of {key!r}"
+        size = self.cursor.integer(self.count_code, f"length of {what}", 0, limits.MAX_STRING)
+        raw = self.take(size, what)
+        if not is_utf8(raw):
             self.undecodable.append(key)
-            return [item.decode(errors="surrogateescape") for item in raw]
+        return Text(raw) if size > LONG else Text(raw).all()
 
-    def alignment(self, metadata: Mapping[str, Value]) -> int:
+    def texts(self, key: str, count: int) -> Texts:
+        room = limits.MAX_GGUF_HEADER - self.cursor.offset
+        raw, short = self.cursor.string_run(count, self.count_code, f"element of {key!r}", limits.MAX_STRING, room)
+        found = Texts(raw, count, self.count_code, self.cursor.big_endian)
+        if not found.are_utf8(short):
+            self.undecodable.append(key)
+        return found
+
+    def stated_alignment(self, metadata: Mapping[str, Value]) -> int:
         value = metadata.get(ALIGNMENT_KEY)
         if value is None:
             return DEFAULT_ALIGNMENT
@@ -259,39 +337,46 @@ class _Parser:
             self.notes.append(f"alignment {alignment}: {rule}")
         return alignment
 
-    def infos(self) -> list[_Info]:
-        count = self.header["tensor_count"]
+    def table(self) -> tuple[_Table, array[int], list[tuple[int, int]]]:
+        """The tensor table, where in its bytes each line begins, and offset and size of each tensor's data."""
+        cursor, count = self.cursor, self.header["tensor_count"]
         smallest = 25 if self.version == 1 else 33  # name of one byte, one dimension
-        self.cursor.require(count * smallest, f"{count} lines of the tensor table")
-        types = types_by_id()
+        cursor.require(count * smallest, f"{count} lines of the tensor table")
+        start = cursor.offset
+        raw = cursor.source.read(start, min(count * LARGEST_ROW, cursor.remaining))
+        table = _Table(raw, self.version, cursor.big_endian)
         names: set[str] = set()
-        infos = []
+        places, spans, at = array("I"), list[tuple[int, int]](), 0
         for number in range(count):
-            info = self.info(number, types)
-            if info.name in names:
-                raise self.cursor.error(DuplicateError, f"tensor name {info.name!r} a second time", info.at)
-            names.add(info.name)
-            infos.append(info)
-        return infos
+            row = table.row(at) or self.refused(number, start + at)
+            if row.name in names:
+                raise cursor.error(DuplicateError, f"tensor name {row.name!r} a second time", start + at)
+            names.add(row.name)
+            places.append(at)
+            spans.append((row.offset, row.type.nbytes(row.shape)))
+            at = row.end
+        table.raw = raw[:at]
+        cursor.skip(at, "the tensor table")
+        return table, places, spans
 
-    def info(self, number: int, types: Mapping[int, BlockType]) -> _Info:
-        cursor, at = self.cursor, self.cursor.offset
-        name = self.tensor_name(number)
-        what = f"tensor {number} {name!r}"
+    def refused(self, number: int, at: int) -> NoReturn:
+        """Read line `number`, which is at `at`, field by field, and raise the error of the first that is wrong."""
+        cursor = self.cursor = Cursor(self.cursor.source, at, self.cursor.big_endian)
+        what = f"tensor {number} {self.tensor_name(number)!r}"
         n_dims = cursor.integer("u32", f"{what}: number of dimensions", 1, limits.MAX_DIMS)
         code = self.count_code
         ne = [cursor.integer(code, f"{what}: dimension {i}", 1, limits.MAX_DIM) for i in range(n_dims)]
         place = cursor.offset
         type_id = cursor.integer("u32", f"{what}: type")
-        kind = types.get(type_id)
+        kind = types_by_id().get(type_id)
         if kind is None:
             raise self.unknown_type(what, type_id, place)
-        shape = tuple(reversed(ne))
         try:
-            nbytes = kind.nbytes(shape)
+            kind.nbytes(tuple(reversed(ne)))
         except BlockError as error:
             raise cursor.error(ShapeError, f"{what}: {error}", at) from None
-        return _Info(name, kind, shape, nbytes, cursor.integer("u64", f"{what}: offset"), at)
+        cursor.integer("u64", f"{what}: offset")
+        raise cursor.error(CorruptError, what, at)
 
     def tensor_name(self, number: int) -> str:
         cursor, at = self.cursor, self.cursor.offset
@@ -318,9 +403,9 @@ class _Parser:
             hint="quantise the original model again",
         )
 
-    def data_offset(self, alignment: int, has_data: bool) -> int:
+    def data_offset(self, has_data: bool) -> int:
         """Passes over the padding behind the tensor table. Without tensors a file may end before it (gguf-py)."""
-        start = align(self.cursor.offset, alignment)
+        start = align(self.cursor.offset, self.alignment)
         size = start - self.cursor.offset
         if not has_data:
             size = min(size, self.cursor.remaining)
@@ -328,34 +413,35 @@ class _Parser:
             self.notes.append("the padding behind the tensor table is not zero")
         return start
 
-    def check_spans(self, infos: list[_Info], start: int, alignment: int) -> None:
+    def check_spans(self, table: _Table, places: Sequence[int], spans: list[tuple[int, int]], start: int) -> None:
         """The data section must be covered by the tensors, each padded, without overlap, gap or remainder."""
-        ordered = sorted(infos, key=lambda info: info.offset)
-        if ordered != infos:
+        order = sorted(range(len(spans)), key=spans.__getitem__)
+        if any(number != row for number, row in enumerate(order)):
             self.notes.append("the tensor table is not in the order of the data, which ggml refuses")
-        size, end, last = self.cursor.source.size, 0, "the start of the data"
-        for info in ordered:
-            if info.offset != end:
-                raise self.misplaced(info, end, last, alignment)
-            if start + info.offset + info.nbytes > size:
-                message = f"the file ends inside tensor {info.name!r}"
-                at = min(start + info.offset, size)
-                found = f"{size - at} bytes"
-                raise self.cursor.error(TruncatedError, message, at, found, f"{info.nbytes} bytes")
-            end, last = align(info.offset + info.nbytes, alignment), repr(info.name)
+        size, end, last = self.cursor.source.size, 0, -1
+        for number in order:
+            offset, nbytes = spans[number]
+            if offset != end:
+                before = "the start of the data" if last < 0 else repr(table.known(places[last]).name)
+                raise self.misplaced(table.known(places[number]), places[number], end, before)
+            if start + offset + nbytes > size:
+                message = f"the file ends inside tensor {table.known(places[number]).name!r}"
+                at = min(start + offset, size)
+                raise self.cursor.error(TruncatedError, message, at, f"{size - at} bytes", f"{nbytes} bytes")
+            end, last = align(offset + nbytes, self.alignment), number
         if size > start + end:
             message, found = "bytes that no tensor claims", f"{size - start - end} bytes"
             raise self.cursor.error(TrailingBytesError, message, start + end, found, "the end of the file")
-        if ordered and size < start + end:
+        if order and size < start + end:
             self.notes.append("the padding behind the last tensor is missing")
 
-    def misplaced(self, info: _Info, end: int, last: str, alignment: int) -> OverlapError:
-        if info.offset % alignment:
-            fault = f"is not aligned to {alignment}"
+    def misplaced(self, row: _Row, place: int, end: int, before: str) -> OverlapError:
+        if row.offset % self.alignment:
+            fault = f"is not aligned to {self.alignment}"
         else:
-            fault = f"overlaps {last}" if info.offset < end else f"leaves a gap behind {last}"
-        message = f"data of tensor {info.name!r} {fault}: offset"
-        return self.cursor.error(OverlapError, message, info.at, found=info.offset, expected=end)
+            fault = f"overlaps {before}" if row.offset < end else f"leaves a gap behind {before}"
+        message, at = f"data of tensor {row.name!r} {fault}: offset", self.header["tensor_info_offset"] + place
+        return self.cursor.error(OverlapError, message, at, found=row.offset, expected=end)
 
     def check_architecture(self, metadata: Mapping[str, Value], required: bool) -> None:
         """Required by the specification; what is not a model (`general.type` imatrix) and later shards lack it."""

@@ -6,9 +6,9 @@ One file is read by `formats.torch_file`, imported when there is one. Older stre
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnknownFormatError, UnsafePickleError, UnsupportedError
 from ggferry.formats.folder import (
     META,
@@ -72,6 +72,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     config, remarks = configuration(weights, beside)
     parts, layout = [(source.path, held.tensors) for source, held in zip(files, contents, strict=True)], None
     dropped = tuple(each for held in contents for each in held.dropped)
+    tensors: Mapping[str, TensorRef]
     told: tuple[str, ...] = ()
     if weights.container == META:
         tensors, copies, layout = join_parts([f.path for f in files], [part for _, part in parts], layouts, config)

@@ -8,12 +8,15 @@ forbids and the library accepts, is accepted and told.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.errors import (
+    DuplicateError,
     EncodingError,
     InconsistentError,
     OutOfRangeError,
@@ -32,12 +35,24 @@ from ggferry.formats.folder import (
     refuse_foreign,
     sidecars,
 )
-from ggferry.formats.json_text import BOM, parse_json
-from ggferry.formats.limits import MAX_DIM, MAX_JSON, MAX_NAME, MAX_RANK, MAX_TENSORS
+from ggferry.formats.json_parse import SPACE, pattern
+from ggferry.formats.json_text import BOM
+from ggferry.formats.json_walk import Walk
+from ggferry.formats.limits import (
+    MAX_DIM,
+    MAX_JSON,
+    MAX_METADATA,
+    MAX_METADATA_KEYS,
+    MAX_NAME,
+    MAX_RANK,
+    MAX_TENSORS,
+)
 from ggferry.formats.reader import HEAD_BYTES, HeaderLayout, Match, Reader
 from ggferry.formats.shard_index import join_files, read_index
 from ggferry.formats.sources import Source, open_source
+from ggferry.formats.tensor_table import TensorTable
 from ggferry.quant.codec import block_type
+from ggferry.quant.types import BlockType
 
 CONTAINER = "safetensors"
 PREFIX = 8  # bytes of the header's length, u64 little-endian
@@ -49,13 +64,36 @@ TYPES = frozenset(
 )
 NOT_CARRIED = frozenset({"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"})
 FIELDS = frozenset({"dtype", "shape", "data_offsets"})
+METADATA = "__metadata__"
+MAX_LINE = 1 << 14  # bytes of a tensor's fields: 64 axes and two offsets of 20 digits each are 1,500
+
+_SIZE = b"(?:0|[1-9][0-9]{0,19})"
+_PLAIN = (
+    rb'~"([^"\\\x00-\x1f]{1,NAME})"~:~\{~"dtype"~:~"([A-Z0-9_]+)"~,~"shape"~:~\[~((?:#(?:~,~#){0,AXES}+)?+)~\]~,'
+    rb'~"data_offsets"~:~\[~(#)~,~(#)~\]~\}'.replace(b"NAME", b"%d" % MAX_NAME)
+    .replace(b"AXES", b"%d" % (MAX_RANK - 1))
+    .replace(b"~", SPACE)
+    .replace(b"#", _SIZE)
+)
+"""A line as `safetensors` itself and everybody else writes it: `~` is white space, `#` a number."""
+
+
+class _Line(NamedTuple):
+    """What the header says of one tensor; `behind`: the place behind it."""
+
+    name: str
+    type: BlockType
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    behind: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
     """What one file's header says."""
 
-    tensors: dict[str, TensorRef]
+    tensors: TensorTable
     metadata: Mapping[str, str]
     notes: tuple[str, ...]
 
@@ -115,93 +153,183 @@ def read_table(source: Source, file: int = 0) -> _Table:
     text = source.read(PREFIX, length)
     if text.startswith(BOM):
         raise EncodingError("a byte-order mark before the header", path=source.path, offset=PREFIX)
-    table = parse_json(text, source.path, PREFIX)
-    if not isinstance(table, dict):
-        raise InconsistentError("header", path=source.path, offset=PREFIX, found=type(table).__name__, expected="{…}")
+    header = _Header(text, source.path)
+    header.read()
     notes = () if text.startswith(b"{") else (f"{source.path}: whitespace before the header, against the format",)
-    metadata = _metadata(table.pop("__metadata__", None), source.path)
-    if len(table) > MAX_TENSORS:
-        raise OutOfRangeError("number of tensors", path=source.path, found=len(table), expected=f"≤ {MAX_TENSORS}")
-    entries = [_Entry(source.path, text, name, fields) for name, fields in table.items()]
-    entries.sort(key=lambda entry: (entry.begin, entry.end))
-    _check_cover(entries, source, PREFIX + length)
-    tensors = {entry.name: entry.ref(file, PREFIX + length) for entry in entries}
-    return _Table(tensors, metadata, notes)
+    data = PREFIX + length
+    places = header.in_order()
+    header.check_cover(places, source.size - data)
+
+    def ref(row: int) -> TensorRef:
+        line = header.line(header.places[row])
+        return TensorRef(line.name, line.type, line.shape, (Span(file, data + line.begin, line.shape),))
+
+    def name(row: int) -> str:
+        return header.name(header.places[row])
+
+    return _Table(TensorTable(places, ref, name), header.metadata, notes)
 
 
-def _metadata(found: Any, path: str) -> dict[str, str]:
-    if found is None:
-        return {}
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise InconsistentError("__metadata__", path=path, offset=PREFIX, found=found, expected="strings to strings")
-    return found
+class _Header:
+    """The JSON of a header, line by line. `places`, `begins`, `ends`: of each tensor, where its line stands and the
+    range of its data; of a million lines nothing else is kept."""
 
+    def __init__(self, text: bytes, path: str) -> None:
+        self.text, self.path = text, path
+        self.walk = Walk(text, path, PREFIX)
+        self.metadata: dict[str, str] = {}
+        self.places, self.begins, self.ends = array("I"), array("Q"), array("Q")
+        self._match = pattern(_PLAIN).match
+        self.types = {name.encode(): block_type(name) for name in TYPES}
 
-class _Entry:
-    """One line of the header, checked by itself."""
+    def read(self) -> None:
+        """Every line once. Raises at the first that is wrong."""
+        walk, names, told = self.walk, set[str](), False
+        more = walk.enter("header")
+        while more:
+            place = walk.pos
+            line = self._plain(place)
+            if line is None or not _is_well(line):
+                at, key = walk.key()
+                if key == METADATA:
+                    if told:
+                        raise DuplicateError("a JSON key twice in one object", **self._place(at), found=key)
+                    told = True
+                    self._read_metadata(at)
+                    more = walk.more()
+                    continue
+                line = self._careful(at, key)
+            if line.name in names:
+                raise DuplicateError("a JSON key twice in one object", **self._place(place), found=line.name)
+            names.add(line.name)
+            self._add(place, line)
+            walk.pos = line.behind
+            more = walk.more()
+        walk.finish()
 
-    def __init__(self, path: str, header: bytes, name: str, fields: Any) -> None:
-        self.path, self.header, self.name = path, header, name
+    def line(self, place: int) -> _Line:
+        """The line at `place`, which `read` found to be well."""
+        line = self._plain(place)
+        if line is None:
+            self.walk.pos = place
+            line = self._careful(*self.walk.key())
+        return line
+
+    def _plain(self, place: int) -> _Line | None:
+        """The line at `place`, if it is written as everybody does."""
+        match = self._match(self.text, place)
+        if match is None:
+            return None
+        name, dtype, sizes, begin, end = match.groups()
+        try:
+            shape = tuple(map(int, sizes.split(b","))) if sizes else ()
+            return _Line(name.decode(), self.types[dtype], shape, int(begin), int(end), match.end())
+        except (KeyError, UnicodeDecodeError):
+            return None
+
+    def name(self, place: int) -> str:
+        """The name in the line at `place`, which `read` found to be well."""
+        self.walk.pos = place
+        return self.walk.key()[1]
+
+    def _careful(self, at: int, name: str) -> _Line:
+        """The line at `at` whose key was read, field by field. Raises the error of the first that is wrong."""
+        place = self._place(at)
         if not 0 < len(name.encode()) <= MAX_NAME:
-            raise OutOfRangeError("length of a tensor's name", **self.place(), expected=f"1 to {MAX_NAME} bytes")
+            raise OutOfRangeError("length of a tensor's name", **place, expected=f"1 to {MAX_NAME} bytes")
+        fields = self.walk.value(f"fields of {name[:80]!r}", MAX_LINE)
         if not isinstance(fields, dict) or fields.keys() != FIELDS:
-            raise InconsistentError(f"fields of {name!r}", **self.place(), found=fields, expected=sorted(FIELDS))
-        self.type = self._type(fields["dtype"])
-        shape = self._sizes("shape", fields["shape"])
+            raise InconsistentError(f"fields of {name!r}", **place, found=fields, expected=sorted(FIELDS))
+        kind = _type(name, fields["dtype"], place)
+        shape = _sizes(f"shape of {name!r}", fields["shape"], place)
         if len(shape) > MAX_RANK or any(size > MAX_DIM for size in shape):
             raise OutOfRangeError(
-                f"shape of {name!r}", **self.place(), found=shape, expected=f"≤ {MAX_RANK} axes of ≤ {MAX_DIM}"
+                f"shape of {name!r}", **place, found=shape[:MAX_RANK], expected=f"≤ {MAX_RANK} axes of ≤ {MAX_DIM}"
             )
-        self.shape = shape
-        offsets = self._sizes("data_offsets", fields["data_offsets"])
+        offsets = _sizes(f"data_offsets of {name!r}", fields["data_offsets"], place)
         if len(offsets) != 2 or offsets[0] > offsets[1]:
-            raise OutOfRangeError(f"data_offsets of {name!r}", **self.place(), found=offsets, expected="[begin, end]")
-        self.begin, self.end = offsets
-        if self.type.nbytes(shape) != self.end - self.begin:
-            raise ShapeError(
-                f"bytes of {name!r}, {self.type} {list(shape)}",
-                **self.place(),
-                found=self.end - self.begin,
-                expected=self.type.nbytes(shape),
-            )
+            raise OutOfRangeError(f"data_offsets of {name!r}", **place, found=offsets, expected="[begin, end]")
+        begin, end = offsets
+        if kind.nbytes(shape) != end - begin:
+            message = f"bytes of {name!r}, {kind} {list(shape)}"
+            raise ShapeError(message, **place, found=end - begin, expected=kind.nbytes(shape))
+        return _Line(name, kind, shape, begin, end, self.walk.pos)
 
-    def place(self) -> dict[str, Any]:
-        """Path, and offset of the name where it stands plainly in the header."""
-        return {"path": self.path, "offset": PREFIX + max(0, self.header.find(b'"' + self.name.encode() + b'"'))}
+    def _add(self, place: int, line: _Line) -> None:
+        if len(self.places) >= MAX_TENSORS:
+            raise OutOfRangeError("number of tensors", **self._place(place), expected=f"≤ {MAX_TENSORS}")
+        if line.end >= 1 << 63:
+            raise OverlapError(f"{line.name!r} ends beyond any file", **self._place(place), found=line.end)
+        self.places.append(place)
+        self.begins.append(line.begin)
+        self.ends.append(line.end)
 
-    def ref(self, file: int, data: int) -> TensorRef:
-        return TensorRef(self.name, self.type, self.shape, (Span(file, data + self.begin, self.shape),))
+    def _read_metadata(self, at: int) -> None:
+        """`__metadata__`, an object of strings or null."""
+        walk, size = self.walk, 0
+        if self.text.startswith(b"null", walk.pos):
+            walk.pos += 4
+            return
+        for place, key, value in walk.pairs(METADATA, MAX_METADATA):
+            size += len(key) + len(value)
+            if size > MAX_METADATA or len(self.metadata) >= MAX_METADATA_KEYS:
+                limit = f"≤ {MAX_METADATA_KEYS} keys in ≤ {MAX_METADATA} characters"
+                raise OutOfRangeError(f"size of {METADATA}", **self._place(place), found=size, expected=limit)
+            if key in self.metadata:
+                raise DuplicateError("a JSON key twice in one object", **self._place(place), found=key)
+            self.metadata[key] = value
 
-    def _type(self, name: Any) -> Any:
-        if isinstance(name, str) and name in TYPES:
-            return block_type(name)
-        known = isinstance(name, str) and name in NOT_CARRIED
-        words = "a type that ggferry does not carry" if known else "an unknown type"
-        raise UnsupportedTypeError(f"{self.name!r} has {words}", **self.place(), found=name, expected=sorted(TYPES))
+    def in_order(self) -> Sequence[int]:
+        """The numbers of the lines in the order of their data."""
+        rows = range(len(self.places))
+        pairs = zip(self.begins, self.ends, strict=True)
+        if all(before <= after for before, after in pairwise(pairs)):
+            return rows
+        return array("I", sorted(sorted(rows, key=self.ends.__getitem__), key=self.begins.__getitem__))
 
-    def _sizes(self, field: str, found: Any) -> tuple[int, ...]:
-        if not isinstance(found, list) or not all(type(size) is int and size >= 0 for size in found):
-            raise OutOfRangeError(
-                f"{field} of {self.name!r}", **self.place(), found=found, expected="a list of whole numbers ≥ 0"
-            )
-        return tuple(found)
+    def check_cover(self, order: Sequence[int], held: int) -> None:
+        """Every one of the `held` bytes of data belongs to exactly one tensor: no hole, no overlap, nothing before or
+        behind."""
+        end, data = 0, PREFIX + len(self.text)
+        for row in order:
+            if (begin := self.begins[row]) != end:
+                words = "begins inside another tensor" if begin < end else "leaves a hole before it"
+                place = self.places[row]
+                name = self.line(place).name
+                raise OverlapError(f"{name!r} {words}", **self._place(place), found=begin, expected=end)
+            end = self.ends[row]
+        if end > held:
+            message = "the file ends inside its tensors"
+            raise TruncatedError(message, path=self.path, offset=data + held, found=held, expected=end)
+        if end < held:
+            message = "bytes follow the last tensor"
+            raise TrailingBytesError(message, path=self.path, offset=data + end, found=held - end)
+
+    def _place(self, at: int) -> dict[str, Any]:
+        """Path, and offset of the line at `at`, for an error."""
+        head = self.text[at : at + 64]
+        return {"path": self.path, "offset": PREFIX + at + len(head) - len(head.lstrip(b" \t\r\n"))}
 
 
-def _check_cover(entries: Sequence[_Entry], source: Source, data: int) -> None:
-    """Every byte of the data belongs to exactly one tensor: no hole, no overlap, nothing before or behind."""
-    end = 0
-    for entry in entries:
-        if entry.begin != end:
-            words = "begins inside another tensor" if entry.begin < end else "leaves a hole before it"
-            raise OverlapError(f"{entry.name!r} {words}", **entry.place(), found=entry.begin, expected=end)
-        end = entry.end
-    held = source.size - data
-    if end > held:
-        raise TruncatedError(
-            "the file ends inside its tensors", path=source.path, offset=source.size, found=held, expected=end
-        )
-    if end < held:
-        raise TrailingBytesError("bytes follow the last tensor", path=source.path, offset=data + end, found=held - end)
+def _is_well(line: _Line) -> bool:
+    shape = line.shape
+    if line.name == METADATA or (shape and max(shape) > MAX_DIM):
+        return False
+    return line.type.nbytes(shape) == line.end - line.begin
+
+
+def _type(name: str, found: Any, place: Mapping[str, Any]) -> BlockType:
+    if isinstance(found, str) and found in TYPES:
+        return block_type(found)
+    known = isinstance(found, str) and found in NOT_CARRIED
+    words = "a type that ggferry does not carry" if known else "an unknown type"
+    raise UnsupportedTypeError(f"{name!r} has {words}", **place, found=found, expected=sorted(TYPES))
+
+
+def _sizes(what: str, found: Any, place: Mapping[str, Any]) -> tuple[int, ...]:
+    if not isinstance(found, list) or not all(type(size) is int and size >= 0 for size in found):
+        raise OutOfRangeError(what, **place, found=found, expected="a list of whole numbers ≥ 0")
+    return tuple(found)
 
 
 SPEC = Reader(CONTAINER, probe, open_checkpoint)

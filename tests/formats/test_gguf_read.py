@@ -189,7 +189,7 @@ def test_accepted_with_a_note(tmp_path: Path) -> None:
     assert open_gguf(str(path)).notes == ("the padding behind the last tensor is missing",)
 
     path = write(tmp_path / "upper.gguf", {**LLAMA, "tokenizer.chat_template.RAG": string("x")})
-    assert open_gguf(str(path)).notes == ("metadata key 'tokenizer.chat_template.RAG' is not lower case",)
+    assert open_gguf(str(path)).notes == ("metadata keys that are not lower case: tokenizer.chat_template.RAG",)
 
     path = write(tmp_path / "order.gguf")
     layout = lay_out(LLAMA, [("a", F32, (2, 3)), ("b", Q8_0, (1, 64))])

@@ -152,8 +152,8 @@ G_LIST = {
     "G13 one tensor too many": (replace(GOOD, n_tensors=3), e.CorruptError),
     "G14 one tensor too few": (replace(GOOD, n_tensors=1), e.CorruptError),
     "G15 2e9 keys": (replace(GOOD, n_kv=2 * 10**9), e.OutOfRangeError),
-    "G15 100 000 keys in 200 bytes": (replace(GOOD, n_kv=100_000), e.TruncatedError),
-    "G15 a million tensors in 300 bytes": (replace(GOOD, n_tensors=10**6), e.TruncatedError),
+    "G15 10 000 keys in 200 bytes": (replace(GOOD, n_kv=10_000), e.TruncatedError),
+    "G15 60 000 tensors in 300 bytes": (replace(GOOD, n_tensors=60_000), e.TruncatedError),
     "G16 key of 2^63 bytes": (replace(GOOD, kvs=(text(b"k", 1 << 63) + bytes(5),)), e.OutOfRangeError),
     "G16 key of 65535 bytes in a short file": (replace(GOOD, kvs=(text(b"k", 65535) + bytes(5),)), e.TruncatedError),
     "G17 empty key": (GOOD.with_kv(kv(b"", U8, b"\0")), e.OutOfRangeError),
@@ -269,7 +269,7 @@ def test_accepted(name: str, tmp_path: Path) -> None:
 def test_messages_name_place_value_and_limit(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     for made, words in (
-        (replace(GOOD, n_kv=M1), ["m.gguf@0x10", "metadata_kv_count", "found -1", "expected 0..131072"]),
+        (replace(GOOD, n_kv=M1), ["m.gguf@0x10", "metadata_kv_count", "found -1", "expected 0..16384"]),
         (one((4,), 36), ["IQ4_NL_4_4", "removed", "quantise the original model again"]),
         (replace(GOOD, magic=b"tjgg"), ["GGJT", "expected the magic GGUF"]),
         (replace(GOOD, data=GOOD.data[:-1]), ["b.weight", "found 95 bytes", "expected 96 bytes"]),
