@@ -37,6 +37,7 @@ from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, RefusedError, UnsupportedError, UsageError, VerificationError
 from ggferry.formats.gguf_values import u32
+from ggferry.formats.headroom import limited
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.local_files import Named
 from ggferry.formats.opened import Opened, recorded, unrecorded
@@ -85,6 +86,11 @@ class Result:
 
 def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
     """Everything that will happen, without reading tensor data."""
+    with limited(checkpoint.path):
+        return _make_plan(request, checkpoint)
+
+
+def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
     if is_adapter(checkpoint):
         return plan_adapter(
             checkpoint, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,

@@ -13,6 +13,7 @@ from functools import cache
 from ggferry.converters.spec import Architecture
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UsageError
+from ggferry.formats.headroom import limited
 from ggferry.formats.json_text import load_object
 from ggferry.formats.reader import HeaderLayout, find_reader
 from ggferry.quant.registry import scan
@@ -40,6 +41,11 @@ def open_checkpoint(path: str, arch: str | None = None, config: str | None = Non
     For files of the GGML era, which say neither: `arch` names the architecture, `config` a config.json (or its folder)
     for what the header leaves open. Raises UsageError where either cannot apply.
     """
+    with limited(path):
+        return _open(path, arch, config)
+
+
+def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
     reader, match = find_reader(path)
     if arch is None and config is None:
         return reader.open(path, header_layouts())

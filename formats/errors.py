@@ -207,6 +207,10 @@ class BadValueError(CorruptError):
     """A weight is NaN or infinite, or a block's scale is."""
 
 
+class OutOfMemoryError(GgferryError):
+    """There is not as much memory as this takes, or a limit was set below it."""
+
+
 class VerificationError(GgferryError):
     """What was written is not what was read."""
 

@@ -54,14 +54,18 @@ def shard_paths(path: str, count: object) -> list[str]:
 
 def open_shards(found: Checkpoint, number: int, parse: Parse) -> Checkpoint:
     """All shards as one checkpoint, `found` being shard `number`. `parse(source, file)` reads a single file."""
-    shards = {number: found}
+    shards: list[Checkpoint] = []
     try:
-        for other, path in enumerate(shard_paths(found.path, found.metadata["split.count"].data)):
-            if other != number:
-                shards[other] = parse(open_source(path), other)
-        return _join([shards[key] for key in sorted(shards)])
+        paths = shard_paths(found.path, found.metadata["split.count"].data)
+        for other, path in enumerate(paths):
+            shard = found if other == number else parse(open_source(path), other)
+            shards.append(shard)
+            _check(shard, other, len(paths), shards[0])
+            if other:
+                shards[other] = replace(shard, metadata={}, header={})  # each may state a vocabulary
+        return _join(shards)
     except BaseException:
-        for shard in shards.values():
+        for shard in (found, *shards):
             shard.close()
         raise
 
@@ -70,8 +74,7 @@ def _join(shards: Sequence[Checkpoint]) -> Checkpoint:
     """Metadata, header and alignment of the first, tensors, files and notes of all."""
     first = shards[0]
     names: set[str] = set()
-    for number, shard in enumerate(shards):
-        _check(shard, number, first)
+    for shard in shards:
         if len(names) + len(shard.tensors) > limits.MAX_TENSORS:
             raise OutOfRangeError(
                 "number of tensors", path=shard.path, expected=f"≤ {limits.MAX_TENSORS} in all shards"
@@ -88,9 +91,9 @@ def _join(shards: Sequence[Checkpoint]) -> Checkpoint:
     return replace(first, tensors=joined([shard.tensors for shard in shards]), files=files, notes=notes)
 
 
-def _check(shard: Checkpoint, number: int, first: Checkpoint) -> None:
+def _check(shard: Checkpoint, number: int, count: int, first: Checkpoint) -> None:
     """Raises InconsistentError when the shard is not number `number` of the model `first` begins."""
-    for key, expected in (("split.no", number), ("split.count", first.metadata["split.count"].data)):
+    for key, expected in (("split.no", number), ("split.count", count)):
         value = shard.metadata.get(key)
         if value is None or value.data != expected:
             found = "nothing" if value is None else value.data

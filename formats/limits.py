@@ -26,6 +26,7 @@ MAX_LAYERS = 1 << 12          # 126 in Llama-3 405B; llama.cpp stops at 512
 MAX_PARTS = 64                # files of one legacy model; Meta's largest had 8
 MAX_ALIGNMENT = 1 << 20       # general.alignment; everybody uses 32
 MAX_JSON = 100_000_000        # safetensors' own header cap
+MAX_HEADERS = 1 << 28         # bytes of the headers of a checkpoint's safetensors files: DeepSeek-V3's have 14 MB
 MAX_METADATA = 1 << 23        # characters of safetensors' __metadata__: the longest are a trainer's tags
 MAX_METADATA_KEYS = 1 << 16   # some writers add one a tensor
 MAX_JSON_ITEMS = 1 << 22      # commas of one text: a vocabulary has 262 144, its merges three times 514 906

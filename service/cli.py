@@ -9,7 +9,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from ggferry.formats.errors import GgferryError
+from ggferry.formats.errors import GgferryError, OutOfMemoryError
+from ggferry.formats.headroom import HEADERS, ration
 from ggferry.formats.opened import recorded
 from ggferry.service.cli_common import print_json, say, tell
 
@@ -52,6 +53,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["--version"]:
         tell(f"ggferry {__version__}")
         return 0
+    ration(HEADERS)
     try:
         with recorded():  # options are files too: what is read for a command is none of its targets
             code = _app(arguments)(args=arguments, prog_name="ggferry", standalone_mode=False)
@@ -59,18 +61,14 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as end:  # a reader of our output that left early
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except GgferryError as error:
-        if "--json" in arguments:
-            print_json({"error": error.as_dict()})
-        say(f"error: {error}")
-        return error.exit_code
+        return _fail(error, arguments)
     except KeyboardInterrupt:
         return _interrupted(arguments)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except MemoryError:
-        say("error: out of memory")
-        return 1
+        return _fail(OutOfMemoryError("out of memory", hint="--jobs 1 takes less; a limit may be set"), arguments)
     except Exception as error:
         if callable(getattr(error, "format_message", None)):
             return _wrong_arguments(error)
@@ -78,6 +76,13 @@ def _run(arguments: list[str]) -> int:
             raise
         say(f"error: internal: {type(error).__name__}: {error} (GGFERRY_TRACEBACK=1 shows where; please report it)")
         return INTERNAL_ERROR
+
+
+def _fail(error: GgferryError, arguments: list[str]) -> int:
+    if "--json" in arguments:
+        print_json({"error": error.as_dict()})
+    say(f"error: {error}")
+    return error.exit_code
 
 
 def _wrong_arguments(error: Any) -> int:

@@ -13,6 +13,7 @@ from ggferry.formats.errors import CorruptError, OutOfRangeError, TruncatedError
 
 LABEL = (1 << 31) | 0xFF
 VALUE = (1 << 31) - 1
+LONGEST = 1024  # bytes that replace a prefix; NFKC's longest has 33
 
 
 class Charsmap:
@@ -75,6 +76,9 @@ class Charsmap:
         known = self._cache.get(offset)
         if known is None:
             end = self._texts.find(b"\0", offset)
+            if end - offset > LONGEST:
+                limit = f"≤ {LONGEST} bytes"
+                raise OutOfRangeError("a text of precompiled_charsmap", found=end - offset, expected=limit)
             if offset > len(self._texts) or end < 0:
                 raise OutOfRangeError("precompiled_charsmap points outside its texts", found=offset)
             known = self._cache[offset] = self._texts[offset:end].decode("utf-8", "replace")

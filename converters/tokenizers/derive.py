@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 from ggferry.converters.tokenizers.base import Tokenizer
 from ggferry.converters.tokenizers.bpe import BpeEncoder
@@ -37,7 +37,7 @@ STATED: dict[tuple[str, ...], str] = {
 UNICODE_FORMS = frozenset(("NFC", "NFD", "NFKC", "NFKD"))
 
 
-@cache
+@lru_cache(maxsize=1024)
 def canonical(pattern: str) -> str:
     """`pattern` in the spelling of `pretokenizers`."""
     pattern = POSSESSIVE.sub(r"\1", pattern)

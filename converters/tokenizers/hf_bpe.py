@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggferry.converters.tokenizers.base import byte_token
+from ggferry.converters.tokenizers.budget import Budget
 from ggferry.converters.tokenizers.bytelevel import unspell
 from ggferry.converters.tokenizers.hf_pipeline import Normalizer, normalizer, pre_tokenizer, run
 from ggferry.converters.tokenizers.merging import Merger
@@ -136,8 +137,9 @@ class JsonBpe:
 
     def __init__(self, document: BpeDocument) -> None:
         self.document = document
-        self.normalizer: Normalizer = normalizer(document.normalizer, document.path)
-        self.steps = pre_tokenizer(document.pre_tokenizer, document.path)
+        self._budget = Budget(document.path)
+        self.normalizer: Normalizer = normalizer(document.normalizer, self._budget)
+        self.steps = pre_tokenizer(document.pre_tokenizer, self._budget)
         self._raw = _AddedSplitter([added for added in document.added if not added.normalized])
         self._normalized = _AddedSplitter([added for added in document.added if added.normalized])
         ranks = {pair: rank for rank, pair in reversed(list(enumerate(document.merges)))}
@@ -156,7 +158,7 @@ class JsonBpe:
                 if isinstance(piece, int):
                     out.append(piece)
                 else:
-                    for word in run(self.steps, piece):
+                    for word in run(self.steps, piece, self._budget):
                         self._word(word, out)
         return out
 

@@ -16,9 +16,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.tokenizers.base import SPACE
+from ggferry.converters.tokenizers.budget import Budget
 from ggferry.converters.tokenizers.bytelevel import spell
 from ggferry.converters.tokenizers.charsmap import Charsmap
-from ggferry.converters.tokenizers.pretokenizers import GPT2, PUNCTUATION, compiled, cut
+from ggferry.converters.tokenizers.pretokenizers import GPT2, PUNCTUATION
 from ggferry.formats import json_kinds
 from ggferry.formats.errors import CorruptError, GgferryError, OutOfRangeError, UnsupportedError
 from ggferry.quant.registry import lazy
@@ -88,14 +89,14 @@ BEHAVIORS: Mapping[str, Callable[[Parts], list[str]]] = {
 }
 
 
-def splitting(pattern: str, behavior: str = "Isolated", invert: bool = False) -> Step:
-    """A Split step. Raises UnsupportedError for a behavior nobody knows."""
-    arrange, matcher = BEHAVIORS.get(behavior), compiled(pattern)
+def splitting(pattern: str, budget: Budget, behavior: str = "Isolated", invert: bool = False) -> Step:
+    """A Split step. Raises UnsupportedError for a behavior nobody knows, and as `budget` says."""
+    arrange, matcher = BEHAVIORS.get(behavior), budget.compile(pattern)
     if arrange is None:
         raise UnsupportedError("unknown behavior of a Split", found=behavior, expected=", ".join(BEHAVIORS))
 
     def apply(word: str, first: bool) -> list[str]:
-        return arrange([(text, matched != invert) for text, matched in cut(matcher, word)])
+        return arrange([(text, matched != invert) for text, matched in budget.cut(matcher, word)])
 
     described: str | None = None
     if behavior == "Isolated":
@@ -105,9 +106,10 @@ def splitting(pattern: str, behavior: str = "Isolated", invert: bool = False) ->
     return Step(apply, described)
 
 
-def pre_tokenizer(spec: Any, path: str | None = None) -> list[Step]:
+def pre_tokenizer(spec: Any, budget: Budget) -> list[Step]:
     """The steps of tokenizer.json's `pre_tokenizer`; none for null. Raises UnsupportedError for a step unknown here,
     CorruptError for one that is malformed."""
+    path = budget.path
     steps: list[Step] = []
     todo = [spec]
     while todo:
@@ -125,7 +127,7 @@ def pre_tokenizer(spec: Any, path: str | None = None) -> list[Step]:
                 hint="--pre NAME",
             )  # fmt: skip
         with _placed(path):
-            steps += maker(node)
+            steps += maker(node, budget)
     return steps
 
 
@@ -146,11 +148,12 @@ def _placed(path: str | None) -> Iterator[None]:
         raise
 
 
-def run(steps: list[Step], text: str) -> list[str]:
+def run(steps: list[Step], text: str, budget: Budget) -> list[str]:
     """The words that `steps` make of `text`."""
     words = [text] if text else []
     for step in steps:
         words = [piece for at, word in enumerate(words) for piece in step.apply(word, at == 0) if piece]
+        budget.check_length(text, sum(map(len, words)))
     return words
 
 
@@ -172,10 +175,10 @@ def _pattern(node: Mapping[str, Any]) -> str:
     return str(regex.escape(literal, special_only=True))
 
 
-def _byte_level(node: Mapping[str, Any]) -> list[Step]:
+def _byte_level(node: Mapping[str, Any], budget: Budget) -> list[Step]:
     steps = [_prefixed(" ")] if _flag(node, "add_prefix_space", True) else []
     if _flag(node, "use_regex", True):
-        steps.append(splitting(GPT2))
+        steps.append(splitting(GPT2, budget))
     return [*steps, Step(lambda word, _: [spell(word.encode())], BYTES)]
 
 
@@ -183,8 +186,10 @@ def _prefixed(prefix: str) -> Step:
     return Step(lambda word, _: [word if word.startswith(prefix) else prefix + word], None)
 
 
-def _metaspace(node: Mapping[str, Any]) -> list[Step]:
+def _metaspace(node: Mapping[str, Any], budget: Budget) -> list[Step]:
     sign = _text(node, "replacement", SPACE) or SPACE
+    if len(sign) > 1:
+        raise CorruptError("replacement of a Metaspace", found=sign, expected="one character")
     scheme = _text(node, "prepend_scheme", "always" if _flag(node, "add_prefix_space", True) else "never")
 
     def replace(word: str, first: bool) -> list[str]:
@@ -194,22 +199,26 @@ def _metaspace(node: Mapping[str, Any]) -> list[Step]:
 
     steps = [Step(replace, None)]
     if _flag(node, "split", True):
-        steps.append(splitting(str(regex.escape(sign)), "MergedWithNext"))
+        steps.append(splitting(str(regex.escape(sign)), budget, "MergedWithNext"))
     return steps
 
 
-_STEPS: Mapping[str, Callable[[Mapping[str, Any]], list[Step]]] = {
+_STEPS: Mapping[str, Callable[[Mapping[str, Any], Budget], list[Step]]] = {
     "ByteLevel": _byte_level,
     "Metaspace": _metaspace,
-    "Split": lambda node: [
-        splitting(_pattern(node), _text(node, "behavior", "Isolated"), _flag(node, "invert", False))
+    "Split": lambda node, budget: [
+        splitting(_pattern(node), budget, _text(node, "behavior", "Isolated"), _flag(node, "invert", False))
     ],
-    "Digits": lambda node: [splitting(r"\p{N}" if _flag(node, "individual_digits", False) else r"\p{N}+")],
-    "Punctuation": lambda node: [splitting(PUNCTUATION, _text(node, "behavior", "Isolated"))],
-    "Whitespace": lambda _: [splitting(r"\w+|[^\w\s]+", "Removed", invert=True)],
-    "WhitespaceSplit": lambda _: [splitting(r"\s", "Removed")],
-    "CharDelimiterSplit": lambda node: [splitting(str(regex.escape(_text(node, "delimiter", " "))), "Removed")],
-    "BertPreTokenizer": lambda _: [splitting(r"\s", "Removed"), splitting(PUNCTUATION)],
+    "Digits": lambda node, budget: [
+        splitting(r"\p{N}" if _flag(node, "individual_digits", False) else r"\p{N}+", budget)
+    ],
+    "Punctuation": lambda node, budget: [splitting(PUNCTUATION, budget, _text(node, "behavior", "Isolated"))],
+    "Whitespace": lambda _, budget: [splitting(r"\w+|[^\w\s]+", budget, "Removed", invert=True)],
+    "WhitespaceSplit": lambda _, budget: [splitting(r"\s", budget, "Removed")],
+    "CharDelimiterSplit": lambda node, budget: [
+        splitting(str(regex.escape(_text(node, "delimiter", " "))), budget, "Removed")
+    ],
+    "BertPreTokenizer": lambda _, budget: [splitting(r"\s", budget, "Removed"), splitting(PUNCTUATION, budget)],
 }
 
 
@@ -219,15 +228,19 @@ class Normalizer:
 
     steps: tuple[Callable[[str], str], ...]
     names: tuple[str, ...]
+    budget: Budget
 
     def apply(self, text: str) -> str:
+        given = text
         for step in self.steps:
             text = step(text)
+            self.budget.check_length(given, len(text))
         return text
 
 
-def normalizer(spec: Any, path: str | None = None) -> Normalizer:
+def normalizer(spec: Any, budget: Budget) -> Normalizer:
     """tokenizer.json's `normalizer`; the identity for null. Raises as `pre_tokenizer` does."""
+    path = budget.path
     steps: list[Callable[[str], str]] = []
     names: list[str] = []
     todo = [spec]
@@ -245,9 +258,9 @@ def normalizer(spec: Any, path: str | None = None) -> Normalizer:
                 "a normalizer we do not interpret", path=path, found=kind, expected=", ".join(_NORMALIZERS)
             )
         with _placed(path):
-            steps.append(maker(node))
+            steps.append(maker(node, budget))
         names.append(kind)
-    return Normalizer(tuple(steps), tuple(names))
+    return Normalizer(tuple(steps), tuple(names), budget)
 
 
 def strip_accents(text: str) -> str:
@@ -275,7 +288,7 @@ def _cleaned(sign: str) -> str:
     return "" if sign in "\x00\ufffd" or category in ("Cc", "Cf", "Co") else sign
 
 
-def _bert(node: Mapping[str, Any]) -> Callable[[str], str]:
+def _bert(node: Mapping[str, Any], _: Budget) -> Callable[[str], str]:
     lowercase, accents = _flag(node, "lowercase", True), json_kinds.flag(node, "strip_accents", None)
     clean, apart = _flag(node, "clean_text", True), _flag(node, "handle_chinese_chars", True)
 
@@ -291,17 +304,17 @@ def _bert(node: Mapping[str, Any]) -> Callable[[str], str]:
     return apply
 
 
-def _strip(node: Mapping[str, Any]) -> Callable[[str], str]:
+def _strip(node: Mapping[str, Any], _: Budget) -> Callable[[str], str]:
     left, right = _flag(node, "strip_left", True), _flag(node, "strip_right", True)
     return lambda text: (text.strip() if right else text.lstrip()) if left else text.rstrip() if right else text
 
 
-def _replace(node: Mapping[str, Any]) -> Callable[[str], str]:
-    pattern, content = compiled(_pattern(node)), _text(node, "content", "")
-    return lambda text: str(pattern.sub(lambda _: content, text))
+def _replace(node: Mapping[str, Any], budget: Budget) -> Callable[[str], str]:
+    matcher, content = budget.compile(_pattern(node)), _text(node, "content", "")
+    return lambda text: budget.replace(matcher, content, text)
 
 
-def _precompiled(node: Mapping[str, Any]) -> Callable[[str], str]:
+def _precompiled(node: Mapping[str, Any], _: Budget) -> Callable[[str], str]:
     try:
         data = base64.b64decode(_text(node, "precompiled_charsmap", ""), validate=True)
     except (binascii.Error, ValueError):
@@ -309,19 +322,22 @@ def _precompiled(node: Mapping[str, Any]) -> Callable[[str], str]:
     return Charsmap(data).normalize if data else lambda text: text
 
 
-def _prepend(node: Mapping[str, Any]) -> Callable[[str], str]:
+def _prepend(node: Mapping[str, Any], _: Budget) -> Callable[[str], str]:
     prefix = _text(node, "prepend", "")
     return lambda text: prefix + text if text else text
 
 
-def _form(form: Any) -> Callable[[Mapping[str, Any]], Callable[[str], str]]:
-    return lambda _: lambda text: unicodedata.normalize(form, text)
+Maker = Callable[[Mapping[str, Any], Budget], Callable[[str], str]]
 
 
-_NORMALIZERS: Mapping[str, Callable[[Mapping[str, Any]], Callable[[str], str]]] = {
+def _form(form: Any) -> Maker:
+    return lambda *_: lambda text: unicodedata.normalize(form, text)
+
+
+_NORMALIZERS: Mapping[str, Maker] = {
     **{form: _form(form) for form in ("NFC", "NFD", "NFKC", "NFKD")},
-    "Lowercase": lambda _: str.lower,
-    "StripAccents": lambda _: lambda text: "".join(s for s in text if not unicodedata.category(s).startswith("M")),
+    "Lowercase": lambda *_: str.lower,
+    "StripAccents": lambda *_: lambda text: "".join(s for s in text if not unicodedata.category(s).startswith("M")),
     "Strip": _strip,
     "Prepend": _prepend,
     "Replace": _replace,

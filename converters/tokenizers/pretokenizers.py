@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.errors import UnsupportedError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     regex = lazy("regex")
 
-SECONDS = 20.0  # a pattern out of a hostile file may backtrack for ever
+SECONDS = 20.0  # for one text: a long one takes long
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -170,7 +170,7 @@ class Splitter:
         return words
 
 
-@cache
+@lru_cache(maxsize=256)
 def compiled(pattern: str) -> Any:
     """`pattern`, written for tokenizers' Oniguruma (Ruby syntax), for the `regex` module.
 
@@ -178,7 +178,7 @@ def compiled(pattern: str) -> Any:
     """
     flags = regex.MULTILINE | (regex.VERSION1 if _has_nested_set(pattern) else regex.VERSION0)
     try:
-        return regex.compile(pattern, flags)
+        return regex.compile(pattern, flags, cache_pattern=False)
     except (regex.error, RecursionError, OverflowError) as error:
         raise UnsupportedError(f"a pre-tokenizer pattern does not compile: {error}", found=pattern) from None
 
@@ -197,12 +197,13 @@ def _has_nested_set(pattern: str) -> bool:
     return False
 
 
-def cut(pattern: Any, text: str) -> list[tuple[str, bool]]:
-    """`text` in order as (piece, whether `pattern` matched it); empty matches cut but hold nothing."""
+def cut(pattern: Any, text: str, seconds: float | None = None) -> list[tuple[str, bool]]:
+    """`text` in order as (piece, whether `pattern` matched it); empty matches cut but hold nothing. Raises
+    UnsupportedError after so many `seconds` of CPU."""
     parts: list[tuple[str, bool]] = []
     end = 0
     try:
-        for match in pattern.finditer(text, timeout=SECONDS):
+        for match in pattern.finditer(text, timeout=SECONDS if seconds is None else seconds):
             start, stop = match.span()
             if start > end:
                 parts.append((text[end:start], False))

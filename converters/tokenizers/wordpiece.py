@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ggferry.converters.tokenizers.base import SPACE, Tokenizer, TokenizerKind, TokenType
+from ggferry.converters.tokenizers.budget import Budget
 from ggferry.converters.tokenizers.hf_pipeline import normalizer, pre_tokenizer, run
 from ggferry.converters.tokenizers.special import splitters, well_formed
 
@@ -30,8 +32,9 @@ class WordPieceEncoder:
         lowercase = tokenizer.flags.get("lowercase", True)  # llama.cpp's defaults: lowercase, accents go with it
         bert = {"type": "BertNormalizer", "lowercase": lowercase}
         bert["strip_accents"] = tokenizer.flags.get("strip_accents", lowercase)
-        self._normalizer = normalizer(bert)
-        self._steps = pre_tokenizer({"type": "BertPreTokenizer"})
+        self._budget = Budget(seconds=math.inf)  # these patterns are ours
+        self._normalizer = normalizer(bert, self._budget)
+        self._steps = pre_tokenizer({"type": "BertPreTokenizer"}, self._budget)
         self._unknown = tokenizer.ids.get("unk", 0)
         self._splitters = splitters(tokenizer)
 
@@ -45,7 +48,7 @@ class WordPieceEncoder:
             if isinstance(part, int):
                 out.append(part)
                 continue
-            for word in run(self._steps, self._normalizer.apply(well_formed(part))):
+            for word in run(self._steps, self._normalizer.apply(well_formed(part)), self._budget):
                 out += self._word(word)
         if bos is not False and flags.get("add_eos", True) and end is not None:
             out.append(end)

@@ -6,10 +6,11 @@ One file is read by `formats.torch_file`, imported when there is one. Older stre
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
-from ggferry.formats.errors import UnknownFormatError, UnsafePickleError, UnsupportedError
+from ggferry.formats.errors import OutOfRangeError, UnknownFormatError, UnsafePickleError, UnsupportedError
 from ggferry.formats.folder import (
     META,
     claim,
@@ -20,8 +21,12 @@ from ggferry.formats.folder import (
     refuse_foreign,
     sidecars,
 )
+from ggferry.formats.limits import MAX_TENSORS
 from ggferry.formats.reader import HEAD_BYTES, HeaderLayout, Match, Reader
 from ggferry.formats.sources import Source, open_source
+
+if TYPE_CHECKING:
+    from ggferry.formats.torch_file import Contents
 
 CONTAINER = "pytorch"
 SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
@@ -59,7 +64,6 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     """
     from ggferry.formats.meta_parts import join_parts
     from ggferry.formats.shard_index import join_files, read_index
-    from ggferry.formats.torch_file import read_contents
 
     weights = locate(path, CONTAINER)
     refuse_container(weights, CONTAINER, META)
@@ -67,7 +71,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     files = tuple(open_source(f, weights.folder) for f in (weights.files if index is None else index.files))
     for source in files:
         _refuse_older(source)
-    contents = [read_contents(source, number) for number, source in enumerate(files)]
+    contents = list(_contents(files))
     beside = sidecars(weights)
     config, remarks = configuration(weights, beside)
     parts, layout = [(source.path, held.tensors) for source, held in zip(files, contents, strict=True)], None
@@ -96,6 +100,20 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         sidecars=beside,
         checksums=tuple(checksum for held in contents for checksum in held.checksums),
     )
+
+
+def _contents(files: Sequence[Source]) -> Iterator[Contents]:
+    """What each file holds. Raises OutOfRangeError where that is too many tensors together."""
+    from ggferry.formats.torch_file import read_contents
+
+    count = 0
+    for number, source in enumerate(files):
+        held = read_contents(source, number)
+        count += len(held.tensors) + len(held.dropped)
+        if count > MAX_TENSORS:
+            limit = f"≤ {MAX_TENSORS}"
+            raise OutOfRangeError("number of tensors in all files", path=source.path, found=count, expected=limit)
+        yield held
 
 
 def _refuse_older(source: Source) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from ggferry.formats.json_text import BOM
 from ggferry.formats.json_walk import Walk
 from ggferry.formats.limits import (
     MAX_DIM,
+    MAX_HEADERS,
     MAX_JSON,
     MAX_METADATA,
     MAX_METADATA_KEYS,
@@ -95,6 +96,7 @@ class _Table:
 
     tensors: TensorTable
     metadata: Mapping[str, str]
+    nbytes: int
     notes: tuple[str, ...]
 
 
@@ -122,7 +124,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     refuse_container(weights, CONTAINER)
     index = None if weights.index is None else read_index(weights.index)
     files = tuple(open_source(f, weights.folder) for f in (weights.files if index is None else index.files))
-    tables = [read_table(source, number) for number, source in enumerate(files)]
+    tables = list(_tables(files))
     tensors, told = join_files([(f.path, t.tensors) for f, t in zip(files, tables, strict=True)], index)
     beside = sidecars(weights)
     config, remarks = configuration(weights, beside)
@@ -133,6 +135,21 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     return Checkpoint(
         CONTAINER, None, files, tensors, header, config, era="since September 2022", notes=notes, sidecars=beside
     )
+
+
+def _tables(files: Sequence[Source]) -> Iterator[_Table]:
+    """What the headers say, one after another. Raises OutOfRangeError where they are too much together."""
+    tensors, nbytes = 0, 0
+    for number, source in enumerate(files):
+        table = read_table(source, number)
+        tensors, nbytes = tensors + len(table.tensors), nbytes + table.nbytes
+        for what, found, most in (
+            ("number of tensors", tensors, MAX_TENSORS),
+            ("bytes of headers", nbytes, MAX_HEADERS),
+        ):
+            if found > most:
+                raise OutOfRangeError(f"{what} in all files", path=source.path, found=found, expected=f"≤ {most}")
+        yield table
 
 
 def read_table(source: Source, file: int = 0) -> _Table:
@@ -167,7 +184,7 @@ def read_table(source: Source, file: int = 0) -> _Table:
     def name(row: int) -> str:
         return header.name(header.places[row])
 
-    return _Table(TensorTable(places, ref, name), header.metadata, notes)
+    return _Table(TensorTable(places, ref, name), header.metadata, length, notes)
 
 
 class _Header:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import unicodedata
 from collections.abc import Callable
@@ -15,7 +16,17 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ggferry.converters.tokenizers import base, check, hf_bpe, hf_pipeline, pretokenizers, spm_file, texts, unigram
+from ggferry.converters.tokenizers import (
+    base,
+    budget,
+    check,
+    hf_bpe,
+    hf_pipeline,
+    pretokenizers,
+    spm_file,
+    texts,
+    unigram,
+)
 from ggferry.converters.tokenizers.load import load
 from ggferry.formats.errors import UnsupportedError
 
@@ -23,6 +34,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "tokenizers"
 ORACLE = json.loads((FIXTURES / "tok_oracle.json").read_text())
 BYTE_LEVEL = sorted(name for name in ORACLE if name.startswith("bpe_"))
 SIGNS = sorted({sign for text in texts.TEXTS for sign in text} | set("ſKİ'"))
+BUDGET = budget.Budget(seconds=math.inf)
 TEXT = st.text(st.sampled_from(SIGNS), max_size=40) | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 # Oniguruma and `regex` follow different versions of Unicode: characters that one of them does not know yet
 SETTLED = TEXT.filter(lambda text: not any(unicodedata.category(sign) in ("Cn", "Co") for sign in text))
@@ -140,7 +152,7 @@ STEPS: dict[str, tuple[dict[str, object], Callable[[], object]]] = {
 def test_every_step_is_what_tokenizers_does(name: str, text: str) -> None:
     spec, make = STEPS[name]
     expected = [piece for piece, _ in make().pre_tokenize_str(text)]  # type: ignore[attr-defined]
-    assert hf_pipeline.run(hf_pipeline.pre_tokenizer(spec), text) == expected
+    assert hf_pipeline.run(hf_pipeline.pre_tokenizer(spec, BUDGET), text, BUDGET) == expected
 
 
 NORMALIZERS = {
@@ -156,7 +168,7 @@ NORMALIZERS = {
 @settings(max_examples=80, deadline=None)
 @given(text=st.text(st.sampled_from(SIGNS), max_size=20))
 def test_every_normalizer_is_what_tokenizers_does(name: str, text: str) -> None:
-    assert hf_pipeline.normalizer({"type": name}).apply(text) == NORMALIZERS[name].normalize_str(text)
+    assert hf_pipeline.normalizer({"type": name}, BUDGET).apply(text) == NORMALIZERS[name].normalize_str(text)
 
 
 LONG = ("a" * 30_000, " the" * 6_000, " " * 30_000)
