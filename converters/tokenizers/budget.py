@@ -23,6 +23,7 @@ GROWTH, ROOM = 64, 4096  # text may become so many times as long, and a little m
 
 _COUNTED = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _ESCAPE = re.compile(r"\\(?:[pPNgkLx]\{[^}]*\}|.)", re.DOTALL)
+_GROUP = re.compile(r"\(\?(?:[:=!>|]|<[=!]|P?<\w+>|[\w-]*:|[\w-]+(\)))")  # with flags for all that follows: no group
 # What only `regex` knows, not the Oniguruma such patterns are written for: recursion and approximate matches.
 _ALIEN = re.compile(r"\(\?(?:R\)|&|P>|[+-]?\d)|\{[^}]*[eids][^}]*\}")
 
@@ -43,10 +44,11 @@ def written_out(pattern: str) -> int:
             last *= times
             continue
         if sign == "(":
-            stack.append(0)
+            match = _GROUP.match(pattern, at)
+            last, at = 0, match.end() if match else at + 1
+            stack += [] if match is not None and match[1] else [0]
             if len(stack) > MAX_GROUPS:
                 raise ValueError(f"more than {MAX_GROUPS} groups within another")
-            last, at = 0, at + 1
             continue
         if sign == ")" and len(stack) > 1:
             last, at = max(1, stack.pop()), at + 1
