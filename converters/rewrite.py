@@ -79,7 +79,7 @@ def prune_layers(checkpoint: Checkpoint, layers: str) -> tuple[Checkpoint, dict[
     key = f"{architecture_name(checkpoint)}.block_count"
     if isinstance(count := metadata.get(key), Value):
         blocks = {name.split(".")[1] for name in kept if name.startswith("blk.")}
-        metadata[key] = Value(count.type, len(blocks))
+        metadata[key] = replace(count, data=len(blocks))
     pruned = replace(checkpoint, tensors=kept, metadata=metadata, dropped=(*checkpoint.dropped, *gone))
     return pruned, {new: old for old, new in names.items() if new is not None}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -29,34 +30,42 @@ class ValueType(IntEnum):
     FLOAT64 = 12
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """One metadata value. Nobody changes it.
+    """One metadata value.
 
     `data` is an int, float, bool or str; for ARRAY a tuple of plain items of type `items`, or of `Value`s when
     `items` is ARRAY itself. Strings that are not UTF-8 are kept byte for byte through surrogate escapes. What a reader
     found may be packed (`formats.packed`): `data` unpacks it, once, `first` and `len` do not.
     """
 
-    __slots__ = ("_data", "items", "type")
+    type: ValueType
+    data: Any
+    items: ValueType | None = None
+    _packed: Any = field(default=None, init=False, repr=False)
 
-    def __init__(self, type: ValueType, data: Any, items: ValueType | None = None) -> None:
-        self.type, self._data, self.items = type, data, items
+    def __post_init__(self) -> None:
+        if isinstance(self.data, PACKED):
+            object.__setattr__(self, "_packed", self.data)
+            object.__delattr__(self, "data")
 
-    @property
-    def data(self) -> Any:
-        if isinstance(self._data, PACKED):
-            self._data = self._data.all()
-        return self._data
+    def __getattr__(self, name: str) -> Any:
+        """Python asks here for `data` while it is packed."""
+        if name != "data":
+            raise AttributeError(name)
+        object.__setattr__(self, "data", self._packed.all())
+        object.__setattr__(self, "_packed", None)
+        return self.data
 
     def first(self, count: int) -> Any:
         """The first `count` items of an array; of a text at least so many characters, if it has them."""
-        if isinstance(self._data, Text):
-            return self._data.first(MAX_CHARACTER * count)
-        return self._data.first(count) if isinstance(self._data, PACKED) else self._data[:count]
+        if self._packed is None:
+            return self.data[:count]
+        return self._packed.first(MAX_CHARACTER * count if isinstance(self._packed, Text) else count)
 
     def __len__(self) -> int:
         """How many items an array has."""
-        return len(self._data)
+        return len(self.data if self._packed is None else self._packed)
 
     def __bool__(self) -> bool:
         return True  # an empty array is a value
@@ -66,13 +75,10 @@ class Value:
             return NotImplemented
         if (self.type, self.items) != (other.type, other.items):
             return False
-        return (isinstance(self._data, PACKED) and self._data == other._data) or bool(self.data == other.data)
+        return (self._packed is not None and self._packed == other._packed) or bool(self.data == other.data)
 
     def __hash__(self) -> int:
         return hash((self.type, self.data, self.items))
-
-    def __repr__(self) -> str:
-        return f"Value(type={self.type!r}, data={self.data!r}, items={self.items!r})"
 
 
 def u32(value: int) -> Value:

@@ -13,6 +13,8 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -382,6 +384,9 @@ def test_packed_values_are_the_plain_ones() -> None:
     assert (flags.first(1), flags.data, len({flags, Value(ValueType.ARRAY, (False, True), ValueType.BOOL)})) == (
         (False,), (False, True), 1,
     )  # fmt: skip
+    again = Value(ValueType.ARRAY, Flags(b"\0\1"), ValueType.BOOL)
+    assert replace(again, data=(True,)) == Value(ValueType.ARRAY, (True,), ValueType.BOOL)
+    assert (pickle.loads(pickle.dumps(again)), deepcopy(again), f"{again}") == (again, again, f"{flags}")
     text = Value(ValueType.STRING, Text("größer".encode() * 9000))
     assert text.first(3).startswith("grö")
     assert text.data == "größer" * 9000
