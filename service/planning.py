@@ -154,8 +154,15 @@ def _look(found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Prog
     for i in models:
         work.put(i)
     mount, done, lock = mirror.serve(), 0, threading.Lock()
+    failures: list[BaseException] = []
 
     def serve() -> None:
+        try:
+            look()
+        except BaseException as error:  # else the models it did not come to would pass as files that are none
+            failures.append(error)
+
+    def look() -> None:
         nonlocal done
         with Supervisor(wanted.limits, jobs=HEADERS_A_WORKER) as supervisor:
             while True:
@@ -173,6 +180,8 @@ def _look(found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Prog
         thread.start()
     for thread in threads:
         thread.join()
+    if failures:
+        raise failures[0]
     return results
 
 

@@ -18,9 +18,16 @@ class Scratch:
         while True:
             self.path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
             self._lock = os.open(os.path.join(self.path, LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            if _locked(self._lock):
+            if _locked(self._lock) and self._stands():
                 return
             os.close(self._lock)  # a sweeper was quicker
+
+    def _stands(self) -> bool:
+        """Whether the folder is there still: a sweeper may have come, and gone, before it was locked."""
+        try:
+            return os.path.samestat(os.stat(os.path.join(self.path, LOCK)), os.fstat(self._lock))
+        except OSError:
+            return False
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

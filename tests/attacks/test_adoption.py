@@ -94,7 +94,8 @@ def test_the_ledger_has_the_numbers_of_the_fresh_proof(source: Path, output: Pat
     plant(output, output.read_bytes(), lambda receipt: receipt["logits"].update(top1_agreement=0.5))
     path = planned(source.parent, tmp_path / "out", tmp_path / "plan", "full")
     (row,) = applied(path)[0].ledger.rows()
-    assert row["state"] == "done" and row["adopted"] and row["receipt"]["logits"]["top1_agreement"] == 1.0
+    assert row["state"] == "done" and row["adopted"], row["error"]
+    assert row["receipt"]["logits"]["top1_agreement"] == 1.0
 
 
 @pytest.mark.parametrize("verify", ["fast", "none"])

@@ -181,9 +181,10 @@ def test_a_ledger_of_an_earlier_version_is_set_right_by_the_next_run(twins: Path
     ledger = migration.ledger
     row = next(row for row in ledger.rows() if row["source"].endswith("a.bin"))
     done = next(row for row in ledger.rows() if row["source"].endswith("b.bin"))
+    failed = {"state": "failed", "same_as": None, "key": None, "error": {"class": "RefusedError", "message": "late"}}
     with ledger.transaction() as connection:
-        change = ledger.jobs.update().where(ledger.jobs.c.id == done["id"])
-        connection.execute(change.values(state="skipped", same_as=row["id"], key=None))
+        for job, values in ((row, failed), (done, {"state": "skipped", "same_as": row["id"], "key": None})):
+            connection.execute(ledger.jobs.update().where(ledger.jobs.c.id == job["id"]).values(**values))
     for path in (tmp_path / "out").iterdir():
         path.unlink()
     (tmp_path / "in" / "a.bin").unlink()

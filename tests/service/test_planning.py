@@ -72,3 +72,15 @@ def test_want_of_memory_and_what_passes_are_tried_again(
     worker = Worker(*errors)
     facts = planning._facts(Group(FILE, "a.bin", ("a.bin",)), Wanted(("/",)), worker, {})  # type: ignore[arg-type]
     assert worker.runs == runs and ("error" in facts) == failed
+
+
+def test_what_ends_a_thread_ends_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that nobody came to were lines of other files, and the exit code was 0."""
+
+    def fail(*_: object) -> None:
+        raise FileNotFoundError("the folder of a worker")
+
+    Llama().write(tmp_path / "a.bin")
+    monkeypatch.setattr(planning, "_facts", fail)
+    with pytest.raises(FileNotFoundError, match="of a worker"):
+        plan(Wanted((str(tmp_path),)))

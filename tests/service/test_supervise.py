@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.service import jobs, supervise
+from ggferry.service import jobs, scratch, supervise
 from ggferry.service.jobs import Settings
 from ggferry.service.ledger import QUARANTINED, Job
 from ggferry.service.scratch import Scratch, sweep
@@ -181,3 +181,21 @@ def test_folders_of_the_dead_are_swept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["ggferry-tmp-not-ours", Path(mine.path).name])
     mine.close()
     assert not Path(mine.path).exists()
+
+
+def test_a_sweeper_between_making_and_locking_a_folder_leaves_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had come and gone: the folder was believed to be there, and was not."""
+    locked, swept = scratch._locked, []
+
+    def late(descriptor: int) -> bool:
+        if not swept:
+            swept.append(descriptor)
+            sweep(str(tmp_path))
+        return locked(descriptor)
+
+    monkeypatch.setattr(scratch, "_locked", late)
+    found = Scratch(str(tmp_path))
+    assert swept and Path(found.path).is_dir()
+    found.close()
