@@ -84,7 +84,8 @@ class Trouble:
 
     def __init__(self, patch: pytest.MonkeyPatch, stage: str, fault: str, lasting: bool) -> None:
         self.fault, self.lasting = fault, lasting
-        self.here, self.begun, self.whole = threading.local(), threading.Event(), Ledger.transaction
+        self.here, self.whole = threading.local(), Ledger.transaction
+        self.begun, self.struck = threading.Event(), threading.Event()
         asked = getattr(Ledger, STAGES[stage])
         confirm = Ledger.confirm
 
@@ -96,7 +97,7 @@ class Trouble:
                 self.here.stage = False
 
         def later(ledger: Ledger, *arguments: Any) -> Any:
-            self.begun.wait(10)  # the job is at work until its lease was to be renewed
+            self.struck.wait(10)  # the job is at work until its lease was to be renewed
             return confirm(ledger, *arguments)
 
         patch.setattr(Ledger, STAGES[stage], staged)
@@ -114,12 +115,16 @@ class Trouble:
     @contextmanager
     def _transaction(self, ledger: Ledger) -> Iterator[Any]:
         befalls = self._befalls()
-        if befalls:
-            self._before(ledger)
-        with self.whole(ledger) as connection:
-            yield connection
-        if befalls and self.fault == "cut":
-            raise sa.exc.OperationalError("COMMIT", {}, Exception(SAID["cut"]))
+        try:
+            if befalls:
+                self._before(ledger)
+            with self.whole(ledger) as connection:
+                yield connection
+            if befalls and self.fault == "cut":
+                raise sa.exc.OperationalError("COMMIT", {}, Exception(SAID["cut"]))
+        finally:
+            if befalls:
+                self.struck.set()
 
     def _before(self, ledger: Ledger) -> None:
         match self.fault:
