@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from builders import Llama
+from helpers.builders import Llama
 
 WIDTH, HIDDEN = 1024, 2816
 

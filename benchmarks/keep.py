@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from builders import Llama, record
+from helpers.builders import Llama, record
 
 
 def make(path: Path, gib: float) -> int:

@@ -23,10 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from ggferry.converters.tokenizers.bytelevel import letters
-from ggferry.converters.tokenizers.pretokenizers import find_pre
-
-from builders import Llama
+from ggferry.converters.tokenizers.building_blocks.byte_level import letters
+from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
+from helpers.builders import Llama
 
 ERAS = (("ggml", None, "F32"), ("ggmf", 1, "F16"), ("ggjt", 1, "F16"), ("ggjt", 3, "Q4_0"), ("ggjt", 3, "Q8_0"))
 LAYER = {

@@ -8,41 +8,38 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ggferry.converters import receipt as receipts
-from ggferry.converters.adapter import AdapterPlan, is_adapter, plan_adapter, prove_adapter
-from ggferry.converters.checks import Watch, check_sums
-from ggferry.converters.dequantise import Dequantised
-from ggferry.converters.derived import Computed
-from ggferry.converters.digests import Digests, Taken
-from ggferry.converters.graph import ModelGraph
-from ggferry.converters.load import understand
-from ggferry.converters.metadata import Entry
-from ggferry.converters.model_metadata import assemble, output_name
-from ggferry.converters.naming import shard_label
-from ggferry.converters.open import open_checkpoint
-from ggferry.converters.output import OutputSet
-from ggferry.converters.parallel import workers
-from ggferry.converters.plan import Options, Plan, place, plan_steps, shard_metadata
-from ggferry.converters.proof_tensors import Encoding
-from ggferry.converters.rewrite import override_keys, prune_layers
-from ggferry.converters.run import run
-from ggferry.converters.stages import Stage, silent
-from ggferry.converters.tokenizers.base import Tokenizer, encoder
-from ggferry.converters.tokenizers.check import compare
-from ggferry.converters.tokenizers.legacy_bpe import REBUILT
-from ggferry.converters.tokenizers.legacy_check import check_conversion, check_merges
-from ggferry.converters.tokenizers.runtimes import objections
-from ggferry.converters.verify import Proof, verify
-from ggferry.converters.vocabulary import VocabOptions, load_tokenizer
+from ggferry.converters.adapters.plan import AdapterPlan, is_adapter, plan_adapter
+from ggferry.converters.adapters.prove import prove_adapter
+from ggferry.converters.conversion_plan.output_metadata import assemble, output_name
+from ggferry.converters.conversion_plan.steps import Options, Plan, place, plan_steps
+from ggferry.converters.metadata.file_names import shard_label
+from ggferry.converters.metadata.general_keys import Entry
+from ggferry.converters.model_graph.computed_tensors import Computed
+from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.prequantized.dequantized_rows import Dequantised
+from ggferry.converters.proof import receipt as receipts
+from ggferry.converters.proof.compare import Proof, verify
+from ggferry.converters.proof.metadata_and_tokenizer import check_metadata, check_tokenizer
+from ggferry.converters.proof.tensors import Encoding
+from ggferry.converters.tokenizers.llama_cpp_limits import objections
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
+from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.converters.understand import understand
+from ggferry.converters.write.output_files import OutputSet
+from ggferry.converters.write.watch_weights import Watch, check_sums
+from ggferry.converters.write.write_tensors import run
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import CorruptError, RefusedError, UnsupportedError, UsageError, VerificationError
-from ggferry.formats.gguf_values import u32
-from ggferry.formats.headroom import limited
+from ggferry.formats.errors import CorruptError, RefusedError, UsageError, VerificationError
+from ggferry.formats.files.digests import Digests, Taken
+from ggferry.formats.files.local_files import Named
+from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.imatrix import read_imatrix
-from ggferry.formats.local_files import Named
-from ggferry.formats.opened import Opened, recorded, unrecorded
-from ggferry.quant.interrupts import interrupts_wait
-from ggferry.quant.recipes import RAGGED
+from ggferry.formats.memory_cap import limited
+from ggferry.quant.recipes.choose import RAGGED
+from ggferry.support.interrupts import interrupts_wait
+from ggferry.support.progress import Stage, silent
+from ggferry.support.threads import workers
 
 LEVELS = ("none", "fast", "full")
 
@@ -228,62 +225,6 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
         again.close()
 
 
-def check_metadata(plan: Plan, again: Checkpoint) -> None:
-    """Every key of the plan stands in the file with its value, and no other. Raises VerificationError."""
-    expected = shard_metadata(plan.metadata, 0, len(plan.layouts), len(plan.steps))
-    if plan.options.alignment != 32:
-        expected.setdefault("general.alignment", u32(plan.options.alignment))
-    odd = sorted(set(expected) ^ set(again.metadata))
-    if odd:
-        raise VerificationError("metadata key on one side only", path=again.path, found=odd[0])
-    for key, value in expected.items():
-        if not _same_value(value, again.metadata[key]):
-            raise VerificationError(f"metadata {key}", path=again.path, found=again.metadata[key], expected=value)
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    # float32 keys come back rounded to float32: compare what a file can hold.
-    import struct
-
-    def narrow(value: Any) -> Any:
-        if value.type.name == "FLOAT32":
-            return struct.pack("<f", value.data)
-        if value.items is not None and value.items.name == "FLOAT32":
-            return struct.pack(f"<{len(value.data)}f", *value.data)
-        return value.data
-
-    return bool(a.type == b.type and a.items == b.items and narrow(a) == narrow(b))
-
-
-def check_tokenizer(
-    source: Tokenizer | None, output: Tokenizer | None, checkpoint: Checkpoint, path: str
-) -> dict[str, Any]:
-    """Both vocabularies encode the fixed texts alike. A LLaMA-era vocabulary is also held, on its raw bytes, against
-    the algorithm of its own runtime, which shares nothing with the conversion; of a byte-level one whose merges
-    were rebuilt every token must come out of its own bytes by the merges as written. Raises VerificationError."""
-    if source is None or output is None:
-        if source is not output:
-            raise VerificationError("the vocabulary is on one side only", path=path)
-        return {"texts": 0, "equal": 0, "why": "no vocabulary"}
-    try:
-        encode = encoder(output)
-    except UnsupportedError as error:
-        if source.to_kv() != output.to_kv():
-            raise VerificationError("the vocabularies differ", path=path) from None
-        return {"texts": 0, "equal": 0, "why": f"{error.message}: {output.model}; every key is equal"}
-    check = compare(encoder(source), encode)
-    legacy = (
-        check_conversion(checkpoint.vocab, output, encode) if checkpoint.vocab and output.model == "llama" else None
-    )
-    for result in (check, legacy):
-        if result is not None and not result.passed:
-            raise VerificationError("the vocabularies tokenise differently", path=path, found=result.first)
-    found = {"model": output.model, "vocabulary": len(output.tokens), **check.as_dict()}
-    if checkpoint.vocab and output.model == "gpt2":
-        found["merges"] = check_merges(checkpoint.vocab, output, source.origins.get("merges") == REBUILT, path)
-    return found if legacy is None else {**found, "legacy_runtime": legacy.as_dict()}
-
-
 def _targets(request: Request, plan: Plan) -> list[str]:
     """Where the output goes: as named, else by the naming convention in the folder named or the source's."""
     out, count = request.out, len(plan.layouts)
@@ -349,11 +290,3 @@ def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, st
     )
 
 
-def graph_of(path: str, hparams: Mapping[str, str] | None = None, arch: str | None = None) -> ModelGraph:
-    """A file bound to its architecture, for the forward pass. The caller closes its checkpoint."""
-    checkpoint = open_checkpoint(path, arch)
-    try:
-        return understand(checkpoint, hparams)
-    except BaseException:
-        checkpoint.close()
-        raise

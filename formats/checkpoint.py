@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggferry.formats.sources import Source
+from ggferry.formats.files.sources import Source
 from ggferry.quant.types import BlockType
 
 
@@ -138,7 +138,7 @@ class Checkpoint:
     architecture: str | None = None
     """What the user says it is, where the bytes do not."""
     checksums: tuple[Checksum, ...] = ()
-    """What the container promises about its own bytes: read and compared by `formats.checksums`, not at open."""
+    """What the container promises about its own bytes: read and compared by `formats.stated_checksums`, not at open."""
 
     @property
     def path(self) -> str:

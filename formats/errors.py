@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from ggferry.formats.printable import printable
+from ggferry.support.printable import printable
 
 SHOWN = 200  # characters of a name or a value: a hostile one must not fill a log
 
 class Fault(StrEnum):
-    """Where an error lies, and so what becomes of an archive's job that met it (`service.jobs`)."""
+    """Where an error lies, and so what becomes of an archive's job that met it (`service.apply.job`)."""
 
     FILE = "file"
     """In the file: the same bytes fail again."""

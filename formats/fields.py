@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ggferry.formats import limits
 from ggferry.formats.errors import GgferryError, MissingError, OutOfRangeError, TruncatedError, UsageError
-from ggferry.formats.sources import Source
+from ggferry.formats.files.sources import Source
 
 CODES = {
     "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f",

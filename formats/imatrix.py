@@ -31,10 +31,10 @@ from ggferry.formats.errors import (
     UsageError,
 )
 from ggferry.formats.fields import Cursor
-from ggferry.formats.gguf_values import Value, ValueType, string, u32
+from ggferry.formats.files.sources import LocalFile, Source
+from ggferry.formats.gguf.values import Value, ValueType, string, u32
 from ggferry.formats.readers.gguf import MAGIC, open_gguf
-from ggferry.formats.sources import LocalFile, Source
-from ggferry.quant.registry import lazy
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

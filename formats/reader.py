@@ -10,8 +10,8 @@ from typing import Any
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import NotFoundError, TruncatedError, UnknownFormatError
 from ggferry.formats.fields import Struct
-from ggferry.formats.sources import open_source
-from ggferry.quant.registry import scan
+from ggferry.formats.files.sources import open_source
+from ggferry.support.registry import scan
 
 HEAD_BYTES = 4096
 
@@ -52,7 +52,7 @@ class HeaderLayout:
     parse. `matrix`: a matrix of int32 rows, int32 columns and float32 values between header and vocabulary, by the name
     it gets among the tensors. `vocab`: see VocabLayout.
 
-    `quantisation`: the version of the block layouts (formats.ggml_types) in a file whose field ftype, which is that
+    `quantisation`: the version of the block layouts (formats.ggml.types) in a file whose field ftype, which is that
     version times 1000 and a number, has none; None: the container's version decides and ftype is a number alone.
     `codes`: container version → type numbers of its own → type names. `planar`: types whose rows may lie in planes.
     `axes`: most axes a tensor has.

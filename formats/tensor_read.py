@@ -11,9 +11,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
-from ggferry.formats.sources import Source
-from ggferry.quant.registry import lazy
+from ggferry.formats.files.sources import Source
 from ggferry.quant.types import BlockError, BlockType
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

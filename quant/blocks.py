@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ggferry.quant.registry import lazy
 from ggferry.quant.types import BlockError, BlockType
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

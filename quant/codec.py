@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ggferry.quant.registry import scan
 from ggferry.quant.types import BlockError, BlockType
+from ggferry.support.registry import scan
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import as_blocks
-from ggferry.quant.registry import lazy
 from ggferry.quant.types import BlockError, BlockType
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

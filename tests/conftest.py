@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from peers import Peers
-from witnesses import CORPUS, FIXTURES, ROOT, VARIABLE, witness
+from helpers.peers import Peers
+from helpers.witnesses import CORPUS, FIXTURES, ROOT, VARIABLE, witness
 
 __all__ = ["FIXTURES", "ROOT"]
 

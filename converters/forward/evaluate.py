@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.forward.model import Model, Result
 from ggferry.converters.forward.recipe import recipe_of
 from ggferry.converters.forward.weights import Weights, one_thread
-from ggferry.converters.graph import ModelGraph
+from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
-from ggferry.quant.registry import lazy
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import torch
@@ -76,4 +76,4 @@ def result_of(graph: ModelGraph) -> Result:
 
 def _computation(graph: ModelGraph) -> ModuleType:
     recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
-    return import_module(f"ggferry.converters.forward.{recipe.computation}")
+    return import_module(f"ggferry.converters.forward.computations.{recipe.computation}")

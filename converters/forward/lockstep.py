@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.weights import Weights, one_thread
-from ggferry.quant.registry import lazy
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import torch

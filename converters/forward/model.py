@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.recipe import Recipe, recipe_of
 from ggferry.converters.forward.weights import Weights
-from ggferry.converters.graph import ModelGraph
+from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.formats.errors import UsageError
-from ggferry.quant.registry import lazy
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import torch

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ggferry.converters.graph import ModelGraph
-from ggferry.converters.parallel import each, workers
-from ggferry.converters.values import CHUNK, values_of
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.model_graph.rows import CHUNK, values_of
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import BadValueError, MissingError
-from ggferry.quant.registry import lazy
+from ggferry.support.lazy_import import lazy
+from ggferry.support.threads import each, workers
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,8 +23,8 @@ from ggferry.formats.errors import (
     UnexpectedTensorError,
 )
 from ggferry.formats.fields import Cursor, Struct
+from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.reader import HeaderLayout, Match, Reader
-from ggferry.formats.sources import Source, open_source
 from ggferry.quant.codec import block_type
 
 CONTAINER = "ggla"

@@ -27,13 +27,13 @@ from ggferry.formats.errors import (
     UnsupportedError,
 )
 from ggferry.formats.fields import Cursor
-from ggferry.formats.ggml_parts import join_parts
-from ggferry.formats.ggml_prelude import Runs, read_prelude
-from ggferry.formats.ggml_records import ALIGNMENT, Records, read_records, with_planes
-from ggferry.formats.ggml_types import Version, era_of
-from ggferry.formats.local_files import read_start
+from ggferry.formats.files.local_files import read_start
+from ggferry.formats.files.sources import Source, open_source
+from ggferry.formats.ggml.prelude import Runs, read_prelude
+from ggferry.formats.ggml.records import ALIGNMENT, Records, read_records, with_planes
+from ggferry.formats.ggml.split_files import join_parts
+from ggferry.formats.ggml.types import Version, era_of
 from ggferry.formats.reader import HeaderLayout, Match, Reader
-from ggferry.formats.sources import Source, open_source
 
 MAGIC = {b"lmgg": "ggml", b"fmgg": "ggmf", b"tjgg": "ggjt", b"ccgg": "ggcc", b"nsgg": "ggsn"}
 """The four bytes on disk: a little-endian u32 such as 0x67676d6c stands reversed."""

@@ -29,8 +29,10 @@ from ggferry.formats.errors import (
     UnsupportedVersionError,
 )
 from ggferry.formats.fields import CODES, Cursor, Struct, size_of
-from ggferry.formats.gguf_shards import open_shards, shard_number, shortened
-from ggferry.formats.gguf_values import (
+from ggferry.formats.files.sources import Source, open_source
+from ggferry.formats.gguf.packed_values import Flags, Numbers, Text, Texts, is_utf8
+from ggferry.formats.gguf.shards import open_shards, shard_number, shortened
+from ggferry.formats.gguf.values import (
     ALIGNMENT_KEY,
     COUNT_CODES,
     DEFAULT_ALIGNMENT,
@@ -41,9 +43,7 @@ from ggferry.formats.gguf_values import (
     align,
     is_alignment,
 )
-from ggferry.formats.packed import Flags, Numbers, Text, Texts, is_utf8
 from ggferry.formats.reader import HeaderLayout, Match, Reader, describe
-from ggferry.formats.sources import Source, open_source
 from ggferry.formats.tensor_table import TensorTable
 from ggferry.quant.codec import types_by_id
 from ggferry.quant.types import BlockError, BlockType

@@ -1,6 +1,6 @@
 """PyTorch checkpoints: `.pth`, `.pt`, `.bin` written by torch.save since 1.6, one file or many; Meta's parts.
 
-One file is read by `formats.torch_file`, imported when there is one. Older streams and tars are named and refused.
+One file is read by `formats.pytorch.torch_file`, imported when there is one. Older streams and tars are named and refused.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
-from ggferry.formats.errors import OutOfRangeError, UnknownFormatError, UnsafePickleError, UnsupportedError
-from ggferry.formats.folder import (
+from ggferry.formats.checkpoint_folder.folder import (
     META,
     claim,
     configuration,
@@ -21,12 +20,13 @@ from ggferry.formats.folder import (
     refuse_foreign,
     sidecars,
 )
+from ggferry.formats.errors import OutOfRangeError, UnknownFormatError, UnsafePickleError, UnsupportedError
+from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.limits import MAX_TENSORS
 from ggferry.formats.reader import HEAD_BYTES, HeaderLayout, Match, Reader
-from ggferry.formats.sources import Source, open_source
 
 if TYPE_CHECKING:
-    from ggferry.formats.torch_file import Contents
+    from ggferry.formats.pytorch.torch_file import Contents
 
 CONTAINER = "pytorch"
 SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
@@ -62,8 +62,8 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
     `layouts` say how Meta's parts are joined. Raises NotFoundError, UnknownFormatError, UnsupportedError,
     UnsafePickleError, and every CorruptError.
     """
-    from ggferry.formats.meta_parts import join_parts
-    from ggferry.formats.shard_index import join_files, read_index
+    from ggferry.formats.checkpoint_folder.shard_index import join_files, read_index
+    from ggferry.formats.pytorch.meta_parts import join_parts
 
     weights = locate(path, CONTAINER)
     refuse_container(weights, CONTAINER, META)
@@ -104,7 +104,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
 
 def _contents(files: Sequence[Source]) -> Iterator[Contents]:
     """What each file holds. Raises OutOfRangeError where that is too many tensors together."""
-    from ggferry.formats.torch_file import read_contents
+    from ggferry.formats.pytorch.torch_file import read_contents
 
     count = 0
     for number, source in enumerate(files):

@@ -15,6 +15,16 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
+from ggferry.formats.checkpoint_folder.folder import (
+    claim,
+    configuration,
+    locate,
+    looks_foreign,
+    refuse_container,
+    refuse_foreign,
+    sidecars,
+)
+from ggferry.formats.checkpoint_folder.shard_index import join_files, read_index
 from ggferry.formats.errors import (
     DuplicateError,
     EncodingError,
@@ -26,18 +36,10 @@ from ggferry.formats.errors import (
     TruncatedError,
     UnsupportedTypeError,
 )
-from ggferry.formats.folder import (
-    claim,
-    configuration,
-    locate,
-    looks_foreign,
-    refuse_container,
-    refuse_foreign,
-    sidecars,
-)
-from ggferry.formats.json_parse import SPACE, pattern
-from ggferry.formats.json_text import BOM
-from ggferry.formats.json_walk import Walk
+from ggferry.formats.files.sources import Source, open_source
+from ggferry.formats.json_files.parse import SPACE, pattern
+from ggferry.formats.json_files.text import BOM
+from ggferry.formats.json_files.walk import Walk
 from ggferry.formats.limits import (
     MAX_DIM,
     MAX_HEADERS,
@@ -49,8 +51,6 @@ from ggferry.formats.limits import (
     MAX_TENSORS,
 )
 from ggferry.formats.reader import HEAD_BYTES, HeaderLayout, Match, Reader
-from ggferry.formats.shard_index import join_files, read_index
-from ggferry.formats.sources import Source, open_source
 from ggferry.formats.tensor_table import TensorTable
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockType

@@ -11,8 +11,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.codec import Codec
-from ggferry.quant.registry import lazy
 from ggferry.quant.types import table
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

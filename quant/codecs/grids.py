@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ggferry.quant.registry import lazy
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,8 +14,8 @@ from ggferry.quant.blocks import Array, Parts, Unpack, affine, decoder, floats, 
 from ggferry.quant.codec import Codec
 from ggferry.quant.codecs.grids import even_signs, grid, signs
 from ggferry.quant.kernels import lazy_kernel
-from ggferry.quant.registry import lazy
 from ggferry.quant.types import table
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

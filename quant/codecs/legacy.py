@@ -31,8 +31,8 @@ from ggferry.quant.blocks import (
 )
 from ggferry.quant.codec import Codec, Repack
 from ggferry.quant.codecs import simple
-from ggferry.quant.registry import lazy
 from ggferry.quant.types import BlockError, BlockType, table
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ggferry.quant.registry import lazy
 from ggferry.quant.types import BlockError
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ggferry.quant.accuracy.bad_values import ValueRefused, refuse_nonfinite
 from ggferry.quant.blocks import Array, Parts, check_rows, check_values, decoder
 from ggferry.quant.codec import Codec
-from ggferry.quant.registry import lazy
 from ggferry.quant.types import BlockType, table
-from ggferry.quant.values import ValueRefused, refuse_nonfinite
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

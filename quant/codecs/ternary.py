@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes, translate
 from ggferry.quant.codec import Codec
 from ggferry.quant.kernels import lazy_kernel
-from ggferry.quant.registry import lazy
 from ggferry.quant.types import table
+from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import numpy as np

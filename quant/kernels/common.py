@@ -22,6 +22,7 @@ from numba.core import event, types
 from numba.core.caching import FunctionCache
 from numba.core.runtime import rtsys
 
+from ggferry.quant.accuracy.bad_values import ValueRefused, refuse_nonfinite
 from ggferry.quant.blocks import check_values
 from ggferry.quant.kernels import announce_compilation
 from ggferry.quant.kernels.lanes import (
@@ -42,7 +43,6 @@ from ggferry.quant.kernels.lanes import (
     transpose,
 )
 from ggferry.quant.types import BlockError, BlockType
-from ggferry.quant.values import ValueRefused, refuse_nonfinite
 
 if TYPE_CHECKING:
     from ggferry.quant.codec import Bytes, Floats

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ggferry.quant.accuracy.bad_values import ValueRefused, refuse_nonfinite
 from ggferry.quant.codecs.fp4 import TYPES, half_e8m0, half_ue4m3
 from ggferry.quant.kernels.common import F, I, encode_rows, inline, kernel
 from ggferry.quant.kernels.lanes import (
@@ -26,7 +27,6 @@ from ggferry.quant.kernels.lanes import (
     store,
     where,
 )
-from ggferry.quant.values import ValueRefused, refuse_nonfinite
 
 if TYPE_CHECKING:
     from ggferry.quant.codec import Bytes, Floats

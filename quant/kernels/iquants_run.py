@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ggferry.quant.accuracy.bad_values import ValueRefused
 from ggferry.quant.blocks import check_values
 from ggferry.quant.kernels.common import all_finite, encode_rows, importance
 from ggferry.quant.types import BlockError, BlockType
-from ggferry.quant.values import ValueRefused
 
 if TYPE_CHECKING:
     from ggferry.quant.codec import Bytes, Floats

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ggferry.converters import reverify
+from ggferry.converters import verify as reverify
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.open import open_checkpoint
-from ggferry.service.recheck import recheck
-
-from archive_tools import applied, planned, states, write
-from builders import Llama
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.service.apply.recheck import recheck
+from helpers.archive_tools import applied, planned, states, write
+from helpers.builders import Llama
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def test_the_proof_is_made_in_the_worker(
         raise AssertionError("the coordinator parsed a file that may be hostile")
 
     monkeypatch.setattr(reverify, "open_checkpoint", here)
-    monkeypatch.setattr("ggferry.service.adopt.reprove", here)
+    monkeypatch.setattr("ggferry.service.workers.existing_output.reprove", here)
     assert run(source, tmp_path)[:2] == ("done", "adopted")
 
 

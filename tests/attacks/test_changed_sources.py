@@ -11,21 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hf_llama import hf_llama
 from safetensors.numpy import save_file
 
+from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.plan import Options
-from ggferry.converters.vocabulary import VocabOptions
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import ChangedError
-from ggferry.formats.gguf_values import ValueType, array, string, u32
-from ggferry.formats.gguf_write import write_gguf
-from ggferry.formats.opened import recorded
-from ggferry.formats.sources import LocalFile
+from ggferry.formats.files.opened_files import recorded
+from ggferry.formats.files.sources import LocalFile
+from ggferry.formats.gguf.values import ValueType, array, string, u32
+from ggferry.formats.gguf.write import write_gguf
 from ggferry.quant.codec import block_type
-from ggferry.service.cli import _run
-
-from builders import Llama
+from ggferry.service.cli.app import _run
+from helpers.builders import Llama
+from helpers.hf_llama import hf_llama
 
 CORRUPT = 5
 
@@ -168,7 +167,7 @@ def test_an_option_read_before_the_model_counts_from_then_on(
     source, stated = Llama(n_layer=1).write(tmp_path / "old.bin"), tmp_path / "m.json"
     stated.write_text('{"general.author": "me"}')
     stage = at("writing", stated.touch)
-    monkeypatch.setattr("ggferry.service.progress.byte_progress", lambda title, total, wanted: stage(title, total))
+    monkeypatch.setattr("ggferry.service.cli.progress_bar.byte_progress", lambda title, total, wanted: stage(title, total))
     assert _run(["convert", str(source), "-o", out, "--metadata", str(stated), "--verify", "fast"]) == CORRUPT
     assert str(stated) in capsys.readouterr().err and not os.listdir(os.path.dirname(out))
 

@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 import transformers
 
-from ggferry.converters.config_keys import GENERAL
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.graph import ModelGraph
-from ggferry.converters.load import understand
-from ggferry.converters.open import architectures, open_checkpoint
+from ggferry.converters.model_graph.config_keys import GENERAL
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
+from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError
-
-from conftest import FIXTURES
-from tiny_models import TINY, TOKENS, make, relative, write
+from helpers.tiny_models import TINY, TOKENS, make, relative, write
+from helpers.witnesses import FIXTURES
 
 BIN = Path(sys.executable).parent
 LIMIT = 1e-5

@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ggferry.converters.load import architectures
-from ggferry.converters.spec import Drop
+from ggferry.converters.schema.architecture import Drop
+from ggferry.converters.understand import architectures
 from ggferry.formats.errors import RefusedError
-from ggferry.service.apply import Asked, Migration, survey
-from ggferry.service.deletion import SHOWN, Deletion
-from ggferry.service.planfile import Entry
-from ggferry.service.stores import Found
-
-from archive_tools import GGFERRY, applied, command, plan, planned, states, write
-from builders import Llama
+from ggferry.service.apply.delete_sources import SHOWN, Deletion
+from ggferry.service.apply.migration import Asked, Migration, survey
+from ggferry.service.records.plan_file import Entry
+from ggferry.service.storage.stores import Found
+from helpers.archive_tools import GGFERRY, applied, command, plan, planned, states, write
+from helpers.builders import Llama
 
 
 def deleting(path: Path, **asked: Any) -> tuple[Migration, list[dict[str, Any]]]:

@@ -10,11 +10,11 @@ import pytest
 
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of, of_os
-from ggferry.service import jobs
-from ggferry.service.jobs import Settings
-from ggferry.service.ledger import FAILED, QUARANTINED, QUEUED, Job, Ledger
-from ggferry.service.report import collect, migration_lines
-from ggferry.service.supervise import WorkerFailed
+from ggferry.service.apply import job as jobs
+from ggferry.service.apply.job import Settings
+from ggferry.service.records.ledger import FAILED, QUARANTINED, QUEUED, Job, Ledger
+from ggferry.service.records.report import collect, migration_lines
+from ggferry.service.workers.supervisor import WorkerFailed
 
 FILE = (
     errors.CorruptError, errors.TruncatedError, errors.UnsupportedError, errors.UnsafePickleError,

@@ -13,16 +13,15 @@ import pytest
 import sqlalchemy as sa
 
 from ggferry.formats.errors import UsageError
-from ggferry.service.apply import Asked, Migration
-from ggferry.service.engine import LedgerDesk, Run, run_local
-from ggferry.service.jobs import Settings
-from ggferry.service.ledger import DONE, FAILED, QUEUED, RUNNING, Job, LeaseLost, Ledger, owner_name
-from ggferry.service.ledger_tables import SCHEMA
-from ggferry.service.supervise import Limits
-
-from archive_tools import plan, write
-from builders import Llama
-from postgres_server import postgres_server
+from ggferry.service.apply.job import Settings
+from ggferry.service.apply.local_engine import LedgerDesk, Run, run_local
+from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.records.ledger import DONE, FAILED, QUEUED, RUNNING, Job, LeaseLost, Ledger, owner_name
+from ggferry.service.records.ledger_tables import SCHEMA
+from ggferry.service.workers.supervisor import Limits
+from helpers.archive_tools import plan, write
+from helpers.builders import Llama
+from helpers.postgres_server import postgres_server
 
 VERSION_1 = """
 CREATE TABLE ggferry_jobs (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import FIXTURES, ROOT
+from helpers.witnesses import FIXTURES, ROOT
 
 TESTS = ROOT / "tests"
 

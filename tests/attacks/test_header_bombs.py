@@ -22,24 +22,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggferry.formats import errors, headroom, json_parse, limits
+from ggferry.formats import errors, limits
+from ggferry.formats import memory_cap as headroom
 from ggferry.formats.checkpoint import Span, TensorRef
-from ggferry.formats.gguf_values import Value, ValueType
-from ggferry.formats.json_parse import parse_json
-from ggferry.formats.packed import Flags, Numbers, Text, Texts, is_utf8
+from ggferry.formats.files.sources import open_source
+from ggferry.formats.gguf.packed_values import Flags, Numbers, Text, Texts, is_utf8
+from ggferry.formats.gguf.values import Value, ValueType
+from ggferry.formats.json_files import parse as json_parse
+from ggferry.formats.json_files.parse import parse_json
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.formats.readers.safetensors import open_checkpoint
-from ggferry.formats.sources import open_source
 from ggferry.formats.tensor_table import TensorTable, joined
 from ggferry.quant.codec import block_type
-from ggferry.service import cli
+from ggferry.service.cli import app as cli
 
 MIB = 1 << 20
 PROGRAM = 60 * MIB
 """What the interpreter and the command take by themselves, generously: 20 MiB of it are measured."""
-LOAD = "import sys; from ggferry.formats.json_text import load_json; load_json(sys.argv[1])"
-OPEN = "import sys; from ggferry.converters.open import open_checkpoint; held = open_checkpoint(sys.argv[1])"
-INSPECT = "import sys; from ggferry.service.cli import main; sys.argv[1:1] = ['inspect']; main()"
+LOAD = "import sys; from ggferry.formats.json_files.text import load_json; load_json(sys.argv[1])"
+OPEN = "import sys; from ggferry.converters.model_graph.open_checkpoint import open_checkpoint; held = open_checkpoint(sys.argv[1])"
+INSPECT = "import sys; from ggferry.service.cli.app import main; sys.argv[1:1] = ['inspect']; main()"
 
 
 REPORT = """
@@ -238,7 +240,7 @@ def test_an_index_costs_three_times_its_bytes(tmp_path: Path) -> None:
 
 
 def test_an_index_of_too_many_tensors_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    from ggferry.formats import shard_index
+    from ggferry.formats.checkpoint_folder import shard_index
 
     monkeypatch.setattr(shard_index, "MAX_TENSORS", 99)
     path = tmp_path / "model.safetensors.index.json"
@@ -277,7 +279,7 @@ def test_pickles_of_containers_are_refused_while_they_are_small(kind: str, tmp_p
 
 
 def test_archives_of_too_many_entries_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    from ggferry.formats import zip_spans
+    from ggferry.formats.pytorch import zip_archive as zip_spans
 
     monkeypatch.setattr(zip_spans, "MAX_ZIP_ENTRIES", 99)
     with zipfile.ZipFile(tmp_path / "x.pth", "w") as file:
@@ -288,7 +290,7 @@ def test_archives_of_too_many_entries_are_refused(tmp_path: Path, monkeypatch: A
 
 
 def test_what_a_pickle_never_stored_is_not_recalled() -> None:
-    from ggferry.formats.pickle_spans import read_pickle
+    from ggferry.formats.pytorch.pickle_machine import read_pickle
 
     assert read_pickle(b"\x80\x02]q\1h\1a.", "x", 0)[0][0] is not None  # Python 2 numbered from 1
     for data in (b"\x80\x02]q\1h\0a.", b"\x80\x02]q\2.", b"\x80\x02h\0."):
@@ -455,7 +457,7 @@ def test_a_header_that_wants_more_memory_than_the_cap_ends_in_an_error(tmp_path:
 def test_the_command_line_reads_headers_under_a_cap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[int] = []
     monkeypatch.setattr(headroom, "_asked", 0)
-    monkeypatch.setattr("ggferry.converters.open.find_reader", lambda path: seen.append(_soft()) or 1 / 0)
+    monkeypatch.setattr("ggferry.converters.model_graph.open_checkpoint.find_reader", lambda path: seen.append(_soft()) or 1 / 0)
     before = _soft()
     assert cli._run(["inspect", os.fspath(tmp_path)]) == cli.INTERNAL_ERROR
     assert seen[0] != resource.RLIM_INFINITY
@@ -471,7 +473,7 @@ def test_running_out_of_memory_is_an_error_of_ours(monkeypatch: Any, capsys: Any
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("ggferry.converters.open.find_reader", fail)
+    monkeypatch.setattr("ggferry.converters.model_graph.open_checkpoint.find_reader", fail)
     monkeypatch.setattr(cli, "ration", lambda nbytes: None)
     monkeypatch.setattr(headroom, "_asked", 0)
     assert cli._run(["inspect", os.fspath(tmp_path), "--json"]) == 1

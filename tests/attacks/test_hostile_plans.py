@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from ggferry.formats.errors import CorruptError, UsageError
-from ggferry.service.planfile import read_plan
-
-from archive_tools import command, plan, write
-from builders import Llama
+from ggferry.service.records.plan_file import read_plan
+from helpers.archive_tools import command, plan, write
+from helpers.builders import Llama
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_faults import Web, web_server
 
 from ggferry.formats.errors import AccessError, ChangedError, GgferryError, TransportError
-from ggferry.service import pages, planning, stores, urls, web
-from ggferry.service.deletion import choose
-from ggferry.service.planfile import Entry
-from ggferry.service.planning import UNPINNED, Wanted
-from ggferry.service.ranged import HEADER_BLOCK, RangedFile
-
-from archive_tools import command, plan, rows, write
-from builders import Llama
+from ggferry.service.apply.delete_sources import choose
+from ggferry.service.plan import make_plan as planning
+from ggferry.service.plan.make_plan import UNPINNED, Wanted
+from ggferry.service.records.plan_file import Entry
+from ggferry.service.storage import stores, urls
+from ggferry.service.storage.backends import web
+from ggferry.service.storage.backends import web_pages as pages
+from ggferry.service.storage.ranged_file import HEADER_BLOCK, RangedFile
+from helpers.archive_tools import command, plan, rows, write
+from helpers.builders import Llama
+from helpers.store_faults import Web, web_server
 
 OLD = os.urandom(4 * HEADER_BLOCK)
 NEW = os.urandom(4 * HEADER_BLOCK)

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.open import open_checkpoint
-from ggferry.service.inspect import SHOWN_TEXT, describe, lines
-
-from conftest import FIXTURES
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.service.cli.describe import SHOWN_TEXT, describe, lines
+from helpers.witnesses import FIXTURES
 
 CHECKPOINTS = sorted(path for path in (FIXTURES / "hf" / "ckpt").iterdir() if path.is_dir())
 CONFIG: dict[str, Any] = {

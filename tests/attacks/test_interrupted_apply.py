@@ -16,16 +16,15 @@ from typing import Any
 
 import pytest
 
-from ggferry.formats.partials import partial_path
-from ggferry.service.jobs import Settings, run_job
-from ggferry.service.ledger import QUARANTINED, Job
-from ggferry.service.planfile import read_plan
-from ggferry.service.scratch import LOCK, PREFIX
-from ggferry.service.supervise import Limits, Supervisor
-
-from archive_tools import GGFERRY, command, plan, rows, write
-from builders import Llama
-from processes import below
+from ggferry.formats.files.partial_files import partial_path
+from ggferry.service.apply.job import Settings, run_job
+from ggferry.service.records.ledger import QUARANTINED, Job
+from ggferry.service.records.plan_file import read_plan
+from ggferry.service.storage.scratch import LOCK, PREFIX
+from ggferry.service.workers.supervisor import Limits, Supervisor
+from helpers.archive_tools import GGFERRY, command, plan, rows, write
+from helpers.builders import Llama
+from helpers.processes import below
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def writing(path: Path, tmp_path: Path, **options: Any) -> Iterator[subprocess.P
 )
 def test_a_stopped_run_leaves_nothing_and_says_so(signals: list[int], planned: Path, tmp_path: Path) -> None:
     with writing(planned, tmp_path) as run:
-        workers = [pid for pid, arguments in below(run.pid).items() if "ggferry.service.worker" in arguments]
+        workers = [pid for pid, arguments in below(run.pid).items() if "ggferry.service.workers.process" in arguments]
         for number in signals:
             run.send_signal(number)
             time.sleep(0.03)

@@ -19,11 +19,10 @@ import pytest
 import sqlalchemy as sa
 
 from ggferry.formats.errors import UnreachableError
-from ggferry.service.ledger import DONE, QUEUED, Ledger, owner_name
-
-from archive_tools import GGFERRY, command, plan, write
-from builders import Llama
-from postgres_server import PostgresServer, postgres_server
+from ggferry.service.records.ledger import DONE, QUEUED, Ledger, owner_name
+from helpers.archive_tools import GGFERRY, command, plan, write
+from helpers.builders import Llama
+from helpers.postgres_server import PostgresServer, postgres_server
 
 PASSWORD = "s3cret/PW@1"
 
@@ -128,7 +127,7 @@ def prepare(tmp_path: Path, count: int) -> tuple[Path, Path]:
 
 def workers_of(run: subprocess.Popen[str]) -> list[str]:
     found = subprocess.run(["ps", "-eo", "sid,ppid,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in found.splitlines() if f" {run.pid} " in line and "ggferry.service.worker" in line]
+    return [line for line in found.splitlines() if f" {run.pid} " in line and "ggferry.service.workers.process" in line]
 
 
 @pytest.mark.slow

@@ -10,11 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from ggferry.formats.errors import UsageError
-from ggferry.service.ledger_url import full_url, hide_secrets, shown, with_environment
-
-from archive_tools import command, plan, write
-from builders import Llama
-from postgres_server import PostgresServer, postgres_server
+from ggferry.service.records.ledger_url import full_url, hide_secrets, shown, with_environment
+from helpers.archive_tools import command, plan, write
+from helpers.builders import Llama
+from helpers.postgres_server import PostgresServer, postgres_server
 
 PASSWORD = "s3cret/PW@1"
 TAILS = ("s3cret", "PW", "PW@1", "PW%401")

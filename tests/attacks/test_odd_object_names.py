@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_faults import S3Store, s3_store
 
-from ggferry.service import planning, stores, urls
-from ggferry.service.mirror import Mirror
-from ggferry.service.naming import NAME_MAX, safe_name
-from ggferry.service.planfile import Entry
-from ggferry.service.planning import Wanted
-from ggferry.service.publish import publish
-
-from archive_tools import command, plan, rows
-from builders import Llama
+from ggferry.service.plan import make_plan as planning
+from ggferry.service.plan.make_plan import Wanted
+from ggferry.service.plan.output_names import NAME_MAX, safe_name
+from ggferry.service.records.plan_file import Entry
+from ggferry.service.storage import stores, urls
+from ggferry.service.storage.mirror import Mirror
+from ggferry.service.storage.publish import publish
+from helpers.archive_tools import command, plan, rows
+from helpers.builders import Llama
+from helpers.store_faults import S3Store, s3_store
 
 LONG = "z" * 300 + ".bin"
 ODD = ("x/../evil.bin", "./b.bin", "a", "a/b.bin", "a//b.bin", "/lead.bin", LONG, f"{'d' * 300}/m.bin", "../up.bin")

@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from ggferry.converters import convert as conversion
+from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.plan import Options
 from ggferry.formats.errors import BusyError, RefusedError, UsageError
-from ggferry.formats.partials import claim, is_partial, write_file
+from ggferry.formats.files.partial_files import claim, is_partial, write_file
 from ggferry.formats.readers.gguf import open_gguf
-
-from archive_tools import plan
-from builders import Llama
+from helpers.archive_tools import plan
+from helpers.builders import Llama
 
 STALE = ".model.gguf.ggferry-0123456789abcdef.partial"
 

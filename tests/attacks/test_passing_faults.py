@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from store_faults import Rules, S3Store, Web, s3_store, web_server
 
 from ggferry.formats.errors import AccessError, Fault, GgferryError, NotFoundError, PassingError
-from ggferry.service import patience, planning, stores, urls
-from ggferry.service.planning import Wanted
-from ggferry.service.publish import publish
-from ggferry.service.ranged import HEADER_BLOCK, RangedFile
-
-from archive_tools import command, plan, rows, write
-from builders import Llama
+from ggferry.service.plan import make_plan as planning
+from ggferry.service.plan.make_plan import Wanted
+from ggferry.service.storage import retry as patience
+from ggferry.service.storage import stores, urls
+from ggferry.service.storage.publish import publish
+from ggferry.service.storage.ranged_file import HEADER_BLOCK, RangedFile
+from helpers.archive_tools import command, plan, rows, write
+from helpers.builders import Llama
+from helpers.store_faults import Rules, S3Store, Web, s3_store, web_server
 
 DATA = os.urandom(3 * HEADER_BLOCK)
 PASSING = ("cut", "short", 429, 500, 503, "away", "lost")

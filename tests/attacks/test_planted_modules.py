@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.service.supervise import Limits, Supervisor
-
-from builders import Llama
+from ggferry.service.workers.supervisor import Limits, Supervisor
+from helpers.builders import Llama
 
 SCRIPT = [os.path.join(sysconfig.get_path("scripts"), "ggferry")]
 CONVERT = [os.path.join(sysconfig.get_path("scripts"), "convert")]
@@ -95,8 +94,8 @@ def test_python_p_m_imports_nothing_from_there_at_all(folder: Path, ran: Path) -
 def test_every_module_a_worker_imports_had_its_planted_twin(folder: Path, tmp_path: Path) -> None:
     """Else the tests above would show nothing of the names that are missing."""
     code = (
-        "import sys, ggferry.service.worker, ggferry.service.cli\n"
-        "try: ggferry.service.cli.main()\n"
+        "import sys, ggferry.service.workers.process, ggferry.service.cli.app\n"
+        "try: ggferry.service.cli.app.main()\n"
         "except SystemExit as end: assert not end.code\n"
         f"finally: {FIRST}\n"
     )

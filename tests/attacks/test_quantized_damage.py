@@ -13,16 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.plan import Options
-from ggferry.converters.reverify import reverify
-from ggferry.converters.stages import silent
-from ggferry.converters.vocabulary import VocabOptions
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.verify import reverify
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.readers.gguf import open_gguf
-
-from conftest import FIXTURES
+from ggferry.support.progress import silent
+from helpers.witnesses import FIXTURES
 
 SOURCE = str(FIXTURES / "legacy-llama" / "ggjt3-20230821" / "G256-q4_0.bin")
 TYPES = ("q4_k_m", "q3_k_m", "q2_k", "q6_k", "q5_1", "iq4_xs", "q8_0")

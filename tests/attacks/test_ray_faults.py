@@ -17,14 +17,13 @@ import ray
 
 import ggferry
 from ggferry.formats.errors import RefusedError, UnreachableError
-from ggferry.service.apply import Asked, Migration
-from ggferry.service.jobs import Settings
-from ggferry.service.ledger import DONE, FAILED, QUARANTINED, QUEUED, Ledger
-from ggferry.service.supervise import Limits
-
-from archive_tools import GGFERRY, command, plan, rows, write
-from builders import Llama
-from processes import below, listening
+from ggferry.service.apply.job import Settings
+from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, QUEUED, Ledger
+from ggferry.service.workers.supervisor import Limits
+from helpers.archive_tools import GGFERRY, command, plan, rows, write
+from helpers.builders import Llama
+from helpers.processes import below, listening
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 

@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.output import OutputSet
-from ggferry.converters.plan import Options
-from ggferry.converters.recovery import recover
+from ggferry.converters.write.output_files import OutputSet
+from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import GgferryError, RefusedError
-from ggferry.formats.partials import Partial, is_partial
-
-from builders import Llama
+from ggferry.formats.files.partial_files import Partial, is_partial
+from helpers.builders import Llama
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.tokenizers import budget, charsmap
-from ggferry.converters.tokenizers.budget import Budget, written_out
-from ggferry.converters.tokenizers.hf_pipeline import normalizer, pre_tokenizer, run
-from ggferry.converters.tokenizers.load import load
-from ggferry.converters.tokenizers.pretokenizers import PRES
-from ggferry.converters.tokenizers.texts import TEXTS
+from ggferry.converters.tokenizers.building_blocks import charsmap
+from ggferry.converters.tokenizers.building_blocks import pattern_budget as budget
+from ggferry.converters.tokenizers.building_blocks.pattern_budget import Budget, written_out
+from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import PRES
+from ggferry.converters.tokenizers.files.find import load
+from ggferry.converters.tokenizers.hugging_face.pipeline import normalizer, pre_tokenizer, run
+from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.formats.errors import CorruptError, GgferryError, OutOfRangeError, UnsupportedError
-
-from conftest import FIXTURES
+from helpers.witnesses import FIXTURES
 
 SOURCE = FIXTURES / "tokenizers" / "bpe_llama3"
 

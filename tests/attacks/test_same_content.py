@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from store_faults import S3Store, s3_store
 
 from ggferry.formats import errors
 from ggferry.formats.errors import GgferryError
-from ggferry.service import jobs
-from ggferry.service.jobs import Settings
-from ggferry.service.ledger import DONE, FAILED, QUEUED, SKIPPED, Job, LeaseLost, Twin
-from ggferry.service.supervise import Answer, Limits
-
-from archive_tools import command, planned, rows, write
-from builders import Llama
+from ggferry.service.apply import job as jobs
+from ggferry.service.apply.job import Settings
+from ggferry.service.records.ledger import DONE, FAILED, QUEUED, SKIPPED, Job, LeaseLost, Twin
+from ggferry.service.workers.supervisor import Answer, Limits
+from helpers.archive_tools import command, planned, rows, write
+from helpers.builders import Llama
+from helpers.store_faults import S3Store, s3_store
 
 OUTPUT = "s3://new/a.gguf"
 

@@ -12,10 +12,10 @@ import fsspec
 import numpy as np
 import pytest
 
-from ggferry.formats.sources import LocalFile
-from ggferry.service import ranged
-from ggferry.service.ranged import RangedFile
-from ggferry.service.stores import stat
+from ggferry.formats.files.sources import LocalFile
+from ggferry.service.storage import ranged_file as ranged
+from ggferry.service.storage.ranged_file import RangedFile
+from ggferry.service.storage.stores import stat
 
 BLOCK, SIZE = 1 << 10, 10_000
 DATA = np.random.default_rng(0).integers(1, 256, SIZE, np.uint8).tobytes()  # no zero in it: those of a hole show

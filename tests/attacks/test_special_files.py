@@ -17,15 +17,14 @@ from typing import Any
 
 import pytest
 
-from ggferry.formats import local_files
 from ggferry.formats.errors import NotFoundError
-from ggferry.formats.local_files import open_file, read_text
-
-from archive_tools import command, plan
-from attack_tools import typed
-from builders import Llama
-from checkpoints import write_checkpoint
-from conftest import ROOT
+from ggferry.formats.files import local_files
+from ggferry.formats.files.local_files import open_file, read_text
+from helpers.archive_tools import command, plan
+from helpers.attack_tools import typed
+from helpers.builders import Llama
+from helpers.checkpoints import write_checkpoint
+from helpers.witnesses import ROOT
 
 PATIENCE = 20  # seconds; what is tested here takes none
 
@@ -183,13 +182,13 @@ def test_descriptors_are_closed_whatever_is_found(tmp_path: Path) -> None:
 
 OTHERS = {
     # what opens files to read otherwise, and why it may
-    "formats/local_files.py": "here it is done",
-    "formats/headroom.py": "/proc",
-    "formats/partials.py": "folders, to flush them",
-    "service/stores.py": "folders, to flush them",
-    "service/ledger.py": "/proc",
-    "service/cli_common.py": "texts a person names, which may come through a pipe",
-    "quant/registry.py": "of the installation",
+    "formats/files/local_files.py": "here it is done",
+    "formats/memory_cap.py": "/proc",
+    "formats/files/partial_files.py": "folders, to flush them",
+    "service/storage/stores.py": "folders, to flush them",
+    "service/records/ledger.py": "/proc",
+    "service/cli/options.py": "texts a person names, which may come through a pipe",
+    "support/registry.py": "of the installation",
     "quant/codecs/grids.py": "of the installation",
 }
 

@@ -12,16 +12,23 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from store_faults import S3Store, s3_store
 
 from ggferry.formats.errors import AccessError, GgferryError, RefusedError
-from ggferry.service import publish as publishing
-from ggferry.service import s3 as module
-from ggferry.service import stores, urls
-from ggferry.service.publish import Writer, partial_name, prepare, publish, publish_all, put_receipt, sweep
-
-from archive_tools import command, plan, rows, write
-from builders import Llama
+from ggferry.service.storage import publish as publishing
+from ggferry.service.storage import stores, urls
+from ggferry.service.storage.backends import s3 as module
+from ggferry.service.storage.publish import (
+    Writer,
+    partial_name,
+    prepare,
+    publish,
+    publish_all,
+    put_receipt,
+    sweep,
+)
+from helpers.archive_tools import command, plan, rows, write
+from helpers.builders import Llama
+from helpers.store_faults import S3Store, s3_store
 
 OURS, THEIRS = os.urandom(11 << 20), b"nine bytes"
 URL = "s3://new/deny/a.gguf"
@@ -326,7 +333,7 @@ def test_two_plans_with_one_destination(store: S3Store, tmp_path: Path) -> None:
 def test_a_run_killed_in_the_copy_leaves_nothing_to_the_next(store: S3Store, tmp_path: Path) -> None:
     import subprocess
 
-    from archive_tools import GGFERRY
+    from helpers.archive_tools import GGFERRY
 
     write(tmp_path / "in" / "a.bin", Llama(kind="F16", version=1))
     path = tmp_path / "plan.jsonl"

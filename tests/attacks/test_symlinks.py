@@ -14,18 +14,17 @@ from typing import Any
 
 import pytest
 
-from ggferry.formats import local_files
 from ggferry.formats.errors import RefusedError
-from ggferry.formats.local_files import Named, confined, open_file, read_text
+from ggferry.formats.files import local_files
+from ggferry.formats.files.local_files import Named, confined, open_file, read_text
+from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.readers.gguf import open_gguf
-from ggferry.formats.sources import LocalFile
-from ggferry.service import work
-from ggferry.service.planfile import Entry, read_plan
-
-from archive_tools import command, plan, rows
-from attack_tools import SECRET, files_with, typed
-from builders import Llama
-from checkpoints import write_checkpoint
+from ggferry.service.records.plan_file import Entry, read_plan
+from ggferry.service.workers import commands as work
+from helpers.archive_tools import command, plan, rows
+from helpers.attack_tools import SECRET, files_with, typed
+from helpers.builders import Llama
+from helpers.checkpoints import write_checkpoint
 
 
 @pytest.fixture
@@ -273,7 +272,7 @@ def test_a_worker_refuses_a_link_that_came_after_the_plan(model: Path, secret: P
             raise AssertionError("the job must end before it asks for anything")
 
         def stage(self, title: str, total: int) -> Any:
-            from ggferry.converters.stages import silent
+            from ggferry.support.progress import silent
 
             return silent(title, total)
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hf_llama import hf_llama
 
-from ggferry.service.cli import _run
-
-from builders import Llama
+from ggferry.service.cli.app import _run
+from helpers.builders import Llama
+from helpers.hf_llama import hf_llama
 
 REFUSED, USAGE = 7, 2
 

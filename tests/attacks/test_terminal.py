@@ -1,6 +1,6 @@
 """File names forged lines of ours: a newline in one, and `proved   all ok` stood on the screen; escape codes did worse.
 
-Everything printed passes `service.terminal`, everything in a page `printable`: no text of a stranger holds a control
+Everything printed passes `service.cli.terminal`, everything in a page `printable`: no text of a stranger holds a control
 character, a mark of direction or a line's end when it arrives.
 """
 
@@ -19,19 +19,18 @@ from pathlib import Path
 import pytest
 
 from ggferry.formats.errors import GgferryError
-from ggferry.formats.gguf_values import string
-from ggferry.formats.gguf_write import write_gguf
-from ggferry.formats.printable import printable, printable_json
+from ggferry.formats.gguf.values import string
+from ggferry.formats.gguf.write import write_gguf
 from ggferry.formats.readers.gguf import open_gguf
-from ggferry.service.planfile import Entry, Head, read_plan, write_plan
-from ggferry.service.report import collect
-from ggferry.service.report_html import page
-
-from archive_tools import GGFERRY
-from attack_tools import Typed, typed
-from builders import Llama
-from checkpoints import write_checkpoint
-from conftest import ROOT
+from ggferry.service.records.plan_file import Entry, Head, read_plan, write_plan
+from ggferry.service.records.report import collect
+from ggferry.service.records.report_html import page
+from ggferry.support.printable import printable, printable_json
+from helpers.archive_tools import GGFERRY
+from helpers.attack_tools import Typed, typed
+from helpers.builders import Llama
+from helpers.checkpoints import write_checkpoint
+from helpers.witnesses import ROOT
 
 FORGED = "proved   all ok"
 HOSTILE = f"e\x1b[31m\x1b]0;title\x07\n{FORGED}\r\x08\x7f\x85\x9b1m\u202e\u2066\u200f\u2028[bold]x[red]:bomb:"
@@ -250,7 +249,7 @@ def test_a_run_on_a_terminal_prints_names_to_the_letter(tmp_path: Path) -> None:
     assert r"[bold]x[red]:bomb:\udcff" in shown and r"\x1b[31m" in shown
 
 
-PRINTS = {"service/terminal.py", "service/progress.py", "service/progress_run.py"}
+PRINTS = {"service/cli/terminal.py", "service/cli/progress_bar.py", "service/cli/run_progress.py"}
 """Where printing is done: lines, JSON, and the two bars."""
 
 

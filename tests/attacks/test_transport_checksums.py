@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_faults import S3Store, Web, s3_store, web_server
 
 from ggferry.formats.errors import TransportError
 from ggferry.quant.kernels import crc
-from ggferry.service import checksums, s3, stores, urls, web
-from ggferry.service.checksums import Running, Stated
-from ggferry.service.mirror import Mirror
-from ggferry.service.ranged import HEADER_BLOCK, UNCHECKED, RangedFile
-
-from archive_tools import command, plan, rows, write
-from builders import Llama
+from ggferry.service.storage import checksums, stores, urls
+from ggferry.service.storage.backends import s3, web
+from ggferry.service.storage.checksums import Running, Stated
+from ggferry.service.storage.mirror import Mirror
+from ggferry.service.storage.ranged_file import HEADER_BLOCK, UNCHECKED, RangedFile
+from helpers.archive_tools import command, plan, rows, write
+from helpers.builders import Llama
+from helpers.store_faults import S3Store, Web, s3_store, web_server
 
 DATA = os.urandom(5 * HEADER_BLOCK + 17)
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from ggferry.service.apply import Asked, survey
-from ggferry.service.ledger import DONE, FAILED, QUEUED, RUNNING, SKIPPED, LeaseLost, Ledger, Twin
-
-from archive_tools import applied, planned, states, write
-from builders import Llama
-from postgres_server import postgres_server
+from ggferry.service.apply.migration import Asked, survey
+from ggferry.service.records.ledger import DONE, FAILED, QUEUED, RUNNING, SKIPPED, LeaseLost, Ledger, Twin
+from helpers.archive_tools import applied, planned, states, write
+from helpers.builders import Llama
+from helpers.postgres_server import postgres_server
 
 FIRST, SECOND, THIRD = (f"{n:08x}" for n in (1, 2, 3))
 

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from ggferry.formats.errors import AccessError
-from ggferry.service.apply import Asked, Migration
-from ggferry.service.jobs import Settings, run_job
-from ggferry.service.ledger import FAILED, QUEUED, Job
-from ggferry.service.planfile import read_plan
-from ggferry.service.supervise import Limits, Supervisor
-
-from archive_tools import GGFERRY, plan, write
-from builders import Llama
+from ggferry.service.apply.job import Settings, run_job
+from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.records.ledger import FAILED, QUEUED, Job
+from ggferry.service.records.plan_file import read_plan
+from ggferry.service.workers.supervisor import Limits, Supervisor
+from helpers.archive_tools import GGFERRY, plan, write
+from helpers.builders import Llama
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_faults import Web, web_server
 
 from ggferry.formats.errors import CorruptError, GgferryError, UsageError
-from ggferry.service import places, planning, stores, urls
-from ggferry.service.planfile import to_line
-from ggferry.service.planning import Wanted
-
-from archive_tools import command, write
-from builders import Llama
+from ggferry.service.plan import make_plan as planning
+from ggferry.service.plan.make_plan import Wanted
+from ggferry.service.records.plan_file import to_line
+from ggferry.service.storage import places, stores, urls
+from helpers.archive_tools import command, write
+from helpers.builders import Llama
+from helpers.store_faults import Web, web_server
 
 QUERY = "X-Amz-Signature=SIGTOKEN123&token=TOKEN456"
 SECRETS = ("PASSw0rd", "SIGTOKEN123", "TOKEN456")

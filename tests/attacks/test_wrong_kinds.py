@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from ggferry.converters.convert import Request, convert, make_plan
-from ggferry.converters.open import open_checkpoint
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.errors import CorruptError, GgferryError
-from ggferry.service.inspect import describe, lines
-
-from conftest import FIXTURES
+from ggferry.service.cli.describe import describe, lines
+from helpers.witnesses import FIXTURES
 
 Place = tuple[str | int, ...]
 CHECKPOINTS = sorted(path for path in (FIXTURES / "hf" / "ckpt").iterdir() if path.is_dir())

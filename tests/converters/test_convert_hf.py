@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.convert import Request, convert, graph_of
+from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.open import architectures
-from ggferry.converters.plan import Options
+from ggferry.converters.model_graph.open_checkpoint import architectures
+from ggferry.converters.understand import graph_of
 from ggferry.formats.readers.gguf import open_gguf
-
-from llama_cpp import continuations
-from peers import Peers, metadata_of
-from witnesses import cases, has, hf_models, hf_tokens, record, witness
+from helpers.llama_cpp import continuations
+from helpers.peers import Peers, metadata_of
+from helpers.witnesses import cases, has, hf_models, hf_tokens, record, witness
 
 MODELS = hf_models()
 
@@ -184,7 +184,7 @@ def test_torch_is_not_imported_without_a_forward_pass(fixtures: Path, tmp_path: 
 
     source = str(fixtures / "hf" / "ckpt" / "qwen2")
     script = (
-        "import sys\nfrom ggferry.service.cli import _run\n"
+        "import sys\nfrom ggferry.service.cli.app import _run\n"
         f"arguments = {[source, '-o', str(tmp_path / 'o.gguf'), '--verify', 'fast']!r}\n"
         "code = _run(['convert', *arguments])\n"
         "assert code == 0 and 'torch' not in sys.modules and 'transformers' not in sys.modules\n"

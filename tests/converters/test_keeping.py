@@ -10,17 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.tokenizers import derive, hf_json, legacy, spm_file
-from ggferry.converters.tokenizers.load import load
-from ggferry.formats import gguf_layout, json_text
+from ggferry.converters.tokenizers.building_blocks import sentencepiece_proto as spm_file
+from ggferry.converters.tokenizers.files import derive_pre_tokenizer as derive
+from ggferry.converters.tokenizers.files import tokenizer_json as hf_json
+from ggferry.converters.tokenizers.files.find import load
+from ggferry.converters.tokenizers.legacy import llama as legacy
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import GgferryError
-from ggferry.formats.gguf_layout import lay_out
-from ggferry.formats.gguf_values import ValueType, array
-from ggferry.formats.recent import Recent, keeping
-
-from builders import Llama
-from witnesses import cases, listed, witness
+from ggferry.formats.gguf import header_layout as gguf_layout
+from ggferry.formats.gguf.header_layout import lay_out
+from ggferry.formats.gguf.values import ValueType, array
+from ggferry.formats.json_files import text as json_text
+from ggferry.support.content_cache import Recent, keeping
+from helpers.builders import Llama
+from helpers.witnesses import cases, listed, witness
 
 SCORES = (*[0.0] * 260, *(-float(i) for i in range(1, 41)))
 RAW = RawVocab(tuple(Llama().vocabulary()), SCORES)
@@ -71,7 +74,7 @@ def test_what_is_found_is_what_is_made(name: str, tmp_path: Path) -> None:
 
 def _bpe(folder: Path) -> Path:
     """A byte-level tokenizer.json without any merge."""
-    from ggferry.converters.tokenizers.bytelevel import letters
+    from ggferry.converters.tokenizers.building_blocks.byte_level import letters
 
     spell = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     model = {"type": "BPE", "vocab": {letter: i for i, letter in enumerate(letters())}, "merges": []}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from builders import Llama, record
+from helpers.builders import Llama, record
 
 # The child measures itself: pytest's own memory would hide what it adds.
 RUN = """

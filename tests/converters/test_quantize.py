@@ -9,17 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.plan import Options
 from ggferry.formats.errors import RefusedError, UsageError
-from ggferry.formats.gguf_write import write_gguf
+from ggferry.formats.gguf.write import write_gguf
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.quant.codec import codec
-from ggferry.service.cli import _run
-
-from builders import Llama
-from llama_cpp import continuations
-from peers import Peers
+from ggferry.service.cli.app import _run
+from helpers.builders import Llama
+from helpers.llama_cpp import continuations
+from helpers.peers import Peers
 
 WITNESSES = [f"k256.{name}" for name in (
     "F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_S", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S",

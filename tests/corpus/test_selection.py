@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from peers import is_record, record_of
-from witnesses import CORPUS, FIXTURES
+from helpers.peers import is_record, record_of
+from helpers.witnesses import CORPUS, FIXTURES
 
 pytestmark = pytest.mark.corpus
 OURS = ("README.md", "mixtures.json", "tinyllama-q2_k.tensors.txt", "MANIFEST.json", "QUANT_MIX.json.gz")

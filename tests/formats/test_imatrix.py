@@ -38,8 +38,7 @@ from ggferry.formats.errors import (
 from ggferry.formats.imatrix import Imatrix, read_imatrix
 from ggferry.formats.readers.gguf import SPEC
 from ggferry.formats.tensor_read import read_rows
-
-from peers import Peers
+from helpers.peers import Peers
 
 SUMS = {  # two weights, one of them three experts of four columns
     "blk.0.attn_q.weight": (np.array([[8.0, 2.0, 0.5, 0.0]], np.float32), [4.0]),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ggferry.formats import tensor_read
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.errors import TruncatedError
-from ggferry.formats.sources import LocalFile
+from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.tensor_read import read_rows, read_span_rows
 from ggferry.quant.types import BlockError, BlockType, Field
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from helpers.witnesses import ROOT
 
-ROOMS = ("quant", "formats", "converters", "service")
+ROOMS = ("support", "quant", "formats", "converters", "service")
 FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 HEAVY = {"numpy", "torch", "numba", "sentencepiece", "regex", "rich", "safetensors", "blake3"}
 HEAVY |= {"fsspec", "sqlalchemy", "ray"}
@@ -56,7 +56,7 @@ def test_arrows_never_run_back(path: Path) -> None:
             assert other not in ROOMS or ROOMS.index(other) <= room, f"{path} imports {name}"
 
 
-REGISTRIES = ("formats/readers", "converters/schemes", "converters/arch")
+REGISTRIES = ("formats/readers", "converters/prequantized/schemes", "converters/architectures")
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_no_circle_of_imports() -> None:
     TopologicalSorter(wanted).prepare()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "converters/arch").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "converters/architectures").glob("*.py")), ids=lambda p: p.name)
 def test_architectures_are_tables(path: Path) -> None:
     """`arch/*` imports the vocabulary of the tables and nothing that computes, and holds no control flow."""
     allowed = (
-        "ggferry.converters.spec", "ggferry.converters.layout", "ggferry.converters.arch",
-        "ggferry.formats.gguf_values", "ggferry.formats.fields", "ggferry.formats.reader",
+        "ggferry.converters.schema.architecture", "ggferry.converters.schema.layouts", "ggferry.converters.architectures",
+        "ggferry.formats.gguf.values", "ggferry.formats.fields", "ggferry.formats.reader",
     )  # fmt: skip
     for name in imports(path):
         assert not name.startswith("ggferry.") or name.startswith(allowed), f"{path.name} imports {name}"
@@ -106,7 +106,7 @@ def test_nothing_heavy_is_imported_at_import_time(path: Path) -> None:
 
 def test_typer_is_only_in_the_command_line() -> None:
     users = {str(path.relative_to(ROOT)) for path in FILES if any(n.split(".")[0] == "typer" for n in imports(path))}
-    assert users == {f"service/cli{part}.py" for part in ("", "_archive", "_common", "_convert", "_look")}
+    assert users == {f"service/cli/{part}.py" for part in ("app", "archive", "options", "convert", "inspect")}
 
 
 def test_every_folder_of_modules_is_packaged() -> None:
@@ -120,7 +120,7 @@ def test_quick_answers_load_neither_torch_nor_numba(arguments: list[str], fixtur
     file = str(fixtures / "legacy-llama" / "ggjt3-20230821" / "q4_0.bin")
     script = (
         "import sys, resource\n"
-        "from ggferry.service.cli import _run\n"
+        "from ggferry.service.cli.app import _run\n"
         f"code = _run({[a.format(file=file) for a in arguments]!r})\n"
         "heavy = ('torch', 'numba', 'llvmlite', 'transformers', 'numpy', 'fsspec', 'sqlalchemy', 'ray')\n"
         "loaded = [m for m in heavy if m in sys.modules]\n"

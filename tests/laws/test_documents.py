@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from helpers.witnesses import ROOT
 
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/README.md", "docs/decisions/README.md")
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, GgferryError
-from ggferry.formats.gguf_layout import GGUFLayout, lay_out
-from ggferry.formats.gguf_values import Value, ValueType, array, f32, string, u32
-from ggferry.formats.gguf_write import write_gguf
+from ggferry.formats.gguf.header_layout import GGUFLayout, lay_out
+from ggferry.formats.gguf.values import Value, ValueType, array, f32, string, u32
+from ggferry.formats.gguf.write import write_gguf
 from ggferry.formats.readers.gguf import open_gguf, parse
 from ggferry.quant.codec import block_type, types_by_id
 from ggferry.quant.endian import swap

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.load import understand
-from ggferry.converters.open import open_checkpoint
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.understand import understand
 from ggferry.formats.errors import GgferryError
-from ggferry.formats.gguf_values import Value
-from ggferry.formats.gguf_values import ValueType as T
-
-from tiny_models import TINY, TOKENS, make, write
+from ggferry.formats.gguf.values import Value
+from ggferry.formats.gguf.values import ValueType as T
+from helpers.tiny_models import TINY, TOKENS, make, write
 
 IDLE = {
     "context_length": (".", "says how far the model was trained, not how it computes"),

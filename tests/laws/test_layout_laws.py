@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggferry.converters.expression import evaluate, holds, solve
-from ggferry.converters.layout import (
+from ggferry.converters.schema.expressions import evaluate, holds, solve
+from ggferry.converters.schema.layouts import (
     POINTWISE,
     SAME,
     Concat,

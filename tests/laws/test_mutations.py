@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.convert import Request, convert, graph_of
-from ggferry.converters.graph import ModelGraph
-from ggferry.converters.layout import heads_halves_to_pairs
-from ggferry.converters.proof_logits import check_logits
-from ggferry.converters.verify import verify
+from ggferry.converters.convert import Request, convert
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.proof.compare import verify
+from ggferry.converters.proof.logits import check_logits
+from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import CorruptError, VerificationError
-from ggferry.formats.gguf_values import Value
-from ggferry.formats.gguf_write import write_gguf
+from ggferry.formats.gguf.values import Value
+from ggferry.formats.gguf.write import write_gguf
 from ggferry.formats.readers.gguf import open_gguf
-
-from builders import Llama
+from helpers.builders import Llama
 
 MODEL = Llama(kind="F32", version=1)
 SIZES = {"n_head": MODEL.n_head, "n_head_kv": MODEL.n_head_kv}

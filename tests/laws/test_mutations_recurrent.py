@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.graph import ModelGraph
-from ggferry.converters.load import understand
-from ggferry.converters.open import open_checkpoint
-from ggferry.converters.proof_logits import check_logits
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.proof.logits import check_logits
+from ggferry.converters.understand import understand
 from ggferry.formats.errors import VerificationError
-
-from rwkv_models import finch, goose
-from tiny_models import make, write
+from helpers.rwkv_models import finch, goose
+from helpers.tiny_models import make, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Tensors = dict[str, np.ndarray]

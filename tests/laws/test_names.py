@@ -7,13 +7,13 @@ from collections import defaultdict
 
 import pytest
 
-from ggferry.converters.assign import _index as index_of
-from ggferry.converters.assign import _places as found_places
-from ggferry.converters.assign import origin_of, pattern_regex, spelled
-from ggferry.converters.expression import names_in
-from ggferry.converters.open import architectures
-from ggferry.converters.spec import Architecture, Dialect
-from ggferry.formats.gguf_values import KEY_PATTERN
+from ggferry.converters.model_graph.open_checkpoint import architectures
+from ggferry.converters.model_graph.tensor_roles import _index as index_of
+from ggferry.converters.model_graph.tensor_roles import _places as found_places
+from ggferry.converters.model_graph.tensor_roles import origin_of, pattern_regex, spelled
+from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.expressions import names_in
+from ggferry.formats.gguf.values import KEY_PATTERN
 from ggferry.formats.limits import MAX_GGUF_NAME, MAX_LAYERS
 
 ARCHITECTURES = architectures()

@@ -12,17 +12,16 @@ from functools import cache
 
 import pytest
 
-from ggferry.converters.load import understand
-from ggferry.converters.open import architectures, header_layouts, open_checkpoint
-from ggferry.converters.tokenizers.base import Tokenizer
-from ggferry.converters.tokenizers.load import load
+from ggferry.converters.model_graph.open_checkpoint import architectures, header_layouts, open_checkpoint
+from ggferry.converters.tokenizers.files.find import load
+from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.quant.codec import codecs, types_by_id
-from ggferry.quant.registry import scan
-
-from conftest import FIXTURES, ROOT
-from peers import is_record
-from tiny_models import TINY
+from ggferry.support.registry import scan
+from helpers.peers import is_record
+from helpers.tiny_models import TINY
+from helpers.witnesses import FIXTURES, ROOT
 
 MOST = 80_000_000
 """Bytes of all committed witnesses: a clone stays a matter of seconds."""
@@ -112,7 +111,7 @@ def test_every_block_type_has_a_witness() -> None:
 
 
 def test_every_tokenizer_has_a_witness() -> None:
-    wanted = {model for kind in scan("ggferry.converters.tokenizers", "SPEC") for model in kind.models}
+    wanted = {model for kind in scan("ggferry.converters.tokenizers.encoders", "SPEC") for model in kind.models}
     folders = [*(path for path in (FIXTURES / "tokenizers").iterdir() if path.is_dir()), FIXTURES / "hf/ckpt/rwkv6"]
     loaded: list[Tokenizer] = [load(str(folder)) for folder in folders]
     assert {tokenizer.model for tokenizer in loaded} == wanted

@@ -1,0 +1,317 @@
+"""An adapter bound to the architecture of its base: which weight each pair changes, and in which row order.
+
+The base's tables say how a weight's rows go from the source's order to GGUF's; the rows of B go the same way, A stays.
+GGUF states one alpha and scales each pair by alpha / rank: what differs from pair to pair is multiplied into B.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.adapters.source import Found, Low
+from ggferry.converters.model_graph.graph import ModelGraph, Node, losses
+from ggferry.converters.model_graph.hparams import Param
+from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
+from ggferry.converters.model_graph.tensor_roles import Slot, assign, check_conditions, origin_of
+from ggferry.converters.schema.architecture import Architecture, From, Role
+from ggferry.converters.schema.expressions import evaluate
+from ggferry.converters.schema.layouts import (
+    SAME,
+    Layout,
+    Pointwise,
+    Rearrange,
+    Regroup,
+    Shape,
+    Split,
+    Stack,
+    Then,
+    Transpose,
+)
+from ggferry.converters.understand import understand
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.checkpoint_folder.folder import load_json
+from ggferry.formats.errors import MissingError, ShapeError, UnsupportedError, UsageError
+from ggferry.formats.files.sources import LocalFile
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+CONFIG = "config.json"
+NEEDS_BASE = "--base DIR: the base model's folder, its config.json, or any file of it that ggferry reads"
+_CANDIDATES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Times(Pointwise):
+    """Every value multiplied by `factor`, in float64 and then rounded to float32."""
+
+    function: str = "times"
+    factor: float = 1.0
+
+    def apply(self, *arrays: Any) -> Any:
+        with np.errstate(over="ignore"):  # an overflow is seen, and said where, when the value is encoded
+            return (arrays[0].astype(np.float64) * self.factor).astype(np.float32)
+
+    def inverse(self) -> Layout:
+        return Times(factor=1 / self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What is known of the base model: its architecture, its hparams by short name, and from where."""
+
+    architecture: Architecture
+    params: Mapping[str, Param] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One weight's change in the output: nodes of A and B, the source matrices (several where GGUF stacks experts),
+    how B's rows were laid out, and the factor that went into B because the file has one alpha."""
+
+    weight: str
+    a: Node
+    b: Node
+    lows: tuple[Low, ...]
+    rows: Layout
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A bound adapter. `graph.nodes` are its tensors; `alpha` is what the file states for all pairs."""
+
+    graph: ModelGraph
+    found: Found
+    pairs: tuple[Pair, ...]
+    alpha: float
+    base: Base
+
+
+# --- the base model ------------------------------------------------------------------------------------------------
+
+
+def find_base(checkpoint: Checkpoint, found: Found, asked: str | None, hparams: Mapping[str, str]) -> Base:
+    """The base by `--base`, by a configuration the adapter leads to, or by what it says of itself.
+
+    Raises MissingError naming `--base`, and whatever reading the base raises.
+    """
+    if asked is not None:
+        return _read_base(asked, hparams)
+    places = [os.path.dirname(checkpoint.path), found.base or ""] if found.dialect == "hf" else []
+    for place in places:
+        if place and _has_classes(os.path.join(place, CONFIG)):
+            return _read_base(place, hparams)
+    if found.architecture is not None:
+        if found.architecture not in architectures():
+            raise UnsupportedError("architecture", path=checkpoint.path, found=found.architecture)
+        return Base(architectures()[found.architecture])
+    named = [spec for spec in architectures().values() if found.base_class in spec.hf_classes]
+    if not named:
+        raise MissingError(
+            f"nothing says which architecture the base {found.base!r} has" if found.base else "no base model is named",
+            path=checkpoint.path, found=found.base_class, hint=NEEDS_BASE,
+        )  # fmt: skip
+    return Base(named[0])
+
+
+def _has_classes(path: str) -> bool:
+    return os.path.isfile(path) and bool(load_json(path).get("architectures"))
+
+
+def _read_base(path: str, hparams: Mapping[str, str]) -> Base:
+    """A configuration is enough; of a model in one file its header, and where that says too little its tensors."""
+    config = os.path.join(path, CONFIG) if os.path.isdir(path) else path
+    if os.path.basename(config).endswith(".json") and os.path.isfile(config):
+        with LocalFile(config) as file:
+            known = understand(Checkpoint("safetensors", None, (file,), {}, metadata=load_json(config)), hparams, True)
+            return Base(known.architecture, known.hparams, known.sizes, os.path.basename(config))
+    checkpoint = open_checkpoint(path)
+    try:
+        graph = understand(checkpoint, hparams, not checkpoint.tensors)
+        return Base(graph.architecture, graph.hparams, graph.sizes, os.path.basename(path))
+    finally:
+        checkpoint.close()
+
+
+# --- binding -------------------------------------------------------------------------------------------------------
+
+
+def bind_adapter(checkpoint: Checkpoint, found: Found, base: Base, *, permute: bool = False) -> Adapter:
+    """Every pair with its weight in GGUF. `permute`: lay the rows of a ggla file out as Hugging Face's.
+
+    Raises UnexpectedTensorError for a weight the architecture has not, ShapeError for one of another size,
+    MissingError for a size only the base knows, UnsupportedError for weights whose rows are not moved whole.
+    """
+    if permute and checkpoint.container != "ggla":
+        raise UsageError("--ggla-permute is for ggla files", path=checkpoint.path, found=checkpoint.container)
+    if found.dialect not in base.architecture.dialects:
+        raise UnsupportedError(
+            "the base's architecture has no such adapters", path=checkpoint.path, found=base.architecture.name
+        )
+    slots = _slots(checkpoint, found, base)
+    used: dict[str, Param] = {}
+    pairs = [_pair(checkpoint, slot, [found.pairs[ref.name] for ref in slot.refs], base, permute, used)
+             for slot in slots]  # fmt: skip
+    alpha = _common_alpha([pair.lows[0].alpha for pair in pairs])
+    scaled = tuple(_scaled(pair, alpha) for pair in pairs)
+    nodes = tuple(node for pair in scaled for node in (pair.a, pair.b))
+    graph = ModelGraph(
+        base.architecture, base.architecture.dialects[found.dialect], checkpoint,
+        {"adapter.lora.alpha": Param(alpha, _origins([pair.lows[0].origin for pair in pairs])), **used},
+        nodes, checkpoint.dropped, (*found.notes, *(loss.note for loss in losses(checkpoint.dropped))),
+        {node.name: node for node in nodes},
+    )  # fmt: skip
+    return Adapter(graph, found, scaled, alpha, base)
+
+
+def _slots(checkpoint: Checkpoint, found: Found, base: Base) -> list[Slot]:
+    """The roles of the weights the pairs change, in the order of the architecture's table."""
+    architecture, dialect = base.architecture, base.architecture.dialects[found.dialect]
+    weights = replace(
+        checkpoint, tensors={name: replace(low.b, name=name) for name, low in found.pairs.items()}, dropped=()
+    )
+    assigned, dropped = assign(weights, architecture, dialect, {})
+    if dropped:
+        raise UnsupportedError("LoRA on a tensor GGUF has not", path=checkpoint.path, found=dropped[0].ref.name)
+    table = {role.name: number for number, role in enumerate(architecture.roles)}
+    slots = []
+    for (name, n), refs in sorted(assigned.items(), key=lambda item: (item[0][1] is not None, item[0][1] or 0,
+                                                                      table[item[0][0]])):  # fmt: skip
+        role = architecture.role(name)
+        origin = origin_of(role, dialect)
+        assert origin is not None
+        slots.append(Slot(role, n, refs, origin))
+    check_conditions(weights, slots, base.sizes)
+    return slots
+
+
+def _pair(
+    checkpoint: Checkpoint, slot: Slot, lows: Sequence[Low], base: Base, permute: bool, used: dict[str, Param]
+) -> Pair:
+    origin = slot.role.sources.get("hf", From((), SAME)) if permute else slot.origin
+    if slot.role.name == "token_embd.weight" and checkpoint.container != "gguf":
+        raise UnsupportedError("LoRA on an embedding", path=checkpoint.path, found=slot.refs[0].name)
+    layout = _row_layout(origin.layout)
+    if layout is None or (len(lows) > 1 and not isinstance(layout, Stack)):
+        raise UnsupportedError(
+            f"LoRA on a weight that becomes {slot.name} by {origin.layout}", path=checkpoint.path,
+            found=slot.refs[0].name,
+        )  # fmt: skip
+    rows = _bound(checkpoint, layout, slot, base, used)
+    columns: Layout = Stack() if isinstance(layout, Stack) else SAME
+    first = lows[0]
+    for low in lows:
+        if (low.a.type, low.b.type, low.alpha, low.a.shape) != (first.a.type, first.b.type, first.alpha, first.a.shape):
+            raise UnsupportedError(
+                f"experts of {slot.name} with different ranks, scales or types", path=checkpoint.path, found=low.b.name
+            )
+    try:
+        a_shape, b_shape = columns.shape(*(low.a.shape for low in lows)), rows.shape(*(low.b.shape for low in lows))
+    except ValueError as error:
+        raise ShapeError(
+            f"{first.b.name!r}: {error}", path=checkpoint.path, found=first.b.shape, hint=base.origin or None
+        ) from None
+    _check_shape(checkpoint, slot, (*b_shape[:-1], a_shape[-1]), base)
+    a = _node(f"{slot.name}.lora_a", a_shape, [low.a for low in lows], columns)
+    b = _node(f"{slot.name}.lora_b", b_shape, [low.b for low in lows], rows)
+    return Pair(slot.name, a, b, tuple(lows), rows)
+
+
+def _node(name: str, shape: Shape, refs: Sequence[TensorRef], layout: Layout) -> Node:
+    return Node(name, Role(name, (), {}), shape, tuple(refs), layout)
+
+
+def _row_layout(layout: Layout) -> Layout | None:
+    """What becomes of B's rows where a weight is laid out so; None where they do not stay rows. PEFT's matrices of a
+    Conv1D (fan_in_fan_out) are those of a Linear: its transposition is theirs already."""
+    match layout:
+        case Transpose():
+            return SAME
+        case Then(first=Transpose(), second=second):
+            return _row_layout(second)
+        case Then(first=first, second=second):
+            before, after = _row_layout(first), _row_layout(second)
+            return None if before is None or after is None else Then(before, after)
+        case Rearrange() | Regroup() | Split() | Stack():
+            return layout
+    return layout if layout == SAME else None
+
+
+def _bound(checkpoint: Checkpoint, layout: Layout, slot: Slot, base: Base, used: dict[str, Param]) -> Layout:
+    class Sizes(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            value = base.sizes[name]
+            if name in base.params:
+                used[name] = base.params[name]
+            return value
+
+    try:
+        return layout.bind(Sizes(base.sizes))
+    except KeyError as error:
+        raise MissingError(
+            f"the row order of {slot.refs[0].name!r} hangs on the base model's {error.args[0]}", path=checkpoint.path,
+            hint=NEEDS_BASE,
+        ) from None  # fmt: skip
+
+
+def _check_shape(checkpoint: Checkpoint, slot: Slot, found: tuple[int, ...], base: Base) -> None:
+    """The change must have the size of the weight, as far as the base is known."""
+    if len(found) != len(slot.role.shape):
+        raise ShapeError(slot.name, path=checkpoint.path, found=found, expected=" × ".join(slot.role.shape))
+    for expression, size in zip(slot.role.shape, found, strict=True):
+        try:
+            declared = evaluate(expression, base.sizes)
+        except KeyError:
+            continue
+        except ValueError:
+            declared = -1
+        if declared != size:
+            raise ShapeError(
+                f"the adapter's {slot.refs[0].name!r} does not fit the base ({base.origin})", path=checkpoint.path,
+                found=size, expected=f"{expression}={declared}",
+            )  # fmt: skip
+
+
+# --- scales --------------------------------------------------------------------------------------------------------
+
+
+def is_power_of_two(factor: float) -> bool:
+    """Whether multiplying by `factor` changes nothing but exponents."""
+    return math.frexp(abs(factor))[0] == 0.5
+
+
+def _common_alpha(alphas: Sequence[float]) -> float:
+    """The alpha that leaves the fewest pairs to be rounded, then the fewest to be multiplied at all."""
+    counts = Counter(alphas)
+    candidates = [alpha for alpha, _ in counts.most_common(_CANDIDATES)]
+
+    def cost(alpha: float) -> tuple[int, int]:
+        others = {other: n for other, n in counts.items() if other != alpha}
+        return sum(n for other, n in others.items() if not is_power_of_two(other / alpha)), sum(others.values())
+
+    return min(candidates, key=cost)
+
+
+def _scaled(pair: Pair, alpha: float) -> Pair:
+    factor = pair.lows[0].alpha / alpha
+    if factor == 1:
+        return pair
+    times = Times(factor=factor)
+    layout = times if pair.rows == SAME else Then(pair.rows, times)
+    return replace(pair, b=replace(pair.b, layout=layout), factor=factor)
+
+
+def _origins(words: Sequence[str]) -> str:
+    told = list(dict.fromkeys(words))
+    return "; ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")

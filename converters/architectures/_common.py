@@ -1,0 +1,155 @@
+"""Table pieces that the decoder families share: hparams, role lines, drops, remarks.
+
+The `hf` places are those of config.json; GGUF keys: gguf-py `constants.Keys`, llama.cpp `llama-arch.cpp`. Layouts that
+the lines name: q, k (how query and key rows are ordered), norm (Gemma's offset), stack (experts).
+"""
+
+from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
+from ggferry.formats.gguf.values import ValueType
+
+F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
+
+N_VOCAB = HParam("n_vocab", "vocab_size", fields={"hf": "vocab_size", "ggml": "n_vocab"})
+N_CTX = HParam("n_ctx", "context_length", fields={"hf": "max_position_embeddings"})
+N_EMBD = HParam("n_embd", "embedding_length", fields={"hf": "hidden_size", "ggml": "n_embd", "meta": "dim"})
+N_LAYER = HParam("n_layer", "block_count", fields={"hf": "num_hidden_layers", "ggml": "n_layer", "meta": "n_layers"})
+N_FF = HParam("n_ff", "feed_forward_length", fields={"hf": "intermediate_size"})
+N_HEAD = HParam(
+    "n_head", "attention.head_count", fields={"hf": "num_attention_heads", "ggml": "n_head", "meta": "n_heads"}
+)
+N_HEAD_KV = HParam(
+    "n_head_kv", "attention.head_count_kv", fields={"hf": "num_key_value_heads", "meta": "n_kv_heads"},
+    check="0 < n_head_kv and n_head % n_head_kv == 0",
+)  # fmt: skip
+HEAD_DIM = HParam("head_dim", "attention.key_length", fields={"hf": "head_dim"}, implied="n_embd / n_head")
+HEAD_DIM_V = HParam("head_dim_v", "attention.value_length", fields={"hf": "head_dim"}, implied="n_embd / n_head")
+SIZES = (N_VOCAB, N_CTX, N_EMBD, N_LAYER, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM, HEAD_DIM_V)
+
+RMS_EPS = HParam(
+    "eps", "attention.layer_norm_rms_epsilon", F32, {"hf": "rms_norm_eps"},
+    defaults=(Default(1e-6, "transformers' default", dialect="hf"),),
+)  # fmt: skip
+LAYER_EPS = HParam(
+    "eps", "attention.layer_norm_epsilon", F32, {"hf": "layer_norm_eps|norm_epsilon|norm_eps|layer_norm_epsilon"},
+    defaults=(Default(1e-5, "transformers' default", dialect="hf"),),
+)  # fmt: skip
+
+# Source only: decide which tensors there must be, or refuse what the runtime's graph does not do.
+TIED = HParam(
+    "tied", None, BOOL, {"hf": "tie_word_embeddings"}, required=False,
+    defaults=(Default(False, "transformers' default", dialect="hf"),),
+)  # fmt: skip
+ALWAYS_TIED = HParam(
+    "tied", None, BOOL, {"hf": "tie_word_embeddings"}, required=False,
+    defaults=(Default(True, "transformers' default", dialect="hf"),),
+)  # fmt: skip
+ATTENTION_BIAS = HParam("attention_bias", None, BOOL, {"hf": "attention_bias"}, required=False)
+MLP_BIAS = HParam("mlp_bias", None, BOOL, {"hf": "mlp_bias"}, required=False)
+SILU = HParam(
+    "activation", None, STRING, {"hf": "hidden_act"}, words={"silu": "silu", "swish": "silu"}, required=False
+)
+_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+GELU_TANH = HParam("activation", None, STRING, {"hf": "hidden_act"}, words=_TANH, required=False)
+# 'gelu' in a Gemma configuration was always computed as gelu_pytorch_tanh (transformers PR 29402).
+GEMMA_GELU = HParam(
+    "activation", None, STRING, {"hf": "hidden_activation|hidden_act"}, words=_TANH | {"gelu": "gelu_tanh"},
+    required=False,
+)  # fmt: skip
+
+N_SWA = HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0, unsayable=0)
+LAYER_WINDOWS = HParam(
+    "layer_windows", None, BOOL, {"hf": "layer_types"}, required=False, many="n_layer",
+    words={"sliding_attention": True, "full_attention": False},
+)  # fmt: skip
+# Qwen: a window only where `use_sliding_window` says so, and then from `max_window_layers` on.
+QWEN_WINDOWS = (
+    HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
+    HParam("window_used", None, BOOL, {"hf": "use_sliding_window"}, required=False),
+    HParam("first_window", None, fields={"hf": "max_window_layers"}, required=False),
+    HParam(
+        "n_swa", "attention.sliding_window", derive="window_stated * window_used", absent=0,
+        check="window_used == 0 or 0 < window_stated",
+    ),
+    LAYER_WINDOWS,
+    HParam(
+        "swa_layers", "attention.sliding_window_pattern", BOOL, derive="@qwen_window_layers", required=False,
+        many="n_layer",
+    ),
+)  # fmt: skip
+
+# Experts
+N_EXPERT = HParam("n_expert", "expert_count", fields={"hf": "num_local_experts|num_experts|n_routed_experts"}, absent=0)
+N_EXPERT_USED = HParam(
+    "n_expert_used", "expert_used_count", fields={"hf": "num_experts_per_tok"}, absent=0,
+    check="n_expert_used <= n_expert and (n_expert == 0 or 0 < n_expert_used)",
+)  # fmt: skip
+
+N_FF_EXP = HParam("n_ff_exp", "expert_feed_forward_length", fields={"hf": "moe_intermediate_size"})
+ALL_SPARSE = (
+    HParam("sparse_step", None, fields={"hf": "decoder_sparse_step|moe_layer_freq"}, words={1: 1}, required=False),
+    HParam("dense_layers", None, fields={"hf": "mlp_only_layers"}, words={None: None}, required=False, many="0"),
+)
+
+DROP_TIED = Drop(
+    "lm_head.weight", "tied to the token embedding, which it repeats", when="tied == 1", same_as="token_embd.weight"
+)
+DROP_BUFFERS = Drop(
+    "*.rotary_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True
+)
+DROPS = (DROP_TIED, DROP_BUFFERS)
+
+# Biases have no role where a table names none: a tensor of one would be refused.
+UNBIASED = Harmless("attention_bias mlp_bias", "there is none", (False,))
+
+WINDOW = Remark(
+    "n_swa > 0",
+    "attention reaches back {n_swa} tokens: written, but llama.cpp lets this architecture attend to all of its context",
+)
+
+# --- role lines, for `spec.roles`; FLAG stands for what an architecture puts there --------------------------
+
+EMBEDDING = """
+token_embd.weight            : n_vocab n_embd | hf model.embed_tokens.weight
+output_norm.weight f32       : n_embd         | hf model.norm.weight @norm
+output.weight when=tied==0   : n_vocab n_embd | hf lm_head.weight
+"""
+ATTENTION_NORM = """
+blk.{n}.attn_norm.weight f32 : n_embd                      | hf model.layers.{n}.input_layernorm.weight @norm
+"""
+ATTENTION = """
+blk.{n}.attn_q.weight        : n_head*head_dim n_embd      | hf model.layers.{n}.self_attn.q_proj.weight @q
+blk.{n}.attn_k.weight        : n_head_kv*head_dim n_embd   | hf model.layers.{n}.self_attn.k_proj.weight @k
+blk.{n}.attn_v.weight        : n_head_kv*head_dim_v n_embd | hf model.layers.{n}.self_attn.v_proj.weight
+blk.{n}.attn_output.weight   : n_embd n_head*head_dim_v    | hf model.layers.{n}.self_attn.o_proj.weight
+"""
+QKV_BIAS = """
+blk.{n}.attn_q.bias FLAG     : n_head*head_dim             | hf model.layers.{n}.self_attn.q_proj.bias @q
+blk.{n}.attn_k.bias FLAG     : n_head_kv*head_dim          | hf model.layers.{n}.self_attn.k_proj.bias @k
+blk.{n}.attn_v.bias FLAG     : n_head_kv*head_dim_v        | hf model.layers.{n}.self_attn.v_proj.bias
+"""
+OUTPUT_BIAS = """
+blk.{n}.attn_output.bias FLAG : n_embd                     | hf model.layers.{n}.self_attn.o_proj.bias
+"""
+FFN_NORM = """
+blk.{n}.ffn_norm.weight f32  : n_embd                      | hf model.layers.{n}.post_attention_layernorm.weight @norm
+"""
+GATED = """
+blk.{n}.ffn_gate.weight FLAG : n_ff n_embd                 | hf model.layers.{n}.mlp.gate_proj.weight
+blk.{n}.ffn_down.weight FLAG : n_embd n_ff                 | hf model.layers.{n}.mlp.down_proj.weight
+blk.{n}.ffn_up.weight FLAG   : n_ff n_embd                 | hf model.layers.{n}.mlp.up_proj.weight
+"""
+GATED_BIAS = """
+blk.{n}.ffn_gate.bias FLAG   : n_ff                        | hf model.layers.{n}.mlp.gate_proj.bias
+blk.{n}.ffn_down.bias FLAG   : n_embd                      | hf model.layers.{n}.mlp.down_proj.bias
+blk.{n}.ffn_up.bias FLAG     : n_ff                        | hf model.layers.{n}.mlp.up_proj.bias
+"""
+EXPERTS = """
+blk.{n}.ffn_gate_inp.weight f32 FLAG : n_expert n_embd          | hf model.layers.{n}.mlp.gate.weight
+blk.{n}.ffn_gate_exps.weight FLAG    : n_expert n_ff_exp n_embd | hf EXPERTgate_proj.weight @stack
+blk.{n}.ffn_down_exps.weight FLAG    : n_expert n_embd n_ff_exp | hf EXPERTdown_proj.weight @stack
+blk.{n}.ffn_up_exps.weight FLAG      : n_expert n_ff_exp n_embd | hf EXPERTup_proj.weight @stack
+""".replace("EXPERT", "model.layers.{n}.mlp.experts.{e}.")
+QK_NORM = """
+blk.{n}.attn_q_norm.weight f32 FLAG : head_dim | hf model.layers.{n}.self_attn.q_norm.weight @norm
+blk.{n}.attn_k_norm.weight f32 FLAG : head_dim | hf model.layers.{n}.self_attn.k_norm.weight @norm
+"""

@@ -1,0 +1,109 @@
+"""Rotary position embedding in tables: base, turned dimensions, and its scaling for longer contexts.
+
+Places of config.json: Gemma 3 keeps a set for its blocks without a window (`full_attention`); since transformers 5 all
+is in `rope_parameters`, before that in `rope_scaling` with the base beside it. What each scaling type means, and how
+GGUF says it: `converters.schema.derivations`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.schema.architecture import Default, HParam, Remark
+from ggferry.formats.gguf.values import ValueType
+
+_F32, _STRING = ValueType.FLOAT32, ValueType.STRING
+_IN = "rope_parameters.full_attention.KEY|rope_parameters.KEY|rope_scaling.KEY"
+_META = "Meta's own code for LLaMA 3.1"
+_LLAMA3 = "rope_kind == 'llama3'"
+
+BASE = HParam(
+    "rope_base", "rope.freq_base", _F32,
+    {"hf": "rope_parameters.full_attention.rope_theta|rope_parameters.rope_theta|rope_theta", "meta": "rope_theta"},
+    defaults=(Default(10000.0, "the base of the first rotary models, where nothing states another"),),
+    check="rope_base > 1",
+)  # fmt: skip
+N_ROT = HParam("n_rot", "rope.dimension_count", derive="@rope_dimensions", check="n_rot % 2 == 0 and 0 < n_rot")
+FRACTION = HParam(
+    "rope_fraction", None, _F32, required=False,
+    fields={"hf": "rope_parameters.partial_rotary_factor|partial_rotary_factor|rope_pct"},
+)  # fmt: skip
+
+_KINDS = {"default": "default", "linear": "linear", "dynamic": "dynamic", "yarn": "yarn"}
+_FACTOR_KINDS = {"longrope": "longrope", "su": "longrope", "llama3": "llama3", True: "llama3", False: "default"}
+_KIND_PLACES = {"hf": _IN.replace("KEY", "rope_type") + "|" + _IN.replace("KEY", "type"), "meta": "use_scaled_rope"}
+KIND = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS, required=False)
+KIND_OR_FACTORS = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS | _FACTOR_KINDS, required=False)
+
+# What the configuration says, and what GGUF makes of it.
+STRETCH = HParam(
+    "rope_stretch", None, _F32, {"hf": _IN.replace("KEY", "factor")}, required=False,
+    defaults=(Default(8.0, _META, when=_LLAMA3, dialect="meta"),),
+)  # fmt: skip
+ORIGINAL_STATED = HParam(
+    "rope_original_stated", None, required=False,
+    fields={"hf": "original_max_position_embeddings|" + _IN.replace("KEY", "original_max_position_embeddings")},
+    defaults=(Default(8192, _META, when=_LLAMA3, dialect="meta"),),
+)  # fmt: skip
+MAGNITUDE = HParam("rope_magnitude", None, _F32, {"hf": _IN.replace("KEY", "attention_factor")}, required=False)
+MSCALE = HParam("rope_mscale", None, _F32, {"hf": _IN.replace("KEY", "mscale")}, required=False)
+MSCALE_ALL = HParam("rope_mscale_all", None, _F32, {"hf": _IN.replace("KEY", "mscale_all_dim")}, required=False)
+TRUNCATE = HParam(
+    "rope_truncate", None, ValueType.BOOL, {"hf": _IN.replace("KEY", "truncate")}, words={True: True}, required=False
+)
+TYPE = HParam("rope_scaling", "rope.scaling.type", _STRING, derive="@rope_scaling", absent="")
+FACTOR = HParam(
+    "rope_factor", "rope.scaling.factor", _F32, {"gguf": "rope.scaling.factor|rope.scale_linear"},
+    derive="@rope_factor", absent=1.0, check="rope_factor > 0",
+)  # fmt: skip
+ORIGINAL = HParam(
+    "rope_original", "rope.scaling.original_context_length", derive="@rope_original", required=False,
+    check="rope_original > 0",
+)  # fmt: skip
+ATTN_FACTOR = HParam("rope_attn_factor", "rope.scaling.attn_factor", _F32, derive="@rope_attn_factor", absent=1.0)
+BETA_FAST = HParam(
+    "rope_beta_fast", "rope.scaling.yarn_beta_fast", _F32, {"hf": _IN.replace("KEY", "beta_fast")}, absent=32.0,
+    check="rope_beta_fast > 0",
+)  # fmt: skip
+BETA_SLOW = HParam(
+    "rope_beta_slow", "rope.scaling.yarn_beta_slow", _F32, {"hf": _IN.replace("KEY", "beta_slow")}, absent=1.0,
+    check="rope_beta_slow > 0",
+)  # fmt: skip
+SCALING = (
+    STRETCH, ORIGINAL_STATED, MAGNITUDE, MSCALE, MSCALE_ALL, TRUNCATE, TYPE, FACTOR, ORIGINAL, ATTN_FACTOR, BETA_FAST,
+    BETA_SLOW,
+)  # fmt: skip
+
+LOW = HParam(
+    "rope_low", None, _F32, {"hf": _IN.replace("KEY", "low_freq_factor")}, required=False,
+    defaults=(Default(1.0, _META, when=_LLAMA3, dialect="meta"),),
+)  # fmt: skip
+HIGH = HParam(
+    "rope_high", None, _F32, {"hf": _IN.replace("KEY", "high_freq_factor")}, required=False,
+    defaults=(Default(4.0, _META, when=_LLAMA3, dialect="meta"),),
+)  # fmt: skip
+LONG = HParam("rope_long", None, _F32, {"hf": _IN.replace("KEY", "long_factor")}, required=False, many="n_rot/2")
+SHORT = HParam("rope_short", None, _F32, {"hf": _IN.replace("KEY", "short_factor")}, required=False, many="n_rot/2")
+
+ROPE = (BASE, N_ROT, KIND, *SCALING)
+PARTIAL_ROPE = (BASE, FRACTION, N_ROT, KIND, *SCALING)
+ROPE_WITH_FACTORS = (BASE, FRACTION, N_ROT, KIND_OR_FACTORS, *SCALING, LOW, HIGH, LONG, SHORT)
+# Where GGUF has rows in pairs and Hugging Face in halves, a head turns whole: of no published model does a part.
+WHOLE_ROPE_WITH_FACTORS = tuple(
+    replace(param, words={1: 1.0}) if param is FRACTION else param for param in ROPE_WITH_FACTORS
+)
+
+FACTOR_ROLES = """
+rope_freqs.weight f32 optional         : n_rot/2 | hf =llama3_factors
+rope_factors_long.weight f32 optional  : n_rot/2 | hf =long_factors
+rope_factors_short.weight f32 optional : n_rot/2 | hf =short_factors
+"""
+
+DYNAMIC = Remark(
+    "rope_kind == 'dynamic'",
+    "the configuration stretches rotary positions dynamically beyond {n_ctx} tokens, which GGUF cannot say: up to "
+    "there nothing differs, beyond it a runtime does not stretch",
+)
+BETAS = Remark(
+    "rope_kind == 'yarn' and (rope_beta_fast != 32 or rope_beta_slow != 1)",
+    "yarn with beta_fast={rope_beta_fast}, beta_slow={rope_beta_slow}: written, but llama.cpp computes with 32 and 1",
+)
+REMARKS = (DYNAMIC, BETAS)

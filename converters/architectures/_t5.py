@@ -1,0 +1,93 @@
+"""Table pieces of T5: what its encoder alone and the whole model share.
+
+Sources: transformers `configuration_t5.py`, `modeling_t5.py`; llama.cpp `src/models/t5.cpp` for keys and names. mT5 is
+a T5; UMT5 has a bias of distance in every block instead of one for all.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
+
+HPARAMS = (
+    common.N_VOCAB,
+    HParam("n_ctx", "context_length", fields={"hf": "n_positions"},
+           defaults=(Default(512, "T5 was trained on 512 tokens; its distances have no end"),)),
+    HParam("n_embd", "embedding_length", fields={"hf": "d_model"}, check="0 < n_embd"),
+    HParam("n_layer", "block_count", fields={"hf": "num_layers"}),
+    HParam("n_ff", "feed_forward_length", fields={"hf": "d_ff"}),
+    HParam("n_head", "attention.head_count", fields={"hf": "num_heads"}, check="0 < n_head"),
+    HParam("head_dim", "attention.key_length", fields={"hf": "d_kv"}),
+    HParam("head_dim_v", "attention.value_length", fields={"hf": "d_kv"}, check="head_dim == head_dim_v"),
+    HParam("eps", "attention.layer_norm_rms_epsilon", common.F32, {"hf": "layer_norm_epsilon"},
+           defaults=(Default(1e-6, "transformers' default", dialect="hf"),)),
+    HParam("n_buckets", "attention.relative_buckets_count", fields={"hf": "relative_attention_num_buckets"},
+           defaults=(Default(32, "transformers' default", dialect="hf"),), check="3 < n_buckets"),
+    # Ours: llama.cpp has 128 in its code (llama_relative_position_bucket), and no key for it.
+    HParam("max_distance", "attention.relative_max_distance",
+           fields={"hf": "relative_attention_max_distance"}, absent=128, check="n_buckets < 2 * max_distance"),
+    HParam("gated", None, common.BOOL, {"hf": "feed_forward_proj"},
+           words={"relu": False, "gated-gelu": True, "gated-gelu_new": True},
+           defaults=(Default(False, "transformers' default", dialect="hf"),), required=False),
+    HParam("every_block", None, common.BOOL, {"hf": "model_type"}, words={"t5": False, "mt5": False, "umt5": True},
+           defaults=(Default(False, "T5 has one bias of distance for all blocks", dialect="hf"),), required=False),
+)  # fmt: skip
+
+_SELF = """
+PART.blk.{n}.attn_norm.weight f32 : n_embd                   | hf LAYER.0.layer_norm.weight
+PART.blk.{n}.attn_q.weight        : n_head*head_dim n_embd   | hf LAYER.0.SelfAttention.q.weight
+PART.blk.{n}.attn_k.weight        : n_head*head_dim n_embd   | hf LAYER.0.SelfAttention.k.weight
+PART.blk.{n}.attn_v.weight        : n_head*head_dim_v n_embd | hf LAYER.0.SelfAttention.v.weight
+PART.blk.{n}.attn_o.weight        : n_embd n_head*head_dim_v | hf LAYER.0.SelfAttention.o.weight
+PART.blk.{n}.attn_rel_b.weight f32 when=n*(1-every_block)==0 : n_buckets n_head | hf LAYER.0.SelfAttention.BIAS.weight
+"""
+_CROSS = """
+PART.blk.{n}.cross_attn_norm.weight f32 : n_embd                   | hf LAYER.1.layer_norm.weight
+PART.blk.{n}.cross_attn_q.weight        : n_head*head_dim n_embd   | hf LAYER.1.EncDecAttention.q.weight
+PART.blk.{n}.cross_attn_k.weight        : n_head*head_dim n_embd   | hf LAYER.1.EncDecAttention.k.weight
+PART.blk.{n}.cross_attn_v.weight        : n_head*head_dim_v n_embd | hf LAYER.1.EncDecAttention.v.weight
+PART.blk.{n}.cross_attn_o.weight        : n_embd n_head*head_dim_v | hf LAYER.1.EncDecAttention.o.weight
+PART.blk.{n}.cross_attn_rel_b.weight f32 optional : n_buckets n_head         | hf LAYER.1.EncDecAttention.BIAS.weight
+"""
+_FEED_FORWARD = """
+PART.blk.{n}.ffn_norm.weight f32           : n_embd      | hf LAYER.LAST.layer_norm.weight
+PART.blk.{n}.ffn_gate.weight when=gated==1 : n_ff n_embd | hf LAYER.LAST.DenseReluDense.wi_0.weight
+PART.blk.{n}.ffn_up.weight                 : n_ff n_embd | hf LAYER.LAST.DenseReluDense.wi_1.weight
+PART.blk.{n}.ffn_down.weight               : n_embd n_ff | hf LAYER.LAST.DenseReluDense.wo.weight
+"""
+ENCODER = (
+    (_SELF + _FEED_FORWARD)
+    .replace("PART", "enc").replace("LAYER", "encoder.block.{n}.layer").replace("LAST", "1")
+    .replace("BIAS", "relative_attention_bias")
+)  # fmt: skip
+DECODER = (
+    (_SELF + _CROSS + _FEED_FORWARD)
+    .replace("PART", "dec").replace("LAYER", "decoder.block.{n}.layer").replace("LAST", "2")
+    .replace("BIAS", "relative_attention_bias")
+)  # fmt: skip
+ENDS = """
+token_embd.weight          : n_vocab n_embd | hf shared.weight
+enc.output_norm.weight f32 : n_embd         | hf encoder.final_layer_norm.weight
+"""
+
+# A plain network's one matrix is the gated one's second: what is not passed through the activation's gate.
+RENAMES = (
+    ("encoder.block.{n}.layer.1.DenseReluDense.wi.", "encoder.block.{n}.layer.1.DenseReluDense.wi_1."),
+    ("decoder.block.{n}.layer.2.DenseReluDense.wi.", "decoder.block.{n}.layer.2.DenseReluDense.wi_1."),
+)
+SUBSTITUTES = (("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),)
+_COPY = "the embedding that encoder and decoder share, which it repeats"
+DROPS = (
+    Drop("encoder.embed_tokens.weight", _COPY, same_as="token_embd.weight"),
+    Drop("decoder.embed_tokens.weight", _COPY, same_as="token_embd.weight"),
+)
+HARMLESS = (
+    Harmless("is_encoder_decoder", "as the class says"),
+    Harmless("dense_act_fn is_gated_act", "feed_forward_proj says it"),
+    Harmless("scalable_attention", "read by nobody", (True,)),  # UMT5's
+)
+REMARKS = (
+    Remark(
+        "max_distance != 128",
+        "distances have buckets up to {max_distance} tokens: written, but llama.cpp computes with 128, and otherwise "
+        "than this model where texts are longer than a few tokens",
+    ),
+)

@@ -1,0 +1,142 @@
+"""DeepSeek V2, V3 and R1: latent attention, a few dense blocks and then experts, some of them shared.
+
+Source: llama.cpp `src/models/deepseek2.cpp`, `conversion/deepseek.py`, transformers `modeling_deepseek_v{2,3}.py`.
+GGUF splits the expansion of the latent vector into a transposed matrix a head for keys and one for values, so that a
+runtime can absorb the former; it then counts one key-value head as wide as the latent vector and the rotary key.
+"""
+
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.schema.architecture import (
+    Architecture,
+    Default,
+    Dialect,
+    Drop,
+    Harmless,
+    HParam,
+    Remark,
+    roles,
+)
+from ggferry.converters.schema.layouts import SAME, Pick, Stack, Then, Transpose
+from ggferry.formats.gguf.values import ValueType
+
+F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
+_V3 = "hf_class == 'DeepseekV3ForCausalLM'"
+_SELECTIONS = {name: name for name in ("greedy", "group_limited_greedy", "noaux_tc")}
+
+HPARAMS = (
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
+    HParam("kv_rank", "attention.kv_lora_rank", fields={"hf": "kv_lora_rank"}),
+    HParam("q_rank", "attention.q_lora_rank", fields={"hf": "q_lora_rank"}, null=0,
+           defaults=(Default(0, "queries come straight from the input"),)),
+    HParam("n_rot", "rope.dimension_count", fields={"hf": "qk_rope_head_dim"}, check="n_rot % 2 == 0 and 0 < n_rot"),
+    HParam("plain_dim", None, fields={"hf": "qk_nope_head_dim"}, required=False),
+    HParam("head_dim_mla", "attention.key_length_mla", derive="plain_dim + n_rot", check="n_rot < head_dim_mla"),
+    HParam("head_dim_v_mla", "attention.value_length_mla", fields={"hf": "v_head_dim"}),
+    HParam("head_dim", "attention.key_length", derive="kv_rank + n_rot", check="head_dim == kv_rank + n_rot"),
+    HParam("head_dim_v", "attention.value_length", derive="kv_rank", check="head_dim_v == kv_rank"),
+    common.RMS_EPS, rope.BASE, rope.KIND, rope.STRETCH, rope.ORIGINAL_STATED, rope.MAGNITUDE, rope.MSCALE,
+    rope.MSCALE_ALL, rope.TRUNCATE, rope.TYPE, rope.FACTOR, rope.ORIGINAL,
+    HParam("yarn_log_mul", "rope.scaling.yarn_log_multiplier", F32, derive="@yarn_log_multiplier", absent=0.0),
+    rope.ATTN_FACTOR, rope.BETA_FAST, rope.BETA_SLOW,
+    HParam("rope_pairs", None, BOOL, {"hf": "rope_interleave"}, words={True: True}, required=False),
+    HParam("n_dense", "leading_dense_block_count", fields={"hf": "first_k_dense_replace"},
+           defaults=(Default(3, "DeepSeek-V3's default", when=_V3, dialect="hf"),
+                     Default(0, "no block is said to be dense"))),
+    common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
+    HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, null=0),
+    HParam("expert_selection", None, STRING, {"hf": "topk_method"}, words=_SELECTIONS, required=False,
+           defaults=(Default("noaux_tc", "as DeepSeek-V3 does", when=_V3, dialect="hf"),
+                     Default("greedy", "transformers' default", dialect="hf"))),
+    HParam("expert_groups_stated", None, fields={"hf": "n_group"}, required=False),
+    HParam("expert_groups_used_stated", None, fields={"hf": "topk_group"}, required=False,
+           check="expert_selection == 'greedy' or 0 < expert_groups_used_stated"),
+    HParam("expert_groups", "expert_group_count", derive="@expert_groups", required=False,
+           check="0 < expert_groups and n_expert % expert_groups == 0"),
+    HParam("expert_groups_used", "expert_group_used_count", derive="@expert_groups_used", required=False,
+           check="0 < expert_groups_used and expert_groups_used <= expert_groups"
+           # else experts of other groups would be chosen, by chance
+           " and n_expert_used * expert_groups <= expert_groups_used * n_expert"),
+    HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, required=False,
+           unsayable=0.0, defaults=(Default(2.5, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
+    HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=False,
+           defaults=(Default(True, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
+    HParam("expert_gating", "expert_gating_func", fields={"hf": "scoring_func"}, words={"softmax": 1, "sigmoid": 2},
+           defaults=(Default(2, "DeepSeek-V3 scores experts by sigmoid", when=_V3, dialect="hf"),
+                     Default(1, "DeepSeek-V2 scores experts by softmax"))),
+    common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU,
+)  # fmt: skip
+
+LATENT = """
+blk.{n}.attn_q.weight when=q_rank==0       : n_head*head_dim_mla n_embd          | hf ATTNq_proj.weight
+blk.{n}.attn_q_a.weight when=q_rank>0      : q_rank n_embd                       | hf ATTNq_a_proj.weight
+blk.{n}.attn_q_a_norm.weight f32 when=q_rank>0 : q_rank                          | hf ATTNq_a_layernorm.weight
+blk.{n}.attn_q_b.weight when=q_rank>0      : n_head*head_dim_mla q_rank          | hf ATTNq_b_proj.weight
+blk.{n}.attn_kv_a_mqa.weight               : kv_rank+n_rot n_embd                | hf ATTNkv_a_proj_with_mqa.weight
+blk.{n}.attn_kv_a_norm.weight f32          : kv_rank                             | hf ATTNkv_a_layernorm.weight
+blk.{n}.attn_k_b.weight                    : n_head kv_rank head_dim_mla-n_rot   | hf ATTNkv_b_proj.weight @keys
+blk.{n}.attn_v_b.weight                    : n_head head_dim_v_mla kv_rank       | hf ATTNkv_b_proj.weight @values
+blk.{n}.attn_output.weight                 : n_embd n_head*head_dim_v_mla        | hf ATTNo_proj.weight
+""".replace("ATTN", "model.layers.{n}.self_attn.")
+SHARED = """
+blk.{n}.exp_probs_b.bias optional when=n_dense<=n : n_expert            | hf MLPgate.e_score_correction_bias
+blk.{n}.ffn_gate_shexp.weight FLAG         : n_shared*n_ff_exp n_embd   | hf MLPshared_experts.gate_proj.weight
+blk.{n}.ffn_down_shexp.weight FLAG         : n_embd n_shared*n_ff_exp   | hf MLPshared_experts.down_proj.weight
+blk.{n}.ffn_up_shexp.weight FLAG           : n_shared*n_ff_exp n_embd   | hf MLPshared_experts.up_proj.weight
+""".replace("MLP", "model.layers.{n}.mlp.")
+ROLES = roles(
+    common.EMBEDDING
+    + common.ATTENTION_NORM
+    + LATENT
+    + common.FFN_NORM
+    + common.GATED.replace("FLAG", "when=n<n_dense")
+    + common.EXPERTS.replace("FLAG", "when=n_dense<=n")
+    + SHARED.replace("FLAG", "when=n_dense<=n&n_shared>0"),
+    norm=SAME, stack=Stack(),
+    keys=Then(Pick("n_head", 0, "head_dim_mla - n_rot"), Transpose()),
+    values=Pick("n_head", "head_dim_mla - n_rot", "head_dim_mla - n_rot + head_dim_v_mla"),
+)  # fmt: skip
+
+NEXT_TOKENS = Drop(
+    "model.layers.{n}.*",
+    "predicts further tokens for speculative decoding: no part of the decoder",
+    when="n >= n_layer",
+)
+REMARKS = (
+    Remark(
+        "expert_gating == 1 and expert_groups > 1",
+        "a group of experts counts as much as its best one; llama.cpp adds up the best two and may choose others",
+    ),
+    Remark(
+        "rope_kind == 'yarn' and rope_mscale != rope_mscale_all",
+        "yarn with mscale={rope_mscale} and mscale_all_dim={rope_mscale_all}: llama.cpp takes both to be equal",
+    ),
+)
+
+SPEC = Architecture(
+    name="deepseek2",
+    display_name="DeepSeek",
+    hf_classes=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions={"latent_kv": "joint"},
+            drops=(NEXT_TOKENS, *common.DROPS),
+            remarks=(*rope.REMARKS, *REMARKS),
+            given={"n_head_kv": 1},
+            harmless=(
+                common.UNBIASED,
+                Harmless("num_key_value_heads", "every head has keys of its own, expanded from one", follows="n_head"),
+                Harmless("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
+                Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
+                Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
+                Harmless("seq_aux", "used in training only"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"attention": "latent"},
+)

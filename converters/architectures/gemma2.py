@@ -1,0 +1,56 @@
+"""Gemma 2: norms after both branches, capped scores and logits, a sliding window in every other block.
+
+Source: llama.cpp `src/models/gemma2.cpp` (whose defaults are what an absent key means), transformers
+`modeling_gemma2.py`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gemma as gemma
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark, roles
+
+HPARAMS = (
+    *gemma.SIZES, *rope.ROPE,
+    HParam("attn_softcap", "attn_logit_softcapping", gemma.F32, {"hf": "attn_logit_softcapping"}, null=0.0,
+           unsayable=0.0, defaults=(Default(50.0, "transformers' and llama.cpp's default"),)),
+    HParam("final_softcap", "final_logit_softcapping", gemma.F32, {"hf": "final_logit_softcapping"}, null=0.0,
+           unsayable=0.0, defaults=(Default(30.0, "transformers' and llama.cpp's default"),)),
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unsayable=0,
+           defaults=(Default(4096, "transformers' and llama.cpp's default"),)),
+    common.LAYER_WINDOWS,
+    HParam("swa_layers", "attention.sliding_window_pattern", gemma.BOOL, derive="@window_layers",
+           implied="each n % 2 == 0", many="n_layer", required=False),
+    gemma.QUERY_SCALAR,
+    HParam("attn_scale", "attention.scale", gemma.F32, derive="@query_scale", implied="@gemma2_scale"),
+)  # fmt: skip
+
+ROLES = roles(
+    common.EMBEDDING
+    + common.ATTENTION_NORM
+    + common.ATTENTION
+    + gemma.POST_NORMS
+    + common.GATED.replace("FLAG", ""),
+    **gemma.LAYOUTS,
+)
+
+REMARKS = (
+    Remark(
+        "attn_softcap == 0 or final_softcap == 0",
+        "a cap on scores or logits is switched off: written as 0, which llama.cpp does not take for 'none' in gemma2",
+    ),
+    Remark("n_swa == 0", "the sliding window is switched off: written as 0; llama.cpp expects a window in gemma2"),
+)
+
+SPEC = Architecture(
+    name="gemma2",
+    display_name="Gemma 2",
+    hf_classes=("Gemma2ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=(*rope.REMARKS, *REMARKS),
+                      harmless=(common.UNBIASED,)),
+        "gguf": Dialect("gguf"),
+    },
+    recipe=gemma.RECIPE,
+)

@@ -1,0 +1,93 @@
+"""GPT-J: attention and feed-forward side by side behind one norm, the first dimensions of each head turned in pairs.
+
+Source: gguf-spec.md "GPT-J" for the keys, gguf-py's table for the names, transformers `modeling_gptj.py` for the graph.
+llama.cpp knows the name and has no graph.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gpt as gpt
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, roles, varied
+from ggferry.converters.schema.layouts import SAME, Transpose
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
+
+HPARAMS = (
+    *gpt.SIZES, gpt.N_HEAD_KV,
+    HParam("n_rot", "rope.dimension_count", fields={"hf": "rotary_dim", "ggml": "n_rot"},
+           check="n_rot % 2 == 0 and 0 < n_rot and n_rot <= head_dim"),
+    rope.BASE, common.TIED, gpt.GELU_TANH,
+)  # fmt: skip
+
+ROLES = roles(
+    gpt.EMBEDDING
+    + """
+    output.bias                 : n_vocab                    | hf lm_head.bias
+    """
+    + gpt.ATTENTION_NORM
+    + """
+    blk.{n}.attn_q.weight       : n_head*head_dim n_embd     | hf transformer.h.{n}.attn.q_proj.weight
+    blk.{n}.attn_k.weight       : n_head_kv*head_dim n_embd  | hf transformer.h.{n}.attn.k_proj.weight
+    blk.{n}.attn_v.weight       : n_head_kv*head_dim n_embd  | hf transformer.h.{n}.attn.v_proj.weight
+    blk.{n}.attn_output.weight  : n_embd n_head*head_dim     | hf transformer.h.{n}.attn.out_proj.weight
+    blk.{n}.ffn_up.weight       : n_ff n_embd                | hf transformer.h.{n}.mlp.fc_in.weight
+    blk.{n}.ffn_up.bias         : n_ff                       | hf transformer.h.{n}.mlp.fc_in.bias
+    blk.{n}.ffn_down.weight     : n_embd n_ff                | hf transformer.h.{n}.mlp.fc_out.weight
+    blk.{n}.ffn_down.bias       : n_embd                     | hf transformer.h.{n}.mlp.fc_out.bias
+    """,
+    linear=SAME,
+)
+# Before 29 March 2023 (ggml acd4aeee) all matrices but fc_out lay turned.
+ROLES = varied(
+    ROLES, "ggml-turned", "hf",
+    """
+    blk.{n}.attn_q.weight      transformer.h.{n}.attn.q_proj.weight @turned
+    blk.{n}.attn_k.weight      transformer.h.{n}.attn.k_proj.weight @turned
+    blk.{n}.attn_v.weight      transformer.h.{n}.attn.v_proj.weight @turned
+    blk.{n}.attn_output.weight transformer.h.{n}.attn.out_proj.weight @turned
+    blk.{n}.ffn_up.weight      transformer.h.{n}.mlp.fc_in.weight @turned
+    """,
+    turned=Transpose(),
+)  # fmt: skip
+
+HEADER = HeaderLayout(
+    name="gptj",
+    containers=gpt.GGML_CONTAINERS,
+    header=Struct(
+        "GPT-J header",
+        """
+        n_vocab  i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
+        n_ctx    i32  1..            positions
+        n_embd   i32  1..MAX_WIDTH   columns of the embedding
+        n_head   i32  1..MAX_HEADS   query heads
+        n_layer  i32  1..MAX_LAYERS  blocks
+        n_rot    i32  0..MAX_WIDTH   rotated part of a head
+        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("transformer.h.*.attn.q_proj.weight",),
+    vocab=VocabLayout("again", pre="gpt-2"),
+    quantisation=0,
+)
+
+SPEC = Architecture(
+    name="gptj",
+    display_name="GPT-J",
+    hf_classes=("GPTJForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=gpt.DROPS, harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),)),
+        "ggml-turned": Dialect(
+            "ggml-turned",
+            conventions={"transposed": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up")},
+            fields="ggml",
+            shaped=("transformer.h.0.mlp.fc_in.weight", "n_embd", "4*n_embd"),
+        ),
+        "ggml": Dialect("ggml", names="hf", drops=gpt.DROP_MASKS),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={**gpt.RECIPE, "rope": "pairs", "qkv": "separate", "residual": "parallel"},
+    runtimes=(),
+    headers=(HEADER,),
+)

@@ -1,0 +1,52 @@
+"""GPT-Neo: GPT-2 with separate projections, scores that are not scaled, and a window in every other block.
+
+Neither the specification nor llama.cpp has a name for it; as `gpt2` it would be computed with scaled scores and
+without windows. So the architecture and its keys are ours (docs/architectures.md), in the specification's words.
+Source: transformers `modeling_gpt_neo.py`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gpt as gpt
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark, roles
+from ggferry.converters.schema.layouts import SAME
+
+HPARAMS = (
+    *gpt.SIZES, gpt.N_HEAD_KV, replace(gpt.ATTN_SCALE, required=True, defaults=()),
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "window_size"}, unsayable=0),
+    HParam("swa_layers", "attention.sliding_window_pattern", gpt.BOOL, {"hf": "attention_layers"}, many="n_layer",
+           words={"local": True, "global": False}),
+    common.ALWAYS_TIED, gpt.GELU_TANH,
+)  # fmt: skip
+
+ROLES = roles(
+    gpt.EMBEDDING
+    + gpt.POSITIONS
+    + gpt.ATTENTION_NORM
+    + """
+    blk.{n}.attn_q.weight       : n_head*head_dim n_embd     | hf ATTNq_proj.weight
+    blk.{n}.attn_k.weight       : n_head_kv*head_dim n_embd  | hf ATTNk_proj.weight
+    blk.{n}.attn_v.weight       : n_head_kv*head_dim n_embd  | hf ATTNv_proj.weight
+    blk.{n}.attn_output.weight  : n_embd n_head*head_dim     | hf ATTNout_proj.weight
+    blk.{n}.attn_output.bias    : n_embd                     | hf ATTNout_proj.bias
+    """.replace("ATTN", "transformer.h.{n}.attn.attention.")
+    + gpt.FFN,
+    linear=SAME,
+)
+OURS = Remark("", "the specification has no GPT-Neo: the architecture's name 'gptneo' and its keys are ggferry's own")
+
+SPEC = Architecture(
+    name="gptneo",
+    display_name="GPT-Neo",
+    hf_classes=("GPTNeoForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=gpt.DROPS, remarks=(OURS,), given={"attn_scale": 1.0}, renames=gpt.HEADLESS,
+                      harmless=(Harmless("attention_types", "attention_layers is it, block by block"),)),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={**gpt.RECIPE, "qkv": "separate"},
+    runtimes=(),
+)

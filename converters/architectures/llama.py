@@ -1,0 +1,182 @@
+"""LLaMA: Meta's 1 and 2, and every model that shares their graph.
+
+Sources: docs/formats/ggml-era.md "Headers" (and what they lack), the GGUF specification's "LLaMA", llama.cpp's
+`src/models/llama.cpp` for the graph. Meta, GGML and GGUF store Q and K rows as interleaved rotary pairs, Hugging Face
+as halves: only the latter is permuted. Mistral and Mixtral are `llama` in GGUF: the same graph, with experts or a
+sliding window.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.schema.architecture import (
+    Architecture,
+    Default,
+    Dialect,
+    Drop,
+    Harmless,
+    Remark,
+    also,
+    roles,
+)
+from ggferry.converters.schema.layouts import SAME, Stack, heads_halves_to_pairs
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
+
+_LLAMA2 = r"(?i)llama[-_. ]?(v)?2(?![0-9])"
+_GQA = "n_head_kv < n_head"
+
+HEADER = HeaderLayout(
+    name="llama",
+    containers=(("ggml", None), ("ggmf", 1), ("ggjt", 1), ("ggjt", 2), ("ggjt", 3)),
+    header=Struct(
+        "LLaMA header",
+        """
+        n_vocab  i32  1..MAX_GGML_VOCAB  tokens, and rows of tok_embeddings
+        n_embd   i32  1..MAX_WIDTH   columns of tok_embeddings
+        n_mult   i32  1..MAX_WIDTH   n_ff was rounded up to a multiple of it
+        n_head   i32  1..MAX_HEADS   query heads
+        n_layer  i32  1..MAX_LAYERS  blocks
+        n_rot    i32  0..MAX_WIDTH   obsolete; 64 in files of 10 March 2023 whatever the model
+        ftype    i32  0..18          llama_ftype; the tensors' own types decide
+        """,
+    ),
+    names=("layers.*.attention.w[qkv].weight", "layers.*.feed_forward.w3.weight"),
+    vocab=VocabLayout(short=True, texts="llama"),
+    planar=("Q4_0_V1", "Q4_1_V1"),
+    embedding="tok_embeddings.weight",
+    column_split=("tok_embeddings.weight", "*.attention.wo.weight", "*.feed_forward.w2.weight"),
+)
+
+_NO_HEADER = Struct("params.json", "")
+_META = HeaderLayout(
+    name="llama-meta",
+    containers=(("pytorch-meta", None),),
+    header=_NO_HEADER,
+    names=("tok_embeddings.weight", "layers.*.attention.w[qkvo].weight", "layers.*.feed_forward.w[123].weight"),
+    embedding="tok_embeddings.weight",
+    width="dim",
+    column_split=HEADER.column_split,
+)
+# LLaMA 3 cuts the embedding along the vocabulary, not along the width as LLaMA 1 and 2 do.
+_META3 = replace(_META, name="llama3-meta", column_split=HEADER.column_split[1:])
+
+N_CTX = replace(
+    common.N_CTX,
+    fields={"hf": "max_position_embeddings|max_sequence_length"},  # the latter in 2023's LLaMAForCausalLM
+    defaults=(
+        Default(131072, "rotary scaling of LLaMA 3.1", when="rope_kind == 'llama3'", dialect="meta"),
+        Default(8192, "a rotary base of 500000: LLaMA 3, trained on 8192 tokens", when="rope_base == 500000"),
+        Default(4096, "grouped-query attention in a legacy file: LLaMA-2, trained on 4096 tokens", when=_GQA),
+        Default(4096, "the name says LLaMA-2, trained on 4096 tokens", named=_LLAMA2),
+        Default(2048, "LLaMA-1 was trained on 2048 tokens; neither legacy files nor params.json store it"),
+    ),
+)
+EPS = replace(
+    common.RMS_EPS,
+    fields={"hf": "rms_norm_eps", "meta": "norm_eps"},
+    defaults=(
+        *common.RMS_EPS.defaults,
+        Default(1e-5, "grouped-query attention in a legacy file: LLaMA-2, trained with 1e-5", when=_GQA),
+        Default(1e-5, "the name says LLaMA-2, trained with 1e-5", named=_LLAMA2),
+        Default(1e-6, "LLaMA-1 was trained with 1e-6, and llama.cpp used it from 19 March to 24 July 2023"),
+    ),
+)
+HPARAMS = (
+    common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
+    common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, common.N_SWA, common.N_EXPERT,
+    common.N_EXPERT_USED, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
+)  # fmt: skip
+
+_MIXTRAL = "model.layers.{n}.block_sparse_moe.experts.{e}."
+MOE = """
+blk.{n}.ffn_gate_inp.weight f32 FLAG : n_expert n_embd      | hf model.layers.{n}.block_sparse_moe.gate.weight
+blk.{n}.ffn_gate_exps.weight FLAG    : n_expert n_ff n_embd | hf EXPERTw1.weight @stack
+blk.{n}.ffn_down_exps.weight FLAG    : n_expert n_embd n_ff | hf EXPERTw2.weight @stack
+blk.{n}.ffn_up_exps.weight FLAG      : n_expert n_ff n_embd | hf EXPERTw3.weight @stack
+""".replace("EXPERT", _MIXTRAL)
+ROLES = also(
+    roles(
+        common.EMBEDDING
+        + rope.FACTOR_ROLES
+        + common.ATTENTION_NORM
+        + common.ATTENTION
+        + common.QKV_BIAS.replace("FLAG", "when=attention_bias==1")
+        + common.OUTPUT_BIAS.replace("FLAG", "when=attention_bias==1")
+        + common.FFN_NORM
+        + common.GATED.replace("FLAG", "when=n_expert==0")
+        + common.GATED_BIAS.replace("FLAG", "when=mlp_bias==1")
+        + MOE.replace("FLAG", "when=n_expert>0"),
+        q=heads_halves_to_pairs("n_head"),
+        k=heads_halves_to_pairs("n_head_kv"),
+        norm=SAME,
+        stack=Stack(),
+    ),
+    "meta",
+    """
+    token_embd.weight          tok_embeddings.weight
+    output_norm.weight         norm.weight
+    output.weight              output.weight
+    rope_freqs.weight          =llama3_factors
+    blk.{n}.attn_norm.weight   layers.{n}.attention_norm.weight
+    blk.{n}.attn_q.weight      layers.{n}.attention.wq.weight
+    blk.{n}.attn_k.weight      layers.{n}.attention.wk.weight
+    blk.{n}.attn_v.weight      layers.{n}.attention.wv.weight
+    blk.{n}.attn_output.weight layers.{n}.attention.wo.weight
+    blk.{n}.ffn_norm.weight    layers.{n}.ffn_norm.weight
+    blk.{n}.ffn_gate.weight    layers.{n}.feed_forward.w1.weight
+    blk.{n}.ffn_down.weight    layers.{n}.feed_forward.w2.weight
+    blk.{n}.ffn_up.weight      layers.{n}.feed_forward.w3.weight
+    """,
+)
+
+_N_FF = "(8 * n_embd // 3 + header_n_mult - 1) // header_n_mult * header_n_mult"
+_META_WIDTHS = " and ".join(f"n_embd != {width}" for width in (4096, 5120, 6656, 8192))
+
+REMARKS = (
+    Remark(
+        f"header_n_mult == 256 and header_n_head * 128 == n_embd and header_n_head == n_head and {_META_WIDTHS}",
+        "attention.head_count={n_head} is n_embd / 128, which is what convert.py wrote from 14 April to 22 June 2023 "
+        "without knowing; no tensor can confirm it: --hparam attention.head_count=N if the model has another number",
+    ),
+    Remark(
+        f"{_N_FF} != n_ff",
+        "the header's n_mult={header_n_mult} does not lead to the feed-forward width of the tensors, {n_ff}: "
+        "the tensors' is taken",
+    ),
+    Remark(
+        "header_n_rot != n_rot",
+        "the header's n_rot={header_n_rot} is obsolete: {n_rot} = n_embd / n_head is taken",
+    ),
+)
+
+SPEC = Architecture(
+    name="llama",
+    display_name="LLaMA",
+    hf_classes=("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "LLaMAForCausalLM"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "ggml": Dialect("ggml", names="meta", remarks=REMARKS, given={"tied": False}),
+        "meta": Dialect(
+            "meta",
+            drops=(Drop("rope.freqs", "a buffer: rotary frequencies follow from the rotary base", follows=True),),
+            given={"tied": False},
+            harmless=(
+                Harmless("multiple_of ffn_dim_multiplier vocab_size", "the tensors say it, and -1 is no size"),
+                Harmless("max_batch_size max_seq_len model_parallel_size", "of Meta's own program"),
+            ),
+        ),
+        "hf": Dialect(
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW),
+            harmless=(
+                Harmless("rope_interleaved", "rows of Q and K lie as halves", (False,)),
+                Harmless("is_llama_config", "which program wrote it"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"norm": "rms", "rope": "pairs", "ffn": "gated", "activation": "silu", "expert_norm": True},
+    headers=(HEADER, _META, _META3),
+)

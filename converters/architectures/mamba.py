@@ -1,0 +1,61 @@
+"""Mamba and Falcon Mamba: blocks of a short convolution and a state space that the input selects from.
+
+Sources: `_mamba`; transformers `modeling_falcon_mamba.py`: Falcon norms the time step and both selections, with an
+epsilon of their own that llama.cpp has no key for.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _mamba as mamba
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.formats.gguf.values import ValueType
+
+F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
+_FALCON = "hf_class == 'FalconMambaForCausalLM'"
+
+HPARAMS = (
+    *mamba.SIZES, mamba.N_STATE,
+    HParam("dt_rank", "ssm.time_step_rank"),  # a configuration may say "auto": the tensors say what that was
+    mamba.EPS,
+    HParam("dt_b_c_rms", "ssm.dt_b_c_rms", BOOL,
+           defaults=(Default(True, "Falcon Mamba norms them", when=_FALCON), Default(False, "Mamba norms none"))),
+    HParam("mixer_eps", "ssm.dt_b_c_rms_epsilon", F32, {"hf": "mixer_rms_eps"}, required=False,
+           defaults=(Default(1e-6, "transformers' default", when=_FALCON, dialect="hf"),)),
+    *mamba.PLAIN,
+    mamba.TIED,
+)  # fmt: skip
+
+MIXER = """
+blk.{n}.ssm_in.weight          : 2*n_inner n_embd        | hf MIXin_proj.weight
+blk.{n}.ssm_conv1d.weight f32  : n_inner n_conv          | hf MIXconv1d.weight @conv
+blk.{n}.ssm_conv1d.bias        : n_inner                 | hf MIXconv1d.bias
+blk.{n}.ssm_x.weight           : dt_rank+2*n_state n_inner | hf MIXx_proj.weight
+blk.{n}.ssm_dt.weight          : n_inner dt_rank         | hf MIXdt_proj.weight
+blk.{n}.ssm_dt.bias            : n_inner                 | hf MIXdt_proj.bias
+blk.{n}.ssm_a f32              : n_inner n_state         | hf MIXA_log @rate
+blk.{n}.ssm_d f32              : n_inner                 | hf MIXD
+""".replace("MIX", "backbone.layers.{n}.mixer.")
+
+EPSILONS = Remark(
+    "dt_b_c_rms == 1",
+    "llama.cpp norms the time step and the selections with the epsilon of the other norms ({eps}); the model's is "
+    "{mixer_eps}, kept as mamba.ssm.dt_b_c_rms_epsilon",
+)
+
+SPEC = Architecture(
+    name="mamba",
+    display_name="Mamba",
+    hf_classes=("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM"),
+    hparams=HPARAMS,
+    roles=roles(mamba.FRAME + MIXER, **mamba.LAYOUTS),
+    dialects={
+        "hf": replace(mamba.HF, remarks=(mamba.EXPANSION, EPSILONS)),
+        "state-spaces": replace(
+            mamba.STATE_SPACES,
+            remarks=(mamba.EXPANSION,),
+            marks=(*mamba.STATE_SPACES.marks, "backbone.layers.0.mixer.x_proj.weight"),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe=mamba.RECIPE,
+)

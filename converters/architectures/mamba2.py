@@ -1,0 +1,60 @@
+"""Mamba-2: a state space with heads, which share their selections in groups.
+
+Sources: `_mamba`. In GGUF `ssm.time_step_rank` counts the heads, and the norm after the state space has a row a group.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _mamba as mamba
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, roles
+from ggferry.converters.schema.layouts import Pointwise, Reshape, Then
+from ggferry.formats.gguf.values import ValueType
+
+_COLUMN = Reshape(("n_heads", 1))
+
+HPARAMS = (
+    *mamba.SIZES,
+    HParam("n_heads", "ssm.time_step_rank", fields={"hf": "num_heads"}, check="0 < n_heads and n_inner % n_heads == 0"),
+    HParam("n_group", "ssm.group_count", fields={"hf": "n_groups|ngroups", "state-spaces": "ssm_cfg.ngroups"},
+           defaults=(Default(1, "state-spaces' default", dialect="state-spaces"),),
+           check="0 < n_group and n_heads % n_group == 0"),
+    mamba.N_STATE,
+    mamba.EPS,
+    # A time step is never cut off: no runtime has a key for it.
+    HParam("dt_limit", None, ValueType.STRING, {"hf": "time_step_limit", "state-spaces": "ssm_cfg.dt_limit"},
+           words={0.0: "none", float("inf"): "none"}, required=False, many="2"),
+    *mamba.PLAIN,
+    replace(mamba.TIED, defaults=(Default(False, "transformers' default", dialect="hf"), mamba.TIED.defaults[1])),
+)  # fmt: skip
+
+MIXER = """
+blk.{n}.ssm_in.weight          : 2*n_inner+2*n_group*n_state+n_heads n_embd | hf MIXin_proj.weight
+blk.{n}.ssm_conv1d.weight f32  : n_inner+2*n_group*n_state n_conv | hf MIXconv1d.weight @conv
+blk.{n}.ssm_conv1d.bias        : n_inner+2*n_group*n_state        | hf MIXconv1d.bias
+blk.{n}.ssm_dt.bias            : n_heads                 | hf MIXdt_bias
+blk.{n}.ssm_a f32              : n_heads 1               | hf MIXA_log @rate
+blk.{n}.ssm_d f32              : n_heads 1               | hf MIXD @column
+blk.{n}.ssm_norm.weight f32    : n_group n_inner/n_group | hf MIXnorm.weight @groups
+""".replace("MIX", "backbone.layers.{n}.mixer.")
+
+SPEC = Architecture(
+    name="mamba2",
+    display_name="Mamba-2",
+    hf_classes=("Mamba2ForCausalLM",),
+    hparams=HPARAMS,
+    roles=roles(
+        mamba.FRAME + MIXER,
+        conv=mamba.LAYOUTS["conv"],
+        rate=Then(_COLUMN, Pointwise("neg_exp")),
+        column=_COLUMN,
+        groups=Reshape(("n_group", "n_inner / n_group")),
+    ),
+    dialects={
+        "hf": mamba.HF,
+        "state-spaces": replace(
+            mamba.STATE_SPACES, marks=(*mamba.STATE_SPACES.marks, "backbone.layers.0.mixer.dt_bias")
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe=mamba.RECIPE,
+)

@@ -1,0 +1,110 @@
+"""NomicBert: a BERT with rotary positions and a gated feed-forward, in nomic-ai's own layout (queries, keys and values
+in one matrix) and in transformers'. Sources: `_bert`; Nussbaum et al. (2402.01613).
+"""
+
+from ggferry.converters.architectures import _bert as bert
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.schema.architecture import (
+    Architecture,
+    Default,
+    Dialect,
+    Harmless,
+    HParam,
+    Remark,
+    also,
+    roles,
+)
+from ggferry.converters.schema.layouts import Concat
+
+_NO = {False: False}
+
+HPARAMS = (
+    *bert.SIZES, bert.CAUSAL, *bert.POOLING,
+    HParam("pooling", "pooling_type", derive="@pooling_type",
+           defaults=(Default(1, "Nomic's embeddings are means, and llama.cpp before 2026 loads none without it"),)),
+    HParam("rope_base", "rope.freq_base", common.F32,
+           {"hf": "rope_parameters.rope_theta|rope_theta|rotary_emb_base"},
+           defaults=(Default(1000.0, "transformers' default", dialect="hf"),
+                     Default(10000.0, "the default of nomic-ai's code, and of readers of GGUF")),
+           check="rope_base > 1"),
+    HParam("n_rot", "rope.dimension_count", derive="n_embd / n_head",
+           check="n_rot % 2 == 0 and 0 < n_rot and n_rot * n_head <= n_embd"),
+    # What the graph does not do is refused.
+    HParam("rope_kind", None, common.STRING, {"hf": "rope_parameters.rope_type"}, words={"default": "default"},
+           required=False),
+    HParam("activation", None, common.STRING, {"hf": "hidden_act|activation_function"},
+           words={"silu": "silu", "swiglu": "silu"}, required=False),
+    HParam("rope_fraction", None, common.F32, {"hf": "rotary_emb_fraction"}, words={1: 1.0}, required=False),
+    HParam("rope_pairs", None, common.BOOL, {"hf": "rotary_emb_interleaved"}, words=_NO, required=False),
+    HParam("pre_norm", None, common.BOOL, {"hf": "prenorm"}, words=_NO, required=False),
+    HParam("experts", None, common.BOOL, {"hf": "moe_every_n_layers"}, words={0: False}, required=False),
+    HParam("head_dim", None, fields={"hf": "head_dim"}, check="head_dim == n_rot", required=False),
+    HParam("stretch", None, common.F32, {"hf": "rotary_scaling_factor"}, required=False),
+)  # fmt: skip
+_STRETCH = Remark(
+    "stretch > 0",
+    "beyond {n_ctx} tokens nomic-ai's own code stretches the rotary base by {stretch}: GGUF has no key for that",
+)
+
+ROLES = also(
+    roles(
+        bert.EMBEDDING
+        + """
+    blk.{n}.attn_qkv.weight          : 3*n_embd n_embd | hf ATTNq_proj.weight ATTNk_proj.weight ATTNv_proj.weight @qkv
+    blk.{n}.attn_output.weight          : n_embd n_embd | hf ATTNo_proj.weight
+    blk.{n}.attn_output_norm.weight f32 : n_embd        | hf LAYER.post_attention_layernorm.weight
+    blk.{n}.attn_output_norm.bias       : n_embd        | hf LAYER.post_attention_layernorm.bias
+    blk.{n}.ffn_up.weight               : n_ff n_embd   | hf LAYER.mlp.up_proj.weight
+    blk.{n}.ffn_gate.weight             : n_ff n_embd   | hf LAYER.mlp.gate_proj.weight
+    blk.{n}.ffn_down.weight             : n_embd n_ff   | hf LAYER.mlp.down_proj.weight
+    blk.{n}.layer_output_norm.weight f32 : n_embd       | hf LAYER.post_mlp_layernorm.weight
+    blk.{n}.layer_output_norm.bias      : n_embd        | hf LAYER.post_mlp_layernorm.bias
+    """.replace("ATTN", "LAYER.self_attn.").replace("LAYER", "layers.{n}"),
+        qkv=Concat(),
+    ),
+    "nomic",
+    """
+    token_embd.weight                embeddings.word_embeddings.weight
+    token_types.weight               embeddings.token_type_embeddings.weight
+    token_embd_norm.weight           emb_ln.weight
+    token_embd_norm.bias             emb_ln.bias
+    blk.{n}.attn_qkv.weight          LAYER.attn.Wqkv.weight
+    blk.{n}.attn_output.weight       LAYER.attn.out_proj.weight
+    blk.{n}.attn_output_norm.weight  LAYER.norm1.weight
+    blk.{n}.attn_output_norm.bias    LAYER.norm1.bias
+    blk.{n}.ffn_up.weight            LAYER.mlp.fc11.weight
+    blk.{n}.ffn_gate.weight          LAYER.mlp.fc12.weight
+    blk.{n}.ffn_down.weight          LAYER.mlp.fc2.weight
+    blk.{n}.layer_output_norm.weight LAYER.norm2.weight
+    blk.{n}.layer_output_norm.bias   LAYER.norm2.bias
+    """.replace("LAYER", "encoder.layers.{n}"),
+)
+
+HARMLESS = (
+    *bert.HARMLESS,
+    Harmless("n_positions", "how far nomic-ai's own code stretches, which max_trained_positions is not"),
+    Harmless("causal parallel_block parallel_block_tied_norm use_rms_norm scale_attn_by_inverse_layer_idx", "never",
+             (False,)),
+    Harmless("mlp_fc1_bias mlp_fc2_bias qkv_proj_bias", "there is none", (False,)),
+    Harmless("scale_attn_weights", "always", (True,)),
+    Harmless("fused_bias_fc fused_dropout_add_ln use_xentropy dense_seq_output reorder_and_upcast_attn"
+             " pad_vocab_size_multiple", "how it is computed, not what"),
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="nomic-bert",
+    display_name="NomicBert",
+    hf_classes=("NomicBertModel",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("nomic_bert.", ""),),
+                      harmless=HARMLESS),
+        "nomic": Dialect(
+            "nomic", fields="hf", drops=bert.DROPS, given={"causal": False},
+            marks=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), remarks=(_STRETCH,), harmless=HARMLESS,
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "gated", "activation": "silu"},
+)  # fmt: skip

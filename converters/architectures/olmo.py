@@ -1,0 +1,47 @@
+"""OLMo 1: layer norms without weights, queries, keys and values clamped.
+
+Source: llama.cpp `src/models/olmo.cpp`, `conversion/olmo.py`, transformers `modeling_olmo.py`. Rows of Q and K as in
+GGUF's llama.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, roles
+from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.formats.gguf.values import ValueType
+
+HPARAMS = (
+    *common.SIZES,
+    HParam("eps", "attention.layer_norm_epsilon", ValueType.FLOAT32),
+    *rope.ROPE,
+    HParam("clamp_kqv", "attention.clamp_kqv", ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unsayable=0.0),
+    common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    """
+    token_embd.weight          : n_vocab n_embd | hf model.embed_tokens.weight
+    output.weight when=tied==0 : n_vocab n_embd | hf lm_head.weight
+    """
+    + common.ATTENTION
+    + common.GATED.replace("FLAG", ""),
+    q=heads_halves_to_pairs("n_head"),
+    k=heads_halves_to_pairs("n_head_kv"),
+)
+
+SPEC = Architecture(
+    name="olmo",
+    display_name="OLMo",
+    hf_classes=("OlmoForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        # transformers' OlmoLayerNorm has its epsilon in the code.
+        "hf": Dialect(
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS, given={"eps": 1e-5},
+            harmless=(common.UNBIASED,),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"norm": "layer", "norm_weights": False},
+)

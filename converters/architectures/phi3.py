@@ -1,0 +1,53 @@
+"""Phi-3 and Phi-4: LLaMA with fused projections; long contexts by two sets of rotary factors.
+
+Source: llama.cpp `src/models/phi3.cpp`, `conversion/phi.py`, transformers `modeling_phi3.py`. GGUF keeps the fused
+matrices: queries above keys above values, gate above up.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, roles
+from ggferry.converters.schema.layouts import SAME
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE_WITH_FACTORS,
+    # 0 tells llama.cpp Phi-4 from the others: written in any case.
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unsayable=0,
+           defaults=(Default(0, "no sliding window is stated"),)),
+    common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    common.EMBEDDING
+    + rope.FACTOR_ROLES
+    + common.ATTENTION_NORM
+    + """
+    blk.{n}.attn_qkv.weight    : QKV n_embd               | hf model.layers.{n}.self_attn.qkv_proj.weight
+    blk.{n}.attn_output.weight : n_embd n_head*head_dim_v | hf model.layers.{n}.self_attn.o_proj.weight
+    """.replace("QKV", "n_head*head_dim+n_head_kv*(head_dim+head_dim_v)")
+    + common.FFN_NORM
+    + """
+    blk.{n}.ffn_up.weight      : 2*n_ff n_embd            | hf model.layers.{n}.mlp.gate_up_proj.weight
+    blk.{n}.ffn_down.weight    : n_embd n_ff              | hf model.layers.{n}.mlp.down_proj.weight
+    """,
+    norm=SAME,
+)
+
+HARMLESS = (
+    common.UNBIASED,
+    Harmless("lm_head_bias", "there is none", (False,)),
+    Harmless("full_attn_mod interpolate_factor", "of Phi-4-mini's training, and without effect", (1,)),
+)
+
+SPEC = Architecture(
+    name="phi3",
+    display_name="Phi-3",
+    hf_classes=("Phi3ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), harmless=HARMLESS),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "qkv": "fused", "ffn": "fused"},
+)

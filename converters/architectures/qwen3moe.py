@@ -1,0 +1,49 @@
+"""Qwen3-MoE: Qwen3 with experts in every block.
+
+Source: llama.cpp `src/models/qwen3moe.cpp`, transformers `modeling_qwen3_moe.py`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.converters.schema.layouts import SAME, Stack
+from ggferry.formats.gguf.values import ValueType
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.N_EXPERT, common.N_EXPERT_USED,
+    common.N_FF_EXP,
+    HParam(
+        "expert_norm", "expert_weights_norm", ValueType.BOOL, {"hf": "norm_topk_prob"}, absent=True,
+        defaults=(Default(False, "transformers' default", dialect="hf"),),
+    ),
+    *common.ALL_SPARSE, common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    common.EMBEDDING
+    + common.ATTENTION_NORM
+    + common.ATTENTION
+    + common.QK_NORM.replace("FLAG", "")
+    + common.FFN_NORM
+    + common.EXPERTS.replace("FLAG", ""),
+    q=SAME, k=SAME, norm=SAME, stack=Stack(),
+)  # fmt: skip
+
+NOT_NORMED = Remark(
+    "expert_norm == 0",
+    "the weights of the chosen experts are not made to sum to one: written, but llama.cpp does so for qwen3moe",
+)
+
+SPEC = Architecture(
+    name="qwen3moe",
+    display_name="Qwen3-MoE",
+    hf_classes=("Qwen3MoeForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, NOT_NORMED),
+                      harmless=(common.UNBIASED,)),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves"},
+)

@@ -1,0 +1,124 @@
+"""RWKV-4: attention whose weights decay with distance, a step of a recurrence for each token.
+
+Sources: BlinkDL's RWKV-4 `src/model.py`, transformers `modeling_rwkv.py`, the GGUF specification's "RWKV",
+docs/formats/ggml-era.md for rwkv.cpp's files. No runtime reads it: keys are the specification's, tensors bear the names
+that llama.cpp gives the later generations. `time_mix_decay` is the trained w: a state fades by exp(-exp(w)) a token.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rwkv as rwkv
+from ggferry.converters.schema.architecture import (
+    Architecture,
+    Default,
+    Dialect,
+    HParam,
+    Remark,
+    roles,
+    varied,
+)
+from ggferry.converters.schema.layouts import SAME, Pointwise, Reshape
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout
+
+_CONTEXTS = tuple(
+    Default(length, f"the name says ctx{length}", named=rf"(?i)ctx{length}(?!\d)", dialect="blinkdl")
+    for length in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+)
+HPARAMS = (
+    HParam("version", "architecture_version", check="version == 4"),
+    rwkv.N_VOCAB,
+    HParam("n_ctx", "context_length", fields={"hf": "context_length|max_position_embeddings"},
+           defaults=(*_CONTEXTS, Default(1024, "the first RWKV-4 were trained on 1024 tokens; a .pth does not say"))),
+    rwkv.N_EMBD, rwkv.N_LAYER, rwkv.N_FF, rwkv.EPS,
+    HParam("n_state", None, fields={"hf": "attention_hidden_size"}),
+    HParam("rescale_every", None, fields={"hf": "rescale_every"}, required=False),
+    common.TIED,
+)  # fmt: skip
+
+TIME_MIX = """
+blk.{n}.time_mix_decay.weight      : n_state        | hf HFtime_decay @state | blinkdl PTHtime_decay @state
+blk.{n}.time_mix_first.weight      : n_state        | hf HFtime_first @state | blinkdl PTHtime_first @state
+blk.{n}.time_mix_lerp_k.weight     : n_embd         | hf HFtime_mix_key @vector | blinkdl PTHtime_mix_k @vector
+blk.{n}.time_mix_lerp_v.weight     : n_embd         | hf HFtime_mix_value @vector | blinkdl PTHtime_mix_v @vector
+blk.{n}.time_mix_lerp_r.weight     : n_embd         | hf HFtime_mix_receptance @vector | blinkdl PTHtime_mix_r @vector
+blk.{n}.time_mix_key.weight        : n_state n_embd | hf HFkey.weight | blinkdl PTHkey.weight
+blk.{n}.time_mix_value.weight      : n_state n_embd | hf HFvalue.weight | blinkdl PTHvalue.weight
+blk.{n}.time_mix_receptance.weight : n_state n_embd | hf HFreceptance.weight | blinkdl PTHreceptance.weight
+blk.{n}.time_mix_output.weight     : n_embd n_state | hf HFoutput.weight | blinkdl PTHoutput.weight
+""".replace("HF", "rwkv.blocks.{n}.attention.").replace("PTH", "blocks.{n}.att.")
+ROLES = roles(
+    rwkv.FRAME
+    + TIME_MIX
+    + rwkv.CHANNEL_MIX.replace("feed_forward.MIX_k", "feed_forward.time_mix_key")
+    .replace("feed_forward.MIX_r", "feed_forward.time_mix_receptance")
+    .replace("MIX", "time_mix"),
+    vector=rwkv.VECTOR, state=Reshape(("n_state",)), output=SAME,
+)  # fmt: skip
+
+HEADER = HeaderLayout(
+    name="rwkv",
+    containers=(("ggmf", 100), ("ggmf", 101)),
+    header=Struct(
+        "rwkv.cpp header",
+        """
+        n_vocab  i32  1..MAX_GGML_VOCAB  rows of emb.weight
+        n_embd   i32  1..MAX_WIDTH   columns of emb.weight
+        n_layer  i32  1..MAX_LAYERS  blocks
+        ftype    i32  0..9           rwkv.cpp's own number of the matrices' type
+        """,
+    ),
+    names=("blocks.*.att.*",),
+    vocab=VocabLayout("none"),
+    codes={
+        100: {0: "F32", 1: "F16", 2: "Q4_0_V1", 3: "Q4_1_V1", 4: "Q4_1_O", 5: "Q4_2", 6: "Q4_3",
+              7: "Q5_0_V1", 8: "Q5_1_V1", 9: "Q8_0_V1"},
+        101: {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q5_0", 8: "Q5_1", 9: "Q8_0"},
+    },
+    axes=4,
+)  # fmt: skip
+
+# rwkv.cpp's convert_pytorch_to_ggml.py stores -exp(w), squeezes what is named time_*, and states no context.
+ROLES = varied(
+    ROLES, "rwkvcpp", "blinkdl", "blk.{n}.time_mix_decay.weight blocks.{n}.att.time_decay @decay",
+    decay=Pointwise("log_neg"),
+)  # fmt: skip
+
+RESCALED = Remark(
+    "rescale_every > 0",
+    "rescale_every={rescale_every} is how transformers keeps float16 from overflowing: the weights are written as they "
+    "were trained, and the same logits follow up to the norms' epsilon",
+)
+
+_OURS = (
+    "no runtime reads RWKV-4 from GGUF; the specification names its keys and none of its tensors: they bear the names "
+    "that llama.cpp gives RWKV-6's (docs/recurrent.md)"
+)
+
+SPEC = Architecture(
+    name="rwkv",
+    display_name="RWKV-4",
+    hf_classes=("RwkvForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=(common.DROP_TIED,), remarks=(RESCALED,), given={"version": 4}),
+        "blinkdl": replace(
+            rwkv.BLINKDL,
+            given={"version": 4, "tied": False},
+            marks=("blocks.0.att.time_mix_k", "blocks.0.att.time_first", "blocks.0.ffn.time_mix_r", "emb.weight"),
+        ),
+        "rwkvcpp": Dialect(
+            "rwkvcpp",
+            given={"version": 4, "tied": False},
+            conventions={"decay": "rate"},
+            fields="ggml",
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv4"},
+    runtimes=(),
+    headers=(HEADER,),
+    remarks=(Remark("", _OURS),),
+)

@@ -1,0 +1,82 @@
+"""RWKV-6 (Finch): a state a head, and both the mixing of tokens and the decay depend on the input by way of low-rank
+matrices.
+
+Sources: BlinkDL's `RWKV-v5/src/model.py` (x060), the Hugging Face form `modeling_rwkv6.py`, llama.cpp
+`src/models/rwkv6{,-base}.cpp` and `conversion/rwkv.py`. Where `rescale_every_n_layers` is set, GGUF's weights are
+already divided by two for every so many blocks before them, and the runtime halves the stream.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _recurrent as recurrent
+from ggferry.converters.architectures import _rwkv as rwkv
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, roles
+from ggferry.converters.schema.layouts import Halved, Stack, Transpose
+
+HPARAMS = (
+    rwkv.N_VOCAB, recurrent.NO_LIMIT, rwkv.N_EMBD, rwkv.N_LAYER, rwkv.EPS,
+    HParam("rescale_every", "rescale_every_n_layers", fields={"hf": "rescale_every"}, absent=0,
+           defaults=(Default(6, "transformers' default", dialect="hf"),)),
+    HParam("rescale_period", None, derive="@rescale_period"),
+    rwkv.HEAD_SIZE,
+    HParam("n_mix", "time_mix_extra_dim"),
+    HParam("n_decay", "time_decay_extra_dim"),
+    rwkv.N_FF, recurrent.NO_HEADS, common.TIED,
+    # The norm of the heads' output divides by it squared: 64e-5 in llama.cpp and in BlinkDL's code.
+    HParam("norm_divisor", None, fields={"hf": "head_size_divisor"}, words={8: 8}, required=False),
+)  # fmt: skip
+
+TIME_MIX = """
+blk.{n}.time_mix_lerp_x.weight          : n_embd         | hf HFtime_maa_x @vector | blinkdl PTHtime_maa_x @vector
+blk.{n}.time_mix_lerp_fused.weight f32  : 5 1 1 n_embd   | hf LERP(HF) @stack | blinkdl LERP(PTH) @stack
+blk.{n}.time_mix_w1.weight f32          : 5*n_mix n_embd | hf HFtime_maa_w1 @turned | blinkdl PTHtime_maa_w1 @turned
+blk.{n}.time_mix_w2.weight f32          : 5 n_embd n_mix | hf HFtime_maa_w2 @turned | blinkdl PTHtime_maa_w2 @turned
+blk.{n}.time_mix_first.weight f32       : n_embd/head_size head_size | hf HFtime_faaaa | blinkdl PTHtime_faaaa
+blk.{n}.time_mix_decay.weight           : n_embd         | hf HFtime_decay @vector | blinkdl PTHtime_decay @vector
+blk.{n}.time_mix_decay_w1.weight f32    : n_decay n_embd | hf HFtime_decay_w1 @turned | blinkdl PTHtime_decay_w1 @turned
+blk.{n}.time_mix_decay_w2.weight f32    : n_embd n_decay | hf HFtime_decay_w2 @turned | blinkdl PTHtime_decay_w2 @turned
+blk.{n}.time_mix_key.weight             : n_embd n_embd  | hf HFkey.weight | blinkdl PTHkey.weight
+blk.{n}.time_mix_value.weight           : n_embd n_embd  | hf HFvalue.weight | blinkdl PTHvalue.weight
+blk.{n}.time_mix_receptance.weight      : n_embd n_embd  | hf HFreceptance.weight | blinkdl PTHreceptance.weight
+blk.{n}.time_mix_gate.weight            : n_embd n_embd  | hf HFgate.weight | blinkdl PTHgate.weight
+blk.{n}.time_mix_output.weight          : n_embd n_embd  | hf HFoutput.weight @output | blinkdl PTHoutput.weight
+blk.{n}.time_mix_ln.weight f32          : n_embd         | hf HFln_x.weight | blinkdl PTHln_x.weight
+blk.{n}.time_mix_ln.bias                : n_embd         | hf HFln_x.bias | blinkdl PTHln_x.bias
+"""
+_LERP = "NAMEtime_maa_w NAMEtime_maa_k NAMEtime_maa_v NAMEtime_maa_r NAMEtime_maa_g"
+ROLES = roles(
+    (
+        rwkv.FRAME
+        + TIME_MIX.replace("LERP(HF)", _LERP.replace("NAME", "HF")).replace("LERP(PTH)", _LERP.replace("NAME", "PTH"))
+        + rwkv.CHANNEL_MIX.replace("MIX", "time_maa")
+    )
+    .replace("HF", "rwkv.blocks.{n}.attention.")
+    .replace("PTH", "blocks.{n}.att."),
+    vector=rwkv.VECTOR, stack=Stack(), turned=Transpose(), output=Halved("n // rescale_period"),
+)  # fmt: skip
+
+TURNED = {"transposed": ("time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2"), "rescaled": False}
+
+HARMLESS = (
+    Harmless("attention_hidden_size", "as wide as the model", follows="n_embd"),
+    Harmless("num_attention_heads", "head_size says it; in published configurations it is head_size"),
+)
+
+SPEC = Architecture(
+    name="rwkv6",
+    display_name="RWKV-6",
+    hf_classes=("Rwkv6ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", conventions=TURNED, drops=(common.DROP_TIED,), harmless=HARMLESS),
+        "blinkdl": replace(
+            rwkv.BLINKDL,
+            conventions=TURNED,
+            marks=("emb.weight", "blocks.0.att.time_maa_w1", "blocks.0.att.time_faaaa"),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv6", "rescaled": True},
+)

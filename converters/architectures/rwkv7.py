@@ -1,0 +1,149 @@
+"""RWKV-7 (Goose): the state is also corrected towards what it should have held, by the delta rule; decay, rate of
+correction, values and gate depend on the input by way of low-rank matrices.
+
+Sources: BlinkDL's `RWKV-v7/rwkv_v7_demo.py` (x070), flash-linear-attention's `rwkv7` (the Hugging Face form), llama.cpp
+`src/models/rwkv7{,-base}.cpp` and `conversion/rwkv.py`. Block 0 adds nothing to its values, but llama.cpp does not load
+a model without those matrices there: they are copies of block 0's rate (`a`), as convert_hf_to_gguf writes them.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _recurrent as recurrent
+from ggferry.converters.architectures import _rwkv as rwkv
+from ggferry.converters.schema.architecture import (
+    Architecture,
+    Dialect,
+    Drop,
+    Harmless,
+    HParam,
+    also,
+    roles,
+    varied,
+)
+from ggferry.converters.schema.layouts import Reshape, Stack, Transpose
+from ggferry.formats.gguf.values import ValueType
+
+HPARAMS = (
+    rwkv.N_VOCAB, recurrent.NO_LIMIT, rwkv.N_EMBD, rwkv.N_LAYER, rwkv.EPS,
+    # flash-linear-attention norms the heads with head_dim · norm_eps, everybody else with 64e-5.
+    replace(rwkv.HEAD_SIZE, fields={"hf": "head_dim|head_size"}, words={64: 64}),
+    HParam("n_decay", "attention.decay_lora_rank", fields={"hf": "decay_low_rank_dim"}),
+    HParam("n_rate", "attention.iclr_lora_rank", fields={"hf": "a_low_rank_dim"}),
+    HParam("n_value", "attention.value_residual_mix_lora_rank", fields={"hf": "v_low_rank_dim"}),
+    HParam("n_gate", "attention.gate_lora_rank", fields={"hf": "gate_low_rank_dim"}),
+    rwkv.N_FF, recurrent.NO_HEADS, common.TIED,
+    HParam("activation", None, ValueType.STRING, {"hf": "hidden_act"}, words={"sqrelu": "relu"}, required=False),
+)  # fmt: skip
+
+TIME_MIX = """
+blk.{n}.time_mix_lerp_fused.weight f32  : 6 1 1 n_embd   | blinkdl Ax_r Ax_w Ax_k Ax_v Ax_a Ax_g @stack
+blk.{n}.time_mix_w0.weight              : n_embd         | blinkdl Aw0 @vector
+blk.{n}.time_mix_w1.weight f32          : n_decay n_embd | blinkdl Aw1 @turned
+blk.{n}.time_mix_w2.weight f32          : n_embd n_decay | blinkdl Aw2 @turned
+blk.{n}.time_mix_a0.weight              : n_embd         | blinkdl Aa0 @vector
+blk.{n}.time_mix_a1.weight              : n_rate n_embd  | blinkdl Aa1 @turned
+blk.{n}.time_mix_a2.weight              : n_embd n_rate  | blinkdl Aa2 @turned
+blk.0.time_mix_v0.weight                : n_embd         | blinkdl blocks.0.att.a0 @vector
+blk.0.time_mix_v1.weight                : n_rate n_embd  | blinkdl blocks.0.att.a1 @turned
+blk.0.time_mix_v2.weight                : n_embd n_rate  | blinkdl blocks.0.att.a2 @turned
+blk.{n}.time_mix_v0.weight when=n>0     : n_embd         | blinkdl Av0 @vector
+blk.{n}.time_mix_v1.weight when=n>0     : n_value n_embd | blinkdl Av1 @turned
+blk.{n}.time_mix_v2.weight when=n>0     : n_embd n_value | blinkdl Av2 @turned
+blk.{n}.time_mix_g1.weight              : n_gate n_embd  | blinkdl Ag1 @turned
+blk.{n}.time_mix_g2.weight              : n_embd n_gate  | blinkdl Ag2 @turned
+blk.{n}.time_mix_k_k.weight             : n_embd         | blinkdl Ak_k @vector
+blk.{n}.time_mix_k_a.weight             : n_embd         | blinkdl Ak_a @vector
+blk.{n}.time_mix_r_k.weight             : n_embd         | blinkdl Ar_k @heads
+blk.{n}.time_mix_key.weight             : n_embd n_embd  | blinkdl Akey.weight
+blk.{n}.time_mix_value.weight           : n_embd n_embd  | blinkdl Avalue.weight
+blk.{n}.time_mix_receptance.weight      : n_embd n_embd  | blinkdl Areceptance.weight
+blk.{n}.time_mix_output.weight          : n_embd n_embd  | blinkdl Aoutput.weight
+blk.{n}.time_mix_ln.weight f32          : n_embd         | blinkdl Aln_x.weight
+blk.{n}.time_mix_ln.bias                : n_embd         | blinkdl Aln_x.bias
+blk.{n}.channel_mix_lerp_k.weight       : n_embd         | blinkdl blocks.{n}.ffn.x_k @vector
+blk.{n}.channel_mix_key.weight          : n_ff n_embd    | blinkdl blocks.{n}.ffn.key.weight
+blk.{n}.channel_mix_value.weight        : n_embd n_ff    | blinkdl blocks.{n}.ffn.value.weight
+""".replace(" A", " blocks.{n}.att.")
+_LAYOUTS = {
+    "vector": rwkv.VECTOR,
+    "heads": Reshape(("n_embd",), of=("n_embd / head_size", "head_size")),
+    "stack": Stack(),
+    "turned": Transpose(),
+}
+
+FLA = """
+token_embd.weight                  model.embeddings.weight
+token_embd_norm.weight             model.layers.0.pre_norm.weight
+token_embd_norm.bias               model.layers.0.pre_norm.bias
+output_norm.weight                 model.norm.weight
+output_norm.bias                   model.norm.bias
+output.weight                      lm_head.weight
+blk.{n}.attn_norm.weight           Lattn_norm.weight
+blk.{n}.attn_norm.bias             Lattn_norm.bias
+blk.{n}.attn_norm_2.weight         Lffn_norm.weight
+blk.{n}.attn_norm_2.bias           Lffn_norm.bias
+blk.{n}.time_mix_lerp_fused.weight Ax_r Ax_w Ax_k Ax_v Ax_a Ax_g @stack
+blk.{n}.time_mix_w0.weight         Aw_lora.lora.2.bias
+blk.{n}.time_mix_w1.weight         Aw_lora.lora.0.weight
+blk.{n}.time_mix_w2.weight         Aw_lora.lora.2.weight
+blk.{n}.time_mix_a0.weight         Aa_lora.lora.2.bias
+blk.{n}.time_mix_a1.weight         Aa_lora.lora.0.weight
+blk.{n}.time_mix_a2.weight         Aa_lora.lora.2.weight
+blk.0.time_mix_v0.weight           model.layers.0.attn.a_lora.lora.2.bias
+blk.0.time_mix_v1.weight           model.layers.0.attn.a_lora.lora.0.weight
+blk.0.time_mix_v2.weight           model.layers.0.attn.a_lora.lora.2.weight
+blk.{n}.time_mix_v0.weight         Av_lora.lora.2.bias
+blk.{n}.time_mix_v1.weight         Av_lora.lora.0.weight
+blk.{n}.time_mix_v2.weight         Av_lora.lora.2.weight
+blk.{n}.time_mix_g1.weight         Ag_lora.lora.0.weight
+blk.{n}.time_mix_g2.weight         Ag_lora.lora.2.weight
+blk.{n}.time_mix_k_k.weight        Ak_k @vector
+blk.{n}.time_mix_k_a.weight        Ak_a @vector
+blk.{n}.time_mix_r_k.weight        Ar_k @heads
+blk.{n}.time_mix_key.weight        Ak_proj.weight
+blk.{n}.time_mix_value.weight      Av_proj.weight
+blk.{n}.time_mix_receptance.weight Ar_proj.weight
+blk.{n}.time_mix_output.weight     Ao_proj.weight
+blk.{n}.time_mix_ln.weight         Ag_norm.weight
+blk.{n}.time_mix_ln.bias           Ag_norm.bias
+blk.{n}.channel_mix_lerp_k.weight  Lffn.x_k @vector
+blk.{n}.channel_mix_key.weight     Lffn.key.weight
+blk.{n}.channel_mix_value.weight   Lffn.value.weight
+""".replace(" A", " Lattn.").replace(" L", " model.layers.{n}.")
+
+ROLES = also(roles(rwkv.FRAME + TIME_MIX, **_LAYOUTS), "hf", FLA, **_LAYOUTS)
+# Its first checkpoints keep the shares of all six in one tensor.
+JOINED = "blk.{n}.time_mix_lerp_fused.weight model.layers.{n}.attn.x_x @joined"
+ROLES = varied(ROLES, "hf-joined", "hf", JOINED, joined=Reshape((6, 1, 1, "n_embd")))
+
+_UNUSED = "block 0 has no earlier values to take up: never used"
+TURNED = {"transposed": tuple(f"time_mix_{name}{number}" for name in "wavg" for number in (1, 2))}
+HARMLESS = (
+    Harmless("attn_mode fuse_* use_l2warp", "how it is computed, not what"),
+    Harmless("hidden_ratio num_heads value_dim", "the tensors say it"),
+    Harmless("max_position_embeddings", "a recurrent model has no limit"),
+    Harmless("norm_first norm_bias", "the first block has a norm before it, and norms have biases", (True,)),
+)
+HF = Dialect("hf", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)), harmless=HARMLESS)
+
+SPEC = Architecture(
+    name="rwkv7",
+    display_name="RWKV-7",
+    hf_classes=("RWKV7ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": HF,
+        "hf-joined": replace(HF, name="hf-joined", fields="hf", marks=("model.layers.0.attn.x_x",)),
+        "blinkdl": replace(
+            rwkv.BLINKDL,
+            given={"tied": False, "head_size": 64},
+            conventions=TURNED,
+            drops=(Drop("blocks.0.att.v[012]", _UNUSED),),
+            marks=("emb.weight", "blocks.0.att.x_r", "blocks.0.att.r_k", "blocks.0.att.k_a"),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv7"},
+)

@@ -1,0 +1,60 @@
+"""StarCoder and SantaCoder (GPTBigCode): GPT-2 with ordinary linear layers, and one key and value for all heads.
+
+Source: llama.cpp `src/models/starcoder.cpp`, transformers `modeling_gpt_bigcode.py`. Without multi-query attention the
+rows of each head's query, key and value lie together; today's converter takes them for all queries, all keys, all
+values.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gpt as gpt
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, also, roles
+from ggferry.converters.schema.layouts import SAME, heads_to_qkv
+
+HPARAMS = (
+    *gpt.SIZES, gpt.MULTI_QUERY,
+    replace(gpt.N_HEAD_KV_WRITTEN, derive="@query_groups", implied="n_head"),
+    gpt.SCALED, gpt.ATTN_SCALE, common.ALWAYS_TIED, gpt.GELU_TANH,
+    HParam("crossed", None, gpt.BOOL, {"hf": "add_cross_attention"}, words=gpt.FALSE, required=False),
+)  # fmt: skip
+
+ROLES = roles(
+    gpt.EMBEDDING + gpt.POSITIONS + gpt.ATTENTION_NORM + gpt.ATTENTION + gpt.FFN,
+    qkv=heads_to_qkv("n_head_kv"), qkv_bias=heads_to_qkv("n_head_kv"), linear=SAME,
+)  # fmt: skip
+ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
+
+SPEC = Architecture(
+    name="starcoder",
+    display_name="StarCoder",
+    hf_classes=("GPTBigCodeForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions={"qkv": "grouped"},
+            drops=gpt.DROPS,
+            remarks=(gpt.ERF, gpt.UNSCALED),
+            renames=gpt.HEADLESS,
+            harmless=(
+                gpt.UPCAST,
+                Harmless("num_key_value_heads", "multi_query says it", follows="n_head_kv"),
+                Harmless("attention_head_type", "multi_query says it", ("multiquery", "multihead")),
+                Harmless("inference_runner validate_runner_input pre_allocate_kv_cache pad_key_length"
+                         " max_batch_size max_sequence_length", "of Bigcode's own program"),
+            ),
+        ),
+        # ggml's script repeats the keys and values for every head; one copy of them is carried over.
+        "ggml": Dialect(
+            "ggml",
+            renames=gpt.GGML_RENAMES,
+            given={"multi_query": True},
+            tiled=("model/h*/attn/c_attn/w", "model/h*/attn/c_attn/b"),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe=gpt.RECIPE,
+    headers=(gpt.GPT2_HEADER,),
+)

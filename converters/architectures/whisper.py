@@ -1,0 +1,178 @@
+"""Whisper: an encoder of log-mel spectra and a decoder of text, OpenAI's checkpoints and transformers'.
+
+Sources: the GGUF specification's "Whisper" for the keys it names; openai/whisper `model.py` and transformers
+`modeling_whisper.py` for the graph; docs/legacy/whisper.md for what GGML-era files hold. No specification and no
+runtime names the tensors: the names are ours, in the style of llama.cpp's T5 (docs/whisper.md).
+"""
+
+from ggferry.converters.schema.architecture import (
+    Architecture,
+    Default,
+    Dialect,
+    Drop,
+    Harmless,
+    HParam,
+    Remark,
+    roles,
+    varied,
+)
+from ggferry.converters.schema.layouts import Reshape
+from ggferry.formats.fields import Struct
+from ggferry.formats.gguf.values import ValueType
+from ggferry.formats.reader import HeaderLayout, VocabLayout
+
+F32, STRING = ValueType.FLOAT32, ValueType.STRING
+
+
+HPARAMS = (
+    HParam("n_vocab", "vocab_size", fields={"hf": "vocab_size", "openai": "n_vocab", "ggml": "n_vocab"}),
+    HParam("n_mels", "encoder.mels_count", fields={"hf": "num_mel_bins", "openai": "n_mels", "ggml": "n_mels"},
+           check="0 < n_mels"),
+    HParam("n_ctx_enc", "encoder.context_length",
+           fields={"hf": "max_source_positions", "openai": "n_audio_ctx", "ggml": "n_audio_ctx"}),
+    HParam("n_embd_enc", "encoder.embedding_length",
+           fields={"hf": "d_model", "openai": "n_audio_state", "ggml": "n_audio_state"}),
+    HParam("n_layer_enc", "encoder.block_count",
+           fields={"hf": "encoder_layers", "openai": "n_audio_layer", "ggml": "n_audio_layer"}),
+    HParam("n_ff_enc", "encoder.feed_forward_length", fields={"hf": "encoder_ffn_dim"}),
+    HParam("n_head_enc", "encoder.attention.head_count",
+           fields={"hf": "encoder_attention_heads", "openai": "n_audio_head", "ggml": "n_audio_head"},
+           check="0 < n_head_enc and n_embd_enc % n_head_enc == 0"),
+    HParam("n_ctx", "decoder.context_length",
+           fields={"hf": "max_target_positions", "openai": "n_text_ctx", "ggml": "n_text_ctx"}),
+    HParam("n_embd", "decoder.embedding_length",
+           fields={"hf": "d_model", "openai": "n_text_state", "ggml": "n_text_state"},
+           check="n_embd == n_embd_enc"),
+    HParam("n_layer", "decoder.block_count",
+           fields={"hf": "decoder_layers", "openai": "n_text_layer", "ggml": "n_text_layer"}),
+    HParam("n_ff", "decoder.feed_forward_length", fields={"hf": "decoder_ffn_dim"}),
+    HParam("n_head", "decoder.attention.head_count",
+           fields={"hf": "decoder_attention_heads", "openai": "n_text_head", "ggml": "n_text_head"},
+           check="0 < n_head and n_embd % n_head == 0"),
+    HParam("eps", "attention.layer_norm_epsilon", F32,
+           defaults=(Default(1e-5, "torch.nn.LayerNorm's, which both implementations use"),)),
+    HParam("decoder_start", "decoder_start_token_id", fields={"hf": "decoder_start_token_id"}, required=False),
+    HParam("activation", None, STRING, {"hf": "activation_function"}, words={"gelu": "gelu"}, required=False),
+    # Embeddings multiplied by the root of the width: no published Whisper, and GGUF has no key for it.
+    HParam("scaled", None, ValueType.BOOL, {"hf": "scale_embedding"}, words={False: False}, required=False),
+)  # fmt: skip
+
+# One template each: encoder and decoder blocks, self-attention and attention to the encoder are named alike.
+_ATTENTION = """
+PART.blk.{n}.GGUF_norm.weight f32  : WIDTH       | hf LAYER.HF_layer_norm.weight | openai BLOCK.OPENAI_ln.weight
+PART.blk.{n}.GGUF_norm.bias        : WIDTH       | hf LAYER.HF_layer_norm.bias   | openai BLOCK.OPENAI_ln.bias
+PART.blk.{n}.GGUF_q.weight         : WIDTH WIDTH | hf LAYER.HF.q_proj.weight     | openai BLOCK.OPENAI.query.weight
+PART.blk.{n}.GGUF_q.bias           : WIDTH       | hf LAYER.HF.q_proj.bias       | openai BLOCK.OPENAI.query.bias
+PART.blk.{n}.GGUF_k.weight         : WIDTH WIDTH | hf LAYER.HF.k_proj.weight     | openai BLOCK.OPENAI.key.weight
+PART.blk.{n}.GGUF_v.weight         : WIDTH WIDTH | hf LAYER.HF.v_proj.weight     | openai BLOCK.OPENAI.value.weight
+PART.blk.{n}.GGUF_v.bias           : WIDTH       | hf LAYER.HF.v_proj.bias       | openai BLOCK.OPENAI.value.bias
+PART.blk.{n}.GGUF_output.weight    : WIDTH WIDTH | hf LAYER.HF.out_proj.weight   | openai BLOCK.OPENAI.out.weight
+PART.blk.{n}.GGUF_output.bias      : WIDTH       | hf LAYER.HF.out_proj.bias     | openai BLOCK.OPENAI.out.bias
+"""
+_SELF = _ATTENTION.replace("GGUF", "attn").replace("HF", "self_attn").replace("OPENAI", "attn")
+_CROSS = _ATTENTION.replace("GGUF", "cross_attn").replace("HF", "encoder_attn").replace("OPENAI", "cross_attn")
+_FEED_FORWARD = """
+PART.blk.{n}.ffn_norm.weight f32   : WIDTH       | hf LAYER.final_layer_norm.weight | openai BLOCK.mlp_ln.weight
+PART.blk.{n}.ffn_norm.bias         : WIDTH       | hf LAYER.final_layer_norm.bias   | openai BLOCK.mlp_ln.bias
+PART.blk.{n}.ffn_up.weight         : INNER WIDTH | hf LAYER.fc1.weight              | openai BLOCK.mlp.0.weight
+PART.blk.{n}.ffn_up.bias           : INNER       | hf LAYER.fc1.bias                | openai BLOCK.mlp.0.bias
+PART.blk.{n}.ffn_down.weight       : WIDTH INNER | hf LAYER.fc2.weight              | openai BLOCK.mlp.2.weight
+PART.blk.{n}.ffn_down.bias         : WIDTH       | hf LAYER.fc2.bias                | openai BLOCK.mlp.2.bias
+"""
+_ENDS = """
+enc.conv1.weight           : n_embd_enc n_mels 3     | hf E.conv1.weight           | openai encoder.conv1.weight
+enc.conv1.bias             : n_embd_enc              | hf E.conv1.bias             | openai encoder.conv1.bias
+enc.conv2.weight           : n_embd_enc n_embd_enc 3 | hf E.conv2.weight           | openai encoder.conv2.weight
+enc.conv2.bias             : n_embd_enc              | hf E.conv2.bias             | openai encoder.conv2.bias
+enc.position_embd.weight   : n_ctx_enc n_embd_enc    | hf E.embed_positions.weight | openai encoder.positional_embedding
+enc.output_norm.weight f32 : n_embd_enc              | hf E.layer_norm.weight      | openai encoder.ln_post.weight
+enc.output_norm.bias       : n_embd_enc              | hf E.layer_norm.bias        | openai encoder.ln_post.bias
+token_embd.weight          : n_vocab n_embd          | hf D.embed_tokens.weight  | openai decoder.token_embedding.weight
+dec.position_embd.weight   : n_ctx n_embd            | hf D.embed_positions.weight | openai decoder.positional_embedding
+dec.output_norm.weight f32 : n_embd                  | hf D.layer_norm.weight      | openai decoder.ln.weight
+dec.output_norm.bias       : n_embd                  | hf D.layer_norm.bias        | openai decoder.ln.bias
+mel_filters.weight f32     : n_mels 201              | hf =mel_filters             | openai =mel_filters
+""".replace("hf E.", "hf model.encoder.").replace("hf D.", "hf model.decoder.")
+_ENCODER = (
+    (_SELF + _FEED_FORWARD)
+    .replace("PART", "enc").replace("LAYER", "model.encoder.layers.{n}").replace("BLOCK", "encoder.blocks.{n}")
+    .replace("WIDTH", "n_embd_enc").replace("INNER", "n_ff_enc")
+)  # fmt: skip
+_DECODER = (
+    (_SELF + _CROSS + _FEED_FORWARD)
+    .replace("PART", "dec").replace("LAYER", "model.decoder.layers.{n}").replace("BLOCK", "decoder.blocks.{n}")
+    .replace("WIDTH", "n_embd").replace("INNER", "n_ff")
+)  # fmt: skip
+
+# whisper.cpp's files: OpenAI's names, the filters of the spectrum, and convolutions' biases as columns.
+ROLES = varied(
+    roles(_ENDS + _ENCODER + _DECODER), "ggml", "openai",
+    """
+    mel_filters.weight mel_filters
+    enc.conv1.bias     encoder.conv1.bias @column
+    enc.conv2.bias     encoder.conv2.bias @column
+    """,
+    column=Reshape(("n_embd_enc",)),
+)  # fmt: skip
+
+HEADER = HeaderLayout(
+    name="whisper",
+    containers=(("ggml", None),),
+    header=Struct(
+        "Whisper header",
+        """
+        n_vocab        i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
+        n_audio_ctx    i32  1..MAX_WIDTH   positions of the encoder
+        n_audio_state  i32  1..MAX_WIDTH   width of the encoder
+        n_audio_head   i32  1..MAX_HEADS   its heads
+        n_audio_layer  i32  1..MAX_LAYERS  its blocks
+        n_text_ctx     i32  1..MAX_WIDTH   positions of the decoder
+        n_text_state   i32  1..MAX_WIDTH   width of the decoder
+        n_text_head    i32  1..MAX_HEADS   its heads
+        n_text_layer   i32  1..MAX_LAYERS  its blocks
+        n_mels         i32  1..MAX_WIDTH   mel bands
+        ftype          i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        """,
+    ),
+    names=("encoder.conv1.weight", "decoder.token_embedding.weight"),
+    vocab=VocabLayout("own", texts="whisper", pre="gpt-2"),
+    matrix="mel_filters",
+    quantisation=0,
+    axes=3,
+)
+
+_TIED = "the same as the token embedding: Whisper's output is always tied to it"
+_OURS = (
+    "the names of the tensors are ggferry's (docs/whisper.md): the GGUF specification names Whisper's keys and none of "
+    "its tensors, and whisper.cpp reads its own .bin files only"
+)
+
+SPEC = Architecture(
+    name="whisper",
+    display_name="Whisper",
+    hf_classes=("WhisperForConditionalGeneration", "WhisperModel"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=(Drop("proj_out.weight", _TIED, same_as="token_embd.weight"),),
+            renames=(("encoder.", "model.encoder."), ("decoder.", "model.decoder.")),
+            harmless=(
+                Harmless("is_encoder_decoder tie_word_embeddings", "as every Whisper", (True,)),
+                Harmless("num_hidden_layers", "repeats encoder_layers", follows="n_layer_enc"),
+                Harmless("apply_spec_augment mask_*", "used in training only"),
+                Harmless("use_weighted_layer_sum", "of heads for classes"),
+                Harmless("median_filter_width", "how times of words are smoothed"),
+            ),
+        ),
+        "openai": Dialect("openai", header="dims", marks=("encoder.conv1.weight", "decoder.token_embedding.weight")),
+        "ggml": Dialect("ggml"),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "whisper", "norm": "layer", "ffn": "plain", "activation": "gelu"},
+    blocks={"enc.blk.": "n_layer_enc", "dec.blk.": "n_layer"},
+    runtimes=(),
+    headers=(HEADER,),
+    remarks=(Remark("", _OURS),),
+)

@@ -1,0 +1,153 @@
+"""Which type each tensor of the output gets: kept, as one type asks, or by a recipe's rules.
+
+The rules themselves are `quant/recipes/choose.py`; here they meet a model: what its tensors are now, the facts a mixture asks
+for, the options of the command line, and what must not be done without being asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ggferry.converters.model_graph.graph import ModelGraph, Node
+from ggferry.formats.errors import RefusedError, UnsupportedError, UsageError
+from ggferry.formats.gguf.values import Value
+from ggferry.quant.codec import block_type, codec
+from ggferry.quant.recipes.choose import ModelFacts, Recipe, TensorInfo, choose, recipe, require_imatrix
+from ggferry.quant.recipes.text import parse_recipe
+from ggferry.quant.types import BlockError, BlockType
+
+KEEP = "keep"
+EXPANSIONS = ("f16", "f32", "q8_0")
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOptions:
+    """What the user asked for. `outtype`: 'keep', or a name of llama-quantize; `recipe_text`: a recipe file's text,
+    which then decides; `expand`: the type for blocks that GGUF has no counterpart of. The rest are llama-quantize's
+    options of the same names."""
+
+    outtype: str = KEEP
+    expand: str = "f16"
+    recipe_text: str | None = None
+    pure: bool = False
+    output_tensor_type: str | None = None
+    token_embedding_type: str | None = None
+    tensor_types: tuple[tuple[str, str], ...] = ()
+    leave_output_tensor: bool = False
+    allow_requantize: bool = False
+
+    def recipe(self) -> Recipe:
+        """Raises UsageError for a name or a text that is no recipe."""
+        try:
+            return recipe(self.outtype) if self.recipe_text is None else parse_recipe(self.recipe_text)
+        except BlockError as error:
+            raise UsageError(f"--outtype: {error}") from None
+
+    def check(self) -> None:
+        """Raises UsageError for a type that cannot be written."""
+        self.recipe()
+        if self.expand not in EXPANSIONS:
+            raise UsageError("--expand", found=self.expand, expected=", ".join(EXPANSIONS))
+
+
+def choose_types(
+    graph: ModelGraph, options: TypeOptions, imatrix: Collection[str] | None = None
+) -> dict[str, tuple[BlockType, str]]:
+    """Tensor name → its type, and why where that is not what was asked for.
+
+    `imatrix`: names of the entries of the importance matrix, None without one. Raises RefusedError for quantising what
+    is quantised already (a checkpoint's integers too; FP8 is a float) or what needs an importance matrix,
+    UnsupportedError for a type nobody here encodes.
+    """
+    options.check()
+    as_is = graph.checkpoint.container == "gguf"
+    kept = {n.name: (n.inputs[0].type, "") if as_is else _kept(n, options) for n in graph.nodes}
+    tensors = [TensorInfo(n.name, n.shape, kept[n.name][0].name, n.role.always_f32) for n in graph.nodes]
+    try:
+        choices = choose(
+            options.recipe(),
+            tensors,
+            facts_of(graph),
+            imatrix=imatrix is not None,
+            pure=options.pure,
+            output_tensor_type=options.output_tensor_type,
+            token_embedding_type=options.token_embedding_type,
+            tensor_types=options.tensor_types,
+            leave_output_tensor=options.leave_output_tensor,
+        )
+    except BlockError as error:
+        raise UsageError(str(error), path=graph.checkpoint.path) from None
+    try:
+        require_imatrix(choices, tensors, imatrix)
+    except BlockError as error:
+        raise RefusedError(str(error), path=graph.checkpoint.path, hint="--imatrix FILE") from None
+    found = {}
+    for node in graph.nodes:
+        natural, why = kept[node.name]
+        choice = choices[node.name]
+        if choice.type == natural.name:
+            found[node.name] = natural, why
+        else:
+            found[node.name] = block_type(choice.type), choice.why
+            _check(graph, node, found[node.name][0], options)
+    return found
+
+
+def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
+    """The type a tensor has in GGUF where nothing asks for another."""
+    source, derived = node.inputs[0].type, node.inputs[0].derived
+    if node.role.always_f32 or len(node.shape) == 1:
+        return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
+    if derived is not None:
+        return derived.natural, f"dequantised from {derived.scheme}"
+    turned = source.quantised and not node.layout.block_safe
+    if source.ggml_id is not None and not turned:
+        return source, ""
+    repack = codec(source.name).repack
+    if repack is not None and not turned:
+        return block_type(repack.target), f"today's form of {source}"
+    target = block_type(options.expand)
+    try:
+        target.row_bytes(node.shape[-1])
+    except BlockError as error:
+        return block_type("F16"), f"F16: {error}"
+    why = f"blocks of {source} cannot be turned" if turned else f"GGUF has no counterpart of {source}"
+    return target, f"{why}; --expand {options.expand}"
+
+
+def _check(graph: ModelGraph, node: Node, target: BlockType, options: TypeOptions) -> None:
+    source, derived = node.inputs[0].type, node.inputs[0].derived
+    levels = derived.scheme if derived and derived.integers else source.name if source.quantised else None
+    if target.quantised and levels and not options.allow_requantize:
+        raise RefusedError(
+            f"{node.name} is {levels} already: making {target} of it rounds a second time",
+            path=graph.checkpoint.path,
+            hint="--allow-requantize, or --outtype keep",
+        )
+    if codec(target.name).encode is None:
+        raise UnsupportedError(f"{node.name}: no encoder for {target}", path=graph.checkpoint.path)
+
+
+def facts_of(graph: ModelGraph) -> ModelFacts:
+    """What mixtures ask of a model, from the keys its GGUF file states."""
+    name = graph.architecture.name
+    stated: Mapping[str, object] = {
+        **{key: value.data for key, value in graph.checkpoint.metadata.items() if isinstance(value, Value)},
+        **{key: value.data for key, value, _ in graph.written()},
+    }
+
+    def count(key: str, absent: int = 0) -> int:
+        value = stated.get(f"{name}.{key}", absent)
+        first = value[0] if isinstance(value, tuple) and value else value
+        return int(first) if isinstance(first, int | float) else absent
+
+    heads = count("attention.head_count")
+    return ModelFacts(
+        architecture=name,
+        n_layer=count("block_count"),
+        n_head=heads,
+        n_head_kv=count("attention.head_count_kv", heads),
+        n_expert=count("expert_count"),
+        n_layer_nextn=count("nextn_predict_layers"),
+    )

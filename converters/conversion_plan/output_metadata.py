@@ -1,0 +1,105 @@
+"""The metadata of an output file: general.*, the architecture's keys, the tokenizer's, each with its origin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ggferry.converters.conversion_plan.steps import Options, Step, type_table
+from ggferry.converters.metadata.file_names import file_name, guess
+from ggferry.converters.metadata.general_keys import Entry, describe_origin, general_metadata, name_parts
+from ggferry.converters.metadata.model_card import read_card
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.model_graph.open_checkpoint import LEGACY
+from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.gguf.values import Value
+from ggferry.formats.json_files.text import load_object
+from ggferry.quant.recipes.file_types import file_type_of
+
+SPLIT = "split."
+
+
+def assemble(
+    graph: ModelGraph,
+    steps: Sequence[Step],
+    tokenizer: Tokenizer | None,
+    options: Options,
+    model_name: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, Entry], tuple[str, ...]]:
+    """All keys of the output but `general.alignment` (the writer's), in order, and notes for the user."""
+    checkpoint = graph.checkpoint
+    inherited = {k: v for k, v in checkpoint.metadata.items() if isinstance(v, Value) and not k.startswith(SPLIT)}
+    beside = checkpoint.sidecars
+    card, card_notes = read_card(beside["README.md"]) if "README.md" in beside else ({}, ())
+    generation = load_object(beside["generation_config"]) if "generation_config" in beside else {}
+    experts = graph.sizes.get("n_expert", 0)
+    # A name the user gives names the model; the path then says nothing that could contradict it.
+    named = model_name or os.path.abspath(checkpoint.path)
+    guessed = guess(named, parameters=graph.parameters, fallback=graph.architecture.name)
+    general, notes = general_metadata(
+        architecture=graph.architecture.name,
+        guessed=guessed,
+        description=_origin(checkpoint),
+        parameters=graph.parameters,
+        experts=experts if isinstance(experts, int) else 0,
+        expert_parameters=sum(r.elements for n in graph.nodes if "_exps" in n.name for r in n.inputs),
+        file_type=file_type_of(type_table(steps), _stated(graph, options)) if steps else None,
+        quantised=any(step.type.quantised for step in steps),
+        model_name=model_name,
+        overrides=overrides,
+        inherited=inherited,
+        card=card,
+        config={} if inherited else checkpoint.metadata,
+        generation_config=generation,
+    )
+    ours = {**general, **architecture_entries(graph), **tokenizer_entries(tokenizer)}
+    rest = {
+        key: Entry(value, f"key {key} of the source")
+        for key, value in inherited.items()
+        if key not in ours and not key.startswith("general.")
+    }
+    return {**ours, **rest}, (*guessed.notes, *card_notes, *notes)
+
+
+def _origin(checkpoint: Checkpoint) -> str:
+    """Where a legacy file's successor came from, in words. Training checkpoints of the same weights must give the same
+    bytes whatever container they lie in; their origin is in the receipt."""
+    if checkpoint.container in LEGACY or (checkpoint.container == "gguf" and checkpoint.version != 3):
+        return describe_origin(checkpoint.path, checkpoint.container, checkpoint.version, checkpoint.era)
+    return ""
+
+
+def _stated(graph: ModelGraph, options: Options) -> int | None:
+    """The file type the source or the user names; it stands only where the tensors bear it out."""
+    recipe = options.recipe()
+    if recipe.default != "keep" or recipe.rules:
+        return recipe.file_type
+    stated = graph.checkpoint.header.get("ftype")
+    if stated is None:
+        value = graph.checkpoint.metadata.get("general.file_type")
+        stated = value.data if isinstance(value, Value) else None
+    return stated if isinstance(stated, int) else None
+
+
+def architecture_entries(graph: ModelGraph) -> dict[str, Entry]:
+    """The hparams under their GGUF keys."""
+    return {key: Entry(value, origin) for key, value, origin in graph.written()}
+
+
+def tokenizer_entries(tokenizer: Tokenizer | None) -> dict[str, Entry]:
+    """The tokenizer's keys, with the origin of each where it is known."""
+    if tokenizer is None:
+        return {}
+    origins = tokenizer.origins
+    return {
+        key: Entry(value, origins.get(key.rsplit(".", 1)[-1].removesuffix("_token_id"), "the source's vocabulary"))
+        for key, value in tokenizer.to_kv().items()
+    }
+
+
+def output_name(metadata: Mapping[str, Entry], options: Options, shard: str | None = None) -> str:
+    """The file name by the GGUF naming convention. `shard`: '00001-of-00003'."""
+    return file_name(name_parts(metadata, vocab_only=options.vocab_only, shard=shard))

@@ -1,0 +1,220 @@
+"""What will happen to every tensor, decided before one byte of tensor data is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggferry.converters.conversion_plan.choose_types import TypeOptions, choose_types
+from ggferry.converters.metadata.general_keys import Entry
+from ggferry.converters.model_graph.graph import ModelGraph, Node
+from ggferry.converters.schema.layouts import SAME
+from ggferry.formats.checkpoint import TensorRef
+from ggferry.formats.errors import UnsupportedTypeError
+from ggferry.formats.gguf.values import Value, i32, u16
+from ggferry.formats.gguf.write import GGUFLayout, lay_out
+from ggferry.formats.imatrix import Imatrix
+from ggferry.quant.codec import codec
+from ggferry.quant.types import BlockType
+
+COPY, GATHER, REPACK, TRANSCODE = "copy", "gather", "repack", "transcode"
+IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED = "identical", "permuted", "repacked", "rescaled", "rounded"
+_EXACT_IN = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
+"""Plain types whose every value another plain type holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options(TypeOptions):
+    """What the user asked for: the types, and how the file is laid out. `split_max_tensors`, `split_max_size` (bytes
+    of tensors): limits of a shard, 0 for none; `tensor_first_split`: the first shard holds tensors;
+    `keep_split`: the shards of the source; `allow_nonfinite`: copy NaN and infinities."""
+
+    alignment: int = 32
+    big_endian: bool = False
+    vocab_only: bool = False
+    split_max_tensors: int = 0
+    split_max_size: int = 0
+    tensor_first_split: bool = True
+    keep_split: bool = False
+    allow_nonfinite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One output tensor: where its bytes come from, by which route, and how exact it will be.
+
+    `offset`: absolute, in output file number `shard`; `grade`: the promise (a `repacked` tensor whose scales turn out
+    not to be float16 becomes `rescaled` in the receipt); `why`: the reason where the type was not the one asked for.
+    """
+
+    node: Node
+    type: BlockType
+    route: str
+    grade: str
+    offset: int = 0
+    why: str = ""
+    shard: int = 0
+
+    def at(self, shard: int, offset: int) -> Step:
+        """The step with its place in the output."""
+        return Step(self.node, self.type, self.route, self.grade, offset, self.why, shard)
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def source_type(self) -> BlockType:
+        return self.node.inputs[0].type
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes(self.node.shape)
+
+    @property
+    def elements(self) -> int:
+        return sum(ref.elements for ref in self.node.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A conversion, decided: steps, metadata with the origin of every key, the layout of each output file."""
+
+    graph: ModelGraph
+    options: Options
+    metadata: Mapping[str, Entry]
+    steps: Sequence[Step]
+    layouts: tuple[GGUFLayout, ...]
+    imatrix: Imatrix | None = None
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(ref.nbytes for step in self.steps for ref in step.node.inputs)
+
+    @property
+    def bytes_written(self) -> int:
+        return sum(layout.size for layout in self.layouts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan for `--json`: one record a tensor, the metadata with origins, notes, totals in bytes."""
+        return {
+            "source": self.graph.checkpoint.path,
+            "architecture": self.graph.architecture.name,
+            "tensors": [step_record(step) for step in self.steps],
+            "notes": list(dict.fromkeys((*self.graph.checkpoint.notes, *self.graph.notes, *self.notes))),
+            "dropped": [
+                {"name": drop.ref.name, "reason": drop.reason, "loses": drop.loses} for drop in self.graph.dropped
+            ],
+            "metadata": {k: {"type": e.value.type.name.lower(), "origin": e.origin} for k, e in self.metadata.items()},
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+        }
+
+
+def step_record(step: Step) -> dict[str, Any]:
+    """A step as plain data."""
+    record: dict[str, Any] = {
+        "name": step.name,
+        "from": [ref.name for ref in step.node.inputs],
+        "shape": list(step.node.shape),
+        "source_type": step.source_type.name,
+        "type": step.type.name,
+        "route": step.route,
+        "grade": step.grade,
+        "file": step.shard,
+        "offset": step.offset,
+        "bytes": step.nbytes,
+    }
+    if derived := step.node.inputs[0].derived:
+        record["dequantised_from"] = derived.scheme
+    if step.why:
+        record["why"] = step.why
+    return record
+
+
+def plan_steps(graph: ModelGraph, options: Options, imatrix: Imatrix | None = None) -> list[Step]:
+    """Type, route and promised grade of every tensor, in file order; offsets are set by `place`."""
+    types = choose_types(graph, options, None if imatrix is None else imatrix.entries.keys())
+    return [_step(graph, node, *types[node.name]) for node in graph.nodes]
+
+
+def place(
+    steps: Sequence[Step], metadata: Mapping[str, Entry], options: Options
+) -> tuple[list[Step], tuple[GGUFLayout, ...]]:
+    """The output file or shards laid out: header bytes, and the steps with their offsets."""
+    shards = cut(steps, options)
+    layouts = tuple(
+        lay_out(
+            shard_metadata(metadata, number, len(shards), len(steps)),
+            [(step.name, step.type, step.node.shape) for step in shard],
+            alignment=options.alignment,
+            big_endian=options.big_endian,
+        )
+        for number, shard in enumerate(shards)
+    )
+    placed = [
+        step.at(number, layout.tensors[step.name].offset)
+        for number, (shard, layout) in enumerate(zip(shards, layouts, strict=True))
+        for step in shard
+    ]
+    return placed, layouts
+
+
+def cut(steps: Sequence[Step], options: Options) -> list[list[Step]]:
+    """The steps of each shard, in order: a shard is full when the next tensor would exceed either limit."""
+    if options.keep_split:
+        files = sorted({step.node.inputs[0].spans[0].file for step in steps})
+        return [[step for step in steps if step.node.inputs[0].spans[0].file == file] for file in files]
+    shards: list[list[Step]] = [[]] if options.tensor_first_split else [[], []]
+    size = 0
+    for step in steps:
+        full = (options.split_max_tensors and len(shards[-1]) >= options.split_max_tensors) or (
+            options.split_max_size and size + step.nbytes > options.split_max_size
+        )
+        if full and shards[-1]:
+            shards.append([])
+            size = 0
+        shards[-1].append(step)
+        size += step.nbytes
+    return shards if options.split_max_tensors or options.split_max_size else [list(steps)]
+
+
+def shard_metadata(metadata: Mapping[str, Entry], number: int, count: int, tensors: int) -> dict[str, Value]:
+    """The keys of one shard: all in the first, `split.*` in every one (llama.cpp's gguf-split; u16, u16, i32)."""
+    keys = {key: entry.value for key, entry in metadata.items()} if number == 0 else {}
+    if count == 1:
+        return keys
+    split = {"split.no": u16(number), "split.count": u16(count), "split.tensors.count": i32(tensors)}
+    return {**keys, **split}
+
+
+def type_table(steps: Sequence[Step]) -> dict[str, tuple[str, int]]:
+    """Tensor name → (type name, elements) of the matrices, as `quant.recipes.file_types` wants it."""
+    return {step.name: (step.type.name, step.elements) for step in steps if len(step.node.shape) > 1}
+
+
+def count_types(refs: Sequence[TensorRef]) -> str:
+    """'Q4_0 ×16, F32 ×5': what a file holds, in words."""
+    return ", ".join(f"{name} ×{n}" for name, n in Counter(ref.type.name for ref in refs).most_common())
+
+
+def _step(graph: ModelGraph, node: Node, target: BlockType, why: str) -> Step:
+    source = node.inputs[0].type
+    if any(ref.type != source for ref in node.inputs):
+        names = ", ".join(sorted({ref.type.name for ref in node.inputs}))
+        raise UnsupportedTypeError(f"{node.name}: parts of different types", path=graph.checkpoint.path, found=names)
+    if not node.layout.block_safe:
+        exact = node.layout.lossless and (target == source or target.name in _EXACT_IN.get(source.name, ()))
+        return Step(node, target, TRANSCODE, REPACKED if exact else ROUNDED, why=why)
+    if target == source:
+        same = node.layout == SAME
+        grade = REPACKED if node.inputs[0].derived else IDENTICAL if same else PERMUTED
+        return Step(node, target, COPY if same else GATHER, grade, why=why)
+    repack = codec(source.name).repack
+    if repack is not None and repack.target == target.name:
+        return Step(node, target, REPACK, REPACKED, why=why)
+    exact = target.name in _EXACT_IN.get(source.name, ()) or (source.quantised and target.name == "F32")
+    return Step(node, target, TRANSCODE, REPACKED if exact else ROUNDED, why=why)

@@ -1,0 +1,128 @@
+"""Rotary position embedding: frequencies, their scaling for longer contexts, and the rotation itself.
+
+Scaling as llama.cpp computes it (`ggml_rope_ext`, llama-context.cpp) and as transformers does
+(`modeling_rope_utils.py`); the two agree on everything a GGUF file can say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.forward.model import Model
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    Turn = tuple[Tensor, Tensor] | None
+else:
+    torch = lazy("torch")
+
+
+def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
+    """Cosines and sines of positions 0 … count - 1, `(count, n_rot / 2)`; None where nothing is turned.
+
+    `windowed`: for the blocks with a sliding window, where a model gives those a base of their own (Gemma 3: these
+    are not scaled).
+    """
+    sizes = model.sizes
+    if model.recipe.rope == "none" or sizes.get("max_alibi"):
+        return None
+    own = sizes.get("rope_base_swa") if windowed else None
+    if own is not None:
+        frequencies, magnitude = _plain(sizes["n_rot"], own), 1.0
+    else:
+        frequencies = _scaled(model, _plain(sizes["n_rot"], _base(sizes, count)), count)
+        magnitude = _magnitude(sizes)
+    angles = torch.outer(torch.arange(count, dtype=torch.float64), frequencies)
+    return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
+
+
+def rotate(x: Tensor, turn: Turn, style: str) -> Tensor:
+    """x `(tokens, heads, width)` with its first n_rot columns turned. `style`: `Recipe.rope`."""
+    if turn is None:
+        return x
+    cos, sin = (part[:, None, :] for part in turn)
+    n_rot = 2 * cos.shape[-1]
+    rest = x[..., n_rot:]
+    if style == "pairs":
+        a, b = x[..., 0:n_rot:2], x[..., 1:n_rot:2]
+        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+    else:
+        a, b = x[..., : n_rot // 2], x[..., n_rot // 2 : n_rot]
+        turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    return torch.cat((turned, rest), -1)
+
+
+def _plain(n_rot: int, base: float) -> Tensor:
+    """base^(-2i / n_rot), float64 `(n_rot / 2,)`."""
+    return torch.pow(float(base), -torch.arange(0, n_rot, 2, dtype=torch.float64) / n_rot)
+
+
+def _base(sizes: Mapping[str, Any], count: int) -> float:
+    base, n_rot = float(sizes["rope_base"]), sizes["n_rot"]
+    if sizes.get("rope_kind") == "dynamic" and count > sizes["n_ctx"]:
+        stretch = float(sizes["rope_stretch"])
+        base *= float(stretch * count / sizes["n_ctx"] - (stretch - 1)) ** (n_rot / (n_rot - 2))
+    return base
+
+
+def _scaled(model: Model, frequencies: Tensor, count: int) -> Tensor:
+    sizes = model.sizes
+    if sizes.get("rope_kind") == "llama3":
+        return _llama3(sizes, frequencies)
+    divisors = _divisors(model, count)
+    if divisors is not None:
+        frequencies = frequencies / divisors
+    factor = float(sizes.get("rope_factor", 1.0))
+    match sizes.get("rope_scaling", ""):
+        case "yarn":
+            return _yarn(sizes, frequencies, factor)
+        case "linear" | "":
+            return frequencies / factor
+    return frequencies
+
+
+def _divisors(model: Model, count: int) -> Tensor | None:
+    """A divisor a frequency: from the tensors GGUF keeps them in, or from the configuration."""
+    sizes, weights = model.sizes, model.weights
+    beyond = count > sizes.get("rope_original", sizes["n_ctx"])
+    if sizes.get("rope_kind") == "longrope":
+        return torch.tensor(sizes["rope_long" if beyond else "rope_short"], dtype=torch.float64)
+    for name in ("rope_freqs", "rope_factors_long" if beyond else "rope_factors_short"):
+        if model.has(name):
+            return weights.vector(f"{name}.weight").double()
+    return None
+
+
+def _llama3(sizes: Mapping[str, Any], frequencies: Tensor) -> Tensor:
+    low, high, original = (float(sizes[name]) for name in ("rope_low", "rope_high", "rope_original_stated"))
+    turns = original * frequencies / (2 * math.pi)  # full turns within the original context
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / float(sizes["rope_stretch"])
+
+
+def _yarn(sizes: Mapping[str, Any], frequencies: Tensor, factor: float) -> Tensor:
+    """Fast dimensions keep their frequency, slow ones are divided by `factor`, a ramp between."""
+    n_rot, base = sizes["n_rot"], float(sizes["rope_base"])
+    original = sizes.get("rope_original", sizes["n_ctx"])
+
+    def dimension(turns: float) -> float:
+        return float(n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)))
+
+    low = max(math.floor(dimension(sizes.get("rope_beta_fast", 32.0))), 0)
+    high = min(math.ceil(dimension(sizes.get("rope_beta_slow", 1.0))), n_rot - 1)
+    ramp: Tensor = ((torch.arange(n_rot // 2, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
+    return frequencies * (1 - ramp) + frequencies / factor * ramp
+
+
+def _magnitude(sizes: Mapping[str, Any]) -> float:
+    """What cosines and sines are multiplied by: the attention factor, and what yarn implies."""
+    stated = float(sizes.get("rope_attn_factor", 1.0))
+    factor = float(sizes.get("rope_factor", 1.0))
+    if sizes.get("rope_scaling") == "yarn" and factor > 1 and not sizes.get("yarn_log_mul"):
+        return stated * (0.1 * math.log(factor) + 1.0)
+    return stated

@@ -1,0 +1,137 @@
+"""The recurrences of RWKV's generations ("time mix"): x `(tokens, n_embd)`, normed, to what a block adds to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.model import Model
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+
+@dataclass(slots=True)
+class Shared:
+    """What one block hands to the later ones. `first_value`: RWKV-7's values of block 0."""
+
+    first_value: Tensor | None = None
+
+
+def shifted(x: Tensor) -> Tensor:
+    """The token before each token, nothing before the first."""
+    return torch.cat((torch.zeros_like(x[:1]), x[:-1]))
+
+
+def mixed(model: Model, name: str, x: Tensor, before: Tensor) -> Tensor:
+    """Each token and the one before it, in the shares that RWKV-4 states for the former and later generations for the
+    latter."""
+    share = model.weights.vector(f"{name}.weight")
+    return x * share + before * (1 - share) if model.recipe.wkv == "rwkv4" else x + (before - x) * share
+
+
+def rwkv4(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
+    """Weighted mean of the values so far: the weight exp(k) of each fades with every token, and the token at hand has a
+    bonus (`time_mix_first`)."""
+    before = shifted(x)
+    k, v, r = (
+        model.linear(f"{block}time_mix_{name}", mixed(model, f"{block}time_mix_lerp_{name[0]}", x, before))
+        for name in ("key", "value", "receptance")
+    )
+    decay, first = (model.weights.vector(f"{block}time_mix_{name}.weight") for name in ("decay", "first"))
+    fade = decay if model.recipe.decay == "rate" else -torch.exp(decay)
+    out, total, count = torch.empty_like(v), torch.zeros_like(v[0]), torch.zeros_like(v[0])
+    highest = torch.full_like(v[0], -1e38)  # all weights are kept relative to the highest exponent so far
+    for t in range(len(x)):
+        top = torch.maximum(highest, first + k[t])
+        old, new = torch.exp(highest - top), torch.exp(first + k[t] - top)
+        out[t] = (old * total + new * v[t]) / (old * count + new)
+        top = torch.maximum(highest + fade, k[t])
+        old, new = torch.exp(highest + fade - top), torch.exp(k[t] - top)
+        total, count, highest = old * total + new * v[t], old * count + new, top
+    return model.linear(f"{block}time_mix_output", torch.sigmoid(r) * out)
+
+
+def rwkv6(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
+    """Linear attention over a state a head, `(keys, values)`: it fades key by key, by the input, and the token at hand
+    has a bonus."""
+    count, mix = len(x), f"{block}time_mix_"
+    change = shifted(x) - x
+    low = x + change * model.weights.vector(f"{mix}lerp_x.weight")
+    low = torch.tanh(model.linear(f"{mix}w1", low)).view(count, 5, -1)
+    lerp = model.weights.vector(f"{mix}lerp_fused.weight").view(5, -1)
+    w, k, v, r, g = (x + change * (lerp[i] + expanded(model, f"{mix}w2", i, low[:, i])) for i in range(5))
+    r, k, v = (model.linear(f"{mix}{name}", part) for name, part in (("receptance", r), ("key", k), ("value", v)))
+    decay = model.weights.vector(f"{mix}decay.weight") + low_rank(model, mix, "decay_w", w, torch.tanh)
+    r, k, v, fade = (heads(model, part) for part in (r, k, v, torch.exp(-torch.exp(decay))))
+    bonus = model.weights.vector(f"{mix}first.weight").view(r.shape[1:])
+    state, out = r.new_zeros(*r.shape[1:], r.shape[2]), torch.empty_like(r)
+    for t in range(count):
+        entry = k[t, :, :, None] * v[t, :, None, :]
+        out[t] = (r[t, :, None] @ (state + bonus[..., None] * entry))[:, 0]
+        state = fade[t][..., None] * state + entry
+    gate = torch.nn.functional.silu(model.linear(f"{mix}gate", g))
+    return model.linear(f"{mix}output", head_norm(model, f"{mix}ln", out) * gate)
+
+
+def rwkv7(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
+    """The delta rule over a state a head, `(values, keys)`: what the state holds for a key is partly replaced, at a
+    rate that the input sets."""
+    mix, change = f"{block}time_mix_", shifted(x) - x
+
+    def vector(name: str) -> Tensor:
+        return model.weights.vector(f"{mix}{name}.weight")
+
+    r, w, k, v, a, g = (x + change * lerp for lerp in vector("lerp_fused").view(6, -1))
+    rate = torch.sigmoid(vector("a0") + low_rank(model, mix, "a", a))
+    fade = torch.exp(-math.exp(-0.5) * torch.sigmoid(vector("w0") + low_rank(model, mix, "w", w, torch.tanh)))
+    gate = low_rank(model, mix, "g", g, torch.sigmoid)
+    r, k, value = (model.linear(f"{mix}{name}", part) for name, part in (("receptance", r), ("key", k), ("value", v)))
+    if shared.first_value is None:
+        shared.first_value = value
+    else:
+        share = torch.sigmoid(vector("v0") + low_rank(model, mix, "v", v))
+        value = value + (shared.first_value - value) * share
+    removed = torch.nn.functional.normalize(heads(model, k * vector("k_k")), dim=-1)
+    k = k * (1 + (rate - 1) * vector("k_a"))
+    r, k, v, fade, rate = (heads(model, part) for part in (r, k, value, fade, rate))
+    state, out = r.new_zeros(*r.shape[1:], r.shape[2]), torch.empty_like(r)
+    for t in range(len(x)):
+        held = state @ removed[t][..., None]
+        state = state * fade[t][:, None] - held * (removed[t] * rate[t])[:, None] + v[t][..., None] * k[t][:, None]
+        out[t] = (state @ r[t][..., None])[..., 0]
+    bonus = (r * k * vector("r_k").view(r.shape[1:])).sum(-1, keepdim=True) * v
+    return model.linear(f"{mix}output", (head_norm(model, f"{mix}ln", out) + bonus.flatten(1)) * gate)
+
+
+def heads(model: Model, x: Tensor) -> Tensor:
+    """x `(tokens, n_embd)` as `(tokens, heads, head_size)`."""
+    return x.view(len(x), -1, model.sizes["head_size"])
+
+
+def head_norm(model: Model, name: str, x: Tensor) -> Tensor:
+    """x `(tokens, heads, head_size)`, each head normed, flattened. The epsilon is fixed in all implementations."""
+    x = x - x.mean(-1, keepdim=True)
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 64e-5)
+    return model.biased(name, x.flatten(1) * model.norm_weight(name))
+
+
+def expanded(model: Model, name: str, item: int, x: Tensor) -> Tensor:
+    """x through one of a stack of low-rank factors."""
+    factor = model.weights.item(f"{name}.weight", item)
+    return x @ factor if name.rpartition(".")[2] in model.recipe.transposed else x @ factor.T
+
+
+def low_rank(model: Model, mix: str, name: str, x: Tensor, between: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """x through two low-rank factors with `between` between them."""
+    low = model.linear(f"{mix}{name}1", x)
+    return model.linear(f"{mix}{name}2", between(low) if between else low)
+
+
+MIXING: dict[str, Callable[[Model, str, Tensor, Shared], Tensor]] = {"rwkv4": rwkv4, "rwkv6": rwkv6, "rwkv7": rwkv7}

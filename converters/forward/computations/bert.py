@@ -1,0 +1,63 @@
+"""BERT and NomicBert: every position sees all others; norms stand behind what they norm, after it is added.
+
+Definition: Devlin et al. (1810.04805); transformers `modeling_bert.py`, `modeling_nomic_bert.py`; llama.cpp
+`src/models/bert.cpp`, whose gelu is a table of the tanh form. All tokens are of the first type ("sentence A").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.blocks.feed_forward import dense
+from ggferry.converters.forward.blocks.rope import rotate, rotation
+from ggferry.converters.forward.blocks.softmax_attention import attend, later
+from ggferry.converters.forward.model import Model, Result
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ggferry.converters.forward.blocks.rope import Turn
+else:
+    torch = lazy("torch")
+
+RESULT = Result("states of the last block", ranked=False)
+
+
+def encode(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    """States of the last block, float32 `(tokens, n_embd)`."""
+    x = _embedded(model, tokens)
+    turn = rotation(model, len(tokens))
+    for number in range(model.sizes["n_layer"]):
+        block = f"blk.{number}."
+        x = model.norm(f"{block}attn_output_norm", x + _attention(model, block, x, turn))
+        x = model.norm(f"{block}layer_output_norm", x + dense(model, block, x))
+        progress(1)
+    return x
+
+
+logits = encode
+
+
+def _embedded(model: Model, tokens: Sequence[int]) -> Tensor:
+    """Token, type and, where they are learned, position, normed: `(tokens, n_embd)`."""
+    x = model.weights.rows("token_embd.weight", tokens)
+    if model.has("token_types"):
+        x = x + model.weights.rows("token_types.weight", [0])
+    if model.has("position_embd"):
+        x = x + model.positions("position_embd", len(tokens))
+    return model.norm("token_embd_norm", x)
+
+
+def _attention(model: Model, block: str, x: Tensor, turn: Turn) -> Tensor:
+    """Queries, keys and values from three matrices, or one of them all."""
+    if model.has(f"{block}attn_qkv"):
+        projected = model.linear(f"{block}attn_qkv", x).chunk(3, -1)
+    else:
+        projected = tuple(model.linear(f"{block}attn_{name}", x) for name in "qkv")
+    q, k, v = (part.view(len(x), model.sizes["n_head"], -1) for part in projected)
+    q, k = (rotate(part, turn, model.recipe.rope) for part in (q, k))
+    hidden = later(len(x)) if model.sizes.get("causal") else None
+    return model.linear(f"{block}attn_output", attend(q, k, v, hidden=hidden))

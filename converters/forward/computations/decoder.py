@@ -1,0 +1,88 @@
+"""The reference decoder: every position at once, float32, one layer's activations in memory.
+
+One pass for all decoder families, parametrised by `Recipe` and hparams. Definitions: llama.cpp's graphs
+(`src/models/*.cpp`) and transformers' modeling files; docs/formats/ggml-era.md "Headers" for the legacy LLaMA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.blocks.attention import attention
+from ggferry.converters.forward.blocks.feed_forward import feed_forward
+from ggferry.converters.forward.blocks.rope import rotation
+from ggferry.converters.forward.model import Model
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ggferry.converters.forward.blocks.rope import Turn
+else:
+    torch = lazy("torch")
+
+
+def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    """Logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
+    sizes = model.sizes
+    x = _embedded(model, tokens)
+    turns = {windowed: rotation(model, len(tokens), windowed) for windowed in (False, True)}
+    for number in range(sizes["n_layer"]):
+        window = _window(model, number)
+        x = _block(model, f"blk.{number}.", x, turns[window > 0], window)
+        progress(1)
+    return _logits(model, model.norm("output_norm", x))
+
+
+def _embedded(model: Model, tokens: Sequence[int]) -> Tensor:
+    """Embedded tokens, `(tokens, n_embd)`: with their learned positions added, or normed, where the model does so."""
+    x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
+    if model.has("position_embd"):
+        x = x + model.positions("position_embd", len(tokens))
+    return _after(model, "token_embd_norm", x)
+
+
+def _embedding_scale(model: Model) -> float:
+    root = model.sizes["n_embd"] ** 0.5 if model.recipe.embedding_scale == "sqrt_width" else 1.0
+    return root * float(model.sizes.get("embedding_scale") or 1.0)
+
+
+def _window(model: Model, number: int) -> int:
+    """Tokens that block `number` reaches back, 0 for all."""
+    window, pattern = model.sizes.get("n_swa") or 0, model.sizes.get("swa_layers")
+    return window if pattern is None or pattern[number] else 0
+
+
+def _block(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
+    """One block: x and result `(tokens, n_embd)`."""
+    scale = float(model.sizes.get("residual_scale") or 1.0)
+    read = _before(model, f"{block}attn_norm", x)
+    # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other
+    own = model.norm(f"{block}attn_norm_2", x) if model.has(f"{block}attn_norm_2") else read
+    attended = scale * _after(model, f"{block}post_attention_norm", attention(model, block, own, turn, window))
+    if model.sizes.get("parallel_residual", model.recipe.residual == "parallel"):
+        read = model.norm(f"{block}ffn_norm", x) if model.has(f"{block}ffn_norm") else read
+        return x + attended + scale * feed_forward(model, block, read)
+    x = x + attended
+    fed = feed_forward(model, block, _before(model, f"{block}ffn_norm", x))
+    return x + scale * _after(model, f"{block}post_ffw_norm", fed)
+
+
+def _before(model: Model, name: str, x: Tensor) -> Tensor:
+    return model.norm(name, x) if model.recipe.pre_norm else x
+
+
+def _after(model: Model, name: str, x: Tensor) -> Tensor:
+    return model.norm(name, x) if model.has(name) else x
+
+
+def _logits(model: Model, x: Tensor) -> Tensor:
+    tied = not model.has("output")  # the output's bias is its own even then (Phi-2, GPT-J)
+    logits = model.biased("output", model.linear("token_embd", x)) if tied else model.linear("output", x)
+    scale = model.sizes.get("logit_scale")
+    if scale:
+        logits = logits * scale if model.recipe.logit_scale == "multiply" else logits / scale
+    cap = model.sizes.get("final_softcap")
+    return cap * torch.tanh(logits / cap) if cap else logits

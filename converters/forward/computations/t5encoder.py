@@ -1,0 +1,11 @@
+"""The encoder of a T5 alone: its states are what there is."""
+
+from __future__ import annotations
+
+from ggferry.converters.forward.computations.t5 import encode
+from ggferry.converters.forward.model import Result
+
+RESULT = Result("states of the encoder", ranked=False)
+logits = encode
+
+__all__ = ["RESULT", "encode", "logits"]

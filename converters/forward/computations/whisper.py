@@ -1,0 +1,86 @@
+"""Whisper: log-mel spectra through the encoder, tokens through the decoder that attends to its states.
+
+Definition: openai/whisper `model.py`; transformers `modeling_whisper.py`. Positions of the encoder are a table too (of
+sinusoids), and gelu is the exact one, where whisper.cpp takes a table of its tanh form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.blocks.feed_forward import dense
+from ggferry.converters.forward.blocks.softmax_attention import attention
+from ggferry.converters.forward.model import Model, Result
+from ggferry.formats.errors import UsageError
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+RESULT = Result("decoder logits (over a fixed spectrum)", inputs=("mel",))
+FRAMES = 3000
+"""Of a spectrum: 30 seconds, ten milliseconds each."""
+STRIDE = 2
+"""Frames a state: the second convolution's."""
+
+
+def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    """Logits of the decoder at every token, float32 `(tokens, n_vocab)`."""
+    positions = model.positions("dec.position_embd", len(tokens))
+    states = encode(model, tokens, progress)
+    x = model.weights.rows("token_embd.weight", tokens) + positions
+    for number in range(model.sizes["n_layer"]):
+        block, heads = f"dec.blk.{number}.", model.sizes["n_head"]
+        read = model.norm(f"{block}attn_norm", x)
+        x = x + attention(model, f"{block}attn", read, read, heads, causal=True)
+        read = model.norm(f"{block}cross_attn_norm", x)
+        x = x + attention(model, f"{block}cross_attn", read, states, heads)
+        x = x + dense(model, block, model.norm(f"{block}ffn_norm", x))
+        progress(1)
+    return model.linear("token_embd", model.norm("dec.output_norm", x))
+
+
+def encode(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    """States of the encoder over the spectrum in `model.inputs`, or the fixed one: float32 `(states, n_embd_enc)`."""
+    x = _convolved(model, _spectrum(model))
+    x = x + model.weights.rows("enc.position_embd.weight", range(len(x)))
+    for number in range(model.sizes["n_layer_enc"]):
+        block = f"enc.blk.{number}."
+        read = model.norm(f"{block}attn_norm", x)
+        x = x + attention(model, f"{block}attn", read, read, model.sizes["n_head_enc"])
+        x = x + dense(model, block, model.norm(f"{block}ffn_norm", x))
+        progress(1)
+    return model.norm("enc.output_norm", x)
+
+
+def fixed_spectrum(channels: int, frames: int) -> Tensor:
+    """The spectrum `(channels, frames)` that stands for a recording where none is given: channel m of frame t is
+    ((7919 m + 104729 t) mod 2048) / 1024 - 1, exact on every machine, within the range of Whisper's own."""
+    m, t = torch.arange(channels)[:, None], torch.arange(frames)[None, :]
+    return (7919 * m + 104729 * t).remainder(2048).to(torch.float32) / 1024 - 1
+
+
+def _spectrum(model: Model) -> Tensor:
+    channels, states = model.sizes["n_mels"], model.sizes["n_ctx_enc"]
+    given = model.inputs.get("mel")
+    if given is None:
+        return fixed_spectrum(channels, min(FRAMES, STRIDE * states))
+    mel = torch.as_tensor(given, dtype=torch.float32)
+    if mel.ndim != 2 or mel.shape[0] != channels or not 0 < mel.shape[1] <= STRIDE * states:
+        expected = f"{channels} channels × at most {STRIDE * states} frames"
+        raise UsageError("spectrum", found=" × ".join(map(str, mel.shape)), expected=expected)
+    return mel
+
+
+def _convolved(model: Model, mel: Tensor) -> Tensor:
+    """Two convolutions of width 3 over the frames, the second with a stride: `(states, n_embd_enc)`."""
+    x = mel
+    for name, stride in (("enc.conv1", 1), ("enc.conv2", STRIDE)):
+        kernel = model.weights.vector(f"{name}.weight").view(model.sizes["n_embd_enc"], len(x), 3)
+        x = torch.nn.functional.conv1d(x, kernel, model.weights.vector(f"{name}.bias"), stride, padding=1)
+        x = model.activate(x)
+    return x.T

@@ -1,0 +1,166 @@
+"""Every key of a configuration is read, harmless for a stated reason, or told to the user as unread.
+
+`Recorded` remembers what was asked for while a model was bound. What nobody asked for is held against two tables:
+`GENERAL` here, and `Dialect.harmless` beside the architecture. Sources: transformers' `PretrainedConfig` (versions 4
+and 5) and `configuration_*.py` of the classes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from ggferry.converters.schema.architecture import Dialect, Harmless
+from ggferry.converters.schema.derivations import derive
+from ggferry.formats.checkpoint_folder.folder import POOLING
+
+NOTHING = object()
+"""No such member; null is one."""
+TOLD, LONGEST = 64, 80
+"""Keys that a note names, and characters of each."""
+
+_TRAINED = "used in training only"
+_BEFORE = "used before training only"
+_HOW = "how it is computed, not what"
+_TOKENS = "read with the tokenizer"
+_SAMPLED = "how text is sampled, not the model"
+GENERAL = (
+    Harmless("architectures model_type auto_map", "read where the class is chosen"),
+    Harmless("_name_or_path", "read for the name"),
+    Harmless("transformers_version _commit_hash _from_model_config", "which program wrote it"),
+    Harmless("custom_pipelines library_name unsloth_* tensorrt* tf_legacy_loss", "of a program that uses it"),
+    Harmless("torch_dtype dtype use_bfloat16", "a tensor's type is its own"),
+    Harmless("quantization_config compression_config", "read where quantised weights are"),
+    Harmless("*dropout* *_pdrop *layerdrop *aux_loss* *_loss_coef *_router_logits router_jitter_noise", _TRAINED),
+    Harmless("gradient_checkpointing label_smoothing*", _TRAINED),
+    Harmless("initializer_* init_std init_method init_device", _BEFORE),
+    Harmless("use_cache cache_implementation attn_implementation _attn_implementation* use_flash_attn*", _HOW),
+    Harmless("chunk_size_feed_forward pretraining_tp ep_size tensor_parallel* torchscript", _HOW),
+    Harmless("output_attentions output_hidden_states output_past output_scores return_dict*", "what a call gives back"),
+    Harmless("*_token_id *_token_ids *_token_index tokenizer_class", _TOKENS),
+    Harmless("id2label label2id num_labels problem_type classifier_* finetuning_task summary_*", "of other heads"),
+    Harmless("task_specific_params prefix max_length min_length max_new_tokens do_sample early_stopping", _SAMPLED),
+    Harmless("num_beams num_beam_groups diversity_penalty length_penalty num_return_sequences", _SAMPLED),
+    Harmless("temperature top_k top_p typical_p repetition_penalty *no_repeat_ngram_size", _SAMPLED),
+    Harmless("bad_words_ids suppress_tokens begin_suppress_tokens forced_decoder_ids", _SAMPLED),
+    Harmless("exponential_decay_length_penalty remove_invalid_values", _SAMPLED),
+    Harmless("is_decoder is_encoder_decoder add_cross_attention tie_encoder_decoder", "as the class says", (False,)),
+    Harmless("pruned_heads", "none is", ({},)),
+    Harmless("rope_scaling.finetuned", "how the model came to be"),
+)
+
+
+class Recorded:
+    """A configuration that remembers which of its members were asked for. `within`: the member that describes this
+    model where another holds it (the text half of a vision model); it is asked first."""
+
+    def __init__(self, config: Mapping[str, Any], within: str = "") -> None:
+        self._config, self._within = config, within
+        self._asked: set[str] = set()
+        self._sought: set[str] = {within}
+
+    def find(self, place: str) -> Any:
+        """The value at `place` ('rope_parameters.rope_theta'), or NOTHING."""
+        return next((value for _, value in self._found(place)), NOTHING)
+
+    def ask(self, place: str) -> None:
+        """Take note that `place` was asked for; where both halves have it, of the second only if it says the same."""
+        first: Any = NOTHING
+        self._sought |= {parent for path in self._paths(place) for parent in _parents(path)}
+        for path, value in self._found(place):
+            first = value if first is NOTHING else first
+            if value == first:
+                self._asked.add(path)
+
+    def _found(self, place: str) -> Iterator[tuple[str, Any]]:
+        for path in self._paths(place):
+            value = descend(self._config, path)
+            if value is not NOTHING:
+                yield path, value
+
+    def _paths(self, place: str) -> tuple[str, ...]:
+        return (f"{self._within}.{place}", place) if self._within else (place,)
+
+    def unasked(self) -> Iterator[tuple[str, Any]]:
+        """(path, value) of what nobody asked for: an object in which nothing was sought as one, any other member by
+        member."""
+        yield from self._unasked(self._config, "")
+
+    def _unasked(self, tree: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+        for key, value in tree.items():
+            path = f"{before}{key}"
+            if path in self._sought and isinstance(value, Mapping):
+                yield from self._unasked(value, f"{path}.")
+            elif path not in self._asked:
+                yield path, value
+
+
+def _parents(path: str) -> Iterator[str]:
+    return (path[:dot] for dot, sign in enumerate(path) if sign == ".")
+
+
+def descend(root: Any, place: str) -> Any:
+    """The member of `root` that the names in `place` lead to, or NOTHING."""
+    for name in place.split("."):
+        if not isinstance(root, Mapping) or name not in root:
+            return NOTHING
+        root = root[name]
+    return root
+
+
+def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any]) -> list[str]:
+    """Paths of what was neither asked for nor is harmless. Null says nothing. `values`: the hparams by short name."""
+    found = []
+    for path, value in recorded.unasked():
+        key = path.removeprefix(f"{dialect.within}.")
+        inner = next((key[len(name) + 1 :] for name in dialect.nested if key.startswith(f"{name}.")), key)
+        said = ((entry, key) for entry in dialect.harmless), ((entry, inner) for entry in GENERAL)
+        if value is not None and not any(_speaks(entry, name, value, values) for entry, name in chain(*said)):
+            found.append(path)
+    return found
+
+
+def _speaks(entry: Harmless, path: str, value: Any, values: Mapping[str, Any]) -> bool:
+    """Whether `entry` calls this key with this value harmless."""
+    if not _matcher(entry.keys).fullmatch(path):
+        return False
+    if entry.follows:
+        return _follows(entry.follows, value, values)
+    return not entry.values or any(_same(value, one) for one in entry.values)
+
+
+def _follows(rule: str, value: Any, values: Mapping[str, Any]) -> bool:
+    try:
+        return _same(value, derive(rule, values))
+    except KeyError:  # a vocabulary alone: no tensor says how large it is
+        return True
+    except (ValueError, OverflowError, ZeroDivisionError):
+        return False
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
+
+
+@cache
+def _matcher(keys: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, keys.split())))
+
+
+def unread_notes(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], file: str) -> tuple[str, ...]:
+    """What a user should know of the configuration, the file `file`, beyond what was taken from it."""
+    keys = unread(recorded, dialect, values)
+    pooled = POOLING in keys
+    keys = [key for key in keys if key != POOLING]
+    notes = []
+    if keys:
+        named = ", ".join(f"{key[:LONGEST]}…" if len(key) > LONGEST else key for key in keys[:TOLD])
+        more = f" and {len(keys) - TOLD} more" if len(keys) > TOLD else ""
+        notes.append(f"{file} keys that ggferry does not use: {named}{more}")
+    if pooled:
+        notes.append("modules.json says how the texts' vectors are pooled, which is not carried over")
+    return tuple(notes)

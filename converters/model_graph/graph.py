@@ -1,0 +1,192 @@
+"""Checkpoint + Architecture → ModelGraph: every tensor gets its role, every hparam its value and its origin.
+
+Accounting runs both ways: a role without a tensor is an error, a tensor without a role is an error; what is dropped
+is named with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ggferry.converters.model_graph.computed_tensors import Computed
+from ggferry.converters.model_graph.hparams import Param, Solver, absents, bound_shape, implied
+from ggferry.converters.model_graph.tensor_roles import Slot, assign, check_conditions, slots
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Role
+from ggferry.converters.schema.derivations import TENSORS
+from ggferry.converters.schema.expressions import evaluate, holds
+from ggferry.converters.schema.layouts import Layout, Shape
+from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
+from ggferry.formats.errors import InconsistentError, MissingError, ShapeError
+from ggferry.formats.gguf.values import Value, ValueType
+
+__all__ = ["Loss", "ModelGraph", "Node", "Param", "bind", "losses"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One tensor of the GGUF model: its name, role, shape, the source tensors and the layout that leads from them."""
+
+    name: str
+    role: Role
+    shape: Shape
+    inputs: tuple[TensorRef, ...]
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What the output will not hold, for one reason: number of source tensors, their bytes, and one by name."""
+
+    reason: str
+    tensors: int
+    bytes: int
+    example: str
+
+    @property
+    def note(self) -> str:
+        count = "1 tensor is" if self.tensors == 1 else f"{self.tensors} tensors are"
+        return f"{count} not carried over ({self.example!r}, {self.bytes:,} bytes in all): {self.reason}"
+
+
+def losses(dropped: Iterable[Dropped]) -> tuple[Loss, ...]:
+    """Dropped tensors that the output holds nothing of, by reason."""
+    found: dict[str, Loss] = {}
+    for drop in dropped:
+        if drop.loses:
+            seen = found.get(drop.reason, Loss(drop.reason, 0, 0, drop.ref.name))
+            found[drop.reason] = replace(seen, tensors=seen.tensors + 1, bytes=seen.bytes + drop.ref.nbytes)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGraph:
+    """A checkpoint understood: what `plan`, `forward` and the receipt work from. No tensor data has been read.
+
+    `hparams`: what the model says; an hparam at the value that its absence means is not among them. Tensors that no
+    file holds (`derived.TENSORS`) stand in a further file of `checkpoint`, a `derived.Computed`.
+    """
+
+    architecture: Architecture
+    dialect: Dialect
+    checkpoint: Checkpoint
+    hparams: Mapping[str, Param]
+    nodes: tuple[Node, ...]
+    dropped: tuple[Dropped, ...] = ()
+    notes: tuple[str, ...] = ()
+    by_name: Mapping[str, Node] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Plain values of all hparams by short name, absent ones at what their absence means."""
+        found = {name: param.value for name, param in self.hparams.items()}
+        return {**absents(self.architecture), **found}
+
+    @property
+    def runtimes(self) -> tuple[str, ...]:
+        """Programs of today that run this very model: those of its architecture, but for what a remark says."""
+        remarks = (remark for dialect in self.architecture.dialects.values() for remark in dialect.remarks)
+        stopped = {remark.stops for remark in remarks if remark.stops and holds(remark.when, self.sizes)}
+        return tuple(name for name in self.architecture.runtimes if name not in stopped)
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights in all output tensors."""
+        return sum(math.prod(node.shape) for node in self.nodes)
+
+    def written(self) -> Iterator[tuple[str, Value, str]]:
+        """(key, value, origin) of every hparam that the GGUF file states."""
+        values = self.sizes
+        for spec in self.architecture.hparams:
+            param = self.hparams.get(spec.name)
+            if spec.key and param is not None and (param.stated or implied(spec, values) != param.value):
+                yield f"{self.architecture.name}.{spec.key}", as_value(spec, param.value), param.origin
+
+
+def as_value(spec: HParam, data: Any) -> Value:
+    """The value of an hparam as GGUF stores it."""
+    number = float if spec.kind in (ValueType.FLOAT32, ValueType.FLOAT64) else lambda item: item
+    if spec.many:
+        return Value(ValueType.ARRAY, tuple(number(item) for item in data), spec.kind)
+    return Value(spec.kind, number(data))
+
+
+def bind(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    dialect: str,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    tensors: bool = True,
+) -> ModelGraph:
+    """Give every tensor of `checkpoint` its role in `architecture`.
+
+    `overrides`: `--hparam` values, GGUF key without the architecture → text. `tensors`: False for a vocabulary alone.
+    Raises MissingError, UnexpectedTensorError, DuplicateError, ShapeError, InconsistentError or UnsupportedError when
+    the two do not fit.
+    """
+    speech = architecture.dialects[dialect]
+    solver = Solver(checkpoint, architecture, speech, overrides or {})
+    assigned, dropped = assign(checkpoint, architecture, speech, solver.early)
+    found = slots(checkpoint, architecture, speech, assigned) if tensors else []
+    hparams = solver.run(found)
+    check_conditions(checkpoint, found, solver.complete)
+    checkpoint, nodes = _nodes(checkpoint, found, solver.complete)
+    if tensors:
+        _check_blocks(checkpoint, architecture.blocks, hparams, nodes)
+    gone = (*checkpoint.dropped, *dropped)
+    return ModelGraph(
+        architecture, speech, checkpoint, hparams, nodes, gone, (*solver.notes, *(loss.note for loss in losses(gone))),
+        {node.name: node for node in nodes},
+    )  # fmt: skip
+
+
+def _nodes(
+    checkpoint: Checkpoint, found: Sequence[Slot], values: Mapping[str, Any]
+) -> tuple[Checkpoint, tuple[Node, ...]]:
+    sizes = {name: value for name, value in values.items() if isinstance(value, int)}
+    source, nodes = Computed(), []
+    for slot in found:
+        if slot.origin.computed:
+            slot = replace(slot, refs=_compute(checkpoint, slot, values, source))
+        if slot.refs:
+            layout, shape = bound_shape(checkpoint, slot, sizes)
+            nodes.append(Node(slot.name, slot.role, shape, slot.refs, layout))
+    if source.size:
+        checkpoint = replace(checkpoint, files=(*checkpoint.files, source))
+    return checkpoint, tuple(nodes)
+
+
+def _compute(checkpoint: Checkpoint, slot: Slot, values: Mapping[str, Any], source: Computed) -> tuple[TensorRef, ...]:
+    name = slot.origin.computed
+    try:
+        made = TENSORS[name](values)
+        shape = tuple(evaluate(expression, values) for expression in slot.role.shape)
+        if made is not None and len(made) == math.prod(shape):
+            return (source.add(f"({name})", made, shape, len(checkpoint.files)),)
+    except KeyError as error:
+        raise MissingError(f"nothing says what {error.args[0]} is", path=checkpoint.path) from None
+    except (ValueError, OverflowError, ZeroDivisionError) as error:
+        raise InconsistentError(f"{slot.name}: {error}", path=checkpoint.path) from None
+    if made is None:
+        return ()
+    raise ShapeError(
+        f"{slot.name} ({name})", path=checkpoint.path, found=len(made), expected=f"{slot.role.shape}={shape}"
+    )
+
+
+def _check_blocks(
+    checkpoint: Checkpoint, blocks: Mapping[str, str], hparams: Mapping[str, Param], nodes: Iterable[Node]
+) -> None:
+    numbers = [m for node in nodes if (m := re.match(r"((?:[a-z]+\.)*?)(\d+)\.", node.name))]
+    for series, counter in blocks.items():
+        stated = hparams.get(counter)
+        found = 1 + max((int(m[2]) for m in numbers if m[1] == series), default=-1)
+        if stated is not None and found != stated.value:
+            raise MissingError(
+                f"tensors '{series}*'", path=checkpoint.path, found=f"{found} blocks",
+                expected=f"{stated.value} ({stated.origin})",
+            )  # fmt: skip

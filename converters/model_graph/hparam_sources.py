@@ -1,0 +1,172 @@
+"""What a source says of its hparams: header fields, GGUF keys or a configuration, each value checked for its type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ggferry.converters.model_graph.config_keys import NOTHING, Recorded, descend
+from ggferry.converters.schema.architecture import Dialect, HParam
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError, UsageError
+from ggferry.formats.gguf.values import Value, ValueType
+from ggferry.formats.json_files.kinds import is_number
+from ggferry.formats.limits import MAX_LAYERS
+
+FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+MAX_ITEMS = MAX_LAYERS * 4
+"""Items of an hparam that is a list: one a block, or one a rotary frequency."""
+_ORIGINS = {"gguf": "key {}", "ggml": "header field {}", "meta": "params.json: {}"}
+
+
+class Statements:
+    """What one source says of its hparams. `prefix`: GGUF's architecture name. `config`: the configuration, where there
+    is one, which remembers what was asked of it."""
+
+    def __init__(self, checkpoint: Checkpoint, dialect: Dialect, prefix: str) -> None:
+        self._checkpoint, self._dialect, self._prefix = checkpoint, dialect, prefix
+        self.config = Recorded({} if checkpoint.container == "gguf" else checkpoint.metadata, dialect.within)
+
+    def of(self, param: HParam, seen: bool = False) -> tuple[Any, str] | None:
+        """(value, where it stands) of `param`, or None where the source says nothing.
+
+        `seen`: the tensors show it; a configuration beside a GGML-era file does not. Raises InconsistentError for a
+        value of another type, and where header and configuration contradict each other, OutOfRangeError for one no
+        GGUF key can hold, UnsupportedError for a word that `param.words` does not know, and for what GGUF cannot say.
+        """
+        found = self._in(param, self._dialect.source)
+        if self._dialect.source != "ggml" or not self._checkpoint.metadata:
+            return found
+        beside = self._in(param, "hf")  # --hf-config
+        if seen:
+            return found
+        if found and beside and found[0] != beside[0]:
+            raise InconsistentError(
+                f"{param.name}: the configuration is another model's", path=self._checkpoint.path,
+                found=f"{beside[0]} ({beside[1]})", expected=f"{found[0]} ({found[1]})",
+            )  # fmt: skip
+        return found or beside
+
+    def pass_over(self, param: HParam, value: Any, overridden: bool) -> None:
+        """Take note that `param` has its value from elsewhere: from the user, whatever the configuration says, or from
+        the dialect, which the configuration should not contradict."""
+        column = "hf" if self._dialect.source == "ggml" else self._dialect.source
+        for place in filter(None, param.fields.get(column, "").split("|")):
+            found = self.config.find(place)
+            if overridden or found is None or self._agrees(param, column, place, found, (value, "")):
+                self.config.ask(place)
+
+    def _in(self, param: HParam, column: str) -> tuple[Any, str] | None:
+        """What the first of the places in `column` says. The others are then read, too, if they say the same."""
+        places = param.fields.get(column, (param.key or "") if column == "gguf" else "")
+        stated: tuple[Any, str] | None = None
+        for place in filter(None, places.split("|")):
+            found = self._find(place, column)
+            silent = found is NOTHING or (found is None and param.null is None)
+            if not silent and stated is None:
+                stated = self._value(param, column, place, found)
+            elif not silent and not self._agrees(param, column, place, found, stated):
+                continue
+            if column not in ("gguf", "ggml"):
+                self.config.ask(place)
+        return stated
+
+    def _value(self, param: HParam, column: str, place: str, found: Any) -> tuple[Any, str]:
+        origin = _ORIGINS.get(column, f"{self._dialect.header or 'config.json'}: {{}}").format(place)
+        if found is None:
+            return param.null, f"{origin} is null"
+        if param.words and column != "gguf":
+            found = _translated(self._checkpoint, param, place, found)
+        value = _typed(self._checkpoint, param, found, origin)
+        if column != "gguf" and param.unsayable is not None and value == param.unsayable:
+            raise UnsupportedError(
+                f"{param.name} ({origin}): readers of GGUF take this value for none", path=self._checkpoint.path,
+                found=value,
+            )  # fmt: skip
+        return value, origin
+
+    def _agrees(self, param: HParam, column: str, place: str, found: Any, stated: Any) -> bool:
+        try:
+            return bool(self._value(param, column, place, found)[0] == stated[0])
+        except GgferryError:
+            return False
+
+    def _find(self, place: str, column: str) -> Any:
+        if column == "gguf":
+            value = self._checkpoint.metadata.get(f"{self._prefix}.{place}")
+            return value.data if isinstance(value, Value) else NOTHING
+        if column == "ggml":
+            return self._checkpoint.header.get(place, NOTHING)
+        if self._dialect.header:
+            return descend(self._checkpoint.header.get(self._dialect.header), place)
+        return self.config.find(place)
+
+
+def _translated(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:
+    if isinstance(found, list):
+        return [_word(checkpoint, param, place, item) for item in found[:MAX_ITEMS]]
+    return _word(checkpoint, param, place, found)
+
+
+def _word(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:
+    if isinstance(found, dict) and list(found) == ["__float__"]:  # what transformers 5 writes for what JSON cannot
+        found = {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(found["__float__"]))
+    if not isinstance(found, str | int | float) or found not in param.words:
+        raise UnsupportedError(
+            f"config: {place}", path=checkpoint.path, found=found, expected=", ".join(map(repr, param.words))
+        )
+    return param.words[found]
+
+
+def _typed(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any:
+    if not param.many:
+        return _item(checkpoint, param, found, origin)
+    if not isinstance(found, Sequence) or isinstance(found, str) or len(found) > MAX_ITEMS:
+        raise InconsistentError(
+            f"{param.name} ({origin})", path=checkpoint.path, found=found, expected=f"a list of at most {MAX_ITEMS}"
+        )
+    return tuple(_item(checkpoint, param, item, origin) for item in found)
+
+
+def _item(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any:
+    def wrong(expected: str) -> InconsistentError:
+        return InconsistentError(f"{param.name} ({origin})", path=checkpoint.path, found=found, expected=expected)
+
+    if param.kind == ValueType.STRING:
+        if not isinstance(found, str):
+            raise wrong("text")
+        return found
+    if param.kind == ValueType.BOOL:
+        if not isinstance(found, bool):
+            raise wrong("true or false")
+        return found
+    if not is_number(found):
+        raise wrong("a number")
+    if param.kind in FLOATS:
+        if abs(found) > FLOAT32_MAX:
+            raise OutOfRangeError(f"{param.name} ({origin})", path=checkpoint.path, found=found, expected="a float32")
+        return found
+    if found != int(found):
+        raise wrong("a whole number")
+    if not 0 <= found < 2**32:
+        raise OutOfRangeError(f"{param.name} ({origin})", path=checkpoint.path, found=found, expected="0 to 2³² - 1")
+    return int(found)
+
+
+def parse(param: HParam, text: str) -> Any:
+    """The text of `--hparam` as the hparam's type. Raises UsageError."""
+    if param.many:
+        raise UsageError(f"--hparam {param.key}: a list cannot be given", found=text)
+    try:
+        if param.kind == ValueType.BOOL:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if param.kind == ValueType.STRING:
+            return text
+        value = float(text) if param.kind in FLOATS else int(text)
+    except (ValueError, KeyError):
+        raise UsageError(f"--hparam {param.key}: not a {param.kind.name.lower()}", found=text) from None
+    if not 0 < value < 2**32:
+        raise UsageError(f"--hparam {param.key}: out of range", found=text)
+    return value

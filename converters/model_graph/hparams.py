@@ -1,0 +1,304 @@
+"""Finds every hparam's value — overrides, the source's fields, the shapes, derivations, defaults — and compares."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ggferry.converters.model_graph.config_keys import unread_notes
+from ggferry.converters.model_graph.hparam_sources import Statements, parse
+from ggferry.converters.model_graph.tensor_roles import Slot
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
+from ggferry.converters.schema.derivations import derive
+from ggferry.converters.schema.expressions import evaluate, holds, names_in, solve, verdict
+from ggferry.converters.schema.layouts import SAME, Layout, Shape
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UsageError
+
+OVERRIDDEN = "--hparam"
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """The value of an hparam and where it came from: a header field, a key, a tensor's shape, '--hparam', what it was
+    derived from, or 'default: …'."""
+
+    value: Any
+    origin: str
+    stated: bool = False
+    """The source itself says so, in so many words."""
+
+
+def shape_error(checkpoint: Checkpoint, ref: TensorRef, message: str, expected: object = None) -> ShapeError:
+    return ShapeError(
+        f"tensor {ref.name!r}: {message}", path=checkpoint.path, offset=ref.spans[0].offset if ref.spans else None,
+        found=ref.shape, expected=expected,
+    )  # fmt: skip
+
+
+class Solver:
+    """The hparams of one checkpoint. `early`: the values known before any tensor was looked at."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, overrides: Mapping[str, str]
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.architecture = architecture
+        self.dialect = dialect
+        self.values: dict[str, Param] = {}
+        self.sizes: dict[str, int] = {}
+        self.notes: list[str] = []
+        self.statements = Statements(checkpoint, dialect, architecture.name)
+        self._take_overrides(overrides)
+        self._take_fields()
+        named = checkpoint.metadata.get("architectures")
+        self.facts = {"hf_class": named[0]} if isinstance(named, list) and named and isinstance(named[0], str) else {}
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What has been found, by short name."""
+        return {**self.facts, **{name: param.value for name, param in self.values.items()}}
+
+    @property
+    def complete(self) -> dict[str, Any]:
+        """What has been found, and what the absence of the other keys means."""
+        return {**absents(self.architecture), **self.known}
+
+    @property
+    def early(self) -> dict[str, Any]:
+        """What is known before any tensor was looked at: the stated, and the defaults that hang on nothing else."""
+        early = self.complete
+        for param in self.architecture.hparams:
+            if param.name not in self.values and not (param.derive or param.implied):
+                held = (default.value for default in param.defaults if self._holds(default))
+                early[param.name] = next(held, early.get(param.name))
+        return {name: value for name, value in early.items() if value is not None}
+
+    def _learn(self, name: str, param: Param) -> None:
+        """`sizes` are those of `values` that are whole numbers: shapes ask for them a thousand times a model."""
+        self.values[name] = param
+        if isinstance(param.value, int):
+            self.sizes[name] = param.value
+
+    def _take_overrides(self, overrides: Mapping[str, str]) -> None:
+        by_key = {p.key: p for p in self.architecture.hparams if p.key}
+        for key, text in overrides.items():
+            param = by_key.get(key.removeprefix(f"{self.architecture.name}."))
+            if param is None:
+                raise UsageError(f"--hparam {key}: not a key of {self.architecture.name}", expected=", ".join(by_key))
+            self._learn(param.name, Param(parse(param, text), OVERRIDDEN))
+
+    def _take_fields(self) -> None:
+        for name, value in self.dialect.given.items():
+            if name not in self.values:
+                self._learn(name, Param(value, f"as in every {self.dialect.name} model"))
+        shown = self._shown() if self.checkpoint.metadata else set()
+        for param in self.architecture.hparams:
+            if param.name in self.values:
+                known = self.values[param.name]
+                self.statements.pass_over(param, known.value, known.origin == OVERRIDDEN)
+                continue
+            found = self.statements.of(param, seen=param.key is None and param.name in shown)
+            if found is not None:
+                self._learn(param.name, Param(*found, stated=True))
+
+    def _shown(self) -> set[str]:
+        """Hparams that the presence of tensors tells, so that a configuration beside a GGML-era file must not: its
+        makers wrote an output layer though it was tied."""
+        return {name for role in self.architecture.roles if role.when for name in names_in(role.when)}
+
+    def run(self, slots: Sequence[Slot]) -> dict[str, Param]:
+        """All hparams in the order of the table, without those that say what their absence says.
+
+        Raises MissingError, ShapeError or InconsistentError.
+        """
+        filled = [slot for slot in slots if slot.refs]
+        for series, counter in self.architecture.blocks.items() if self.dialect.marks and filled else ():
+            if counter not in self.values:
+                numbers = (slot.n for slot in filled if slot.n is not None and slot.role.series == series)
+                self._learn(counter, Param(1 + max(numbers, default=-1), "blocks of tensors"))
+        open_slots = list(filled)
+        self._take_plain_defaults()
+        self._settle(open_slots)
+        for param in self.architecture.hparams:
+            if param.name not in self.values and self._default(param, bool(filled)):
+                self._settle(open_slots)
+        self._check(filled)
+        self._check_values()
+        known = {**self._header, **self.complete}
+        remarks = (*self.architecture.remarks, *self.dialect.remarks)
+        self.notes += [remark.text.format(**known) for remark in remarks if holds(remark.when, known)]
+        file = "params.json" if self.dialect.source == "meta" else "config.json"
+        legacy = self.dialect.source == "ggml"  # its configuration, where there is one, is a checkpoint's
+        spoken = self.architecture.dialects.get("hf", self.dialect) if legacy else self.dialect
+        self.notes += unread_notes(self.statements.config, spoken, known, file)
+        found = ((param, self.values.get(param.name)) for param in self.architecture.hparams)
+        return {spec.name: param for spec, param in found if param is not None and param.value != spec.absent}
+
+    @property
+    def _header(self) -> dict[str, int]:
+        return {f"header_{k}": v for k, v in self.checkpoint.header.items() if isinstance(v, int)}
+
+    def _take_plain_defaults(self) -> None:
+        """Defaults that hang on nothing, of what only a configuration states: what is derived must not go without them
+        (a quarter of each head turns where GPT-NeoX's does not say which part)."""
+        for param in self.architecture.hparams:
+            plain = param.defaults and not (param.key or param.derive or param.implied)
+            if plain and param.name not in self.values and not (param.defaults[0].when or param.defaults[0].named):
+                self._take_default(param)
+
+    def _settle(self, open_slots: list[Slot]) -> None:
+        """Shapes and derivations until neither says anything new; slots that can say no more are removed."""
+        while self._solve_shapes(open_slots) or self._derive():
+            pass
+
+    def _solve_shapes(self, open_slots: list[Slot]) -> bool:
+        progress = False
+        for slot in list(open_slots):
+            shape = self._output_shape(slot)
+            if shape is None:
+                continue
+            undecided = False
+            pairs = zip(slot.role.shape, shape, strict=True) if len(slot.role.shape) == len(shape) else ()
+            for expression, size in pairs:
+                answer = self._solve(slot, expression, size)
+                undecided |= answer is None
+                progress |= bool(answer)
+            if not undecided:
+                open_slots.remove(slot)
+        return progress
+
+    def _solve(self, slot: Slot, expression: str, size: int) -> bool | None:
+        """Whether `expression` = `size` told a new value; None when more than one is unknown in it."""
+        try:
+            answer = solve(expression, size, self.sizes)
+            if answer is None:
+                evaluate(expression, self.sizes)
+                return False
+        except KeyError:
+            return None
+        except ValueError as error:
+            raise shape_error(self.checkpoint, slot.refs[0], str(error)) from None
+        self._learn(answer[0], Param(answer[1], f"shape of {slot.refs[0].name}"))
+        return True
+
+    def _output_shape(self, slot: Slot) -> Shape | None:
+        try:
+            return bound_shape(self.checkpoint, slot, self.sizes)[1]
+        except KeyError:
+            return None
+
+    def _derive(self) -> bool:
+        progress = False
+        for param in self.architecture.hparams:
+            for rule in (param.derive, param.implied) if param.name not in self.values else ():
+                value = self._derived(param, rule) if rule else None
+                if value is not None:
+                    self._learn(param.name, Param(value, rule.removeprefix("@")))
+                    progress = True
+                    break
+        return progress
+
+    def _derived(self, param: HParam, rule: str) -> Any:
+        try:
+            return derive(rule, self.known)
+        except KeyError:
+            return None
+        except (ValueError, OverflowError, ZeroDivisionError) as error:
+            raise InconsistentError(f"{param.name}: {error}", path=self.checkpoint.path) from None
+
+    def _holds(self, default: Default) -> bool:
+        return (
+            default.dialect in ("", self.dialect.name, self.dialect.source)
+            and (not default.when or holds(default.when, self.complete))
+            and (not default.named or re.search(default.named, self._names) is not None)
+        )
+
+    @property
+    def _names(self) -> str:
+        """The source's file name and folder."""
+        return os.path.join(*os.path.abspath(self.checkpoint.path).split(os.sep)[-2:])
+
+    def _take_default(self, param: HParam) -> bool:
+        for default in param.defaults:
+            if self._holds(default):
+                self._learn(param.name, Param(default.value, f"default: {default.why}"))
+                return True
+        return False
+
+    def _default(self, param: HParam, has_tensors: bool) -> bool:
+        if self._take_default(param):
+            return True
+        if param.required and param.absent is None and has_tensors:
+            raise MissingError(
+                f"nothing says what {param.key or param.name} is", path=self.checkpoint.path,
+                hint=f"--hparam {param.key}=VALUE" if param.key else None,
+            )  # fmt: skip
+        return False
+
+    def _check(self, filled: Sequence[Slot]) -> None:
+        """Every found shape against the declared one: the header and the tensors must tell the same story."""
+        for slot in filled:
+            try:
+                shape = bound_shape(self.checkpoint, slot, self.sizes)[1]
+                declared = tuple(evaluate(expression, self.sizes) for expression in slot.role.shape)
+            except KeyError as error:
+                raise MissingError(
+                    f"nothing says what {error.args[0]} is, which {slot.name} needs", path=self.checkpoint.path
+                ) from None
+            except ValueError as error:
+                raise InconsistentError(str(error), path=self.checkpoint.path) from None
+            if shape != declared:
+                pairs = zip(slot.role.shape, declared, strict=True)
+                said = " × ".join(text if text.isdecimal() else f"{text}={value}" for text, value in pairs)
+                raise shape_error(self.checkpoint, slot.refs[0], f"does not fit its role {slot.role.name}", said)
+            if 0 in shape:
+                raise self._nothing(slot)
+
+    def _nothing(self, slot: Slot) -> OutOfRangeError:
+        """The error for a tensor without elements: the hparams that make it one, and where they stand."""
+        names = {name for text in slot.role.shape for name in names_in(text) if self.sizes.get(name) == 0}
+        zeros = ", ".join(f"{name} ({self.values[name].origin})" for name in sorted(names)) or "a size"
+        return OutOfRangeError(
+            f"{zeros}: {slot.name} would be without elements", path=self.checkpoint.path, found=0, expected="1 or more"
+        )
+
+    def _check_values(self) -> None:
+        """Lists of the right length, and every `HParam.check`. Raises InconsistentError."""
+        known, path = self.complete, self.checkpoint.path
+        for spec in self.architecture.hparams:
+            items = known.get(spec.name) if spec.many else None
+            if items is not None and verdict(f"{len(items)} == {spec.many}", known) is False:
+                raise InconsistentError(f"items of {spec.name}", path=path, found=len(items), expected=spec.many)
+            if spec.check and verdict(spec.check, known) is False:
+                said = {name: known[name] for name in names_in(spec.check) if name in known}
+                raise InconsistentError(spec.key or spec.name, path=path, found=said, expected=spec.check)
+
+
+def absents(architecture: Architecture) -> dict[str, Any]:
+    """By short name, what the absence of a key means."""
+    return {param.name: param.absent for param in architecture.hparams if param.absent is not None}
+
+
+def implied(param: HParam, values: Mapping[str, Any]) -> Any:
+    """What a reader of GGUF takes for `param` where its key is not there; None if it could not know."""
+    if not param.implied:
+        return param.absent
+    try:
+        return derive(param.implied, values)
+    except (KeyError, ValueError, OverflowError, ZeroDivisionError):
+        return None
+
+
+def bound_shape(checkpoint: Checkpoint, slot: Slot, sizes: Mapping[str, int]) -> tuple[Layout, Shape]:
+    """The slot's layout with its sizes, and the shape it gives. Raises KeyError for an unknown size, ShapeError."""
+    try:
+        layout = slot.origin.layout
+        if layout is not SAME:
+            layout = layout.bind(sizes if slot.n is None else {**sizes, "n": slot.n})
+        return layout, layout.shape(*(ref.shape for ref in slot.refs))
+    except ValueError as error:
+        raise shape_error(checkpoint, slot.refs[0], str(error)) from None

@@ -1,0 +1,67 @@
+"""From a path to a Checkpoint: every reader, every architecture's header layouts, and nothing heavier.
+
+Kept apart from `load` so that `ggferry inspect` pays for no graph, no tokenizer and no numpy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+from ggferry.converters.schema.architecture import Architecture
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import UsageError
+from ggferry.formats.json_files.text import load_object
+from ggferry.formats.memory_cap import limited
+from ggferry.formats.reader import HeaderLayout, find_reader
+from ggferry.support.registry import scan
+
+LEGACY = ("ggml", "ggmf", "ggjt", "ggcc")
+"""Containers of the GGML era: the header is shaped by an architecture that no field names."""
+
+
+@cache
+def architectures() -> Mapping[str, Architecture]:
+    """Every architecture by name."""
+    return {spec.name: spec for spec in scan("ggferry.converters.architectures", "SPEC")}
+
+
+def header_layouts() -> tuple[HeaderLayout, ...]:
+    """The GGML-era header layouts of all architectures, to hand to the readers. Several may own one layout."""
+    return tuple({layout.name: layout for spec in architectures().values() for layout in spec.headers}.values())
+
+
+def open_checkpoint(path: str, arch: str | None = None, config: str | None = None) -> Checkpoint:
+    """Open `path` with the reader that claims it. Raises one of `formats.errors`.
+
+    Links are followed within the folder the model stands in; `local_files.Named` says that a person chose `path`, which
+    may then be a link to anywhere, while nobody chose what stands beside it.
+    For files of the GGML era, which say neither: `arch` names the architecture, `config` a config.json (or its folder)
+    for what the header leaves open. Raises UsageError where either cannot apply.
+    """
+    with limited(path):
+        return _open(path, arch, config)
+
+
+def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
+    reader, match = find_reader(path)
+    if arch is None and config is None:
+        return reader.open(path, header_layouts())
+    if match.container not in LEGACY:
+        flag = "--arch" if arch else "--hf-config"
+        raise UsageError(f"{flag} is for GGML-era files", path=path, found=match.container)
+    checkpoint = reader.open(path, header_layouts() if arch is None else _layouts_of(arch))
+    return replace(checkpoint, architecture=arch, metadata=load_object(_config(config)) if config else {})
+
+
+def _layouts_of(arch: str) -> tuple[HeaderLayout, ...]:
+    legacy = {name: spec.headers for name, spec in architectures().items() if spec.headers}
+    if arch not in legacy:
+        raise UsageError("--arch", found=arch, expected=", ".join(sorted(legacy)))
+    return legacy[arch]
+
+
+def _config(path: str) -> str:
+    return os.path.join(path, "config.json") if os.path.isdir(path) else path

@@ -1,0 +1,246 @@
+"""Rows of a node, streamed: as blocks in the source's type after the layout, or as float32 values.
+
+Nothing here holds more than the rows asked for. Pieces of a tensor that was split along its columns are decoded or
+repacked one by one and joined afterwards, because rows of planar eras are planar per piece
+(docs/formats/ggml-era.md "Parts").
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.model_graph.graph import Node
+from ggferry.converters.schema.layouts import SAME, Elementwise, Layout, Reshape, Then, Transpose, row_count
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.errors import UnsupportedError
+from ggferry.formats.tensor_read import read_rows, read_span_rows
+from ggferry.quant.codec import codec
+from ggferry.quant.endian import swap
+from ggferry.quant.types import BlockType
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Bytes, Floats
+
+    Array = np.ndarray[Any, Any]
+else:
+    np = lazy("numpy")
+
+CHUNK = 4 << 20
+"""Bytes of the widest form (source, target or float32) that one worker holds of a tensor at a time."""
+RUN, COPY = 16 << 20, 1 << 20
+"""Bytes of a run that a thread takes on at a time, and that it copies or compares at once: what its core's own cache
+holds."""
+MAX_VECTOR = 1 << 26
+"""Elements of a permuted vector: biases, which are held whole."""
+
+Convert = Callable[["Bytes", int], "Array"]
+
+
+def raw_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Bytes:
+    """Rows as little-endian blocks, uint8 `(stop - start, ref.row_bytes)`."""
+    rows = read_rows(checkpoint, ref, start, stop)
+    return swap(ref.type, rows) if ref.big_endian else rows
+
+
+def converted_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int, convert: Convert) -> Array:
+    """`convert(rows, columns)` of rows `start:stop`; piece by piece where columns were split over files."""
+    if ref.axis == 0 or len(ref.spans) == 1:
+        return convert(raw_rows(checkpoint, ref, start, stop), ref.columns)
+    pieces = []
+    for number, span in enumerate(ref.spans):
+        rows = read_span_rows(checkpoint, ref, number, start, stop)
+        pieces.append(convert(swap(ref.type, rows) if ref.big_endian else rows, span.shape[-1]))
+    return np.concatenate(pieces, axis=1)
+
+
+def values_of(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Floats:
+    """Rows `start:stop` decoded, float32 `(stop - start, columns)`; no layout applied."""
+    return converted_rows(checkpoint, ref, start, stop, codec(ref.type.name).decode)
+
+
+def view_for_streaming(node: Node, target: BlockType) -> Node:
+    """The same bytes with rows short enough to stream, where a row alone would not fit a chunk.
+
+    A contiguous tensor taken as it is is one run of blocks; cutting it anywhere between whole blocks of both types is
+    right. Planar rows and joined columns keep their rows (no such row comes near a chunk).
+    """
+    ref = node.inputs[0]
+    wide = ref.columns * 4 > CHUNK or row_count(ref.shape) == 1
+    if node.layout != SAME or not wide or len(ref.spans) > 1 or ref.spans[0].strides or ref.type.planar:
+        return node
+    width = math.lcm(ref.type.elements, target.elements)
+    rows = ref.elements // width
+    span = replace(ref.spans[0], shape=(rows, width))
+    return replace(node, shape=(rows, width), inputs=(replace(ref, shape=(rows, width), spans=(span,)),))
+
+
+def row_chunks(node: Node, target: BlockType, limit: int = CHUNK) -> Iterator[tuple[int, int]]:
+    """Consecutive row ranges of the node's output that keep every form of them within `limit` bytes."""
+    columns = node.shape[-1]
+    rows = math.prod(node.shape[:-1])
+    widest = max(columns * 4, target.row_bytes(columns), *(ref.row_bytes for ref in node.inputs))
+    step = max(1, limit // widest)
+    for start in range(0, rows, step):
+        yield start, min(rows, start + step)
+
+
+def run_of_bytes(node: Node) -> tuple[int, int, int] | None:
+    """(file, offset, bytes) where the node is one unbroken run of bytes taken as it is, else None."""
+    ref = node.inputs[0]
+    span = ref.spans[0]
+    if node.layout != SAME or len(ref.spans) > 1 or span.strides or ref.big_endian:
+        return None
+    return span.file, span.offset, ref.nbytes
+
+
+def cuts(start: int, stop: int, size: int, unit: int = 1) -> Iterator[tuple[int, int]]:
+    """`start:stop` in pieces of at most `size`, all but the last whole multiples of `unit`."""
+    step = size - size % unit
+    return ((at, min(stop, at + step)) for at in range(start, stop, step))
+
+
+_scratch = threading.local()
+
+
+def scratch(size: int, number: int = 0) -> memoryview:
+    """A buffer of this thread's own, `size` ≤ COPY bytes, used again and again:
+    fresh pages cost more than the copy."""
+    buffers: dict[int, bytearray] = _scratch.__dict__.setdefault("buffers", {})
+    if number not in buffers:
+        buffers[number] = bytearray(COPY)
+    return memoryview(buffers[number])[:size]
+
+
+def laid_out(checkpoint: Checkpoint, node: Node, start: int, stop: int, convert: Convert | None = None) -> Array:
+    """Rows `start:stop` of the node's output: blocks of the source's type, or what `convert` makes of them.
+
+    Only for block-safe layouts; others change values and go through `laid_out_values`.
+    """
+    if node.layout == SAME:
+        (ref,) = node.inputs
+        if convert is None and not ref.type.planar:
+            return raw_rows(checkpoint, ref, start, stop)
+        return converted_rows(checkpoint, ref, start, stop, convert or _as_is)
+    if len(node.shape) == 1:
+        return _vector(checkpoint, node, convert or _as_is)
+    shapes = tuple(ref.shape for ref in node.inputs)
+    source, row = node.layout.locate(np.arange(start, stop), *shapes)
+    out: Array | None = None
+    for number in np.unique(source):
+        mine = np.flatnonzero(source == number)
+        rows = _scattered(checkpoint, node.inputs[number], row[mine], convert or _as_is)
+        if out is None:
+            out = np.empty((stop - start, rows.shape[1]), rows.dtype)
+        out[mine] = rows
+    assert out is not None
+    return out
+
+
+def laid_out_values(checkpoint: Checkpoint, node: Node, start: int, stop: int) -> Floats:
+    """Rows `start:stop` of the node's output as float32, whatever the layout."""
+    if node.layout.block_safe:
+        return laid_out(checkpoint, node, start, stop, codec(node.inputs[0].type.name).decode)
+    return _apply(checkpoint, node, node.layout, start, stop)
+
+
+def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop: int) -> Floats:
+    match layout:
+        case Reshape() | Then(first=Reshape()):
+            rest = layout.second if isinstance(layout, Then) else SAME
+            return laid_out_values(checkpoint, replace(_reshaped(checkpoint, node), layout=rest), start, stop)
+        case Then(first=first, second=Elementwise() as second):
+            return second.apply(_apply(checkpoint, node, first, start, stop))
+        case Elementwise():
+            return layout.apply(_apply(checkpoint, node, SAME, start, stop))
+        case Then(first=first, second=Transpose()) if first.block_safe:
+            return _turned_items(checkpoint, node, first, start, stop)
+        case Transpose() if len(node.shape) == 2:
+            return _columns(checkpoint, node.inputs[0], start, stop)
+        case Transpose():
+            return _turned_items(checkpoint, node, SAME, start, stop)
+        case _ if layout.block_safe:
+            shape = layout.shape(*(ref.shape for ref in node.inputs))
+            return laid_out_values(checkpoint, replace(node, layout=layout, shape=shape), start, stop)
+    raise UnsupportedError(f"{node.name}: no streamed form of {layout}", path=checkpoint.path)
+
+
+def _reshaped(checkpoint: Checkpoint, node: Node) -> Node:
+    """The node with its one input seen in the shape that the `Reshape` in front of its layout gives it."""
+    (ref,) = node.inputs
+    first = node.layout.first if isinstance(node.layout, Then) else node.layout
+    shape = first.shape(ref.shape)
+    if ref.type.elements != 1 or len(ref.spans) != 1 or ref.spans[0].strides:
+        raise UnsupportedError(f"{ref.name}: {ref.type} in pieces or blocks cannot be reshaped", path=checkpoint.path)
+    return replace(node, inputs=(replace(ref, shape=shape, spans=(replace(ref.spans[0], shape=shape),)),))
+
+
+def _turned_items(checkpoint: Checkpoint, node: Node, first: Layout, start: int, stop: int) -> Floats:
+    """Rows of a stack of transposed matrices: each is small (a head's keys) and is turned whole."""
+    stack = first.shape(*(ref.shape for ref in node.inputs))
+    before, after = math.prod(stack[1:-1]), node.shape[-2]
+    if before * after > MAX_VECTOR:
+        raise UnsupportedError(f"{node.name}: matrices of {before} × {after} to turn", path=checkpoint.path)
+    untouched = replace(node, layout=first, shape=stack)
+    out = np.empty((stop - start, node.shape[-1]), np.float32)
+    for item in range(start // after, (stop - 1) // after + 1):
+        turned = laid_out_values(checkpoint, untouched, item * before, (item + 1) * before).T
+        low, high = max(start, item * after), min(stop, (item + 1) * after)
+        out[low - start : high - start] = turned[low - item * after : high - item * after]
+    return out
+
+
+def _columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Floats:
+    """Columns `start:stop` of a matrix, transposed: read as a view with swapped strides; of blocks and of a matrix in
+    several pieces all rows are decoded, and these columns kept."""
+    if ref.type.elements != 1 or len(ref.spans) != 1:
+        step = max(1, CHUNK // (ref.columns * 4))
+        starts = range(0, ref.rows, step)
+        return np.concatenate(
+            [values_of(checkpoint, ref, row, min(ref.rows, row + step))[:, start:stop].T for row in starts], axis=1
+        )
+    span = ref.spans[0]
+    strides = span.strides or (ref.columns, 1)
+    turned = replace(span, shape=ref.shape[::-1], strides=strides[::-1])
+    return values_of(checkpoint, replace(ref, shape=ref.shape[::-1], spans=(turned,)), start, stop)
+
+
+def _vector(checkpoint: Checkpoint, node: Node, convert: Convert) -> Array:
+    if sum(ref.elements for ref in node.inputs) > MAX_VECTOR:
+        raise UnsupportedError(f"{node.name}: a permuted vector of {node.shape[0]} elements", path=checkpoint.path)
+    items = [convert(raw_rows(checkpoint, ref, 0, 1), ref.columns).reshape(ref.columns, -1) for ref in node.inputs]
+    source, row = node.layout.locate(np.arange(node.shape[0]), *(ref.shape for ref in node.inputs))
+    out = np.empty((node.shape[0], items[0].shape[1]), items[0].dtype)
+    for number, item in enumerate(items):
+        mine = source == number
+        out[mine] = item[row[mine]]
+    return out.reshape(1, -1)
+
+
+def _scattered(checkpoint: Checkpoint, ref: TensorRef, rows: Array, convert: Convert) -> Array:
+    """Rows in any order. Read as one run where they lie close together, else run by run."""
+    low, high = int(rows.min()), int(rows.max()) + 1
+    if high - low <= 2 * len(rows):
+        whole: Array = converted_rows(checkpoint, ref, low, high, convert)
+        picked: Array = whole[rows - low]
+        return picked
+    order = np.argsort(rows, kind="stable")
+    cuts = np.flatnonzero(np.diff(rows[order]) != 1) + 1
+    runs = [
+        converted_rows(checkpoint, ref, int(rows[run[0]]), int(rows[run[-1]]) + 1, convert)
+        for run in np.split(order, cuts)
+    ]
+    joined = np.concatenate(runs)
+    out = np.empty_like(joined)
+    out[order] = joined
+    return out
+
+
+def _as_is(rows: Bytes, columns: int) -> Bytes:
+    return rows

@@ -1,0 +1,221 @@
+"""Which tensor of a source fills which role: names matched against the patterns of a dialect, both ways accounted."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, From, Role
+from ggferry.converters.schema.expressions import holds, verdict
+from ggferry.converters.schema.layouts import SAME
+from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
+from ggferry.formats.errors import DuplicateError, MissingError, OutOfRangeError, UnexpectedTensorError
+from ggferry.formats.limits import MAX_LAYERS
+
+# No leading zeros and no more digits than any model has blocks: 'layers.007.' is another name, not block 7.
+_NUMBER = r"(?:0|[1-9]\d{0,4})"
+_NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)")
+Assigned = Mapping[tuple[str, int | None], tuple[TensorRef, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A role of one block (`n`, None for the model's own), and the tensors found for it."""
+
+    role: Role
+    n: int | None
+    refs: tuple[TensorRef, ...]
+    origin: From
+
+    @property
+    def name(self) -> str:
+        return self.role.name.format(n=self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matcher:
+    pattern: str
+    role: Role
+    number: int
+
+
+def origin_of(role: Role, dialect: Dialect) -> From | None:
+    """Where `dialect` keeps `role`; None where it has no such tensor. GGUF keeps each under its own name."""
+    return From((role.name,), SAME) if dialect.name == "gguf" else role.sources.get(dialect.column)
+
+
+@lru_cache(maxsize=1024)
+def pattern_regex(pattern: str) -> re.Pattern[str]:
+    """A name pattern with {n} and {e} as a regular expression with groups of those names."""
+    text = re.escape(pattern)
+    for group in "ne":
+        text = text.replace(rf"\{{{group}\}}", rf"(?P<{group}>{_NUMBER})")
+    return re.compile(text)
+
+
+def spelled(name: str, dialect: Dialect) -> str:
+    """`name` as the dialect's patterns spell it."""
+    for prefix, replacement in dialect.renames:
+        match = pattern_regex(prefix).match(name)
+        if match:
+            return replacement.format(**match.groupdict()) + name[match.end() :]
+    return name
+
+
+def assign(
+    checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, values: Mapping[str, Any]
+) -> tuple[Assigned, list[Dropped]]:
+    """The tensors of every (role name, block), in the order the layout wants them, and those that are dropped.
+
+    `values`: the hparams the source states, for drops that depend on them. Raises UnexpectedTensorError,
+    DuplicateError, MissingError for a hole among parts or experts.
+    """
+    index = _index(architecture, dialect)
+    found: dict[tuple[str, int | None], dict[tuple[int, int], TensorRef]] = defaultdict(dict)
+    dropped: list[tuple[TensorRef, Drop]] = []
+    meant = _substitutes(checkpoint, dialect)
+    for ref in checkpoint.tensors.values():
+        name = meant.get(ref.name) or spelled(ref.name, dialect)
+        drop = _dropped(name, dialect, values, early=True)
+        places = [] if drop else list(_places(name, index))
+        drop = drop or (None if places else _dropped(name, dialect, values, early=False))
+        if drop:
+            dropped.append((ref, drop))
+        elif not places:
+            raise UnexpectedTensorError(
+                f"a tensor that has no role in a {architecture.name} model",
+                path=checkpoint.path, offset=ref.spans[0].offset if ref.spans else None, found=ref.name,
+            )  # fmt: skip
+        for key, place in places:
+            if place in found[key]:
+                raise DuplicateError("two tensors for one role", path=checkpoint.path, found=ref.name, expected=key[0])
+            found[key][place] = ref
+    origins = {role.name: origin_of(role, dialect) for role in architecture.roles}
+    patterns = {name: origin.patterns for name, origin in origins.items() if origin is not None}
+    assigned = {(name, n): _in_order(checkpoint, patterns[name], n, places) for (name, n), places in found.items()}
+    return assigned, [_explained(ref, drop, assigned) for ref, drop in dropped]
+
+
+def _substitutes(checkpoint: Checkpoint, dialect: Dialect) -> dict[str, str]:
+    """Tensors that stand for another one which is not there, by their names."""
+    absent = ((name, others) for name, *others in dialect.substitutes if name not in checkpoint.tensors)
+    found = ((next((other for other in others if other in checkpoint.tensors), ""), name) for name, others in absent)
+    return dict(found)
+
+
+def _index(architecture: Architecture, dialect: Dialect) -> dict[str, list[_Matcher]]:
+    """Matchers by the pattern with every number left open: a DeepSeek-V3 has 92 000 tensors and 40 patterns."""
+    index = defaultdict(list)
+    for role in architecture.roles:
+        origin = origin_of(role, dialect)
+        for number, pattern in enumerate(origin.patterns if origin else ()):
+            opened = _NUMBERED.sub("#", pattern.replace("{n}", "0").replace("{e}", "0"))
+            index[opened].append(_Matcher(pattern, role, number))
+    return index
+
+
+def _places(
+    name: str, index: Mapping[str, list[_Matcher]]
+) -> Iterator[tuple[tuple[str, int | None], tuple[int, int]]]:
+    for matcher in index.get(_NUMBERED.sub("#", name), ()):
+        match = pattern_regex(matcher.pattern).fullmatch(name)
+        groups = match.groupdict() if match else {}
+        block = int(groups["n"]) if "n" in groups else None
+        if match and verdict(matcher.role.when, {"n": block}) is not False:  # 'n>0' is decided by the name alone
+            yield (matcher.role.name, block), (int(groups.get("e") or 0), matcher.number)
+
+
+def _dropped(name: str, dialect: Dialect, values: Mapping[str, Any], early: bool) -> Drop | None:
+    for drop in dialect.drops:
+        if bool(drop.when) == early and (match := _drop_regex(drop.pattern).fullmatch(name)):
+            block = {key: int(text) for key, text in match.groupdict().items()}
+            if holds(drop.when, {**values, **block}):
+                return drop
+    return None
+
+
+@lru_cache(maxsize=256)
+def _drop_regex(pattern: str) -> re.Pattern[str]:
+    pieces = [fnmatch.translate(piece).removesuffix(r"\Z").removesuffix(r"\z") for piece in pattern.split("{n}")]
+    return re.compile(rf"(?P<n>{_NUMBER})".join(pieces))
+
+
+def _in_order(
+    checkpoint: Checkpoint, patterns: Sequence[str], n: int | None, places: Mapping[tuple[int, int], TensorRef]
+) -> tuple[TensorRef, ...]:
+    """The tensors of one role and block `n` in the order of its `patterns`, expert by expert."""
+    wanted = [(e, number) for e in range(1 + max(e for e, _ in places)) for number in range(len(patterns))]
+    for e, number in wanted:
+        if (e, number) not in places:
+            raise MissingError(f"tensor {patterns[number].format(n=n, e=e)!r} missing", path=checkpoint.path)
+    return tuple(places[place] for place in wanted)
+
+
+def _explained(ref: TensorRef, drop: Drop, assigned: Assigned) -> Dropped:
+    same = assigned.get((drop.same_as, None), ())
+    return Dropped(ref, drop.reason, same[0] if same else None, drop.follows)
+
+
+def slots(checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, assigned: Assigned) -> list[Slot]:
+    """Every role the dialect can have, in the order they are written: model-wide ones, then block by block.
+
+    Raises MissingError for a role that every such model has, OutOfRangeError for too many blocks.
+    """
+    wide: list[tuple[Role, int | None]] = [(role, None) for role in architecture.roles if not role.per_block]
+    deep = []
+    for series, blocks in _counted(architecture, assigned).items():
+        if blocks > MAX_LAYERS:
+            place = f"below {MAX_LAYERS}"
+            raise OutOfRangeError("block number", path=checkpoint.path, found=blocks - 1, expected=place)
+        deep += [(role, n) for n in range(blocks) for role in architecture.roles if role.series == series]
+    found = []
+    for role, n in (*wide, *deep):
+        origin = origin_of(role, dialect)
+        if origin is not None:
+            found.append(Slot(role, n, assigned.get((role.name, n), ()), origin))
+    _require(checkpoint, [slot for slot in found if not slot.role.when])
+    return found
+
+
+def _counted(architecture: Architecture, assigned: Assigned) -> dict[str, int]:
+    """Blocks of each series, by the largest number found."""
+    counts = {role.series: 0 for role in architecture.roles if role.per_block}
+    series = {role.name: role.series for role in architecture.roles}
+    for name, n in assigned:
+        if n is not None:
+            counts[series[name]] = max(counts[series[name]], n + 1)
+    return counts
+
+
+def check_conditions(checkpoint: Checkpoint, found: list[Slot], values: Mapping[str, Any]) -> None:
+    """The roles a model has under a condition are there when it holds, and not when it does not.
+
+    Raises MissingError or UnexpectedTensorError.
+    """
+    due = []
+    for slot in (slot for slot in found if slot.role.when):
+        decided = verdict(slot.role.when, values if slot.n is None else {**values, "n": slot.n})
+        if decided is False and slot.refs:
+            raise UnexpectedTensorError(
+                f"a tensor that a model without {slot.role.when} does not have", path=checkpoint.path,
+                offset=slot.refs[0].spans[0].offset if slot.refs[0].spans else None, found=slot.refs[0].name,
+            )  # fmt: skip
+        if decided:
+            due.append(slot)
+    _require(checkpoint, due)
+
+
+def _require(checkpoint: Checkpoint, due: list[Slot]) -> None:
+    missing = [
+        slot.origin.patterns[0].format(n=slot.n, e=0)
+        for slot in due
+        if not slot.refs and not slot.role.optional and not slot.origin.computed
+    ]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise MissingError(f"tensor {missing[0]!r}{more} missing", path=checkpoint.path)

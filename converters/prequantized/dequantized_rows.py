@@ -1,0 +1,200 @@
+"""Rows of weights that a checkpoint keeps quantised, computed when they are read.
+
+A quantised matrix is several tensors (packed integers, scales, zero points). `Dequantised` shows all such matrices of
+a model as one file of float32 rows that no disk holds, so that everything which reads bytes reads them like any other.
+Arithmetic is float32, in the order of the schemes' own: (q − zero) × scale.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.model_graph.rows import CHUNK, raw_rows, values_of
+from ggferry.formats.checkpoint import Checkpoint, Derivation, Span, TensorRef
+from ggferry.formats.errors import OutOfRangeError, TruncatedError
+from ggferry.quant.codec import block_type
+from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unpack, unpack_down
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Floats
+else:
+    np = lazy("numpy")
+
+Array = Any
+Rows = Callable[[int, int], "Floats"]
+"""Rows `start:stop` of a matrix, float32 `(stop - start, columns)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Numbers that each hold for a patch of a matrix: `tall` rows and `wide` columns (0: all of them). `bits`: packed
+    down the rows in words of so many bits each, signed by an offset; 0: one an element."""
+
+    ref: TensorRef
+    tall: int = 0
+    wide: int = 0
+    bits: int = 0
+
+    def over(self, checkpoint: Checkpoint, start: int, stop: int, columns: Array) -> Floats:
+        """The numbers of rows `start:stop`, `(stop - start or 1, groups of columns)`, spread over the `columns`: the
+        group of each, or None to spread them by `wide`."""
+        ref = self.ref
+        if ref.elements == 1:
+            return values_of(checkpoint, ref, 0, 1).reshape(1, 1)
+        if len(ref.shape) == 1:
+            column: Floats = values_of(checkpoint, ref, 0, 1).reshape(-1, 1)[start:stop]
+            return column
+        rows = np.arange(start, stop) // (self.tall or stop)
+        low, high = int(rows[0]), int(rows[-1]) + 1
+        if self.bits:
+            per = WORD_BITS // self.bits
+            words = raw_rows(checkpoint, ref, low // per, -(-high // per)).view("<u4")
+            found = unpack_down(words, self.bits)[rows - low // per * per].astype(np.float32)
+            found -= np.float32(1 << self.bits - 1)
+        else:
+            found = values_of(checkpoint, ref, low, high)[rows - low]
+        spread: Floats = found if found.shape[1] == 1 else found[:, columns]
+        return spread
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A matrix of FP8 or integers, `weight` as it is or packed along its rows in words (`bits`), with its grids."""
+
+    checkpoint: Checkpoint
+    weight: TensorRef
+    columns: int
+    scale: Grid
+    zero: Grid | None = None
+    bits: int = 0
+    order: TensorRef | None = None
+    """The group of each column, `(columns,)` (weight_g_idx); None, or holding −1: groups are neighbours."""
+
+    def __call__(self, start: int, stop: int) -> Floats:
+        if self.bits:
+            words = raw_rows(self.checkpoint, self.weight, start, stop).view("<u4")
+            values = unpack(words, self.bits)[:, : self.columns].astype(np.float32)
+            values -= np.float32(1 << self.bits - 1)
+        else:
+            values = values_of(self.checkpoint, self.weight, start, stop)
+        groups = self._groups()
+        if self.zero is not None:
+            values -= self.zero.over(self.checkpoint, start, stop, groups)
+        values *= self.scale.over(self.checkpoint, start, stop, groups)
+        scaled: Floats = values
+        return scaled
+
+    def _groups(self) -> Array:
+        if self.order is not None:
+            found = indices(self.checkpoint, self.order)
+            if not (found == -1).any():
+                return in_range(self.checkpoint, self.order, found, self.scale.ref.columns)
+        return np.arange(self.columns) // (self.scale.wide or self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """A matrix of GPTQ: `words` `(columns / per word, rows)`, `zeros` `(groups, rows / per word)`, `scales`
+    `(groups, rows)`: turned over against the weight they stand for. `order`: the group of each column, `(columns,)`."""
+
+    checkpoint: Checkpoint
+    words: TensorRef
+    zeros: TensorRef
+    scales: TensorRef
+    order: TensorRef | None
+    bits: int
+    group: int
+    first_version: bool
+
+    def __call__(self, start: int, stop: int) -> Floats:
+        per = WORD_BITS // self.bits
+        low, high = start // per, -(-stop // per)
+        zeros = unpack(_slice(self.checkpoint, self.zeros, low, high).view("<u4"), self.bits)
+        zeros = gptq_zeros(zeros[:, start - low * per : stop - low * per], self.bits, self.first_version)
+        levels = unpack_down(_slice(self.checkpoint, self.words, start, stop).view("<u4"), self.bits)
+        part = _columns(self.scales, start, stop)
+        scales = values_of(self.checkpoint, part, 0, part.rows)
+        groups = np.arange(len(levels)) // self.group
+        if self.order is not None:
+            groups = in_range(self.checkpoint, self.order, indices(self.checkpoint, self.order), self.scales.rows)
+        values = levels - zeros[groups]  # uint8 − int16 → int16
+        return np.ascontiguousarray((values * scales[groups]).T)
+
+
+def _columns(ref: TensorRef, start: int, stop: int) -> TensorRef:
+    """Columns `start:stop` of a matrix as a tensor of its own."""
+    (span,) = ref.spans
+    strides = span.strides or (ref.columns, 1)
+    shape = (ref.rows, stop - start)
+    offset = span.offset + start * strides[1] * ref.type.block_bytes
+    return TensorRef(ref.name, ref.type, shape, (Span(span.file, offset, shape, strides),), 0, ref.big_endian)
+
+
+def _slice(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Array:
+    return raw_rows(checkpoint, _columns(ref, start, stop), 0, ref.rows)
+
+
+def indices(checkpoint: Checkpoint, ref: TensorRef) -> Array:
+    """A vector of I32 or I64, as int64."""
+    size = ref.type.block_bytes
+    return raw_rows(checkpoint, ref, 0, 1).view(f"<i{size}").reshape(-1).astype(np.int64)
+
+
+def in_range(checkpoint: Checkpoint, ref: TensorRef, found: Array, groups: int) -> Array:
+    """`found`, unless an index lies outside `groups`: OutOfRangeError."""
+    bad = np.flatnonzero((found < 0) | (found >= groups))
+    if len(bad):
+        span = ref.spans[0]
+        raise OutOfRangeError(
+            f"{ref.name!r}: the group of column {bad[0]}", path=checkpoint.files[span.file].path, offset=span.offset,
+            found=int(found[bad[0]]), expected=f"0 to {groups - 1}",
+        )  # fmt: skip
+    return found
+
+
+class Dequantised:
+    """Matrices computed on demand: a `formats.files.sources.Source` of float32 rows, one matrix behind the other."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.size = 0
+        self._starts: list[int] = []
+        self._matrices: list[tuple[Rows, int, int]] = []
+
+    def add(self, name: str, shape: tuple[int, int], rows: Rows, file: int, derived: Derivation) -> TensorRef:
+        """A matrix; `file`: the number this source will have among the checkpoint's files."""
+        self._starts.append(self.size)
+        self._matrices.append((rows, *shape))
+        ref = TensorRef(name, block_type("F32"), shape, (Span(file, self.size, shape),), derived=derived)
+        self.size += ref.nbytes
+        return ref
+
+    def read(self, offset: int, size: int) -> bytes:
+        out = bytearray(size)
+        self.read_into(offset, memoryview(out))
+        return bytes(out)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise TruncatedError(f"{len(buffer)} bytes wanted of {self.size}", path=self.path, offset=offset)
+        target, done = np.frombuffer(buffer, np.uint8), 0
+        while done < len(target):
+            at = bisect_right(self._starts, offset + done) - 1
+            rows, count, columns = self._matrices[at]
+            row_bytes = columns * 4
+            within = offset + done - self._starts[at]
+            first = within // row_bytes
+            last = min(count, -(-(within + len(target) - done) // row_bytes), first + max(1, CHUNK // row_bytes))
+            found = rows(first, last).astype("<f4", copy=False).reshape(-1).view(np.uint8)
+            found = found[within - first * row_bytes :][: len(target) - done]
+            target[done : done + len(found)] = found
+            done += len(found)
+
+    def close(self) -> None:
+        """Nothing is open."""

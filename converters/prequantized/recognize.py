@@ -1,0 +1,139 @@
+"""Checkpoints whose weights are quantised already: recognised by their configuration, shown as plain matrices.
+
+`schemes/` holds those that are carried; every other is refused by name before any weight is read: AWQ, bitsandbytes,
+HQQ, NVFP4, … Source of the configurations: transformers' `utils/quantization_config.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ggferry.converters.prequantized.dequantized_rows import Dequantised
+from ggferry.converters.prequantized.schemes._common import DEQUANTISE, FP8, Config, Found, Scheme
+from ggferry.formats.checkpoint import Checkpoint, Derivation, Dropped, TensorRef
+from ggferry.formats.checkpoint_folder.folder import load_json
+from ggferry.formats.errors import InconsistentError, UnsupportedError
+from ggferry.quant.codec import block_type
+from ggferry.support.registry import scan
+
+PLAIN = frozenset({"F32", "F16", "BF16", "F64"})
+NATURAL = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+MARKS = (".qweight", ".weight_packed", ".weight_scale_inv", ".weight_scale")
+RUNTIME = (
+    ".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".input_scale_ub", ".output_scale",
+    ".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".kv_scale", ".k_zero_point", ".v_zero_point",
+)  # fmt: skip
+"""Ends of names of numbers for quantising activations and caches while a model runs; its weights do not need them."""
+
+
+def dequantised(checkpoint: Checkpoint) -> Checkpoint:
+    """`checkpoint` with every quantised matrix as one float32 tensor that is computed when it is read; as it is where
+    nothing is quantised. The files it was read from stay first among its files.
+
+    Raises UnsupportedError naming a scheme that is not carried, MissingError, ShapeError or InconsistentError where the
+    tensors contradict it.
+    """
+    if checkpoint.container not in ("safetensors", "pytorch"):
+        return checkpoint
+    packed = [ref for ref in checkpoint.tensors.values() if ref.type.name not in PLAIN]
+    config = configuration(checkpoint)
+    if config is None:
+        _refuse_unexplained(checkpoint, packed)
+        return checkpoint
+    if not packed:
+        return checkpoint  # an old configuration beside weights that somebody has dequantised
+    method = method_of(config)
+    schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
+    if method not in schemes:
+        raise UnsupportedError(
+            "weights are quantised by a scheme that ggferry does not carry", path=checkpoint.path, found=method,
+            expected=", ".join(sorted(schemes)), hint=DEQUANTISE,
+        )  # fmt: skip
+    found = schemes[method].find(checkpoint, config)
+    return _shown(checkpoint, found) if found.matrices else checkpoint
+
+
+def _schemes() -> tuple[Scheme, ...]:
+    return scan("ggferry.converters.prequantized.schemes", "SCHEME")
+
+
+def configuration(checkpoint: Checkpoint) -> Config | None:
+    """What the checkpoint says of its quantisation: `quantization_config` (or `compression_config`) of config.json, or
+    the file that AutoGPTQ, AutoAWQ and ModelOpt put beside it."""
+    places = [checkpoint.metadata]
+    places += [inner for key in ("text_config", "llm_config") if isinstance(inner := places[0].get(key), dict)]
+    for place in places:
+        for key in ("quantization_config", "compression_config"):
+            if isinstance(place.get(key), dict):
+                return dict(place[key])
+    if "quantize_config" in checkpoint.sidecars:
+        beside = load_json(checkpoint.sidecars["quantize_config"])
+        if isinstance(beside, dict):
+            inner = beside.get("quantization")
+            return {"quant_method": "modelopt", **inner} if isinstance(inner, dict) else beside
+    return None
+
+
+_SIGNS = {
+    "w_bit": "awq",
+    "load_in_8bit": "bitsandbytes",
+    "load_in_4bit": "bitsandbytes",
+    "config_groups": "compressed-tensors",
+}
+
+
+def method_of(config: Config) -> str:
+    """The scheme's name, also where an old configuration does not give it."""
+    stated = config.get("quant_method")
+    if isinstance(stated, str):
+        return stated.lower()
+    for key, method in _SIGNS.items():
+        if key in config:
+            return method
+    return "gptq" if "bits" in config and "group_size" in config else "unnamed"
+
+
+def _refuse_unexplained(checkpoint: Checkpoint, packed: list[TensorRef]) -> None:
+    odd = next((name for name in checkpoint.tensors if name.endswith(MARKS)), None)
+    if packed and odd is not None:
+        raise UnsupportedError(
+            "weights are quantised and no configuration says how", path=checkpoint.path, found=odd,
+            hint="config.json has a quantization_config, or quantize_config.json stands beside it",
+        )  # fmt: skip
+
+
+def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
+    source = Dequantised(checkpoint.path)
+    natural = natural_type(checkpoint)
+    tensors: dict[str, TensorRef] = {}
+    dropped = list(found.dropped)
+    for name, ref in checkpoint.tensors.items():
+        if name in found.matrices:
+            wanted, shape, rows = found.matrices[name]
+            if wanted != name and wanted in checkpoint.tensors:
+                raise InconsistentError(f"{wanted!r} is there plain and quantised", path=checkpoint.path)
+            derived = Derivation(found.scheme, block_type(natural), ref.type.name not in FP8)
+            tensors[wanted] = source.add(wanted, shape, rows, len(checkpoint.files), derived)
+        elif name.endswith(RUNTIME):
+            dropped.append(Dropped(ref, "a scale for activations or caches, which a GGUF model does not quantise so"))
+        elif name not in found.used:
+            tensors[name] = ref
+    note = (
+        f"{len(found.matrices)} tensors were quantised already ({found.scheme}) and are dequantised; "
+        f"'keep' makes {natural} of them, as config.json names it, and --outtype f32 loses nothing"
+    )
+    return replace(
+        checkpoint, files=(*checkpoint.files, source), tensors=tensors, notes=(*checkpoint.notes, note),
+        dropped=(*checkpoint.dropped, *(drop for drop in dropped if drop.ref.name not in tensors)),
+    )  # fmt: skip
+
+
+def natural_type(checkpoint: Checkpoint) -> str:
+    """The type config.json says the model is of; float32, which is exact, where it says nothing."""
+    config = checkpoint.metadata
+    inner = config.get("text_config")
+    for place in (config, inner if isinstance(inner, dict) else {}):
+        stated = place.get("dtype") or place.get("torch_dtype")
+        if isinstance(stated, str):
+            return NATURAL.get(stated.removeprefix("torch."), "F32")
+    return "F32"

@@ -1,0 +1,90 @@
+"""What the schemes share: their findings, and what patch of a matrix each of its scales stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
+from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
+from ggferry.formats.errors import InconsistentError, MissingError, ShapeError, UnsupportedError
+from ggferry.quant.codecs.packed import WORD_BITS
+
+Config = Mapping[str, Any]
+FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
+DEQUANTISE = "ask for the unquantised checkpoint, or dequantise it with the library that wrote it"
+
+
+@dataclass(slots=True)
+class Found:
+    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, and tensors used up."""
+
+    scheme: str
+    matrices: dict[str, tuple[str, tuple[int, int], Rows]] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    dropped: list[Dropped] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """`methods`: what configurations call it. `find`: the matrices of a checkpoint with such a configuration; raises
+    UnsupportedError for a variant that is not carried, MissingError, ShapeError or InconsistentError where the tensors
+    contradict the configuration."""
+
+    methods: tuple[str, ...]
+    find: Callable[[Checkpoint, Config], Found]
+
+
+def block_size(checkpoint: Checkpoint, stated: Any) -> tuple[int, int]:
+    if stated is None:
+        return 0, 0
+    if not (isinstance(stated, list) and len(stated) == 2 and all(type(n) is int and n > 0 for n in stated)):
+        raise InconsistentError("block size of scales", path=checkpoint.path, found=stated, expected="[rows, columns]")
+    return stated[0], stated[1]
+
+
+def take(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: Grid, zero: Grid | None = None,
+           order: TensorRef | None = None) -> None:  # fmt: skip
+    rows, columns = matrix(checkpoint, ref)
+    found.matrices[ref.name] = ref.name, (rows, columns), Scaled(checkpoint, ref, columns, scale, zero, 0, order)
+    found.used |= {grid.ref.name for grid in (scale, zero) if grid} | ({order.name} if order else set())
+
+
+def matrix(checkpoint: Checkpoint, ref: TensorRef) -> tuple[int, int]:
+    if len(ref.shape) != 2 or not ref.elements:
+        raise UnsupportedError(
+            f"quantised tensor {ref.name!r}", path=checkpoint.path, found=list(ref.shape), expected="a matrix"
+        )
+    return ref.shape[0], ref.shape[1]
+
+
+def grid(
+    checkpoint: Checkpoint, weight: TensorRef, ref: TensorRef, shape: tuple[int, ...], tall: int, wide: int,
+    bits: int = 0,
+) -> Grid:  # fmt: skip
+    """What patch of a matrix of `shape` each number of `ref` stands for. `tall`, `wide`: as the configuration has it,
+    0 where it has none. `bits`: those of numbers packed down the rows. Raises ShapeError when it cannot be so."""
+    matrix(checkpoint, weight)
+    rows, columns = shape
+    if ref.elements == 1 and not bits:
+        return Grid(ref)
+    high, across = (ref.shape[0], ref.columns if len(ref.shape) > 1 else 1) if ref.shape else (1, 1)
+    if across == 1 and high == rows and not bits:
+        return Grid(ref, 1)
+    down = -(-rows // (tall or 1))
+    wanted = -(-columns // wide) if wide and across != 1 else across
+    known = 0 < len(ref.shape) <= 2 and high == (-(-down // (WORD_BITS // bits)) if bits else down)
+    if not known or across != wanted or not across or (not wide and columns % across):
+        raise ShapeError(
+            f"{ref.name!r} against {weight.name!r} of {rows} × {columns}", path=checkpoint.path, found=list(ref.shape),
+            expected=[down, -(-columns // wide) if wide else 1],
+        )  # fmt: skip
+    return Grid(ref, tall or 1, wide or columns // across, bits)
+
+
+def piece(checkpoint: Checkpoint, name: str, beside: str) -> TensorRef:
+    ref = checkpoint.tensors.get(name)
+    if ref is None:
+        raise MissingError(f"tensor {name!r} missing beside {beside!r}", path=checkpoint.path)
+    return ref

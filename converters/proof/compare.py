@@ -1,0 +1,132 @@
+"""The proof: what was read is what was written.
+
+Two bound graphs are compared, the source's and the one of the re-read output. Nothing the converter decided is
+trusted: the output side knows only what its file says. Levels: `fast` = accounting, hparams, every tensor's values,
+tokenizer; `full` = that and the logits of both sides on fixed prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.proof.logits import LogitsProof, check_logits
+from ggferry.converters.proof.tensors import Encoding, TensorProof, check_tensor
+from ggferry.formats.errors import VerificationError
+from ggferry.quant.accuracy.bands import BANDS
+from ggferry.support.lazy_import import lazy
+from ggferry.support.progress import Stage, silent
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+_NAMED = 5
+"""Outliers that have a line of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaProof:
+    """An adapter's pairs applied to fixed vectors, on both sides: the largest relative RMS difference, and whose."""
+
+    pairs: int
+    vectors: int
+    relative_rms: float
+    worst: str
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The verifier's findings. `tokenizer`: texts compared and equal, or why there was nothing to compare."""
+
+    level: str
+    tensors: tuple[TensorProof, ...]
+    hparams: Mapping[str, Any]
+    logits: LogitsProof | None = None
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    deltas: DeltaProof | None = None
+
+    @property
+    def worst(self) -> TensorProof | None:
+        """The tensor with the largest relative error."""
+        return max(self.tensors, key=lambda proof: proof.relative_rms, default=None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line for each tensor that lost more than its type's rounding explains, the worst first."""
+        outliers = sorted((t for t in self.tensors if t.outlier), key=lambda t: -t.relative_rms / BANDS[t.type][1])
+        lines = [
+            f"{t.name} lost more than {t.type} costs ordinary weights: relative RMS {t.relative_rms:.3g}, "
+            f"band {BANDS[t.type][0]:.3g} to {BANDS[t.type][1]:.3g}"
+            for t in outliers[:_NAMED]
+        ]
+        if outliers[_NAMED:]:
+            lines.append(f"and so did {len(outliers) - _NAMED} more tensors, marked as outliers in the receipt")
+        return tuple(lines)
+
+
+def verify(
+    source: ModelGraph,
+    output: ModelGraph,
+    *,
+    level: str = "full",
+    tokenizer: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    stage: Stage = silent,
+    encoding: Encoding | None = None,
+) -> Proof:
+    """Compare the two sides. `encoding`: what is known of how the output's rounded tensors were made. Raises
+    VerificationError naming the first thing that differs beyond its bound."""
+    hparams = check_hparams(source, output)
+    check_accounting(source, output)
+    with stage("verifying", output.checkpoint.nbytes) as progress:
+        tensors = tuple(check_tensor(source, output, node, jobs, progress, encoding) for node in output.nodes)
+    computable = bool(output.nodes and output.architecture.recipe)
+    logits = check_logits(source, output, tensors, jobs, stage) if level == "full" and computable else None
+    return Proof(level, tensors, hparams, logits, tokenizer or {})
+
+
+def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
+    """Every hparam must have one value on both sides. Raises VerificationError."""
+    if source.architecture.name != output.architecture.name:
+        raise VerificationError(
+            "architecture",
+            path=output.checkpoint.path,
+            found=output.architecture.name,
+            expected=source.architecture.name,
+        )
+    for name, param in source.hparams.items():
+        other = output.hparams.get(name)
+        if other is None and source.architecture.hparam(name).key is None:
+            continue  # only the source has it: what follows from it is in the other hparams and in the tensors
+        if other is None or not _same(param.value, other.value):
+            key = next((p.key for p in source.architecture.hparams if p.name == name and p.key), name)
+            unstated = "default" in param.origin
+            hint = f"the source does not state it ({param.origin}): --hparam {key}=…" if unstated else None
+            raise VerificationError(
+                f"{key} differs", path=output.checkpoint.path, found=other.value if other else None,
+                expected=param.value, hint=hint,
+            )  # fmt: skip
+    return {name: param.value for name, param in output.hparams.items()}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(np.float32(a) == np.float32(b)) if isinstance(a, float) or isinstance(b, float) else bool(a == b)
+
+
+def check_accounting(source: ModelGraph, output: ModelGraph) -> None:
+    """The same tensors, with the same shapes, on both sides. Raises VerificationError."""
+    odd = sorted(set(source.by_name) ^ set(output.by_name))
+    if odd:
+        side = "source" if odd[0] in source.by_name else "output"
+        raise VerificationError(f"tensor {odd[0]!r} is only in the {side}", path=output.checkpoint.path)
+    for node in output.nodes:
+        if node.shape != source.by_name[node.name].shape:
+            raise VerificationError(
+                f"shape of {node.name!r}", path=output.checkpoint.path, found=node.shape,
+                expected=source.by_name[node.name].shape,
+            )  # fmt: skip

@@ -1,0 +1,132 @@
+"""The proof by forward passes: names, order, layout and hparams of the output, seen by what its model computes.
+
+The source is run in its own conventions, with no layout applied, the output by what its file says. Where values were
+rounded the passes differ by what rounding costs; the *structure* is then proved by a third pass, of the output's model
+over the source's values in the output's layout, which must agree with the source's as two float32 passes do. What the
+file really holds of those values is proved tensor by tensor (`proof_tensors`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.forward.evaluate import forward, result_of
+from ggferry.converters.forward.weights import Weights
+from ggferry.converters.model_graph import rows as values
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.proof.tensors import TensorProof
+from ggferry.formats.checkpoint import TensorRef
+from ggferry.formats.errors import VerificationError
+from ggferry.support.lazy_import import lazy
+from ggferry.support.progress import Progress, Stage, silent
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Floats
+else:
+    np = lazy("numpy")
+
+PROMPT_LENGTH = 16
+EXACT_LOGITS = 2e-6
+"""Relative RMS below which two float32 passes over equal values in another order are the same."""
+
+_BLOCK = re.compile(r"blk\.\d+")
+"""Ends the part of a name that tells blocks apart: blk.0, enc.blk.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsProof:
+    """The two forward passes compared over all positions of the prompts. `what` the rows are; of states, which are no
+    logits, neither order nor softmax is compared. `structure`: relative RMS between the source's pass and the output's
+    model over the source's values, where the output's own values are rounded; it, or else `relative_rms`, is held to
+    `limit`."""
+
+    tokens: tuple[int, ...]
+    max_error: float
+    relative_rms: float
+    limit: float
+    top1_agreement: float | None
+    kl_divergence: float | None
+    what: str = "logits"
+    structure: float | None = None
+
+
+class SourceValues(Weights):
+    """The output's tensors with the values that the source has for them, laid out as the output has them."""
+
+    def __init__(self, output: ModelGraph, source: ModelGraph, threads: int | None = None) -> None:
+        super().__init__(output, threads)
+        self._source = source
+        self._nodes = {node.inputs[0].name: source.by_name[node.name] for node in output.nodes}
+
+    def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
+        return values.laid_out_values(self._source.checkpoint, self._nodes[ref.name], start, stop)
+
+
+def prompt(n_vocab: int, length: int = PROMPT_LENGTH) -> list[int]:
+    """Token ids spread over the whole vocabulary, the same for every model of that size."""
+    return [(1 + i * 0x9E3779B1) % n_vocab for i in range(length)]
+
+
+def check_logits(
+    source: ModelGraph,
+    output: ModelGraph,
+    tensors: Sequence[TensorProof] = (),
+    jobs: int | None = None,
+    stage: Stage = silent,
+) -> LogitsProof:
+    """Run both sides on the fixed prompt. Raises VerificationError when they differ by more than two float32 passes
+    over the same values do."""
+    tokens = prompt(source.sizes["n_vocab"], min(PROMPT_LENGTH, source.sizes.get("n_ctx") or PROMPT_LENGTH))
+    sides: list[Weights] = [Weights(source, jobs), Weights(output, jobs)]
+    if any(tensor.max_error for tensor in tensors):
+        sides.append(SourceValues(output, source, jobs))
+    read = sum(side.graph.checkpoint.nbytes for side in sides)
+    with stage("computing logits", read) as progress:
+        expected, *found = [forward(side.graph, tokens, _by_block(side.graph, progress), side) for side in sides]
+    result = result_of(output)
+    proof = replace(compare_logits(expected, found[0]), tokens=tuple(tokens), limit=EXACT_LOGITS, what=result.what)
+    if not result.ranked:
+        proof = replace(proof, top1_agreement=None, kl_divergence=None)
+    if found[1:]:
+        proof = replace(proof, structure=compare_logits(expected, found[1]).relative_rms)
+    apart = proof.relative_rms if proof.structure is None else proof.structure
+    if not (apart <= EXACT_LOGITS and math.isfinite(proof.relative_rms)):
+        raise VerificationError(
+            "the forward pass of the output differs from the source's", path=output.checkpoint.path,
+            found=f"relative RMS {apart:.3g}", expected=f"at most {EXACT_LOGITS:.3g}",
+        )  # fmt: skip
+    return proof
+
+
+def _by_block(graph: ModelGraph, progress: Progress) -> Progress:
+    """What a pass tells its blocks to: each is its share of the file."""
+    blocks = {name[: found.end()] for name in graph.by_name if (found := _BLOCK.search(name))}
+    share = graph.checkpoint.nbytes // max(1, len(blocks))
+    return lambda done: progress(done * share)
+
+
+def compare_logits(expected: Any, found: Any) -> LogitsProof:
+    """Figures of two logits arrays `(tokens, n_vocab)`: max |Δ|, relative RMS, top-1 agreement, mean KL in nats."""
+    a, b = np.asarray(expected, np.float64), np.asarray(found, np.float64)
+    delta = b - a
+    scale = math.sqrt(float(np.square(a).mean())) or 1.0
+
+    def log_softmax(x: Any) -> Any:
+        x = x - x.max(axis=-1, keepdims=True)
+        return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+    p, q = log_softmax(a), log_softmax(b)
+    return LogitsProof(
+        tokens=(),
+        max_error=float(np.abs(delta).max()),
+        relative_rms=math.sqrt(float(np.square(delta).mean())) / scale,
+        limit=math.inf,
+        top1_agreement=float((a.argmax(-1) == b.argmax(-1)).mean()),
+        kl_divergence=float((np.exp(p) * (p - q)).sum(-1).mean()),
+    )

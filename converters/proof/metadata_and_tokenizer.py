@@ -1,0 +1,70 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ggferry.converters.conversion_plan.steps import Plan, shard_metadata
+from ggferry.converters.tokenizers.compare import compare
+from ggferry.converters.tokenizers.legacy.byte_level import REBUILT
+from ggferry.converters.tokenizers.legacy.check import check_conversion, check_merges
+from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import UnsupportedError, VerificationError
+from ggferry.formats.gguf.values import u32
+
+
+def check_metadata(plan: Plan, again: Checkpoint) -> None:
+    """Every key of the plan stands in the file with its value, and no other. Raises VerificationError."""
+    expected = shard_metadata(plan.metadata, 0, len(plan.layouts), len(plan.steps))
+    if plan.options.alignment != 32:
+        expected.setdefault("general.alignment", u32(plan.options.alignment))
+    odd = sorted(set(expected) ^ set(again.metadata))
+    if odd:
+        raise VerificationError("metadata key on one side only", path=again.path, found=odd[0])
+    for key, value in expected.items():
+        if not _same_value(value, again.metadata[key]):
+            raise VerificationError(f"metadata {key}", path=again.path, found=again.metadata[key], expected=value)
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    # float32 keys come back rounded to float32: compare what a file can hold.
+    import struct
+
+    def narrow(value: Any) -> Any:
+        if value.type.name == "FLOAT32":
+            return struct.pack("<f", value.data)
+        if value.items is not None and value.items.name == "FLOAT32":
+            return struct.pack(f"<{len(value.data)}f", *value.data)
+        return value.data
+
+    return bool(a.type == b.type and a.items == b.items and narrow(a) == narrow(b))
+
+
+def check_tokenizer(
+    source: Tokenizer | None, output: Tokenizer | None, checkpoint: Checkpoint, path: str
+) -> dict[str, Any]:
+    """Both vocabularies encode the fixed texts alike. A LLaMA-era vocabulary is also held, on its raw bytes, against
+    the algorithm of its own runtime, which shares nothing with the conversion; of a byte-level one whose merges
+    were rebuilt every token must come out of its own bytes by the merges as written. Raises VerificationError."""
+    if source is None or output is None:
+        if source is not output:
+            raise VerificationError("the vocabulary is on one side only", path=path)
+        return {"texts": 0, "equal": 0, "why": "no vocabulary"}
+    try:
+        encode = encoder(output)
+    except UnsupportedError as error:
+        if source.to_kv() != output.to_kv():
+            raise VerificationError("the vocabularies differ", path=path) from None
+        return {"texts": 0, "equal": 0, "why": f"{error.message}: {output.model}; every key is equal"}
+    check = compare(encoder(source), encode)
+    legacy = (
+        check_conversion(checkpoint.vocab, output, encode) if checkpoint.vocab and output.model == "llama" else None
+    )
+    for result in (check, legacy):
+        if result is not None and not result.passed:
+            raise VerificationError("the vocabularies tokenise differently", path=path, found=result.first)
+    found = {"model": output.model, "vocabulary": len(output.tokens), **check.as_dict()}
+    if checkpoint.vocab and output.model == "gpt2":
+        found["merges"] = check_merges(checkpoint.vocab, output, source.origins.get("merges") == REBUILT, path)
+    return found if legacy is None else {**found, "legacy_runtime": legacy.as_dict()}

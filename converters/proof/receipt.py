@@ -1,0 +1,128 @@
+"""What did happen, with numbers: the JSON that stands beside every output.
+
+The same inputs and options give the same receipt: no clock, no machine, no absolute path in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import ggferry
+from ggferry.converters.conversion_plan.steps import RESCALED, Plan, count_types, step_record
+from ggferry.converters.model_graph.open_checkpoint import LEGACY
+from ggferry.converters.proof.compare import Proof
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.json_files.kinds import strict
+from ggferry.support.printable import printable_json
+
+FORMAT = 1
+SUFFIX = ".receipt.json"
+MAX_RECEIPT = 1 << 28
+
+
+def make_receipt(
+    plan: Plan,
+    proof: Proof,
+    output: Sequence[Mapping[str, Any]],
+    source: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The receipt as plain data. `output`, `source`: file records (`digests.Digests`)."""
+    graph, checkpoint = plan.graph, plan.graph.checkpoint
+    measured = {tensor.name: tensor for tensor in proof.tensors}
+    tensors = []
+    for step in plan.steps:
+        record = step_record(step)
+        if found := measured.get(step.name):  # --verify none measures nothing: the grade stays a promise
+            record |= {"grade": found.grade, "max_error": found.max_error, "relative_rms": found.relative_rms}
+            if found.encoded_again is not None:
+                record["encoded_again"] = found.encoded_again
+            if found.band:
+                record |= {"band": found.band, "outlier": found.outlier}
+        tensors.append(record)
+    return {
+        "ggferry": ggferry.__version__,
+        "format": FORMAT,
+        "source": {
+            "files": list(source),
+            "container": checkpoint.container,
+            "version": checkpoint.version,
+            "era": checkpoint.era,
+            "header": strict(dict(checkpoint.header)),
+            "types": count_types(list(checkpoint.tensors.values())),
+        },
+        "output": {"files": list(output), "types": _output_types(plan)},
+        "options": dict(options),
+        "architecture": graph.architecture.name,
+        "runtimes": {
+            "run_it": list(graph.runtimes),
+            "none": not graph.runtimes,
+        },
+        "hparams": {
+            name: {"value": param.value, "origin": param.origin} for name, param in graph.hparams.items()
+        },
+        "metadata": {key: entry.origin for key, entry in plan.metadata.items()},
+        "tensors": tensors,
+        "dropped": [
+            {"name": d.ref.name, "file": d.ref.spans[0].file, "reason": d.reason, "loses": d.loses}
+            for d in graph.dropped
+        ],
+        "tokenizer": dict(proof.tokenizer),
+        "logits": asdict(proof.logits) if proof.logits else None,
+        **({"deltas": asdict(proof.deltas)} if proof.deltas else {}),
+        "verified": proof.level,
+        "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
+    }  # fmt: skip
+
+
+def _output_types(plan: Plan) -> str:
+    counts: dict[str, int] = {}
+    for step in plan.steps:
+        counts[step.type.name] = counts.get(step.type.name, 0) + 1
+    return ", ".join(f"{name} ×{n}" for name, n in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def to_json(receipt: Mapping[str, Any]) -> str:
+    return printable_json(receipt, indent=1) + "\n"
+
+
+def what_was_read(checkpoint: Checkpoint) -> str:
+    """'GGJT v3, llama, 5 June – 21 August 2023 …, Q4_K ×13, F32 ×5'."""
+    spelt = {"safetensors": "safetensors", "pytorch": "PyTorch", "pytorch-meta": "PyTorch (Meta)"}
+    name = spelt.get(checkpoint.container, checkpoint.container.upper())
+    name += f" v{checkpoint.version}" if checkpoint.version is not None else ""
+    types = count_types(list(checkpoint.tensors.values())) or "no tensors"
+    family = checkpoint.layout if checkpoint.container in LEGACY else None
+    return ", ".join(part for part in (name, family, checkpoint.era, types) if part)
+
+
+def how_it_was_proved(proof: Proof) -> str:
+    """The last of the three lines: grades, worst error, logits, tokenizer."""
+    grades: dict[str, int] = {}
+    for tensor in proof.tensors:
+        grades[tensor.grade] = grades.get(tensor.grade, 0) + 1
+    parts = [", ".join(f"{count} {grade}" for grade, count in grades.items()) or "no tensors"]
+    again = [tensor.encoded_again for tensor in proof.tensors if tensor.encoded_again is not None]
+    if again:
+        parts.append(f"{sum(again)} of {len(again)} rounded tensors encoded again to the same bytes")
+    worst = proof.worst
+    if worst is not None and worst.relative_rms:
+        word = "scales rounded to f16" if worst.grade == RESCALED else "rounding"
+        parts.append(f"largest relative RMS error {worst.relative_rms:.2g} ({worst.name}, {word})")
+    if proof.deltas:
+        deltas = proof.deltas
+        parts.append(
+            f"what {deltas.pairs} pairs add to their layers differs by {deltas.relative_rms:.2g} relative RMS at most"
+        )
+    elif proof.logits:
+        logits = proof.logits
+        top1 = "" if logits.top1_agreement is None else f", top-1 agreement {logits.top1_agreement:.0%}"
+        named = logits.what.partition(" (")[0]
+        parts.append(f"{named} of both sides differ by {logits.relative_rms:.2g} relative RMS{top1}")
+    elif proof.tensors:
+        parts.append("no forward pass (--verify fast)" if proof.level == "fast" else "no forward pass is known")
+    if proof.tokenizer.get("texts"):
+        parts.append(f"{proof.tokenizer['equal']} of {proof.tokenizer['texts']} texts tokenise alike")
+    return "; ".join(parts)

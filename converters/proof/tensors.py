@@ -1,0 +1,222 @@
+"""The proof of one tensor: its values in the output, compared with the source's through the source's layout.
+
+Nothing the converter decided is trusted. Copies and permutations must be equal byte for byte, repacks within what
+their scales' rounding allows. Rounded tensors are encoded again from the source: where the bytes are equal nothing is
+left to judge. Where they are not, because another program quantized the file or an importance matrix is not at hand,
+every block and every row must be like what it was made of (`quant.accuracy.likeness`).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.conversion_plan.steps import IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED
+from ggferry.converters.model_graph import rows as values
+from ggferry.converters.model_graph.graph import ModelGraph, Node
+from ggferry.converters.schema.layouts import SAME
+from ggferry.formats.errors import VerificationError
+from ggferry.formats.imatrix import Imatrix
+from ggferry.quant.accuracy.bands import BANDS, beyond_band
+from ggferry.quant.accuracy.bounds import narrowing_bound, rescaling_bound
+from ggferry.quant.accuracy.differences import Bound, Differences, differences
+from ggferry.quant.accuracy.likeness import first_unlike
+from ggferry.quant.codec import codec
+from ggferry.quant.encode_rows import encode_rows
+from ggferry.quant.types import BlockError
+from ggferry.support.lazy_import import lazy
+from ggferry.support.progress import Progress
+from ggferry.support.threads import each, workers
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Bytes, Floats
+else:
+    np = lazy("numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProof:
+    """What became of one tensor: grade, and over all its values max |Δ| and RMS(Δ)/RMS(source). `encoded_again`:
+    whether encoding the source's values gave the very bytes of the output; None where nothing was rounded."""
+
+    name: str
+    source_type: str
+    type: str
+    grade: str
+    max_error: float = 0.0
+    relative_rms: float = 0.0
+    encoded_again: bool | None = None
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """What rounding to its type costs ordinary weights (`quant.accuracy.bands`); None where nothing was rounded to it."""
+        return BANDS.get(self.type) if self.grade == ROUNDED else None
+
+    @property
+    def outlier(self) -> bool:
+        """Whether it lost more than that."""
+        return self.band is not None and beyond_band(self.type, self.relative_rms)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What is known of how an output's rounded tensors were encoded. `imatrix`: the importances they were weighed by.
+    `ours`: this version of ggferry made them from this source with that matrix, so that any other byte is an error."""
+
+    imatrix: Imatrix | None = None
+    ours: bool = False
+
+
+def check_tensor(
+    source: ModelGraph, output: ModelGraph, node: Node, jobs: int | None = None, progress: Progress | None = None,
+    encoding: Encoding | None = None,
+) -> TensorProof:  # fmt: skip
+    """One tensor's values on both sides, through the source's layout. Raises VerificationError."""
+    return _Comparison(source, output, node, encoding or Encoding(), progress).run(jobs)
+
+
+class _Comparison:
+    """The two sides of one tensor, and what was found while their chunks were compared by several threads."""
+
+    def __init__(
+        self, source: ModelGraph, output: ModelGraph, node: Node, encoding: Encoding, progress: Progress | None
+    ) -> None:
+        self.source, self.output, self.node, self.encoding = source, output, node, encoding
+        origin = source.by_name[node.name]
+        self.before, self.after = origin.inputs[0].type, node.inputs[0].type
+        # Importances belong to columns, so that rows must stay whole.
+        self.origin = origin if encoding.imatrix else values.view_for_streaming(origin, self.after)
+        self.mirror = values.view_for_streaming(node, self.before) if self.origin.shape != node.shape else node
+        self.bitwise = self.before == self.after and self.origin.layout.block_safe
+        pair = codec(self.before.name).repack
+        self.rescaled = pair is not None and pair.target == self.after.name
+        self.parts: dict[int, Differences] = {}
+        """By first row and added in that order, so that the last digits do not depend on which thread was first."""
+        self.progress = progress
+        self.other_bytes = threading.Event()
+
+    def run(self, jobs: int | None) -> TensorProof:
+        runs = [values.run_of_bytes(side) for side in (self.origin, self.mirror)] if self.bitwise else [None, None]
+        first, second = runs
+        if first and second:
+            each(values.cuts(0, first[2], values.RUN), lambda part: self._runs(part, first, second), workers(jobs))
+        else:
+            compare = self._bytes if self.bitwise else self._values
+            chunks = values.row_chunks(self.origin, self.after, values.CHUNK // 4)
+            each(chunks, lambda chunk: compare(*chunk), workers(jobs))
+        return self._found()
+
+    def _found(self) -> TensorProof:
+        largest = max((part.largest for part in self.parts.values()), default=0.0)
+        if self.bitwise and not self.origin.inputs[0].derived:
+            grade = IDENTICAL if self.origin.layout == SAME else PERMUTED
+        elif largest == 0.0:
+            grade = REPACKED
+        else:
+            grade = RESCALED if self.rescaled else ROUNDED
+        return TensorProof(
+            self.node.name, self.before.name, self.after.name, grade, largest,
+            0.0 if self.bitwise else self._relative_rms(),
+            encoded_again=not self.other_bytes.is_set() if grade == ROUNDED else None,
+        )  # fmt: skip
+
+    def _relative_rms(self) -> float:
+        parts = self.parts.values()
+        error, power = math.fsum(part.error for part in parts), math.fsum(part.power for part in parts)
+        return math.sqrt(error / power) if power else math.sqrt(error)
+
+    # --- the same bytes on both sides --------------------------------------------------------------------------
+
+    def _runs(self, part: tuple[int, int], *runs: tuple[int, int, int]) -> None:
+        for start, stop in values.cuts(*part, values.COPY):
+            sides = []
+            for number, (graph, run) in enumerate(zip((self.source, self.output), runs, strict=True)):
+                buffer = values.scratch(stop - start, number)
+                graph.checkpoint.files[run[0]].read_into(run[1] + start, buffer)
+                sides.append(np.frombuffer(buffer, np.uint8))
+            if not _equal_bytes(*sides):
+                at = start + int(np.flatnonzero(sides[0] != sides[1])[0])
+                raise self._wrong(at // self.after.row_bytes(self.node.shape[-1]), "bytes differ from the source's")
+            self._advance(stop - start)
+
+    def _bytes(self, start: int, stop: int) -> None:
+        expected = values.laid_out(self.source.checkpoint, self.origin, start, stop)
+        found = values.laid_out(self.output.checkpoint, self.mirror, start, stop)
+        if not np.array_equal(expected, found):
+            row = start + int(np.flatnonzero((expected != found).any(axis=1))[0])
+            raise self._wrong(row, "bytes differ from the source's")
+        self._advance(expected.nbytes)
+
+    # --- other bytes, which must mean the same, or nearly --------------------------------------------------------
+
+    def _values(self, start: int, stop: int) -> None:
+        expected = values.laid_out_values(self.source.checkpoint, self.origin, start, stop)
+        blocks = values.laid_out(self.output.checkpoint, self.mirror, start, stop)
+        found = codec(self.after.name).decode(blocks, self.mirror.shape[-1])
+        apart = differences(expected, found, self._bound(start, stop))
+        if apart.outside is not None:
+            row, column = divmod(apart.outside, expected.shape[1])
+            raise self._wrong(
+                start + row, "lies further from the source than its type rounds", f"{found[row, column]!r}",
+                f"{expected[row, column]!r}",
+            )  # fmt: skip
+        if apart.largest and not self.rescaled:
+            self._rounded(start, expected, blocks, found)
+        self.parts[start] = apart
+        self._advance((stop - start) * self.after.row_bytes(self.mirror.shape[-1]))
+
+    def _rounded(self, start: int, expected: Floats, blocks: Bytes, found: Floats) -> None:
+        """Raises VerificationError for rows that are not the source's, rounded."""
+        if not self.other_bytes.is_set():
+            again = self._encoded(start, expected)
+            if again is not None and np.array_equal(again, blocks):
+                return
+            if again is not None and self.encoding.ours:
+                row = start + int(np.flatnonzero((again != blocks).any(axis=1))[0])
+                raise self._wrong(row, f"not the bytes that {self.after} makes of the source")
+            self.other_bytes.set()
+        unlike = first_unlike(self.after.name, expected, found) if self.after.quantised else None
+        if unlike is not None:
+            block = "" if unlike.block is None else f", block {unlike.block}"
+            raise self._wrong(
+                start + unlike.row, f"not the source's values rounded to {self.after}{block}",
+                f"relative RMS error {unlike.error:.3g}", f"at most {unlike.limit:.3g}",
+            )  # fmt: skip
+
+    def _encoded(self, start: int, rows: Floats) -> Bytes | None:
+        """The source's rows in the output's type; None where we cannot know how they were encoded."""
+        one, imatrix = codec(self.after.name), self.encoding.imatrix
+        weights = imatrix.weights(self.node.name, self.node.shape) if imatrix and self.after.quantised else None
+        if one.encode is None or (one.needs_imatrix and weights is None):
+            return None
+        try:
+            return encode_rows(self.after, np.ascontiguousarray(rows), weights, start, self.node.shape)
+        except BlockError:  # a value that no encoder of ours takes
+            return None
+
+    def _bound(self, start: int, stop: int) -> Bound:
+        if not self.rescaled:
+            return lambda expected, _: narrowing_bound(self.after.name, expected)
+        bound = partial(rescaling_bound, self.before.name)
+        scales = values.laid_out(self.source.checkpoint, self.origin, start, stop, bound).reshape(-1)
+        return lambda _, here: scales[here]
+
+    def _advance(self, count: int) -> None:
+        if self.progress:
+            self.progress(count)
+
+    def _wrong(self, row: int, message: str, found: object = None, expected: object = None) -> VerificationError:
+        return VerificationError(
+            f"tensor {self.node.name!r}, row {row}: {message}", path=self.output.checkpoint.path,
+            offset=self.node.inputs[0].spans[0].offset, found=found, expected=expected,
+        )  # fmt: skip
+
+
+def _equal_bytes(a: Any, b: Any) -> bool:
+    whole = len(a) // 8 * 8
+    return bool((a[:whole].view(np.uint64) == b[:whole].view(np.uint64)).all() and (a[whole:] == b[whole:]).all())

@@ -1,0 +1,478 @@
+"""Permutation as data: how tensors of a source dialect become tensors of GGUF.
+
+Every layout is a frozen value over *rows* (the last axis is the row, as in ggml). Block-safe layouts move whole rows
+and never look inside one, so they are byte gathers, exact for every block type. Sizes are names of hparams, bound
+late by `bind`. Streaming needs one thing only: for any output rows, which rows of which input they are (`locate`).
+
+Patterns are einops' notation for merged axes: '(h two d) -> (h d two)'.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.schema.expressions import evaluate
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+else:
+    np = lazy("numpy")
+
+Shape = tuple[int, ...]
+Sizes = Mapping[str, int]
+
+
+def row_count(shape: Shape) -> int:
+    """Rows of a tensor: the product of all axes but the last. A vector is a column of one-element rows, so that
+    layouts permute the elements of a bias as they permute the rows of its matrix."""
+    return shape[0] if len(shape) == 1 else math.prod(shape[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Base of all layouts. `block_safe`: moves whole rows only. `lossless`: moves values and changes none."""
+
+    @property
+    def block_safe(self) -> bool:
+        return True
+
+    @property
+    def lossless(self) -> bool:
+        return True
+
+    def bind(self, sizes: Sizes) -> Layout:
+        """The layout with every named size replaced by its value. Raises KeyError for a size nobody gave."""
+        return self
+
+    def shape(self, *inputs: Shape) -> Shape:
+        """Shape of the output. Raises ValueError when the inputs cannot be laid out so."""
+        raise NotImplementedError
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        """Where output rows (int64) come from: (input number, row within that input), both int64."""
+        raise NotImplementedError
+
+    def apply(self, *arrays: Array) -> Array:
+        """The whole output, for tensors small enough to hold (tests, vectors)."""
+        shapes = tuple(array.shape for array in arrays)
+        shape = self.shape(*shapes)
+        source, row = self.locate(np.arange(row_count(shape)), *shapes)
+        tables = [array.reshape(row_count(array.shape), -1) for array in arrays]
+        out = np.empty((len(row), tables[0].shape[1]), arrays[0].dtype)
+        for number, table in enumerate(tables):
+            mine = source == number
+            out[mine] = table[row[mine]]
+        return out.reshape(shape)
+
+    def inverse(self) -> Layout:
+        """The layout that undoes this one."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Same(Layout):
+    """The tensor as it is."""
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        return only
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), rows
+
+    def inverse(self) -> Layout:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Rearrange(Layout):
+    """Permutes rows: '(h two d) -> (h d two)' with all sizes but one given.
+
+    `sizes` maps axis names to hparam names, expressions or integers. The row axis itself is not written.
+    """
+
+    pattern: str
+    sizes: tuple[tuple[str, str | int], ...] = ()
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return replace(self, sizes=tuple((axis, evaluate(value, sizes)) for axis, value in self.sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        _row_permutation(self.pattern, self.sizes, row_count(only))
+        return only
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        permutation = _row_permutation(self.pattern, self.sizes, row_count(inputs[0]))
+        return np.zeros_like(rows), permutation[rows]
+
+    def inverse(self) -> Layout:
+        left, right = self.pattern.split("->")
+        return Rearrange(f"{right.strip()} -> {left.strip()}", self.sizes)
+
+
+@lru_cache(maxsize=16)
+def _row_permutation(pattern: str, sizes: tuple[tuple[str, str | int], ...], rows: int) -> Array:
+    left, right = ([re.findall(r"\w+", side)] for side in pattern.split("->"))
+    before, after = left[0], right[0]
+    if sorted(before) != sorted(after):
+        raise ValueError(f"{pattern!r} does not name the same axes on both sides")
+    known = {axis: int(value) for axis, value in sizes}
+    free = [axis for axis in before if axis not in known]
+    fixed = math.prod(known[axis] for axis in before if axis in known)
+    if len(free) > 1 or fixed == 0 or rows % fixed or (not free and fixed != rows):
+        raise ValueError(f"{rows} rows do not split as {pattern!r} with {known}")
+    if free:
+        known[free[0]] = rows // fixed
+    index = np.arange(rows).reshape([known[axis] for axis in before])
+    return np.ascontiguousarray(index.transpose([before.index(axis) for axis in after]).reshape(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Layout):
+    """Rows `start` to `stop` (expressions over hparams) of the one input."""
+
+    start: str | int
+    stop: str | int
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Split(evaluate(self.start, sizes), evaluate(self.stop, sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        start, stop = int(self.start), int(self.stop)
+        if not 0 <= start < stop <= only[0]:
+            raise ValueError(f"rows {start}..{stop} of {only[0]}")
+        return (stop - start, *only[1:])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        inner = math.prod(inputs[0][1:-1]) if len(inputs[0]) > 2 else 1
+        return np.zeros_like(rows), rows + int(self.start) * inner
+
+
+@dataclass(frozen=True, slots=True)
+class Pick(Layout):
+    """Rows `start` to `stop` of each of `groups` equal groups, the groups along a new first axis: the keys or the
+    values of every head, where a matrix holds both head by head."""
+
+    groups: str | int
+    start: str | int
+    stop: str | int
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Pick(evaluate(self.groups, sizes), evaluate(self.start, sizes), evaluate(self.stop, sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        groups, start, stop = int(self.groups), int(self.start), int(self.stop)
+        if len(only) != 2 or groups < 1 or only[0] % groups or not 0 <= start < stop <= only[0] // groups:
+            raise ValueError(f"rows {start}..{stop} of each of {groups} groups of {only}")
+        return (groups, stop - start, only[1])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        group, row = np.divmod(rows, int(self.stop) - int(self.start))
+        return np.zeros_like(rows), group * (inputs[0][0] // int(self.groups)) + int(self.start) + row
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup(Layout):
+    """Rows of equal groups, each made of parts of `widths` rows: the first parts of all groups, then all second ones.
+
+    What GPT-NeoX, BLOOM and Falcon store head by head (queries, key, value of each group of heads) becomes all
+    queries, all keys, all values. `back`: the way back.
+    """
+
+    groups: str | int
+    widths: tuple[str | int, ...]
+    back: bool = False
+
+    def bind(self, sizes: Sizes) -> Layout:
+        groups = evaluate(self.groups, sizes)
+        if groups == 1:
+            return SAME
+        return replace(self, groups=groups, widths=tuple(evaluate(width, sizes) for width in self.widths))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        groups, widths = int(self.groups), [int(width) for width in self.widths]
+        if groups < 1 or min(widths) < 1 or row_count(only) != groups * sum(widths):
+            raise ValueError(f"{row_count(only)} rows are not {groups} groups of {widths}")
+        return only
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        groups, widths = int(self.groups), np.array([int(width) for width in self.widths])
+        ends = np.cumsum(widths)
+        if self.back:
+            group, within = np.divmod(rows, ends[-1])
+            part = np.searchsorted(ends, within, side="right")
+            return np.zeros_like(rows), (ends - widths)[part] * (groups - 1) + group * widths[part] + within
+        part = np.searchsorted(ends * groups, rows, side="right")
+        group, within = np.divmod(rows - (ends - widths)[part] * groups, widths[part])
+        return np.zeros_like(rows), group * ends[-1] + (ends - widths)[part] + within
+
+    def inverse(self) -> Layout:
+        return replace(self, back=not self.back)
+
+
+@dataclass(frozen=True, slots=True)
+class Concat(Layout):
+    """Inputs one below the other along the first axis."""
+
+    def shape(self, *inputs: Shape) -> Shape:
+        if len({shape[1:] for shape in inputs}) != 1:
+            raise ValueError(f"cannot concatenate {inputs}")
+        return (sum(shape[0] for shape in inputs), *inputs[0][1:])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        ends = np.cumsum([row_count(shape) for shape in inputs])
+        source = np.searchsorted(ends, rows, side="right")
+        return source, rows - np.concatenate(([0], ends))[source]
+
+    def parts(self, *inputs: Shape) -> tuple[Split, ...]:
+        """The splits that undo it, one an input."""
+        ends = [0]
+        for shape in inputs:
+            ends.append(ends[-1] + shape[0])
+        return tuple(Split(a, b) for a, b in pairwise(ends))
+
+
+@dataclass(frozen=True, slots=True)
+class Stack(Layout):
+    """Equal inputs along a new first axis (the experts of a layer, the norms of its heads)."""
+
+    def shape(self, *inputs: Shape) -> Shape:
+        if len(set(inputs)) != 1:
+            raise ValueError(f"cannot stack {sorted(set(inputs))}")
+        return (len(inputs), *inputs[0])
+
+    def apply(self, *arrays: Array) -> Array:
+        return np.stack(arrays)
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        source, row = np.divmod(rows, math.prod(inputs[0][:-1]))
+        return source, row
+
+
+@dataclass(frozen=True, slots=True)
+class Unstack(Layout):
+    """Item `index` of the first axis."""
+
+    index: int
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if not 0 <= self.index < only[0]:
+            raise ValueError(f"item {self.index} of {only[0]}")
+        return only[1:]
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), rows + self.index * math.prod(inputs[0][1:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Squeeze(Layout):
+    """Removes an axis of size one that is not the last."""
+
+    axis: int
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if not 0 <= self.axis < len(only) - 1 or only[self.axis] != 1:
+            raise ValueError(f"axis {self.axis} of {only} is not one")
+        return only[: self.axis] + only[self.axis + 1 :]
+
+    def apply(self, *arrays: Array) -> Array:
+        return arrays[0].reshape(self.shape(arrays[0].shape))
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), rows
+
+    def inverse(self) -> Layout:
+        return Unsqueeze(self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsqueeze(Layout):
+    """Inserts an axis of size one before the last."""
+
+    axis: int
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if not 0 <= self.axis < len(only):
+            raise ValueError(f"axis {self.axis} of {only}")
+        return (*only[: self.axis], 1, *only[self.axis :])
+
+    def apply(self, *arrays: Array) -> Array:
+        return arrays[0].reshape(self.shape(arrays[0].shape))
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), rows
+
+    def inverse(self) -> Layout:
+        return Squeeze(self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape(Layout):
+    """The same values in the same order under another shape (expressions over hparams): a vector as one column or as
+    the rows of its groups. Cuts and joins rows, so plain element types only. `of`: the one shape it takes, if given.
+    """
+
+    to: tuple[str | int, ...]
+    of: tuple[str | int, ...] = ()
+
+    @property
+    def block_safe(self) -> bool:
+        return False
+
+    def bind(self, sizes: Sizes) -> Layout:
+        to, of = (tuple(evaluate(size, sizes) for size in shape) for shape in (self.to, self.of))
+        return Reshape(to, of)
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        wanted = tuple(int(size) for size in self.to)
+        if math.prod(wanted) != math.prod(only) or self.of not in ((), only):
+            raise ValueError(f"{only} where {self.of or wanted} is reshaped to {wanted}")
+        return wanted
+
+    def apply(self, *arrays: Array) -> Array:
+        return arrays[0].reshape(self.shape(arrays[0].shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose(Layout):
+    """Swaps the last two axes: of a matrix (GPT-2's Conv1D), or of each matrix of a stack. Looks inside rows: plain
+    element types only."""
+
+    @property
+    def block_safe(self) -> bool:
+        return False
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if not 2 <= len(only) <= 3:
+            raise ValueError(f"cannot transpose {only}")
+        return (*only[:-2], only[-1], only[-2])
+
+    def apply(self, *arrays: Array) -> Array:
+        return np.ascontiguousarray(arrays[0].swapaxes(-1, -2))
+
+    def inverse(self) -> Layout:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise(Layout):
+    """Changes every value by itself and moves none. Needs float values."""
+
+    @property
+    def block_safe(self) -> bool:
+        return False
+
+    @property
+    def lossless(self) -> bool:
+        return False
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        return only
+
+
+@dataclass(frozen=True, slots=True)
+class Halved(Elementwise):
+    """Every value times 2^-times (an expression over hparams and the block `n`): exact but for the least numbers of
+    the narrow types."""
+
+    times: str | int
+
+    def bind(self, sizes: Sizes) -> Layout:
+        times = evaluate(self.times, sizes)
+        return Halved(times) if times else SAME
+
+    def apply(self, *arrays: Array) -> Array:
+        return np.ldexp(arrays[0], -int(self.times))
+
+    def inverse(self) -> Layout:
+        return Halved(-int(self.times))
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise(Elementwise):
+    """A named function of every value, with a named inverse."""
+
+    function: str
+
+    def apply(self, *arrays: Array) -> Array:
+        return POINTWISE[self.function][0](arrays[0])
+
+    def inverse(self) -> Layout:
+        return Pointwise(POINTWISE[self.function][1])
+
+
+POINTWISE: dict[str, tuple[Callable[[Any], Array], str]] = {
+    # in float64, then rounded once: which libm computed it is not seen in the file
+    "neg_exp": (lambda x: (-np.exp(x.astype(np.float64))).astype(np.float32), "log_neg"),
+    "log_neg": (lambda x: np.log(-x.astype(np.float64)).astype(np.float32), "neg_exp"),
+    "add_one": (lambda x: x + np.float32(1), "sub_one"),
+    "sub_one": (lambda x: x - np.float32(1), "add_one"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Then(Layout):
+    """`first`, then `second` on its output."""
+
+    first: Layout
+    second: Layout
+
+    @property
+    def block_safe(self) -> bool:
+        return self.first.block_safe and self.second.block_safe
+
+    @property
+    def lossless(self) -> bool:
+        return self.first.lossless and self.second.lossless
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Then(self.first.bind(sizes), self.second.bind(sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        return self.second.shape(self.first.shape(*inputs))
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        _, middle = self.second.locate(rows, self.first.shape(*inputs))
+        return self.first.locate(middle, *inputs)
+
+    def apply(self, *arrays: Array) -> Array:
+        return self.second.apply(self.first.apply(*arrays))
+
+    def inverse(self) -> Layout:
+        return Then(self.second.inverse(), self.first.inverse())
+
+
+SAME = Same()
+
+
+def heads_to_qkv(groups: str) -> Regroup:
+    """Fused rows kept group by group – the queries of a group of heads, its key, its value – → all queries, all keys,
+    all values. `groups` names the hparam; one group is in that order already."""
+    return Regroup(groups, (f"n_head / {groups} * head_dim", "head_dim", "head_dim"))
+
+
+def heads_halves_to_pairs(heads: str) -> Rearrange:
+    """HF's rotate-half order of Q/K rows → the interleaved pairs of Meta, GGML and GGUF's `llama`.
+
+    `heads` names the hparam: the K rows of a grouped-query model have n_head_kv heads (TinyLlama#24).
+    """
+    return Rearrange("(h two d) -> (h d two)", (("h", heads), ("two", 2)))

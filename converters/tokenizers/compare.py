@@ -1,0 +1,59 @@
+"""Two encoders over one fixed set of texts: the tokenizer's part of the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from ggferry.converters.tokenizers.sample_texts import TEXTS
+from ggferry.converters.tokenizers.tokenizer import Encoder
+
+SHOWN = 24  # ids of each side around the first difference
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerCheck:
+    """What came of comparing: `equal` of `texts` gave the same ids, `tokens` of them in all.
+
+    `restored`: texts that decode back byte for byte on the second side. `first`: the first difference.
+    """
+
+    texts: int
+    equal: int
+    tokens: int
+    restored: int
+    first: Difference | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.equal == self.texts
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "passed": self.passed}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A text that gives different ids: where they part, and a few ids from there on."""
+
+    text: str
+    position: int
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+
+def compare(a: Encoder, b: Encoder, texts: Sequence[str] = TEXTS) -> TokenizerCheck:
+    """Encode every text with both, special tokens recognised, nothing added in front or behind."""
+    equal = tokens = restored = 0
+    first = None
+    for text in texts:
+        left, right = a.encode(text, bos=False, special=True), b.encode(text, bos=False, special=True)
+        tokens += len(right)
+        restored += b.decode(right, special=True) == text.encode("utf-8", "surrogatepass")
+        if left == right:
+            equal += 1
+        elif first is None:
+            shorter = min(len(left), len(right))
+            at = next((i for i in range(shorter) if left[i] != right[i]), shorter)
+            first = Difference(text, at, tuple(left[at : at + SHOWN]), tuple(right[at : at + SHOWN]))
+    return TokenizerCheck(len(texts), equal, tokens, restored, first)

@@ -1,0 +1,133 @@
+"""SentencePiece BPE ('llama'): from tokenizer.model to GGUF, and the reference encoder that merges by score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ggferry.converters.tokenizers.building_blocks.merging import Merger
+from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import SentencePieceModel
+from ggferry.converters.tokenizers.building_blocks.special_tokens import splitters, well_formed
+from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenizerKind, TokenType, byte_of
+
+WHOLE = (TokenType.NORMAL, TokenType.UNUSED)  # what merging may produce; the rest are SentencePiece's reserved pieces
+
+
+def from_model(model: SentencePieceModel) -> Tokenizer:
+    """The GGUF tokenizer of a SentencePiece BPE model: texts, scores and types as they stand.
+
+    User-defined pieces are written with real spaces: llama.cpp looks for them in the text before it escapes spaces.
+    """
+    origin = "tokenizer.model"
+    roles = {"bos": model.bos_id, "eos": model.eos_id, "unk": model.unk_id, "pad": model.pad_id}
+    ids = {role: token for role, token in roles.items() if token >= 0}
+    flags = {"add_bos": True, "add_eos": False, "add_space_prefix": model.add_dummy_prefix}
+    notes = []
+    if model.charsmap:
+        notes.append(
+            f"the normaliser '{model.normalizer}' of tokenizer.model has no place in GGUF's 'llama' vocabulary: "
+            "text is tokenised as it stands"
+        )
+    if model.remove_extra_whitespaces:
+        notes.append("tokenizer.model removes extra whitespace; today's runtimes of a 'llama' vocabulary do not")
+    if model.suffix_space:
+        notes.append("tokenizer.model puts the space after the word; no runtime of a 'llama' vocabulary does")
+    return Tokenizer(
+        model="llama",
+        pre="default",
+        tokens=tuple(
+            piece.text.replace(SPACE, " ") if piece.type == TokenType.USER_DEFINED else piece.text
+            for piece in model.pieces
+        ),
+        scores=tuple(piece.score for piece in model.pieces),
+        types=tuple(piece.type for piece in model.pieces),
+        ids=ids,
+        flags=flags,
+        notes=tuple(notes),
+        origins={"tokens": origin, "scores": origin, "types": origin, "add_bos": "the 'llama' vocabulary's custom"}
+        | dict.fromkeys([*ids, "add_space_prefix"], origin),
+    )
+
+
+class SpmEncoder:
+    """Reference encoder of a 'llama' vocabulary: SentencePiece's BPE with byte fallback."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        types = tokenizer.types or (TokenType.NORMAL,) * len(tokenizer.tokens)
+        scores = tokenizer.scores or (0.0,) * len(tokenizer.tokens)
+        self._types = types
+        self._pieces = {text: i for i, text in enumerate(tokenizer.tokens) if types[i] in WHOLE}
+        costs = {text: -scores[i] for text, i in self._pieces.items()}
+        self._bytes = {
+            value: i
+            for i, text in enumerate(tokenizer.tokens)
+            if types[i] == TokenType.BYTE and (value := byte_of(text)) is not None
+        }
+        self._merger = Merger(lambda left, right: costs.get(left + right))
+        self._splitters = splitters(tokenizer)
+        self._unknown = tokenizer.ids.get("unk", 0)
+        self._prefix = tokenizer.flags.get("add_space_prefix", True)
+
+    def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
+        flags, ids = self.tokenizer.flags, self.tokenizer.ids
+        out: list[int] = []
+        if (flags.get("add_bos", True) if bos is None else bos) and "bos" in ids:
+            out.append(ids["bos"])
+        after_special = True
+        for part in self._splitters[special].split(text):
+            if isinstance(part, int):
+                out.append(part)
+            else:
+                out += self._plain(" " + part if self._prefix and after_special else part)
+            after_special = isinstance(part, int)
+        if bos is not False and flags.get("add_eos", False) and "eos" in ids:
+            out.append(ids["eos"])
+        return out
+
+    def _plain(self, text: str) -> list[int]:
+        text = well_formed(text).replace(" ", SPACE)
+        symbols, halves = self._merger.merge(text)
+        out: list[int] = []
+        unknown = False  # SentencePiece joins neighbouring unknown symbols into one
+        for symbol in self._settled(symbols, halves):
+            if symbol in self._pieces:
+                out.append(self._pieces[symbol])
+                unknown = False
+            elif self._bytes:
+                out += (self._bytes.get(byte, self._unknown) for byte in symbol.encode("utf-8"))
+            elif not unknown:
+                out.append(self._unknown)
+                unknown = True
+        return out
+
+    def _settled(self, symbols: Iterable[str], halves: dict[str, tuple[str, str]]) -> Iterable[str]:
+        # an UNUSED piece takes part in merging but never comes out: it falls apart again
+        stack = list(symbols)[::-1]
+        while stack:
+            symbol = stack.pop()
+            token = self._pieces.get(symbol)
+            if token is not None and self._types[token] == TokenType.UNUSED and symbol in halves:
+                stack += halves[symbol][::-1]
+            else:
+                yield symbol
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> bytes:
+        out = b"".join(self._bytes_of(token, special) for token in ids)
+        starts_plain = next((i for i in ids if self._types[i] != TokenType.CONTROL), None)
+        if self._prefix and starts_plain is not None and out.startswith(b" "):
+            return out[1:]  # the space that encode put there
+        return out
+
+    def _bytes_of(self, token: int, special: bool) -> bytes:
+        text, kind = self.tokenizer.tokens[token], self._types[token]
+        if kind == TokenType.BYTE:
+            value = byte_of(text)
+            return b"" if value is None else bytes([value])
+        if kind == TokenType.CONTROL and not special:
+            return b""
+        if kind == TokenType.NORMAL:
+            text = text.replace(SPACE, " ")
+        return text.encode("utf-8", "surrogateescape")
+
+
+SPEC = TokenizerKind(name="spm", models=("llama",), encoder=SpmEncoder)

@@ -1,0 +1,86 @@
+"""From the files beside a checkpoint to its tokenizer: which file tells, and in which order they are asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ggferry.converters.tokenizers.files.repairs import distinct
+from ggferry.converters.tokenizers.files.sidecar_settings import (
+    NAMES,
+    Sidecars,
+    Source,
+    Wanted,
+    added_tokens,
+    with_flags,
+    with_roles,
+    with_templates,
+)
+from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.formats.errors import MissingError
+from ggferry.formats.files.local_files import read_text
+from ggferry.formats.json_files import kinds as json_kinds
+from ggferry.formats.limits import MAX_VOCAB
+from ggferry.support.registry import scan
+
+ENDINGS = {".json": "tokenizer.json", ".model": "tokenizer.model", ".txt": "rwkv_vocab_v20230424.txt"}
+APPENDS_EOS = ("T5Tokenizer", "T5TokenizerFast")
+NO_SPACE_PREFIX = ("gemma",)  # model types whose tokenizer puts no space in front (GemmaTokenizer of transformers)
+
+
+def files_of(source: str) -> str | Mapping[str, str]:
+    """What `load` takes for a tokenizer that a user names: a folder as it is; a file under its own name where that is
+    one of those looked for, else under what its ending says ('20B_tokenizer.json' is a tokenizer.json)."""
+    if os.path.isdir(source):
+        return source
+    name = os.path.basename(source)
+    return {name if name in (*NAMES, "tekken.json") else ENDINGS.get(os.path.splitext(name)[1], name): source}
+
+
+def load(
+    where: str | Mapping[str, str], *, rows: int | None = None, pre: str | None = None, keep_json: bool = False,
+    trim: bool = False,
+) -> Tokenizer:  # fmt: skip
+    """The tokenizer of a checkpoint directory, or of its sidecar files (any role → path).
+
+    `rows`: rows of the embedding, to which the vocabulary is brought (`Tokenizer.padded`). `pre`: overrides the
+    derived pre-tokenizer. `keep_json`: carry tokenizer.json along as `tokenizer.huggingface.json`.
+    Raises MissingError when no file tells the vocabulary, otherwise as each loader says.
+    """
+    sidecars = Sidecars.of(where)
+    tokenizer = _vocabulary(Wanted(sidecars, added_tokens(sidecars), rows, pre))
+    tokenizer = _by_class(tokenizer, sidecars)
+    tokenizer = with_templates(with_flags(with_roles(tokenizer, sidecars), sidecars), sidecars)
+    tokenizer = distinct(tokenizer)
+    whole = sidecars.path("tokenizer.json")
+    if keep_json and whole is not None:
+        tokenizer = replace(tokenizer, huggingface_json=read_text(whole))
+    return tokenizer if rows is None else tokenizer.padded(rows, trim=trim, path=sidecars.place)
+
+
+def _vocabulary(wanted: Wanted) -> Tokenizer:
+    sources: list[Source] = sorted(scan("ggferry.converters.tokenizers.files", "SOURCE"), key=lambda source: source.order)
+    for source in sources:
+        if source.probe(wanted.sidecars):
+            return source.load(wanted)
+    raise MissingError(
+        "no file tells the vocabulary",
+        path=wanted.sidecars.place,
+        expected="one of " + "; ".join(source.files for source in sources),
+    )
+
+
+def _by_class(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
+    """What the tokenizer's class does and no file states."""
+    flags, origins = dict(tokenizer.flags), dict(tokenizer.origins)
+    name = sidecars.text("tokenizer_config.json", "tokenizer_class")
+    if name in APPENDS_EOS:
+        flags["add_eos"], origins["add_eos"] = True, name
+    family = sidecars.text("config.json", "model_type")
+    if tokenizer.model == "llama" and family.startswith(NO_SPACE_PREFIX):
+        flags["add_space_prefix"], origins["add_space_prefix"] = False, f"model_type {family}"
+    kinds = json_kinds.whole(sidecars.object("config.json"), "type_vocab_size", sidecars.path("config.json"))
+    if tokenizer.token_type_count is not None and kinds is not None and 0 <= kinds <= MAX_VOCAB:
+        tokenizer, origins["token_type_count"] = replace(tokenizer, token_type_count=kinds), "type_vocab_size"
+    return replace(tokenizer, flags=flags, origins=origins)

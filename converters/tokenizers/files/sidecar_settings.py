@@ -1,0 +1,325 @@
+"""What the files beside a checkpoint say about its tokenizer: added tokens, special roles, flags, chat templates."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ggferry.converters.tokenizers.hugging_face.bpe import Added, read_added, read_all_added
+from ggferry.converters.tokenizers.tokenizer import SPECIAL_KEYS, Tokenizer, TokenType
+from ggferry.formats.errors import NotFoundError
+from ggferry.formats.files.local_files import read_text
+from ggferry.formats.json_files import kinds as json_kinds
+from ggferry.formats.json_files.text import load_known
+
+TEMPLATE_FOLDER = "additional_chat_templates"
+NAMES = (
+    "config.json", "generation_config.json", "params.json", "tokenizer.json", "tokenizer.model", "spiece.model",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+    "chat_template.json", "chat_template.jinja", "sentencepiece.bpe.model", "rwkv_vocab_v20230424.txt",
+)  # fmt: skip
+MAX_TEMPLATES = 256
+ROLES = tuple(role for role in SPECIAL_KEYS if role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+STATING = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
+TEXT_END = "<|endoftext|>"  # GPT-NeoX-20B's, which RWKV's Pile models use: BlinkDL's 20B_tokenizer.json stands alone
+TURN_ENDS: Mapping[str, str] = {"<|eot_id|>": "eot", "<|eom_id|>": "eom", "<|im_end|>": "eot", "<end_of_turn>": "eot"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a source is asked for: the files, the tokens added after training, rows of the embedding (None: unknown)
+    and a pre-tokenizer name that overrides the derived one."""
+
+    sidecars: Sidecars
+    added: tuple[Added, ...]
+    rows: int | None = None
+    pre: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a module exposes as SOURCE: `probe(sidecars)` says whether the files it reads are there, `load` makes the
+    tokenizer, added tokens included, special roles and flags not. `files` names them for the message when none is
+    there; the lowest `order` is asked first."""
+
+    name: str
+    order: int
+    files: str
+    probe: Callable[[Sidecars], bool]
+    load: Callable[[Wanted], Tokenizer]
+
+
+class Sidecars:
+    """Files by base name, and their JSON read once. `files`: base name → path."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.files = dict(files)
+        self._json: dict[str, Any] = {}
+        self._digests: dict[str, bytes] = {}
+
+    @classmethod
+    def of(cls, where: str | Mapping[str, str]) -> Sidecars:
+        """From a directory, or from a mapping whose values are paths (`Checkpoint.sidecars`); a key that is a known
+        file name stands for it, whatever the file is called."""
+        if not isinstance(where, str):
+            files = {os.path.basename(path): path for path in where.values()}
+            files |= {name: path for name, path in where.items() if name in NAMES}
+            folders = {os.path.dirname(path) for path in where.values()}
+            return cls(files | _templates(folders))
+        if not os.path.isdir(where):
+            raise NotFoundError("no such directory", path=where)
+        files = {name: os.path.join(where, name) for name in NAMES if os.path.lexists(os.path.join(where, name))}
+        return cls(files | _templates([where]))
+
+    def path(self, name: str) -> str | None:
+        return self.files.get(name)
+
+    def object(self, name: str) -> dict[str, Any]:
+        """The JSON object in file `name`; empty when there is no such file."""
+        if name not in self.files:
+            return {}
+        if name not in self._json:
+            self._json[name], self._digests[name] = load_known(self.files[name])
+        found: dict[str, Any] = self._json[name]
+        return found
+
+    def text(self, name: str, key: str) -> str:
+        """The text under `key` of the JSON object in file `name`; "" where there is none."""
+        return json_kinds.text(self.object(name), key, self.path(name), "")
+
+    def digest(self, name: str) -> bytes | None:
+        """Of the bytes that say `object(name)`; None where no file says it."""
+        self.object(name)
+        return self._digests.get(name)
+
+    def preset(self, name: str, value: dict[str, Any]) -> None:
+        """Let `object(name)` be `value`."""
+        self._json[name] = value
+
+    @property
+    def place(self) -> str | None:
+        """A path to name in errors about what is missing."""
+        path = next(iter(self.files.values()), None)
+        return None if path is None else os.path.dirname(path)
+
+
+def _templates(folders: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for folder in sorted(folders):
+        inner = os.path.join(folder, TEMPLATE_FOLDER)
+        names = sorted(os.listdir(inner))[:MAX_TEMPLATES] if os.path.isdir(inner) else []
+        found |= {f"{TEMPLATE_FOLDER}/{name}": os.path.join(inner, name) for name in names if name.endswith(".jinja")}
+    return found
+
+
+def added_tokens(sidecars: Sidecars) -> tuple[Added, ...]:
+    """Added tokens of tokenizer.json, else tokenizer_config.json, else added_tokens.json; by id."""
+    found: dict[int, Added] = {}
+    plain = sidecars.path("added_tokens.json")
+    if plain is not None:
+        for content, token in sidecars.object("added_tokens.json").items():
+            one = read_added(token, {"content": content}, plain)
+            found[one.id] = one
+    config = sidecars.path("tokenizer_config.json") or ""
+    decoder = json_kinds.members(sidecars.object("tokenizer_config.json"), "added_tokens_decoder", config)
+    for token, entry in decoder.items():
+        one = read_added(token, entry, config)
+        found[one.id] = one
+    whole = read_all_added(sidecars.object("tokenizer.json"), sidecars.path("tokenizer.json") or "")
+    found |= {one.id: one for one in whole}
+    return tuple(found[token] for token in sorted(found))
+
+
+def with_roles(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
+    """`tokenizer` with the ids of its special tokens.
+
+    A token named in tokenizer_config.json or special_tokens_map.json wins over an id in config.json or
+    generation_config.json; such an id counts only where it is a special token: many configs carry their class's
+    defaults, which point at ordinary pieces.
+    """
+    last = len(tokenizer.tokens) - 1
+    by_text = dict(zip(reversed(tokenizer.tokens), range(last, -1, -1), strict=True))  # of equal texts the first
+    ids, origins, notes = dict(tokenizer.ids), dict(tokenizer.origins), []
+    for role in ROLES:
+        named = _named(role, by_text, sidecars)
+        numbered = _numbered(role, sidecars, len(tokenizer.tokens))
+        if named is not None:
+            ids[role], origins[role] = named
+        elif numbered is not None and role not in ids:
+            token, origin = numbered
+            if tokenizer.type_of(token) == TokenType.NORMAL:
+                notes.append(
+                    f"{role}_token_id {token} of {origin} is the ordinary piece {tokenizer.tokens[token]!r}: not taken"
+                )
+            else:
+                ids[role], origins[role] = token, origin
+        if numbered is not None and role in ids and ids[role] != numbered[0] and named is not None:
+            notes.append(
+                f"{numbered[1]} gives {role} as {numbered[0]}, {origins[role]} as {ids[role]} "
+                f"({tokenizer.tokens[ids[role]]!r}): the latter is taken"
+            )
+    if not any(sidecars.path(name) for name in STATING):
+        end = by_text.get(TEXT_END, -1)
+        if end >= 0 and tokenizer.type_of(end) == TokenType.CONTROL:
+            ids, origins = {"bos": end, "eos": end} | ids, {"bos": TEXT_END, "eos": TEXT_END} | origins
+            notes.append(f"no file states special tokens: {TEXT_END} begins and ends a text, as GPT-NeoX's does")
+    for role, token in _turn_ends(tokenizer, sidecars, ids.get("eos")).items():
+        if role not in ids:
+            ids[role], origins[role] = token, "generation_config.json"
+    return replace(tokenizer, ids=ids, origins=origins, notes=(*tokenizer.notes, *notes))
+
+
+def _named(role: str, by_text: Mapping[str, int], sidecars: Sidecars) -> tuple[int, str] | None:
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        content = special_text(sidecars.object(name), f"{role}_token", sidecars.path(name))
+        if content is not None and content in by_text:
+            return by_text[content], name
+    return None
+
+
+def special_text(of: json_kinds.Object, key: str, path: str | None) -> str | None:
+    """The text of a special token, which such files state as it is or as an object that holds it."""
+    entry = of.get(key)
+    return json_kinds.text(entry, "content", path) if isinstance(entry, dict) else json_kinds.text(of, key, path)
+
+
+def token_ids(of: json_kinds.Object, key: str, path: str | None) -> list[int]:
+    """The ids under `key`: one or a list of them. Many a file says -1 for none."""
+    stated = of.get(key)
+    listed = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    if not all(type(token) is int for token in listed):
+        raise json_kinds.wrong_kind(key, stated, path, "a token's id, or a list of them")
+    return listed
+
+
+def _numbered(role: str, sidecars: Sidecars, count: int) -> tuple[int, str] | None:
+    for name in ("config.json", "generation_config.json"):
+        for token in token_ids(sidecars.object(name), f"{role}_token_id", sidecars.path(name))[:1]:
+            if 0 <= token < count:
+                return token, name
+    return None
+
+
+def _turn_ends(tokenizer: Tokenizer, sidecars: Sidecars, eos: int | None) -> dict[str, int]:
+    """Ends of turn among the several end tokens of generation_config.json, told by their texts."""
+    name = "generation_config.json"
+    found: dict[str, int] = {}
+    for token in token_ids(sidecars.object(name), "eos_token_id", sidecars.path(name)):
+        if 0 <= token < len(tokenizer.tokens) and token != eos:
+            role = TURN_ENDS.get(tokenizer.tokens[token])
+            if role is not None:
+                found.setdefault(role, token)
+    return found
+
+
+_WHERE = {"add_bos": "before", "add_eos": "behind"}
+
+
+def with_flags(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
+    """`tokenizer` with add_bos and add_eos: from tokenizer.json's post_processor, else tokenizer_config.json, else
+    what `tokenizer` already says, else False."""
+    flags, origins, notes = dict(tokenizer.flags), dict(tokenizer.origins), list(tokenizer.notes)
+    ids = dict(tokenizer.ids)
+    processor = sidecars.object("tokenizer.json").get("post_processor")
+    before, after, between = _template(processor, sidecars.path("tokenizer.json"))
+    config, place = sidecars.object("tokenizer_config.json"), sidecars.path("tokenizer_config.json")
+    for flag, role, around in (("add_bos", "bos", before), ("add_eos", "eos", after)):
+        said = json_kinds.flag(config, f"{flag}_token", place)
+        if around is not None:
+            flags[flag], origins[flag] = bool(around), "tokenizer.json's post_processor"
+            found = _id(around[0], tokenizer) if around else None
+            if found is not None and role not in ids:
+                ids[role], origins[role] = found, origins[flag]
+            if around and (len(around) > 1 or ids.get(role) != found):
+                flags[flag] = flags[flag] and ids.get(role) == found
+                done = f"{flag} sets the first of them alone" if flags[flag] else f"{flag} is not set"
+                put = f"{' '.join(around)} {_WHERE[flag]} a text"
+                notes.append(f"the tokenizer puts {put}, which GGUF cannot say: {done}")
+        elif said is not None:
+            flags[flag], origins[flag] = said, "tokenizer_config.json"
+        else:
+            flags.setdefault(flag, False)
+        if flags[flag] and role not in ids:
+            flags[flag] = False
+            notes.append(f"{flag} is asked for but no {role} token is known: not set, runtimes would refuse the file")
+    if between is not None:
+        flags["add_sep"] = len(between) > 1
+    return replace(tokenizer, flags=flags, ids=ids, origins=origins, notes=tuple(notes))
+
+
+def _id(text: str, tokenizer: Tokenizer) -> int | None:
+    return tokenizer.tokens.index(text) if text in tokenizer.tokens else None
+
+
+def _template(node: Any, path: str | None) -> tuple[list[str] | None, list[str] | None, list[str] | None]:
+    """Special tokens that a post_processor puts before, after and between texts; None where it says nothing."""
+    nodes = [node]
+    while nodes:
+        node = nodes.pop(0)
+        if node is None:
+            continue
+        kind = json_kinds.text(json_kinds.as_object(node, "post_processor", path), "type", path)
+        if kind == "Sequence":
+            nodes += json_kinds.items(node, "processors", path)
+        elif kind in ("BertProcessing", "RobertaProcessing"):
+            cls, sep = (_first_text(node, name, path) for name in ("cls", "sep"))
+            return [cls], [sep], [sep] * (2 if kind == "RobertaProcessing" else 1)
+        elif kind == "TemplateProcessing":
+            single, pair = _items(node, "single", path), _items(node, "pair", path)
+            at = single.index(None) if None in single else len(single)
+            holes = [i for i, item in enumerate(pair) if item is None]
+            between = pair[holes[0] + 1 : holes[1]] if len(holes) == 2 else []
+            return (
+                [item for item in single[:at] if item],
+                [item for item in single[at + 1 :] if item],
+                [item for item in between if item],
+            )
+    return None, None, None
+
+
+def _first_text(of: json_kinds.Object, key: str, path: str | None) -> str:
+    """The text of a pair ["[SEP]", 102]."""
+    pair = json_kinds.items(of, key, path)
+    if not pair or not isinstance(pair[0], str):
+        raise json_kinds.wrong_kind(key, pair, path, "a token's text and id")
+    return pair[0]
+
+
+def _items(of: json_kinds.Object, key: str, path: str | None) -> list[str | None]:
+    """A template as special-token texts, None for the text itself."""
+    templates = (json_kinds.members(item, "SpecialToken", path) for item in json_kinds.objects(of, key, path))
+    return [json_kinds.text(special, "id", path, "") if special else None for special in templates]
+
+
+def with_templates(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
+    """`tokenizer` with all chat templates, as text: never parsed, never rendered."""
+    found: dict[str, str] = {}
+    origins = dict(tokenizer.origins)
+
+    def add(name: str, text: str | None, origin: str) -> None:
+        key = "" if name == "default" else re.sub(r"[^A-Za-z0-9_-]", "_", name)
+        if text is not None and len(found) < MAX_TEMPLATES:
+            found[key] = text
+            origins[f"chat_template.{key}" if key else "chat_template"] = origin
+
+    for file in ("tokenizer_config.json", "chat_template.json"):
+        stated, path = sidecars.object(file), sidecars.path(file)
+        if isinstance(stated.get("chat_template"), list):
+            for entry in json_kinds.objects(stated, "chat_template", path):
+                name = json_kinds.text(entry, "name", path)
+                if name is None:
+                    raise json_kinds.wrong_kind("chat_template", entry, path, "templates with a name each")
+                add(name, json_kinds.text(entry, "template", path), file)
+        else:
+            add("default", json_kinds.text(stated, "chat_template", path), file)
+    for name in sorted(sidecars.files):
+        if name == "chat_template.jinja":
+            add("default", read_text(sidecars.files[name]), name)
+        elif name.startswith(TEMPLATE_FOLDER + "/"):
+            path = sidecars.files[name]
+            text = read_text(path, root=os.path.dirname(os.path.dirname(path)))
+            add(os.path.basename(name).removesuffix(".jinja"), text, name)
+    return replace(tokenizer, templates=found or tokenizer.templates, origins=origins)

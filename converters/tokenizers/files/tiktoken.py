@@ -1,0 +1,119 @@
+"""LLaMA 3's tokenizer.model as Meta ships it: one base64 token and its rank a line → 'gpt2' with merges rebuilt."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from ggferry.converters.tokenizers.building_blocks.byte_level import rebuild_merges, spell
+from ggferry.converters.tokenizers.files.repairs import with_added
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
+from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
+from ggferry.formats.errors import CorruptError, DuplicateError, InconsistentError, UnsupportedError
+from ggferry.formats.files.local_files import read_bytes
+from ggferry.formats.json_files import kinds as json_kinds
+from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
+
+SPECIALS = 256  # llama3/tokenizer.py: num_reserved_special_tokens
+# Position among the specials → name; the rest is reserved, counted up (llama3/tokenizer.py; names of 3.1 and later
+# from llama-models). Ids are the same in both.
+NAMES_3_0 = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 6: "<|start_header_id|>", 7: "<|end_header_id|>",
+             9: "<|eot_id|>"}  # fmt: skip
+NAMES_3_1 = {**NAMES_3_0, 4: "<|finetune_right_pad_id|>", 8: "<|eom_id|>", 10: "<|python_tag|>"}
+LLAMA_4_TOKENS = 200_000
+
+
+def is_tiktoken(head: bytes) -> bool:
+    """Whether a file begins with a line "base64 rank"."""
+    line = head.split(b"\n", 1)[0].split(b" ")
+    if len(line) != 2 or not line[1].strip().isdigit():
+        return False
+    try:
+        return bool(base64.b64decode(line[0], validate=True))
+    except binascii.Error:
+        return False
+
+
+def load_tiktoken(path: str, *, rows: int | None = None, later: bool = True) -> Tokenizer:
+    """The tokenizer of a tiktoken file. `rows`: embedding rows, which count the specials. `later`: name them as
+    LLaMA 3.1 and its successors do (params.json of those has use_scaled_rope)."""
+    ranks = read_ranks(path)
+    count = len(ranks)
+    if count >= LLAMA_4_TOKENS:
+        raise UnsupportedError("a tiktoken file of LLaMA 4: its specials are not in it", path=path, found=count)
+    by_rank = {rank: token for token, rank in ranks.items()}
+    if set(by_rank) != set(range(count)):
+        raise InconsistentError("ranks leave gaps", path=path, found=f"{count} tokens up to rank {max(by_rank)}")
+    merges, unexplained = rebuild_merges(ranks.items())
+    if unexplained:
+        raise InconsistentError(
+            f"{len(unexplained)} tokens follow from no merge of earlier ones", path=path, found=unexplained[0]
+        )
+    specials = special_names(SPECIALS if rows is None or rows <= count else rows - count, later)
+    return Tokenizer(
+        model="gpt2",
+        pre="llama-bpe",
+        tokens=(*(spell(by_rank[rank]) for rank in range(count)), *specials),
+        types=(TokenType.NORMAL,) * count + (TokenType.CONTROL,) * len(specials),
+        merges=tuple(f"{spell(left)} {spell(right)}" for left, right in merges),
+        ids={"bos": count, "eos": count + 1, "eot": count + 9} | ({"eom": count + 8} if later else {}),
+        flags={"add_bos": True, "add_eos": False},
+        notes=(
+            f"{len(specials)} special tokens are not in a tiktoken file: named as Meta's tokenizer.py names those of "
+            f"LLaMA {'3.1 and later' if later else '3.0'}",
+        ),
+        origins={"tokens": path, "merges": "rebuilt from the ranks, each proved", "pre": "LLaMA 3's file format"},
+    )
+
+
+def special_names(count: int, later: bool) -> list[str]:
+    """Names of the `count` special tokens behind the vocabulary, at least the eleven that have a meaning."""
+    known = NAMES_3_1 if later else NAMES_3_0
+    names, reserved = [], 0
+    for place in range(max(count, 11)):
+        if place in known:
+            names.append(known[place])
+        else:
+            names.append(f"<|reserved_special_token_{reserved}|>")
+            reserved += 1
+    return names
+
+
+def read_ranks(path: str) -> dict[bytes, int]:
+    """token → rank of every line. Raises CorruptError naming the line."""
+    ranks: dict[bytes, int] = {}
+    offset = 0
+    for number, line in enumerate(read_bytes(path).splitlines(keepends=True), 1):
+        fields = line.split()
+        place, offset = offset, offset + len(line)
+        if not fields:
+            continue
+        try:
+            token, rank = base64.b64decode(fields[0], validate=True), int(fields[1])
+            whole = len(fields) == 2 and 0 < len(token) <= MAX_TOKEN_BYTES and 0 <= rank < MAX_VOCAB
+        except (binascii.Error, ValueError, IndexError):
+            whole = False
+        if not whole:
+            raise CorruptError(f"line {number} is not a base64 token and its rank", path=path, offset=place)
+        if ranks.setdefault(token, rank) != rank:
+            raise DuplicateError(f"line {number} repeats a token", path=path, offset=place, found=token)
+    if not ranks:
+        raise CorruptError("no tokens", path=path)
+    return ranks
+
+
+def _probe(sidecars: Sidecars) -> bool:
+    path = sidecars.path("tokenizer.model")
+    return path is not None and is_tiktoken(read_bytes(path)[:4096])
+
+
+def load(wanted: Wanted) -> Tokenizer:
+    """Meta's folder of a LLaMA 3: tokenizer.model, and params.json to tell 3.0 from later."""
+    params = wanted.sidecars.object("params.json"), "use_scaled_rope", wanted.sidecars.path("params.json")
+    later = json_kinds.flag(*params, True)
+    return with_added(
+        load_tiktoken(wanted.sidecars.files["tokenizer.model"], rows=wanted.rows, later=later), wanted.added
+    )
+
+
+SOURCE = Source("tiktoken", 10, "tokenizer.model of LLaMA 3", _probe, load)

@@ -1,0 +1,35 @@
+"""What today's llama.cpp would refuse in a vocabulary, said before the file is written."""
+
+from __future__ import annotations
+
+from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import by_name
+from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
+
+# llama-vocab.cpp changes the attributes of these tokens in any model whose general.name contains "phi3" or "phi-3",
+# and dies with unordered_map::at where one is absent
+PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")
+KNOWN_MODELS = ("llama", "gpt2", "bert", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "none", "no_vocab")
+
+
+def objections(tokenizer: Tokenizer, name: str = "") -> tuple[str, ...]:
+    """Reasons why llama.cpp would not load a file with this tokenizer; `name`: general.name of the file."""
+    found = []
+    if tokenizer.model not in KNOWN_MODELS:
+        found.append(f"tokenizer.ggml.model {tokenizer.model!r} is unknown to it")
+    if tokenizer.model == "gpt2" and tokenizer.pre is not None and tokenizer.pre not in by_name():
+        found.append(f"tokenizer.ggml.pre {tokenizer.pre!r} is unknown to it")
+    if len(set(tokenizer.tokens)) < len(tokenizer.tokens):
+        found.append("two tokens have one text")
+    for flag, role in (("add_bos", "bos"), ("add_eos", "eos"), ("add_sep", "sep")):
+        if tokenizer.flags.get(flag) and role not in tokenizer.ids and tokenizer.model in ("gpt2", "rwkv"):
+            found.append(f"{flag} is set but no {role} token")
+    if any(mark in name.lower() for mark in ("phi3", "phi-3")):
+        absent = [text for text in PHI3_TOKENS if text not in tokenizer.tokens]
+        if absent:
+            found.append(
+                f"the name {name!r} makes it look for {', '.join(absent)}, which the vocabulary lacks "
+                "(--model-name without phi3 avoids that)"
+            )
+    if tokenizer.model == "llama" and tokenizer.types and TokenType.BYTE not in tokenizer.types:
+        found.append("no byte tokens: any text outside the pieces ends the process")
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""From a Checkpoint to the vocabulary that GGUF will hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ggferry.converters.model_graph.open_checkpoint import LEGACY, header_layouts
+from ggferry.converters.tokenizers.files.find import files_of, load
+from ggferry.converters.tokenizers.files.rwkv_world import KEY, read_world
+from ggferry.converters.tokenizers.legacy.families import from_family
+from ggferry.converters.tokenizers.legacy.llama import from_raw_vocab
+from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import MissingError, UsageError
+from ggferry.formats.gguf.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class VocabOptions:
+    """What the user says about the vocabulary. `model`: path of the original tokenizer.model, which wins; `pre`: the
+    pre-tokenizer by name; `keep_json`: carry tokenizer.json along whole; `trim`: drop pieces without embedding rows;
+    `none`: write no vocabulary; `source`: the model's own tokenizer, a folder or a file, where the checkpoint holds it
+    damaged or not at all."""
+
+    model: str | None = None
+    pre: str | None = None
+    keep_json: bool = False
+    trim: bool = False
+    none: bool = False
+    source: str | None = None
+
+
+def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = VocabOptions()) -> Tokenizer | None:
+    """The checkpoint's vocabulary as GGUF will hold it, or None where it has none. `rows`: rows of the embedding.
+
+    Raises MissingError when a training checkpoint's folder holds no tokenizer.
+    """
+    if options.none:
+        return None
+    if checkpoint.container == "gguf":
+        return _of_gguf(checkpoint, rows)
+    rule = next((layout.vocab for layout in header_layouts() if layout.name == checkpoint.layout), None)
+    if checkpoint.container in LEGACY and rule is not None and (rule.texts != "llama" or options.source):
+        return from_family(
+            checkpoint.vocab, rule, rows=rows, source=options.source or options.model, pre=options.pre,
+            keep_json=options.keep_json, path=checkpoint.path,
+        )  # fmt: skip
+    if checkpoint.vocab is not None:
+        if options.source:
+            raise UsageError("the file holds its vocabulary whole", path=checkpoint.path, hint="--tokenizer-model FILE")
+        return from_raw_vocab(
+            checkpoint.vocab, tokenizer_model=options.model, model_rows=rows, pre=options.pre, path=checkpoint.path
+        )
+    beside = dict(checkpoint.sidecars) | ({"tokenizer.model": options.model} if options.model else {})
+    where = files_of(options.source) if options.source else beside
+    try:
+        return load(where, rows=rows or None, pre=options.pre, keep_json=options.keep_json, trim=options.trim)
+    except MissingError as error:
+        error.hint = error.hint or "--tokenizer FILE or DIR, or --no-vocab writes the tensors alone"
+        raise
+
+
+def _of_gguf(checkpoint: Checkpoint, rows: int) -> Tokenizer | None:
+    """The vocabulary a GGUF file states: token by token, or as the text of an RWKV World vocabulary alone."""
+    if "tokenizer.ggml.tokens" in checkpoint.metadata:
+        return Tokenizer.from_kv(checkpoint.metadata, rows=rows or None, path=checkpoint.path)
+    world = checkpoint.metadata.get(KEY)
+    if not isinstance(world, Value) or not isinstance(world.data, str):
+        return None
+    tokenizer = read_world(world.data, checkpoint.path)
+    return tokenizer.padded(rows or len(tokenizer.tokens), path=checkpoint.path)
+
+
+def vocabulary_rows(checkpoint: Checkpoint) -> int:
+    """Rows the vocabulary should have, without binding the model: the header's count, or the tokens there are."""
+    if checkpoint.container == "gguf":
+        tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
+        return len(tokens.data) if isinstance(tokens, Value) else 0
+    return int(checkpoint.header.get("n_vocab", 0))

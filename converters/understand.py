@@ -1,0 +1,149 @@
+"""From a Checkpoint to a ModelGraph: the architecture, the dialect, and bind."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ggferry.converters.model_graph.gguf_edits import architecture_name, undescribed
+from ggferry.converters.model_graph.graph import ModelGraph, bind
+from ggferry.converters.model_graph.open_checkpoint import LEGACY, architectures, open_checkpoint
+from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
+from ggferry.converters.schema.architecture import Architecture
+from ggferry.converters.schema.expressions import evaluate
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.checkpoint_folder.folder import architectures as class_names
+from ggferry.formats.errors import (
+    MissingError,
+    UnexpectedTensorError,
+    UnsupportedError,
+)
+
+TRAINING = ("safetensors", "pytorch")
+
+
+def understand(
+    checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None, vocab_only: bool = False
+) -> ModelGraph:
+    """Bind a checkpoint to its architecture. `hparams`: `--hparam` overrides.
+
+    `vocab_only`: the tensors, if any, are left aside. Raises MissingError for a legacy file that ends right behind its
+    vocabulary unless it was asked for as such: it cannot be told from a model cut there.
+    """
+    if not checkpoint.tensors and not vocab_only:
+        raise MissingError(
+            "a vocabulary and no tensor: a vocab-only file, or a model cut exactly there",
+            path=checkpoint.path, offset=checkpoint.nbytes, hint="--vocab-only converts the vocabulary",
+        )  # fmt: skip
+    whole = checkpoint
+    checkpoint = replace(checkpoint, tensors={} if vocab_only else dict(checkpoint.tensors))
+    checkpoint = replace(checkpoint, dropped=()) if vocab_only else _plain(checkpoint)
+    if checkpoint.container == "gguf" and architecture_name(checkpoint) not in architectures():
+        return undescribed(checkpoint, f"no table describes the architecture {architecture_name(checkpoint)!r}")
+    architecture, dialect = _architecture_of(whole)
+    if architecture.dialects[dialect].tiled:
+        checkpoint = untiled(checkpoint, architecture.dialects[dialect])
+    try:
+        return bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
+    except UnexpectedTensorError as error:
+        if checkpoint.container != "gguf":
+            raise
+        return undescribed(checkpoint, f"{error.message} ({error.found})")
+
+
+def _plain(checkpoint: Checkpoint) -> Checkpoint:
+    from ggferry.converters.prequantized.recognize import dequantised
+
+    return dequantised(checkpoint)
+
+
+def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
+    known = architectures()
+    if checkpoint.container in LEGACY:
+        return _by_layout(checkpoint, known)
+    if checkpoint.container == "gguf":
+        return known[architecture_name(checkpoint)], "gguf"
+    if checkpoint.container == "pytorch-meta":
+        return known["llama"], "meta"
+    if checkpoint.container in TRAINING:
+        named = "architectures" in checkpoint.metadata
+        return _by_class(checkpoint, known) if named else _by_marks(checkpoint, known)
+    raise UnsupportedError(
+        "no architecture is known for this container", path=checkpoint.path, found=checkpoint.container
+    )
+
+
+def _by_layout(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
+    """The architecture that owns the header layout. Two may: then the one whose dialect repeats keys and values is
+    taken where the tensors do."""
+    if checkpoint.architecture:
+        spec = known[checkpoint.architecture]
+        return spec, _legacy_dialect(checkpoint, spec)
+    owners = [spec for spec in known.values() if checkpoint.layout in {layout.name for layout in spec.headers}]
+    found = [(spec, _legacy_dialect(checkpoint, spec)) for spec in owners]
+    plain = [(spec, name) for spec, name in found if not spec.dialects[name].tiled]
+    tiled = [(spec, name) for spec, name in found if is_tiled(checkpoint, spec.dialects[name])]
+    return (tiled or plain)[0]
+
+
+def _legacy_dialect(checkpoint: Checkpoint, spec: Architecture) -> str:
+    """The dialect of the GGML era that the file's header layout and the marks of its tensors show."""
+    for dialect in spec.dialects.values():
+        if dialect.source == "ggml" and (not dialect.layouts or checkpoint.layout in dialect.layouts):
+            ref = checkpoint.tensors.get(dialect.shaped[0]) if dialect.shaped else None
+            if not dialect.shaped or (ref is not None and _has_shape(checkpoint, ref.shape, dialect.shaped[1:])):
+                return dialect.name
+    raise UnsupportedError("no dialect is known for this layout", path=checkpoint.path, found=checkpoint.layout)
+
+
+def _has_shape(checkpoint: Checkpoint, shape: tuple[int, ...], wanted: tuple[str, ...]) -> bool:
+    sizes = {name: value for name, value in checkpoint.header.items() if isinstance(value, int)}
+    return shape == tuple(evaluate(expression, sizes) for expression in wanted)
+
+
+def _by_marks(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
+    """The architecture and dialect whose marks are all among the names of the tensors, where no configuration names a
+    class. Raises MissingError where there is none."""
+    for spec in known.values():
+        dialect = _marked(checkpoint, spec)
+        if dialect is not None:
+            return spec, dialect
+    return _by_class(checkpoint, known)
+
+
+def _marked(checkpoint: Checkpoint, spec: Architecture) -> str | None:
+    """The dialect of `spec` whose marks the checkpoint bears."""
+    for name, dialect in spec.dialects.items():
+        if dialect.marks and all(_is_there(checkpoint, mark) for mark in dialect.marks):
+            return name
+    return None
+
+
+def _is_there(checkpoint: Checkpoint, mark: str) -> bool:
+    """Whether a tensor has this name; a mark may be a shell pattern."""
+    return mark in checkpoint.tensors or ("*" in mark and bool(fnmatch.filter(checkpoint.tensors, mark)))
+
+
+def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
+    """The architecture of the class that config.json names, in the dialect that its tensors bear the marks of, by
+    default 'hf'. Raises MissingError without a class, UnsupportedError naming the known ones for any other."""
+    by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
+    named = class_names(checkpoint.metadata, checkpoint.path)
+    for name in named:
+        if name in by_class:
+            return by_class[name], _marked(checkpoint, by_class[name]) or "hf"
+    raise UnsupportedError(
+        "architecture of config.json", path=checkpoint.path, found=", ".join(named),
+        hint=f"known: {', '.join(sorted(by_class))}",
+    )  # fmt: skip
+
+
+def graph_of(path: str, hparams: Mapping[str, str] | None = None, arch: str | None = None) -> ModelGraph:
+    """A file bound to its architecture, for the forward pass. The caller closes its checkpoint."""
+    checkpoint = open_checkpoint(path, arch)
+    try:
+        return understand(checkpoint, hparams)
+    except BaseException:
+        checkpoint.close()
+        raise

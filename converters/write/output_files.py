@@ -1,0 +1,133 @@
+"""The file, or the shards, that a conversion writes: one place for bytes by tensor name, published with its receipt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from ggferry.converters.proof.receipt import SUFFIX
+from ggferry.converters.write.recovery import complete, files_of
+from ggferry.formats.errors import RefusedError, of_os
+from ggferry.formats.files.opened_files import Identity, Stamp
+from ggferry.formats.files.partial_files import (
+    Partial,
+    check_target,
+    claim,
+    exists_already,
+    name_new,
+    new_token,
+    partial_path,
+    sync_folder,
+)
+from ggferry.formats.files.partial_files import publish as give_names
+from ggferry.formats.gguf.write import GGUFFile, GGUFLayout
+from ggferry.support.interrupts import interrupts_wait
+
+
+class OutputSet:
+    """As `GGUFFile`, over one file or several and the receipt. The shards get their names from the last to the first,
+    which is the one that is opened, and the receipt behind them: a kill in between leaves nothing that loads, or a
+    proven model whose receipt the next run puts beside it (`recovery`), never a receipt beside another file."""
+
+    def __init__(
+        self, paths: Sequence[str], layouts: Sequence[GGUFLayout], *, overwrite: bool = False,
+        sources: Mapping[Identity, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.paths, self.receipt_path = tuple(paths), paths[0] + SUFFIX
+        self._layouts, self._overwrite, self._sources = tuple(layouts), overwrite, sources
+        self._files: list[GGUFFile] = []
+        self._place: dict[str, GGUFFile] = {}
+        self._open = ExitStack()
+        self._receipt: Partial
+        self._older: Stamp | None = None
+
+    @property
+    def partials(self) -> tuple[str, ...]:
+        """Where the bytes are until they are published."""
+        return tuple(file.partial for file in self._files)
+
+    def pwrite(self, name: str, offset: int, data: Any) -> None:
+        """Put `data` at byte `offset` of tensor `name`; from any thread."""
+        self._place[name].pwrite(name, offset, data)
+
+    def finish(self) -> None:
+        for file in self._files:
+            file.finish()
+
+    def publish(self, receipt: bytes) -> None:
+        """Give outputs and receipt their names, all or none. Raises RefusedError when one is taken by now."""
+        self._receipt.write(receipt)
+        sync_folder(self.receipt_path)  # a power cut between the names must find what they are to be given to
+        if not self._overwrite and _stamp(self.receipt_path) != self._older:
+            raise exists_already(self.receipt_path)
+        outputs = [file.finished() for file in reversed(self._files)]
+        older = self._set_aside()
+        try:
+            give_names([*outputs, self._receipt], overwrite=self._overwrite)
+        except BaseException:
+            if older and not any(output.published for output in outputs):
+                with suppress(OSError):
+                    name_new(older, self.receipt_path)
+            raise
+        finally:
+            if older:
+                with suppress(FileNotFoundError):
+                    os.unlink(older)
+
+    def _set_aside(self) -> str | None:
+        """An older receipt is of a file that is replaced, or that is gone: while the names change, none may stand
+        beside the new one. Under its name for now a killed run's successor finds it, and its file if that is there."""
+        older = partial_path(self.receipt_path, new_token())
+        try:
+            os.rename(self.receipt_path, older)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise of_os(error, "cannot be replaced", self.receipt_path) from None
+        return older
+
+    def __enter__(self) -> OutputSet:
+        targets = [*self.paths, self.receipt_path]
+        for target in reversed(targets):  # the longest name first
+            check_target(target, overwrite=True, sources=self._sources)
+        try:
+            with interrupts_wait():
+                *outputs, self._receipt = map(self._open.enter_context, claim(targets, self._sources))
+            if self._receipt.stale:
+                complete(self.paths[0])
+            for partial in (*outputs, self._receipt):
+                partial.sweep()
+            self._older = self._check_free()
+            with interrupts_wait():
+                for path, layout, output in zip(self.paths, self._layouts, outputs, strict=True):
+                    file = GGUFFile(path, layout, overwrite=self._overwrite, file=output)
+                    self._files.append(self._open.enter_context(file))
+            self._place = {name: file for file in self._files for name in file.layout.tensors}
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def _check_free(self) -> Stamp | None:
+        """Raises RefusedError when a name is taken that may not be replaced; else what an older receipt is known by.
+        Without its output that may go: it is of a file that was moved or deleted."""
+        if not self._overwrite:
+            for path in self.paths:
+                if os.path.lexists(path):
+                    raise exists_already(path)
+            if os.path.lexists(self.receipt_path) and files_of(self.receipt_path, self.paths[0]) is None:
+                hint = "move it away, or write to another name; --force replaces it"
+                raise RefusedError("exists already and is no receipt of this output", path=self.receipt_path, hint=hint)
+        return _stamp(self.receipt_path)
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+
+def _stamp(path: str) -> Stamp | None:
+    try:
+        return Stamp.of(os.lstat(path))
+    except OSError:
+        return None

@@ -1,0 +1,90 @@
+"""What a run that was killed while it published leaves behind, taken to its end.
+
+Outputs get their names first, the receipt last. A kill in between leaves the receipt complete under its partial's name:
+where every file it speaks of is there with the very bytes it states, what was begun is finished. Any other file is
+left alone, and never gets that receipt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+
+from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
+from ggferry.formats.errors import GgferryError
+from ggferry.formats.files.digests import digest
+from ggferry.formats.files.partial_files import Leftovers, claim, leftovers, name_new, sync_folder
+from ggferry.formats.files.sources import LocalFile
+from ggferry.formats.json_files.text import load_object
+
+Files = dict[str, tuple[int, str]]
+"""Path → bytes and BLAKE3, as a receipt states them."""
+
+
+def recover(out: str) -> None:
+    """Finish what a killed run began to publish as `out`. Raises BusyError while another writer is at work on it."""
+    folder, receipt = os.path.dirname(out), out + SUFFIX
+    left = leftovers(folder).of(receipt) if os.path.isdir(folder or os.curdir) else []
+    if left:
+        files = {name: None for path in left for name in files_of(path, out) or ()}
+        with ExitStack() as stack:
+            held = [stack.enter_context(partial) for partial in claim([*{**files, out: None, receipt: None}])]
+            complete(out)
+            for partial in held:
+                partial.sweep()
+
+
+def complete(out: str) -> bool:
+    """`recover`, by the one that holds the claims: whether `out` and its receipt stand there now by this."""
+    left, receipt = leftovers(os.path.dirname(out)), out + SUFFIX
+    if os.path.lexists(receipt):
+        return False
+    for path in left.of(receipt):
+        files = files_of(path, out)
+        if files is not None and _finish({**_found(files, left), receipt: path}):
+            return True
+    return False
+
+
+def files_of(path: str, out: str) -> Files | None:
+    """What the file at `path` says of the output `out`; None when it is no receipt of ours, or of another output."""
+    try:
+        receipt = load_object(path, MAX_RECEIPT)
+        records = [(str(r["name"]), int(r["bytes"]), str(r["blake3"])) for r in receipt["output"]["files"]]
+        ours = isinstance(receipt["ggferry"], str) and isinstance(receipt["format"], int)
+    except (GgferryError, KeyError, TypeError, ValueError):
+        return None
+    if not ours or not records or records[0][0] != os.path.basename(out):
+        return None
+    folder = os.path.dirname(out)
+    return {os.path.join(folder, os.path.basename(name)): (size, blake3) for name, size, blake3 in records}
+
+
+def _found(files: Files, left: Leftovers) -> dict[str, str | None]:
+    """Where each file of a receipt is now, the one that gets its name last at the end; None where it is not. {} when
+    none has its name: then nothing was published, and it is made again."""
+    if not any(map(os.path.lexists, files)):
+        return {}
+    places = {target: [target] if os.path.lexists(target) else left.of(target) for target in reversed(files)}
+    return {target: next((p for p in places[target] if _is(p, *files[target])), None) for target in reversed(files)}
+
+
+def _finish(places: Mapping[str, str | None]) -> bool:
+    """Give every file at its place its name, in this order."""
+    if len(places) < 2 or None in places.values():
+        return False
+    for target, path in places.items():
+        if path is not None and path != target:
+            with suppress(FileExistsError):
+                name_new(path, target)
+    sync_folder(next(iter(places)))
+    return True
+
+
+def _is(path: str, size: int, blake3: str) -> bool:
+    try:
+        with LocalFile(path) as file:
+            return file.size == size and digest(file) == blake3
+    except GgferryError:
+        return False

@@ -1,0 +1,186 @@
+"""What is looked for in the weights while they pass: NaN and infinities, matrices of zeros, damaged archives.
+
+A chunk that is copied costs two reductions over the fields that can hold such a value, a part of what the copy costs
+(docs/checks.md has the figures); only a suspicious chunk is decoded.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.model_graph.rows import CHUNK
+from ggferry.converters.schema.layouts import SAME
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import BadValueError
+from ggferry.formats.stated_checksums import verify_checksums
+from ggferry.quant.accuracy.bad_values import scan_bad
+from ggferry.quant.codec import codec
+from ggferry.quant.types import BlockType
+from ggferry.support.lazy_import import lazy
+from ggferry.support.progress import Stage
+from ggferry.support.threads import each
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.converters.conversion_plan.steps import Step
+    from ggferry.converters.model_graph.graph import Node
+else:
+    np = lazy("numpy")
+
+Array = Any
+_PIECE = 4096
+"""Blocks decoded at once to find the one that is bad."""
+_SHOWN = 5
+"""Names in a note; the number of the others follows."""
+_EXPONENTS = {"f2": 0x7C00, "bf16": 0x7F80, "f4": (127 + 96) << 23, "f8": (1023 + 127) << 52}
+"""The least bits, without the sign, that are suspicious: infinity and NaN; of the wider floats also what may overflow
+float32 once multiplied by a level (as in `quant.accuracy.bad_values`)."""
+_CODED = frozenset({"MXFP4", "NVFP4", "IQ1_M", "F8_E4M3", "F8_E5M2"})
+"""Types whose scales are not plain floats: always scanned by `scan_bad`."""
+
+
+@cache
+def _float_fields(kind: BlockType) -> tuple[tuple[int, str], ...]:
+    """(offset in a block, dtype) of every float of a block."""
+    places, at = [], 0
+    for field in kind.fields:
+        if field.dtype in _EXPONENTS:
+            places += [(at + number * field.item_bytes, field.dtype) for number in range(field.count)]
+        at += field.nbytes
+    return tuple(places)
+
+
+def suspicious(kind: BlockType, blocks: Array) -> bool:
+    """Whether uint8 `(bytes,)` of whole blocks may hold a NaN or an infinity; False is certain."""
+    if kind.name in _CODED:
+        return True
+    count = len(blocks) // kind.block_bytes
+    for at, dtype in _float_fields(kind) if count else ():
+        size = 2 if dtype == "bf16" else int(dtype[1])
+        field = np.ndarray((count,), f"<u{size}", blocks, at, (kind.block_bytes,))
+        if kind.block_bytes != size:
+            field = field.copy()
+        # As unsigned, what is negative and not finite is largest; as signed, what is positive and not finite.
+        limit = _EXPONENTS[dtype]
+        if field.view(f"<i{size}").max() >= limit or field.max() >= limit | 1 << 8 * size - 1:
+            return True
+    return False
+
+
+def first_bad(kind: BlockType, blocks: Array) -> int | None:
+    """The first element of uint8 `(bytes,)` of whole little-endian blocks that is NaN or infinite, or None."""
+    if not suspicious(kind, blocks):
+        return None
+    step = _PIECE * kind.block_bytes
+    for start in range(0, len(blocks), step):
+        piece = blocks[start : start + step].reshape(1, -1)
+        columns = piece.shape[1] // kind.block_bytes * kind.elements
+        if scan_bad(kind, piece, columns) is not None:
+            values = codec(kind.name).decode(piece, columns)
+            return start // kind.block_bytes * kind.elements + int(np.flatnonzero(~np.isfinite(values))[0])
+    return None
+
+
+def is_zero(kind: BlockType, blocks: Array) -> bool:
+    """Whether all values of whole blocks are zero. Stops at the first piece that has another."""
+    step = _PIECE * kind.block_bytes
+    for start in range(0, len(blocks), step):
+        piece = blocks[start : start + step].reshape(1, -1)
+        if kind.quantised:
+            piece = codec(kind.name).decode(piece, piece.shape[1] // kind.block_bytes * kind.elements)
+        if piece.any():
+            return False
+    return True
+
+
+class Watch:
+    """Looks at the chunks of a run, from any thread. `allow`: what is not finite is told instead of refused."""
+
+    def __init__(self, checkpoint: Checkpoint, allow: bool = False) -> None:
+        self.checkpoint, self.allow = checkpoint, allow
+        self.not_finite: dict[str, str] = {}
+        self._nonzero: set[str] = set()
+        self._zero: set[str] = set()
+        self._lock = threading.Lock()
+
+    def look(self, step: Step, first: int, data: Any) -> None:
+        """Blocks of the output from its element `first` on. Raises BadValueError for a NaN or an infinity."""
+        blocks = np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data.reshape(-1)
+        bad = first_bad(step.type, blocks)
+        if bad is not None:
+            self._report(step, first + bad)
+        if len(step.node.shape) > 1 and len(blocks) and step.name not in self._nonzero:
+            with self._lock:
+                (self._zero if is_zero(step.type, blocks) else self._nonzero).add(step.name)
+
+    def look_at_values(self, step: Step, first: int, values: Array) -> None:
+        """The same for float32 that is about to be encoded; nothing encodes what is not finite."""
+        bad = first_bad(codec("F32").type, values.reshape(-1).view(np.uint8))
+        if bad is not None:
+            raise self._error(step, first + bad, "the type keep with --allow-nonfinite copies such values")
+
+    def _report(self, step: Step, element: int) -> None:
+        if not self.allow:
+            raise self._error(step, element, "--allow-nonfinite copies such values")
+        with self._lock:
+            self.not_finite.setdefault(step.name, place(step.node, element))
+
+    def _error(self, step: Step, element: int, hint: str) -> BadValueError:
+        span = step.node.inputs[0].spans[0]
+        return BadValueError(
+            f"tensor {place(step.node, element)}: a weight that is not a finite number",
+            path=self.checkpoint.files[span.file].path, offset=span.offset, hint=hint,
+        )  # fmt: skip
+
+    def notes(self) -> tuple[str, ...]:
+        """What the receipt says."""
+        zero = sorted(self._zero - self._nonzero)
+        found = []
+        if self.not_finite:
+            found.append(f"weights that are not finite were copied: {_some(list(self.not_finite.values()))}")
+        if zero:
+            found.append(f"all weights are zero in {_some(zero)}")
+        return tuple(found)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def place(node: Node, element: int) -> str:
+    """Tensor, row and column of an element of a node's output, as the source has them where the layout says."""
+    row, column = divmod(element, node.shape[-1])
+    ref = node.inputs[0]
+    if node.layout != SAME and node.layout.block_safe:
+        vector = len(node.shape) == 1
+        shapes = tuple(ref.shape for ref in node.inputs)
+        number, at = node.layout.locate(np.array([column if vector else row]), *shapes)
+        ref, index = node.inputs[int(number[0])], int(at[0])
+        row, column = (0, index) if vector else (index, column)
+    elif node.layout != SAME:
+        return f"{ref.name!r} (of {node.name}, row {row}, column {column})"
+    where = f"row {row}, column {column}" if prod(ref.shape[:-1]) > 1 else f"element {column}"
+    return f"{ref.name!r}, {where}"
+
+
+def check_sums(checkpoint: Checkpoint, stage: Stage, threads: int) -> tuple[str, ...]:
+    """Compare what the container states about its bytes (the CRC-32 of a zip's entries) with the bytes; the note for
+    the receipt. Raises ChecksumError."""
+    total = sum(stated.nbytes for stated in checkpoint.checksums)
+    if not total:
+        return ()
+
+    with stage("checking", total) as progress:
+
+        def check(stated: Any) -> None:
+            one = replace(checkpoint, checksums=(stated,))
+            verify_checksums(one, min(CHUNK, stated.nbytes), progress)
+
+        each(checkpoint.checksums, check, threads)
+    return (f"the CRC-32 of {total:,} bytes of tensors and pickles agree with what their archives state",)

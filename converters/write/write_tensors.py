@@ -1,0 +1,147 @@
+"""Carries a Plan out: workers read, convert and write chunks at offsets known beforehand.
+
+Output bytes do not depend on the number of workers: every chunk has its place, and rows are independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ggferry.converters.conversion_plan.steps import COPY, GATHER, REPACK, Plan, Step
+from ggferry.converters.model_graph import rows as values
+from ggferry.converters.model_graph.graph import Node
+from ggferry.converters.write.watch_weights import Watch, place
+from ggferry.formats.checkpoint import Dropped
+from ggferry.formats.errors import BadValueError, InconsistentError
+from ggferry.quant.accuracy.bad_values import ValueRefused
+from ggferry.quant.codec import codec
+from ggferry.quant.encode_rows import encode_rows
+from ggferry.quant.types import BlockError
+from ggferry.support.lazy_import import lazy
+from ggferry.support.progress import Progress
+from ggferry.support.threads import each, workers
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+
+
+class Output(Protocol):
+    """Where tensor data goes: `formats.gguf.write.GGUFFile`."""
+
+    def pwrite(self, name: str, offset: int, data: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Rows `start:stop` of one step, as streamed (`values.view_for_streaming`); bytes where the source is one run of
+    bytes that is taken as it is (`run`: file, offset, size)."""
+
+    step: Step
+    node: Node
+    start: int
+    stop: int
+    run: tuple[int, int, int] | None = None
+
+
+def run(
+    plan: Plan, output: Output, *, jobs: int | None = None, progress: Progress | None = None, watch: Watch | None = None
+) -> Watch:
+    """Write every tensor of `plan` to `output`, and return what was seen in them. Raises the first error of any worker,
+    the others being stopped; BadValueError for what is not finite, unless `watch` allows it."""
+    watch = watch or Watch(plan.graph.checkpoint)
+    for drop in plan.graph.dropped:
+        check_replica(plan, drop)
+
+    def copy(step: Step, start: int, stop: int, run: tuple[int, int, int]) -> None:
+        file, offset, _ = run
+        kind = step.type
+        for begin, end in values.cuts(start, stop, values.COPY, kind.block_bytes):
+            data = values.scratch(end - begin)
+            plan.graph.checkpoint.files[file].read_into(offset + begin, data)
+            put(step, begin // kind.block_bytes * kind.elements, begin, data)
+
+    def put(step: Step, element: int, offset: int, data: Any) -> None:
+        watch.look(step, element, data)
+        output.pwrite(step.name, offset, data)
+        if progress:
+            progress(data.nbytes)
+
+    def work(job: Job) -> None:
+        if job.run:
+            copy(job.step, job.start, job.stop, job.run)
+        else:
+            data = convert(plan, job, watch)
+            put(job.step, job.start * job.node.shape[-1], job.start * data.shape[1], data)
+
+    each(jobs_of(plan), work, workers(jobs))
+    return watch
+
+
+def jobs_of(plan: Plan) -> Iterator[Job]:
+    """All chunks in the order of the source file, so that disks read forward."""
+    order = sorted(
+        plan.steps, key=lambda step: (step.node.inputs[0].spans[0].file, step.node.inputs[0].spans[0].offset)
+    )
+    for step in order:
+        run = values.run_of_bytes(step.node) if step.route == COPY and not plan.options.big_endian else None
+        if run:
+            for start, stop in values.cuts(0, run[2], values.RUN, step.type.block_bytes):
+                yield Job(step, step.node, start, stop, run)
+            continue
+        node = step.node if plan.imatrix else values.view_for_streaming(step.node, step.type)
+        for start, stop in values.row_chunks(node, step.type):
+            yield Job(step, node, start, stop)
+
+
+def convert(plan: Plan, job: Job, watch: Watch) -> Any:
+    """The output bytes of a chunk, uint8 `(rows, bytes a row of the target type)`, little-endian."""
+    checkpoint, step = plan.graph.checkpoint, job.step
+    try:
+        if step.route in (COPY, GATHER):
+            return values.laid_out(checkpoint, job.node, job.start, job.stop)
+        if step.route == REPACK:
+            repack = codec(step.source_type.name).repack
+            assert repack is not None
+            return values.laid_out(checkpoint, job.node, job.start, job.stop, lambda r, c: repack.apply(r, c)[0])
+        decoded = np.ascontiguousarray(values.laid_out_values(checkpoint, job.node, job.start, job.stop))
+        watch.look_at_values(step, job.start * job.node.shape[-1], decoded)
+        return _encode(plan, job, decoded)
+    except BlockError as error:
+        hint = "--outtype bf16 or f32 holds such values" if step.type.name == "F16" else None
+        where, why = f"{step.node.inputs[0].name!r}, rows {job.start}..{job.stop}", str(error)
+        if isinstance(error, ValueRefused) and plan.imatrix is None:
+            where, why = place(step.node, (job.start + error.row) * job.node.shape[-1] + error.column), error.why
+        raise BadValueError(f"tensor {where}: {why}", path=checkpoint.path, hint=hint) from None
+
+
+def _encode(plan: Plan, job: Job, rows: Any) -> Any:
+    step = job.step
+    weights = plan.imatrix.weights(step.name, step.node.shape) if plan.imatrix else None
+    return encode_rows(step.type, rows, weights, job.start, step.node.shape)
+
+
+def check_replica(plan: Plan, drop: Dropped) -> None:
+    """A tensor dropped because it repeats another must repeat it byte for byte. Raises InconsistentError."""
+    if drop.same_as is None:
+        return
+    checkpoint = plan.graph.checkpoint
+    if drop.ref.shape != drop.same_as.shape or drop.ref.type != drop.same_as.type:
+        raise InconsistentError(
+            f"{drop.ref.name!r} has another shape than {drop.same_as.name!r}, which it should repeat",
+            path=checkpoint.path, found=f"{drop.ref.type} {drop.ref.shape}",
+            expected=f"{drop.same_as.type} {drop.same_as.shape}",
+        )  # fmt: skip
+    step = max(1, values.CHUNK // max(1, drop.ref.row_bytes))
+    for start in range(0, drop.ref.rows, step):
+        a = values.raw_rows(checkpoint, drop.ref, start, min(drop.ref.rows, start + step))
+        b = values.raw_rows(checkpoint, drop.same_as, start, min(drop.ref.rows, start + step))
+        if not np.array_equal(a, b):
+            raise InconsistentError(
+                f"{drop.ref.name!r} differs between the parts of the model",
+                path=checkpoint.files[drop.ref.spans[0].file].path, offset=drop.ref.spans[0].offset,
+            )  # fmt: skip

@@ -1,0 +1,308 @@
+"""The folder a training checkpoint lives in: which files hold the weights, and what stands beside them.
+
+Names are those of `transformers` (`model.safetensors`, `pytorch_model.bin`, their `.index.json` and `-00001-of-00002`
+shards), `peft` (`adapter_model.*`), Mistral (`consolidated.safetensors`) and Meta (`consolidated.00.pth`). Finding the
+weights lists the folder and opens nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ggferry.formats.errors import (
+    AmbiguousError,
+    CorruptError,
+    InconsistentError,
+    MissingError,
+    NotFoundError,
+    OutOfRangeError,
+    UnknownFormatError,
+    UnsupportedError,
+)
+from ggferry.formats.json_files.text import load_json as load_json
+from ggferry.formats.json_files.text import load_object
+from ggferry.formats.limits import MAX_PARTS, MAX_SHARDS
+from ggferry.formats.reader import describe
+
+INDEX = ".index.json"
+POOLING = "sentence_transformers_pooling"
+"""Where `configuration` puts what a module beside the model says of it."""
+META = "pytorch-meta"  # the container of Meta's parts
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<kind>safetensors|bin)", re.ASCII)
+_META = re.compile(r"consolidated\.(?P<number>\d\d)\.pth", re.ASCII)
+
+# Preferred first. Safetensors before pickles; the whole model before an adapter to another one.
+_STEMS = (
+    ("safetensors", "model", "safetensors"),
+    ("safetensors", "consolidated", "safetensors"),
+    ("pytorch", "pytorch_model", "bin"),
+    (META, "consolidated", "pth"),
+    ("safetensors", "adapter_model", "safetensors"),
+    ("pytorch", "adapter_model", "bin"),
+)
+_CONTAINERS = {"safetensors": "safetensors", "bin": "pytorch", "pth": "pytorch", "pt": "pytorch"}
+_LONE = ("safetensors", "pth", "pt")  # a single file of another name; a .bin may be anything
+
+_SIDECARS = {
+    # role: names, the first that exists is it
+    "config": ("config.json",),
+    "generation_config": ("generation_config.json",),
+    "params.json": ("params.json",),
+    "adapter_config": ("adapter_config.json",),
+    "quantize_config": ("quantize_config.json", "quant_config.json", "hf_quant_config.json"),
+    "tokenizer.model": ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    "tokenizer.json": ("tokenizer.json", "20B_tokenizer.json"),  # the second: RWKV-4's Pile models
+    "tekken.json": ("tekken.json",),
+    "tokenizer_config": ("tokenizer_config.json",),
+    "special_tokens_map": ("special_tokens_map.json",),
+    "added_tokens": ("added_tokens.json",),
+    "vocab.json": ("vocab.json",),
+    "merges.txt": ("merges.txt",),
+    "vocab.txt": ("vocab.txt",),
+    "rwkv_vocab": ("rwkv_vocab_v20230424.txt",),
+    "chat_template.jinja": ("chat_template.jinja",),
+    "chat_template.json": ("chat_template.json",),
+    "README.md": ("README.md",),
+    "modules.json": ("modules.json",),
+}
+SIDECARS = tuple(name for names in _SIDECARS.values() for name in names)
+"""Everything that is looked for beside the weights."""
+_TOKENIZERS = ("tokenizer.model", "tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "rwkv_vocab")
+_TEMPLATES = "additional_chat_templates"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The files of one model in reading order. `index`: the file that lists which tensor is in which, or None."""
+
+    container: str
+    folder: str
+    files: tuple[str, ...]
+    index: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+# --- which files ------------------------------------------------------------
+
+
+def find_weights(folder: str) -> Weights | None:
+    """The weights in `folder`, or None when nothing in it is a training checkpoint.
+
+    Raises AmbiguousError when several files could each be the model, NotFoundError when a shard is missing.
+    """
+    names = _list(folder)
+    found = find_forms(folder)
+    if not found:
+        return _lone(folder, names)
+    first, *others = found
+    unread = [os.path.basename(other.index or other.files[0]) for other in others]
+    notes = [f"{name} is in the folder too and was not read" for name in unread]
+    return Weights(first.container, folder, first.files, first.index, (*first.notes, *notes))
+
+
+def find_forms(folder: str) -> list[Weights]:
+    """Everything in `folder` that has the name of a model's weights, the preferred form first. Raises as above."""
+    names = _list(folder)
+    return [weights for rule in _STEMS if (weights := _by_stem(folder, names, *rule)) is not None]
+
+
+def claim(folder: str, *containers: str) -> str | None:
+    """The container in `folder` if it is one of `containers`; the first of these when the weights are so broken that
+    opening must say why; None when a reader of `containers` has no business there."""
+    try:
+        weights = find_weights(folder)
+    except (CorruptError, NotFoundError, AmbiguousError):
+        return containers[0]
+    return weights.container if weights is not None and weights.container in containers else None
+
+
+def is_meta_part(path: str) -> bool:
+    """Whether `path` is named like a part of one of Meta's models."""
+    return _META.fullmatch(os.path.basename(path)) is not None
+
+
+def locate(path: str, container: str) -> Weights:
+    """The weights meant by `path`: a folder, an index, a file, or one shard, which means all of its model.
+
+    `container`: what a single file is, as its bytes have shown. Raises NotFoundError, UnknownFormatError,
+    AmbiguousError, OutOfRangeError.
+    """
+    folder, name = os.path.split(path)
+    if os.path.isdir(path):
+        weights = find_weights(path)
+        if weights is None:
+            raise UnknownFormatError("no training checkpoint", path=path, found=describe(b"", path))
+        return weights
+    if name.endswith(INDEX):
+        return Weights(container, folder, (), path)
+    shard, whole = _SHARD.fullmatch(name), None
+    if is_meta_part(path):
+        whole = _meta_parts(folder, _list(folder))
+    elif shard is not None and int(shard["count"]) > 1:
+        whole = _sharded(folder, _list(folder), shard["stem"], shard["kind"])
+    if whole is None:
+        return Weights(container, folder, (path,))
+    also = f"{name} is one file of a model in several: the whole model was opened"
+    notes = (also, *whole.notes) if len(whole.files) != 1 else whole.notes
+    files = tuple(path if file == path else file for file in whole.files)  # which may be `Named`
+    return Weights(whole.container, folder, files, whole.index, notes)
+
+
+def _list(folder: str) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(folder or "."))
+    except OSError as error:
+        raise NotFoundError(f"cannot be listed: {error.strerror}", path=folder) from None
+
+
+def _by_stem(folder: str, names: frozenset[str], container: str, stem: str, kind: str) -> Weights | None:
+    if container == META:
+        return _meta_parts(folder, names) if any(map(_META.fullmatch, names)) else None
+    single = f"{stem}.{kind}"
+    if single in names:  # transformers too takes the single file before the index
+        stale = (f"{single}{INDEX} is there too and was not read",) if single + INDEX in names else ()
+        return Weights(container, folder, (os.path.join(folder, single),), None, stale)
+    return _sharded(folder, names, stem, kind)
+
+
+def _sharded(folder: str, names: frozenset[str], stem: str, kind: str) -> Weights | None:
+    container, index = _CONTAINERS[kind], f"{stem}.{kind}{INDEX}"
+    if index in names:
+        return Weights(container, folder, (), os.path.join(folder, index))
+    shards = [match for match in map(_SHARD.fullmatch, sorted(names)) if match and match["stem"] == stem]
+    shards = [match for match in shards if match["kind"] == kind]
+    if not shards:
+        return None
+    counts = {int(match["count"]) for match in shards}
+    if len(counts) > 1:
+        raise AmbiguousError("shards of more than one model", path=folder, found=sorted(m[0] for m in shards)[:6])
+    count = counts.pop()
+    if not 0 < count <= MAX_SHARDS:
+        raise OutOfRangeError("number of shards", path=folder, found=count, expected=f"1 to {MAX_SHARDS}")
+    wanted = [f"{stem}-{i:05}-of-{count:05}.{kind}" for i in range(1, count + 1)]
+    _require(folder, names, wanted)
+    note = (f"no {index}: the shards are taken as numbered",)
+    return Weights(container, folder, tuple(os.path.join(folder, name) for name in wanted), None, note)
+
+
+def _meta_parts(folder: str, names: frozenset[str]) -> Weights:
+    count = 1 + max(int(match["number"]) for match in map(_META.fullmatch, names) if match)
+    if count > MAX_PARTS:
+        raise OutOfRangeError("number of parts", path=folder, found=count, expected=f"≤ {MAX_PARTS}")
+    wanted = [f"consolidated.{i:02}.pth" for i in range(count)]
+    _require(folder, names, wanted)
+    return Weights(META, folder, tuple(os.path.join(folder, name) for name in wanted))
+
+
+def _lone(folder: str, names: frozenset[str]) -> Weights | None:
+    for kind in _LONE:
+        mine = sorted(name for name in names if name.lower().endswith(f".{kind}"))
+        stems = {match["stem"] for match in map(_SHARD.fullmatch, mine) if match}
+        if len(stems) == 1 and all(map(_SHARD.fullmatch, mine)):
+            return _sharded(folder, names, stems.pop(), kind)
+        if len(mine) == 1:
+            return Weights(_CONTAINERS[kind], folder, (os.path.join(folder, mine[0]),))
+        if mine:
+            raise AmbiguousError("several files could be the model", path=folder, found=mine[:6], hint="name one")
+    return None
+
+
+def _require(folder: str, names: frozenset[str], wanted: Sequence[str]) -> None:
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise NotFoundError(
+            f"{len(missing)} of {len(wanted)} files of the model are missing: {', '.join(missing[:3])}{more}",
+            path=folder,
+            hint="fetch them: a model is converted whole or not at all",
+        )
+
+
+# --- what stands beside them -------------------------------------------------
+
+
+def sidecars(weights: Weights) -> dict[str, str]:
+    """Role → path of the files beside the weights. LLaMA 1 kept its tokenizer.model one folder up: looked for there
+    when Meta's weights have none."""
+    names = _list(weights.folder)
+    found = {}
+    for role, candidates in _SIDECARS.items():
+        name = next((name for name in candidates if name in names), None)
+        if name is not None:
+            found[role] = os.path.join(weights.folder, name)
+    if _TEMPLATES in names and os.path.isdir(os.path.join(weights.folder, _TEMPLATES)):
+        for name in sorted(_list(os.path.join(weights.folder, _TEMPLATES))):
+            if name.endswith(".jinja"):
+                found[f"chat_template:{name.removesuffix('.jinja')}"] = os.path.join(weights.folder, _TEMPLATES, name)
+    above = os.path.join(weights.folder or ".", os.pardir, "tokenizer.model")
+    if weights.container == META and "tokenizer.model" not in found and os.path.isfile(above):
+        found["tokenizer.model"] = os.path.normpath(above)
+    return found
+
+
+def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The model's own configuration as found (config.json, Meta's params.json or adapter_config.json; {} without one)
+    and what a user should know about it. Raises EncodingError, DuplicateError or CorruptError for a broken file."""
+    adapter = os.path.basename(weights.index or weights.files[0]).startswith("adapter_model")
+    roles = ("params.json", "config") if weights.container == META else ("config", "params.json")
+    role = next((role for role in ("adapter_config", *roles) if role in beside and (role in roles or adapter)), None)
+    notes = []
+    if role is None:
+        return {}, ("no config.json stands beside the weights",)
+    found = load_object(beside[role])
+    if pooling := _pooling(beside):
+        found = {**found, POOLING: pooling}
+    if "auto_map" in found:
+        notes.append("config.json names custom code (auto_map): it is never run")
+    if role != "adapter_config" and not any(kind in beside for kind in _TOKENIZERS):
+        notes.append("no tokenizer file stands beside the weights")
+    return found, tuple(notes)
+
+
+def _pooling(beside: Mapping[str, str]) -> dict[str, Any] | None:
+    """The configuration of the module by which sentence-transformers makes one vector of a text; modules.json names
+    its folder, which must be one of the model's own."""
+    modules = load_json(beside["modules.json"]) if "modules.json" in beside else None
+    for module in modules if isinstance(modules, list) else ():
+        if isinstance(module, dict) and str(module.get("type")).endswith(".Pooling"):
+            name = module.get("path")
+            if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
+                place = beside["modules.json"]
+                raise OutOfRangeError("folder of a module", path=place, found=name, expected="a name within the model")
+            folder = os.path.dirname(beside["modules.json"])
+            return load_object(os.path.join(folder, name, "config.json"), root=folder)
+    return None
+
+
+def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    """The classes config.json names. Raises MissingError when it names none, InconsistentError for another type."""
+    named = config.get("architectures")
+    if not named:
+        hint = "config.json of the base model has one; name the architecture by hand if you know it"
+        raise MissingError("config.json does not say which architecture it is", path=path, hint=hint)
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise InconsistentError("architectures", path=path, found=named, expected="a list of class names")
+    return tuple(named)
+
+
+def looks_foreign(head: bytes, path: str) -> str | None:
+    """What a file that begins with `head` is instead of a checkpoint, in words; None when nothing known."""
+    words = "an empty file" if not head else describe(head, path)
+    return None if words.startswith("first bytes") else words
+
+
+def refuse_foreign(head: bytes, path: str) -> None:
+    """Raises UnknownFormatError when `head` shows that `path` is something else altogether, named."""
+    words = looks_foreign(head, path)
+    if words is not None:
+        raise UnknownFormatError("no checkpoint", path=path, offset=0, found=words)
+
+
+def refuse_container(weights: Weights, *wanted: str) -> None:
+    """Raises UnsupportedError when the weights are not of one of the `wanted` containers."""
+    if weights.container not in wanted:
+        raise UnsupportedError("another container", path=weights.folder, found=weights.container, expected=wanted)

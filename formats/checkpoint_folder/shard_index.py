@@ -1,0 +1,149 @@
+"""Models in several files: the `.index.json` that says which tensor is where, and the accounting against the files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ggferry.formats.checkpoint import TensorRef
+from ggferry.formats.errors import (
+    DuplicateError,
+    InconsistentError,
+    MissingError,
+    NotFoundError,
+    OutOfRangeError,
+    UnexpectedTensorError,
+)
+from ggferry.formats.json_files import kinds as json_kinds
+from ggferry.formats.json_files.text import read_text
+from ggferry.formats.json_files.walk import Walk
+from ggferry.formats.limits import MAX_SHARDS, MAX_TENSORS
+from ggferry.formats.tensor_table import joined
+
+MAX_INDEX_VALUE = 1 << 16  # bytes of what an index says beside its weight_map: total_size and the like
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """`weight_map`: tensor name → file as the index names it. `files`: those files' paths, once each, by name."""
+
+    path: str
+    weight_map: Mapping[str, str]
+    files: tuple[str, ...]
+    metadata: Mapping[str, Any]
+
+
+def read_index(path: str) -> Index:
+    """The index at `path`, its files known to exist.
+
+    Raises MissingError (no weight_map), InconsistentError (not names to names), OutOfRangeError (a file outside the
+    folder, too many), NotFoundError (a file is absent).
+    """
+    weight_map, metadata = _parse(path)
+    if weight_map is None:
+        raise MissingError("an index without weight_map", path=path)
+    names = sorted(set(weight_map.values()))
+    if not 0 < len(names) <= MAX_SHARDS:
+        raise OutOfRangeError("number of files", path=path, found=len(names), expected=f"1 to {MAX_SHARDS}")
+    folder = os.path.dirname(path)
+    files = tuple(os.path.join(folder, _inside(name, path)) for name in names)
+    missing = [name for name, file in zip(names, files, strict=True) if not os.path.exists(file)]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise NotFoundError(
+            f"{len(missing)} of the {len(names)} files it names are missing: {', '.join(missing[:3])}{more}",
+            path=path,
+            hint="fetch them: a model is converted whole or not at all",
+        )
+    return Index(path, weight_map, files, metadata)
+
+
+def _parse(path: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
+    """weight_map and metadata of the index at `path`, line by line; what else it says is passed over."""
+    data, skipped = read_text(path)
+    walk = Walk(data, path, skipped, constants=True)
+    found: dict[str, Any] = {}
+    more = walk.enter("the index")
+    while more:
+        at, key = walk.key()
+        if key in found:
+            raise DuplicateError("a JSON key twice in one object", path=path, offset=skipped + at, found=key)
+        found[key] = _weight_map(walk) if key == "weight_map" else walk.value(key, MAX_INDEX_VALUE)
+        more = walk.more()
+    walk.finish()
+    return found.get("weight_map"), json_kinds.members(found, "metadata", path)
+
+
+def _weight_map(walk: Walk) -> dict[str, str]:
+    found: dict[str, str] = {}
+    files: dict[str, str] = {}
+    for at, name, file in walk.pairs("weight_map", MAX_INDEX_VALUE):
+        place = walk.offset + at
+        if name in found:
+            raise DuplicateError("a JSON key twice in one object", path=walk.path, offset=place, found=name)
+        if len(found) >= MAX_TENSORS:
+            raise OutOfRangeError("number of tensors", path=walk.path, offset=place, expected=f"≤ {MAX_TENSORS}")
+        found[name] = files.setdefault(file, file)
+    return found
+
+
+def _inside(name: str, path: str) -> str:
+    """The file name, if it cannot lead out of the index's folder on any system."""
+    parts = name.replace("\\", "/").split("/")
+    if not name or "\0" in name or ":" in name or any(part in ("", ".", "..") for part in parts):
+        raise OutOfRangeError("a file outside the index's folder", path=path, found=name, expected="a plain file name")
+    return name
+
+
+def join_files(
+    parts: Sequence[tuple[str, Mapping[str, TensorRef]]], index: Index | None
+) -> tuple[Mapping[str, TensorRef], tuple[str, ...]]:
+    """All tensors of the files `(path, tensors)` and what a user should know.
+
+    Raises DuplicateError (a tensor in two files), OutOfRangeError (too many); with an index also MissingError (listed,
+    not there), InconsistentError (in another file than listed) and UnexpectedTensorError (there, not listed).
+
+    A wrong `total_size` is told, not refused: it is copied from tool to tool, often wrong, and every tensor was found.
+    """
+    table = joined([tensors for _, tensors in parts])
+    if len(table) > MAX_TENSORS:
+        raise OutOfRangeError("number of tensors", path=parts[0][0], found=len(table), expected=f"≤ {MAX_TENSORS}")
+    if len(parts) > 1 or index is not None:
+        home = _homes(parts)
+        if index is not None:
+            _compare(index, home)
+    return table, () if index is None else _total_note(index, sum(ref.nbytes for ref in table.values()))
+
+
+def _homes(parts: Sequence[tuple[str, Mapping[str, TensorRef]]]) -> dict[str, str]:
+    """Tensor → path of its file."""
+    home: dict[str, str] = {}
+    for path, tensors in parts:
+        for name in tensors:
+            if name in home:
+                raise DuplicateError(f"a tensor that {os.path.basename(home[name])} holds too", path=path, found=name)
+            home[name] = path
+    return home
+
+
+def _compare(index: Index, home: Mapping[str, str]) -> None:
+    folder = os.path.dirname(index.path)
+    paths = {file: os.path.join(folder, file) for file in set(index.weight_map.values())}
+    for name, file in index.weight_map.items():
+        if name not in home:
+            raise MissingError(f"a tensor that {os.path.basename(index.path)} lists", path=paths[file], expected=name)
+        if home[name] != paths[file]:
+            raise InconsistentError(f"the file of {name!r}", path=index.path, found=file, expected=home[name])
+    if len(home) > len(index.weight_map):
+        name = next(name for name in home if name not in index.weight_map)
+        hint = f"{os.path.basename(index.path)} belongs to another version of the files"
+        raise UnexpectedTensorError("a tensor that the index does not list", path=home[name], found=name, hint=hint)
+
+
+def _total_note(index: Index, nbytes: int) -> tuple[str, ...]:
+    stated = index.metadata.get("total_size")
+    if stated is None or stated == nbytes:
+        return ()
+    return (f"{os.path.basename(index.path)} states total_size {stated!r:.40}, the tensors hold {nbytes} bytes",)

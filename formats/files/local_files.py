@@ -1,0 +1,173 @@
+"""Files of this machine, opened for reading: never waiting, and never by a link that leads out of where they stand.
+
+What is read was made by strangers. A name in a model's folder may be a FIFO, which would hold whoever opens it for
+ever, or a link to a file of the operator's, whose bytes a conversion would copy into what is then published. So every
+file is opened here, and what was opened is looked at before a byte of it is read: in between nothing can be exchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ggferry.formats.errors import ChangedError, EncodingError, NotFoundError, OutOfRangeError, RefusedError, of_os
+from ggferry.formats.files.opened_files import note
+from ggferry.formats.limits import MAX_JSON
+
+NO_DEVICES = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_KINDS = (
+    (stat.S_ISREG, None), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
+)  # fmt: skip
+_SNAPSHOT = re.compile(r"(?P<model>.*/models--[^/]+)/snapshots(/.*)?", re.DOTALL)
+_HINT = "name the folder it leads into, or put the file itself in the link's place"
+
+
+class Named(str):
+    """A path that a person gave: where its links lead is their choice. What is looked for beside it is none."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tree:
+    """Paths below `named` must really lie below one of `real`."""
+
+    named: tuple[str, ...]
+    real: tuple[str, ...]
+
+
+_TREES: list[_Tree] = []
+
+
+@contextmanager
+def confined(roots: Iterable[str]) -> Iterator[None]:
+    """For as long, files below any of `roots` are opened where they really lie below one of them: links within an
+    archive are followed, across the folders of its models too, links out of it are not. A root that is a file stands
+    for its folder."""
+    named = [os.path.abspath(root) for root in roots]
+    folders = [os.path.dirname(path) if os.path.isfile(path) else path for path in named]
+    tree = _Tree(tuple(folders), (*map(real_root, folders), *(os.path.realpath(path) for path in named)))
+    _TREES.append(tree)
+    try:
+        yield
+    finally:
+        _TREES.remove(tree)
+
+
+def real_root(folder: str) -> str:
+    """Where `folder` really is. Of a snapshot in a Hugging Face cache the whole model's folder: a snapshot is made of
+    links to `../../blobs` (huggingface_hub, file_download.py)."""
+    real = os.path.realpath(folder)
+    cache = _SNAPSHOT.fullmatch(real)
+    if cache is None:
+        return real
+    blobs = os.path.join(cache["model"], "blobs")
+    return cache["model"] if os.path.isdir(blobs) and not os.path.islink(blobs) else real
+
+
+def leads_out(path: str) -> str | None:
+    """Where `path` really is, when that is outside of what it may be opened from. For listings: to open is to check
+    again."""
+    real = os.path.realpath(path)
+    return None if _is_within(real, _allowed(path, None)) else real
+
+
+def kind_of(mode: int) -> str | None:
+    """What is no regular file, in words."""
+    return next((words for test, words in _KINDS if test(mode)), "a device")
+
+
+def open_file(path: str | os.PathLike[str], root: str | None = None) -> int:
+    """A descriptor of the regular file at `path`, to read from.
+
+    Unless the path is `Named` or stands in a `confined` tree, the file must really lie below `root`, by default the
+    folder it stands in. Raises NotFoundError for what is absent or no file, RefusedError for a link that leads out, and
+    what `of_os` makes of the rest.
+    """
+    name = path if isinstance(path, str) else os.fspath(path)
+    try:
+        _check_kind(os.stat(name), name)  # before it is opened: some devices act on that
+        fd = os.open(name, os.O_RDONLY | NO_DEVICES)
+    except OSError as error:
+        raise of_os(error, "cannot be opened", name) from None
+    try:
+        _check_kind(os.fstat(fd), name)
+        if not isinstance(name, Named):
+            _check_place(_real_path(fd, name), name, root)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_bytes(path: str, limit: int = MAX_JSON, root: str | None = None) -> bytes:
+    """All bytes of a small file. Raises as `open_file`, and OutOfRangeError above `limit` bytes."""
+    data, size = _read(path, limit, root)
+    if size > limit:
+        raise OutOfRangeError("larger than any file of its kind", path=path, found=size, expected=f"≤ {limit} bytes")
+    return data
+
+
+def read_start(path: str, count: int, root: str | None = None) -> bytes:
+    """The first `count` bytes of a file, or all of a shorter one. Raises as `open_file`."""
+    return _read(path, count, root)[0]
+
+
+def _read(path: str, count: int, root: str | None) -> tuple[bytes, int]:
+    """The first `count` bytes, and the size of the whole file."""
+    with open(open_file(path, root), "rb") as file:
+        note(path, file.fileno())
+        try:
+            return file.read(count), os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise of_os(error, "cannot be read", path) from None
+
+
+def read_text(path: str, root: str | None = None) -> str:
+    """`path` as UTF-8 text, a byte order mark removed. Raises EncodingError with the offset of the first bad byte."""
+    data = read_bytes(path, root=root)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise EncodingError("not UTF-8 text", path=path, offset=error.start) from None
+
+
+def _check_kind(status: os.stat_result, path: str) -> None:
+    if kind := kind_of(status.st_mode):
+        raise NotFoundError(f"{kind}, not a file", path=path)
+
+
+def _check_place(real: str, path: str, root: str | None) -> None:
+    allowed = _allowed(path, root)
+    if not _is_within(real, allowed):
+        message = "a link that leads out of the folder: what it points to was not read"
+        raise RefusedError(message, path=path, found=real, expected=f"a file below {allowed[0]}", hint=_HINT)
+
+
+def _allowed(path: str, root: str | None) -> tuple[str, ...]:
+    """Where the file at `path` may really lie."""
+    whole = os.path.abspath(path)
+    trees = [real for tree in _TREES if _is_within(whole, tree.named) for real in tree.real]
+    return tuple(trees) or (real_root(root or os.path.dirname(path) or os.curdir),)
+
+
+def _is_within(path: str, places: Iterable[str]) -> bool:
+    return any(path == place or path.startswith(os.path.join(place, "")) for place in places)
+
+
+def _real_path(fd: int, path: str) -> str:
+    """Where an open file lies, as the system knows it."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # no /proc: macOS, some containers
+        real = os.path.realpath(path)
+    try:
+        if os.path.samestat(os.lstat(real), os.fstat(fd)):
+            return real
+    except OSError:
+        pass
+    raise ChangedError("was exchanged while it was opened", path=path)

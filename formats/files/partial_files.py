@@ -1,0 +1,385 @@
+"""Files in the making: a name of our own beside the target, one writer, and all names given together.
+
+The bytes of OUT grow under `.OUT.ggferry-<16 hex digits>.partial`: a name that is new, so that nobody's file is ever
+opened, truncated or removed. It is locked (flock) for as long as its writer lives. Who begins to write OUT looks at
+every other such name of OUT: a locked one is another writer at work, a free one was left by a run that was killed.
+Why so, and what remains: docs/decisions/partials.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import re
+import secrets
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, BinaryIO
+
+from ggferry.formats.errors import BusyError, GgferryError, NotFoundError, RefusedError, UsageError, of_os
+from ggferry.formats.files.opened_files import Identity, refuse_sources
+from ggferry.support.interrupts import interrupts_wait
+
+NAME_MAX = 255  # bytes, of every file system in use but a few that encrypt names
+_PARTIAL = re.compile(r"\.(?P<target>.+)\.ggferry-(?P<token>[0-9a-f]{16})\.partial", re.DOTALL)
+_ADDED = len("..ggferry-.partial") + 16
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_HELD = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
+_RENAME_NOREPLACE, _AT_FDCWD = 1, -100  # linux/fs.h, linux/fcntl.h
+ATTEMPTS, PAUSE = 4, 0.05  # two that begin at once may each see the other: seconds at most until they look again
+
+
+def is_partial(path: str) -> bool:
+    """Whether a file has the name of an unfinished one of ours."""
+    return _PARTIAL.fullmatch(os.path.basename(path)) is not None
+
+
+def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identity, str] | None = None) -> None:
+    """What can be known before anything is made: `path` can be a file's name, is none of the `sources`, and is free
+    unless it may be overwritten. Raises UsageError, NotFoundError, RefusedError."""
+    folder, name = os.path.split(path)
+    if not name or name in (os.curdir, os.pardir) or os.path.isdir(path):
+        raise UsageError("not the name of a file to write", path=path or None, found=path)
+    if not os.path.isdir(folder or os.curdir):
+        raise NotFoundError("its folder does not exist", path=path)
+    longest = _longest_name(folder)
+    if len(os.fsencode(name)) > longest:
+        raise UsageError(
+            "a name too long for its folder", path=path, found=f"{len(os.fsencode(name))} bytes",
+            expected=f"at most {longest}", hint="choose a shorter name",
+        )  # fmt: skip
+    refuse_sources([path], sources or {})
+    if not overwrite and os.path.lexists(path):
+        raise exists_already(path)
+
+
+def exists_already(path: str) -> RefusedError:
+    return RefusedError("exists already", path=path, hint="--force replaces it")
+
+
+def _longest_name(folder: str) -> int:
+    try:
+        return os.pathconf(folder or os.curdir, "PC_NAME_MAX")
+    except (OSError, ValueError):
+        return NAME_MAX
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def _shortened(name: str, longest: int) -> str:
+    """As much of the end of `name` as leaves room for what a partial's name adds; the end tells shards apart."""
+    while len(os.fsencode(name)) > longest - _ADDED:
+        name = name[1:]
+    return name
+
+
+def partial_path(target: str, token: str) -> str:
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{_shortened(name, _longest_name(folder))}.ggferry-{token}.partial")
+
+
+def new_token() -> str:
+    return secrets.token_hex(8)
+
+
+class Leftovers:
+    """The unfinished files of ours in one folder by what they were to become."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._longest = _longest_name(folder)
+        self._found: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(os.listdir(folder or os.curdir)):
+            if match := _PARTIAL.fullmatch(name):
+                self._found[match["target"]].append(os.path.join(folder, name))
+
+    def of(self, target: str) -> list[str]:
+        return self._found.get(_shortened(os.path.basename(target), self._longest), [])
+
+
+# --- one file ------------------------------------------------------------------------------------------------------
+
+
+class Partial:
+    """A new empty file of ours beside `target`, open and locked, until it is given that name or discarded.
+
+    `stale`: the unfinished files of killed runs that had the same target.
+    """
+
+    def __init__(self, target: str, token: str) -> None:
+        self.target, self.path = target, partial_path(target, token)
+        self.published = False
+        self.stale: list[str] = []
+        flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC
+        self.fd = -1
+        self.fd = self._try(os.open, self.path, flags, 0o666)
+        if _lock(self.fd) is False or not self._is_at(self.path):
+            self.discard()  # taken for a dead one in the instant before it was locked
+            raise BusyError("another writer is at work on this file", path=target)
+
+    def write(self, data: bytes) -> None:
+        """All of a small file, on disk when this returns."""
+        view = memoryview(data)
+        while view:
+            view = view[self._try(os.write, self.fd, view) :]
+        self._try(os.fsync, self.fd)
+
+    def give_name(self, *, overwrite: bool = False) -> None:
+        """Let the target's name lead to this file. Raises RefusedError when the name is taken, unless `overwrite`."""
+        if overwrite:
+            self._try(os.replace, self.path, self.target)
+        else:
+            try:
+                name_new(self.path, self.target)
+            except FileExistsError:
+                if not self._is_at(self.target):  # NFS may say so when its own first answer was lost
+                    raise exists_already(self.target) from None
+            except OSError as error:
+                raise self._failure(error) from None
+        self.published = True
+
+    def take_back(self) -> None:
+        """Undo a `give_name` that replaced nothing."""
+        if self._is_at(self.target):
+            self._try(os.unlink, self.target)
+        self.published = False
+
+    def discard(self) -> None:
+        """Give up the name of our own; with it the bytes, unless they have another."""
+        if self.fd >= 0:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def sweep(self) -> None:
+        """Remove what killed runs left of the same target."""
+        for path in self.stale:
+            with suppress(OSError):
+                os.unlink(path)
+
+    def __enter__(self) -> Partial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def _is_at(self, path: str) -> bool:
+        try:
+            return os.path.samestat(os.lstat(path), os.fstat(self.fd))
+        except OSError:
+            return False
+
+    def _try(self, call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: OSError) -> GgferryError:
+        return of_os(error, "cannot be written", self.target)
+
+
+def name_new(path: str, target: str) -> None:
+    """Give the file at `path` the name `target`. rename(2) replaces its target whatever a check before it said; link(2)
+    fails on one that exists, so two publishers cannot both win. Between link and the unlink of `path` both names lead
+    to the same complete file. Raises FileExistsError or another OSError."""
+    try:
+        os.link(path, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if not _rename_new(path, target):
+            _rename_to_claimed(path, target)
+
+
+def _rename_new(path: str, target: str) -> bool:
+    """renameat2(2) for FAT and network file systems that have no links; False where it is not known either."""
+    import ctypes
+
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), target)
+
+
+def _rename_to_claimed(path: str, target: str) -> None:
+    """An exclusive create claims the name, and the rename replaces only our own empty file."""
+    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC))
+    os.replace(path, target)
+
+
+def sync_folder(path: str) -> None:
+    """Bring the names in the folder of `path` to disk."""
+    fd = os.open(os.path.dirname(path) or os.curdir, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # some file systems cannot sync a folder
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# --- one writer ----------------------------------------------------------------------------------------------------
+
+
+def claim(targets: Sequence[str], sources: Mapping[Identity, str] | None = None) -> list[Partial]:
+    """A partial for each of `targets`, all or none. Raises BusyError when another writer is at work on one of them,
+    RefusedError when what a killed run left of one is among the `sources`."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return _claim(targets, sources or {})
+        except BusyError:
+            if attempt == ATTEMPTS - 1:
+                raise
+        time.sleep(random.uniform(0, PAUSE))
+    raise AssertionError("unreachable")
+
+
+def _claim(targets: Sequence[str], sources: Mapping[Identity, str]) -> list[Partial]:
+    token = new_token()
+    with ExitStack() as undo:
+        made = [undo.enter_context(Partial(target, token)) for target in targets]
+        # Looked for after our own stand there, locked: of two that begin at once at least one sees the other.
+        left = {folder: leftovers(folder) for folder in {os.path.dirname(target) for target in targets}}
+        for partial in made:
+            others = left[os.path.dirname(partial.target)].of(partial.target)
+            partial.stale = [path for path in others if path != partial.path and _is_dead(path, partial.target)]
+            refuse_sources(partial.stale, sources)
+        undo.pop_all()
+    return made
+
+
+def sweep(targets: Iterable[str], beside: str) -> list[str]:
+    """Remove what killed writers of `targets` left, and of the files claimed with them, whose names end in `beside`;
+    the paths of what stays, because its writer lives or that cannot be known."""
+    stays = []
+    folders: dict[str, list[str]] = defaultdict(list)
+    for target in targets:
+        folders[os.path.dirname(target)].append(target)
+    for folder, wanted in folders.items():
+        with suppress(OSError):
+            left = Leftovers(folder)
+            for target in wanted:
+                for path in left.of(target):
+                    if not _swept(path, target, beside):
+                        stays.append(path)
+    return stays
+
+
+def _swept(path: str, target: str, beside: str) -> bool:
+    match = _PARTIAL.fullmatch(os.path.basename(path))
+    try:
+        if match is None or not _is_dead(path, target):
+            return True  # gone by now, or nothing of ours
+    except GgferryError:
+        return False
+    for each in (path, partial_path(target + beside, match["token"])):
+        with suppress(OSError):
+            os.unlink(each)
+    return not os.path.lexists(path)
+
+
+def leftovers(folder: str) -> Leftovers:
+    try:
+        return Leftovers(folder)
+    except OSError as error:
+        raise of_os(error, "cannot be listed", folder or os.curdir) from None
+
+
+def _is_dead(path: str, target: str) -> bool:
+    """Whether the writer of this partial is gone; False for what is none. Raises BusyError while it lives,
+    RefusedError where that cannot be known."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            return False
+        raise _unknown(path, target) from None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
+        free = _lock(fd)
+    finally:
+        os.close(fd)
+    if free is None:
+        raise _unknown(path, target)
+    if not free:
+        raise BusyError("another writer is at work on this file", path=target)
+    return True
+
+
+def _unknown(path: str, target: str) -> RefusedError:
+    return RefusedError(
+        "another writer may be at work on this file", path=target, found=path,
+        hint="its folder cannot tell whether that one lives; if no ggferry does, remove the file",
+    )  # fmt: skip
+
+
+def _lock(fd: int) -> bool | None:
+    """Lock an open file for as long as it stays open: False when another holds it, None where there are no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in _HELD else None
+    return True
+
+
+# --- all names together --------------------------------------------------------------------------------------------
+
+
+def publish(partials: Sequence[Partial], *, overwrite: bool = False) -> None:
+    """Give complete files of one folder their names, in this order: all of them, or none where nothing is
+    overwritten."""
+    try:
+        for partial in partials:
+            partial.give_name(overwrite=overwrite)
+    except BaseException:
+        for partial in reversed(partials):
+            if partial.published and not overwrite:
+                partial.take_back()
+        raise
+    sync_folder(partials[0].target)
+    for partial in partials:
+        partial.discard()
+
+
+def begin_file(path: str, *, overwrite: bool = False, sources: Mapping[Identity, str] | None = None) -> Partial:
+    """The partial of a target that is no part of a set. Raises as `check_target` and `claim`."""
+    check_target(path, overwrite=True, sources=sources)
+    [partial] = claim([path], sources)
+    partial.sweep()
+    if not overwrite and os.path.lexists(path):
+        partial.discard()
+        raise exists_already(path)
+    return partial
+
+
+def write_file(
+    path: str, write: Callable[[BinaryIO], object], *, overwrite: bool = False,
+    sources: Mapping[Identity, str] | None = None,
+) -> None:  # fmt: skip
+    """Write a file whole or not at all: `write` is given it, open and empty. Raises as `begin_file`."""
+    with ExitStack() as stack:
+        with interrupts_wait():
+            partial = stack.enter_context(begin_file(path, overwrite=overwrite, sources=sources))
+        try:
+            with os.fdopen(partial.fd, "wb", closefd=False) as file:
+                write(file)
+            os.fsync(partial.fd)
+        except OSError as error:
+            raise of_os(error, "cannot be written", path) from None
+        with interrupts_wait():
+            publish([partial], overwrite=overwrite)

@@ -1,0 +1,111 @@
+"""Where bytes come from: one `read(offset, size)` for all. Files are `pread`, never mapped (mapped pages are memory).
+
+A remote model is read through a folder that mirrors it (`mount`): what stands beside the weights lies there whole, of
+the weights only their first bytes, for the probes; everything that opens a path for reading tensors asks `open_source`,
+which takes the bytes from where they are. Whoever opens such a file plainly finds it ending early, never wrong bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from ggferry.formats.errors import TruncatedError
+from ggferry.formats.files.local_files import open_file
+from ggferry.formats.files.opened_files import note
+
+
+class Source(Protocol):
+    """A named run of `size` bytes, readable at any offset from any thread."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`. Raises TruncatedError when they are not there."""
+        ...
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from `offset`. Raises TruncatedError when the bytes are not there."""
+        ...
+
+    def close(self) -> None: ...
+
+
+Opener = Callable[[str], Source | None]
+"""Path below a mounted folder → its bytes; None for a file that lies there whole."""
+_MOUNTS: dict[str, Opener] = {}
+
+
+def mount(folder: str, opener: Opener) -> None:
+    """From now on the files below `folder` are opened by `opener`."""
+    _MOUNTS[os.path.join(os.path.abspath(folder), "")] = opener
+
+
+def unmount(folder: str) -> None:
+    """Undo `mount`."""
+    _MOUNTS.pop(os.path.join(os.path.abspath(folder), ""), None)
+
+
+def open_source(path: str | os.PathLike[str], root: str | None = None) -> Source:
+    """The bytes of the file at `path`, wherever they are. `root`, raises: as `local_files.open_file`."""
+    whole = os.path.abspath(path)
+    for folder, opener in list(_MOUNTS.items()):
+        if whole.startswith(folder) and (source := opener(whole)) is not None:
+            return source
+    return LocalFile(path, root)
+
+
+class LocalFile:
+    """A file on disk, opened once (`local_files.open_file`); thread-safe through `pread`."""
+
+    _fd = -1
+
+    def __init__(self, path: str | os.PathLike[str], root: str | None = None) -> None:
+        self.path = os.fspath(path)
+        self._fd = open_file(path, root)
+        self.size = os.fstat(self._fd).st_size
+        note(self.path, self._fd)
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise TruncatedError(
+                f"{size} bytes wanted, the file ends at {self.size:#x}", path=self.path, offset=offset
+            )
+        data = os.pread(self._fd, size, offset)
+        while len(data) < size:  # pread stops at 2^31-1 bytes and at signals
+            more = os.pread(self._fd, size - len(data), offset + len(data))
+            if not more:
+                raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + len(data))
+            data += more
+        return data
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise TruncatedError(
+                f"{len(buffer)} bytes wanted, the file ends at {self.size:#x}", path=self.path, offset=offset
+            )
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            if not count:
+                raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + done)
+            done += count
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> LocalFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,249 @@
+"""The bytes of a GGUF header and the place of every tensor, before one byte of tensor data exists.
+
+Pure: the same metadata and tensors give the same bytes. Structure as in `readers/gguf.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggferry.formats import limits
+from ggferry.formats.errors import DuplicateError, EncodingError, OutOfRangeError, UsageError
+from ggferry.formats.fields import CODES
+from ggferry.formats.gguf.values import (
+    ALIGNMENT_KEY,
+    COUNT_CODES,
+    DEFAULT_ALIGNMENT,
+    KEY_PATTERN,
+    NUMBER_CODES,
+    Value,
+    ValueType,
+    align,
+    is_alignment,
+    u32,
+)
+from ggferry.quant.types import BlockError, BlockType
+from ggferry.support.content_cache import Recent, held
+
+Declared = tuple[str, BlockType, tuple[int, ...]]
+"""A tensor to be written: name, type, shape (outermost first)."""
+
+_KEY = re.compile(KEY_PATTERN)
+VOCABULARY = 256  # strings; shorter arrays are packed sooner than they are found again
+_PACKED: Recent[bytes] = Recent(64 << 20)
+"""(Byte order, type of the lengths, strings) → their bytes."""
+_V1_TYPES = 10  # GGUF_TYPE_COUNT of v1: UINT64, INT64 and FLOAT64 came with v2
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor with its place: `offset` is absolute, `nbytes` without the padding behind it."""
+
+    name: str
+    type: BlockType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFLayout:
+    """A GGUF file without its data. `header`: everything up to the first tensor, padding included. `size`: of the
+    whole file; every tensor, the last one too, is padded to `alignment` with zeros."""
+
+    header: bytes = field(repr=False)
+    tensors: Mapping[str, Placed] = field(repr=False)
+    size: int
+    alignment: int
+    big_endian: bool
+    version: int
+
+    @property
+    def data_offset(self) -> int:
+        return len(self.header)
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Absolute offset of each tensor's data."""
+        return {name: tensor.offset for name, tensor in self.tensors.items()}
+
+    @property
+    def relative(self) -> dict[str, int]:
+        """Offset of each tensor's data in the data section, as its table states it."""
+        return {name: tensor.offset - len(self.header) for name, tensor in self.tensors.items()}
+
+
+def lay_out(
+    metadata: Mapping[str, Value],
+    tensors: Sequence[Declared],
+    *,
+    alignment: int = DEFAULT_ALIGNMENT,
+    big_endian: bool = False,
+    version: int = 3,
+) -> GGUFLayout:
+    """The header of a file with these keys and tensors in the given order, and where each tensor's data goes.
+
+    `general.alignment` is added behind the other keys when `alignment` is not 32 and the metadata lacks it. Versions
+    1 and 2 are for tests. Raises UsageError (key, name, shape or alignment that GGUF or ggml does not take),
+    DuplicateError, OutOfRangeError (a value its type does not hold), EncodingError.
+    """
+    metadata = _with_alignment(metadata, alignment)
+    packer = _Packer(version, big_endian)
+    placed, end = [], 0
+    for name, kind, shape in tensors:
+        nbytes = _checked_size(name, kind, shape)
+        placed.append(Placed(name, kind, tuple(shape), end, nbytes))
+        end = align(end + nbytes, alignment)
+    if len({tensor.name for tensor in placed}) != len(placed):
+        names = [tensor.name for tensor in placed]
+        raise DuplicateError("tensor name twice", found=next(n for n in names if names.count(n) > 1))
+    header = packer.header(metadata, placed)
+    header += bytes(align(len(header), alignment) - len(header))
+    absolute = {t.name: Placed(t.name, t.type, t.shape, t.offset + len(header), t.nbytes) for t in placed}
+    return GGUFLayout(header, absolute, len(header) + end, alignment, big_endian, version)
+
+
+def _with_alignment(metadata: Mapping[str, Value], alignment: int) -> Mapping[str, Value]:
+    if not is_alignment(alignment) or alignment > limits.MAX_ALIGNMENT or alignment & (alignment - 1):
+        expected = f"a power of two, at most {limits.MAX_ALIGNMENT}"  # ggml takes nothing else
+        raise UsageError("alignment", found=alignment, expected=expected)
+    stated = metadata.get(ALIGNMENT_KEY)
+    if stated is None:
+        return metadata if alignment == DEFAULT_ALIGNMENT else {**metadata, ALIGNMENT_KEY: u32(alignment)}
+    if stated != u32(alignment):
+        raise UsageError(f"{ALIGNMENT_KEY} contradicts the alignment asked for", found=stated, expected=u32(alignment))
+    return metadata
+
+
+def _checked_size(name: str, kind: BlockType, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor. Raises UsageError for what no GGUF file can hold."""
+    size = len(name.encode(errors="surrogateescape"))
+    if not 1 <= size <= limits.MAX_GGUF_NAME or not name.isprintable():
+        expected = f"1..{limits.MAX_GGUF_NAME} bytes of printable UTF-8"
+        raise UsageError("tensor name", found=name, expected=expected)
+    if kind.ggml_id is None or kind.planar:
+        raise UsageError(f"tensor {name!r}: GGUF has no type {kind.name}")
+    if not 1 <= len(shape) <= limits.MAX_DIMS or not all(1 <= size <= limits.MAX_DIM for size in shape):
+        raise UsageError(
+            f"tensor {name!r}: shape", found=shape, expected=f"1..{limits.MAX_DIMS} dimensions, none empty"
+        )
+    try:
+        return kind.nbytes(shape)
+    except BlockError as error:
+        raise UsageError(f"tensor {name!r}: {error}") from None
+
+
+def _encoded(text: Any, what: str) -> bytes:
+    """UTF-8, surrogate escapes as the bytes they stand for."""
+    if not isinstance(text, str):
+        raise OutOfRangeError(what, found=text, expected="text")
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise EncodingError(f"{what}: a lone surrogate", found=text[error.start]) from None
+
+
+class _Packer:
+    """Numbers, strings, values and tables in one version and byte order."""
+
+    def __init__(self, version: int, big_endian: bool) -> None:
+        if version not in COUNT_CODES:
+            raise UsageError("GGUF version", found=version, expected="1, 2 or 3")
+        self.version = version
+        self.mark = ">" if big_endian else "<"
+        self.count_code = COUNT_CODES[version]
+
+    def header(self, metadata: Mapping[str, Value], tensors: Sequence[Placed]) -> bytes:
+        out = bytearray(b"GGUF" + self.number("u32", self.version, "version"))
+        out += self.count(len(tensors), "number of tensors", limits.MAX_GGUF_TENSORS)
+        out += self.count(len(metadata), "number of metadata keys", limits.MAX_KV)
+        for key, value in metadata.items():
+            if not _KEY.fullmatch(key) or len(key) > limits.MAX_KEY:
+                raise UsageError("metadata key", found=key, expected="lower_snake_case.parts in ASCII")
+            out += self.text(key, key) + self.number("u32", value.type, key) + self.value(key, value, 0)
+        for tensor in tensors:
+            what = f"tensor {tensor.name!r}"
+            out += self.text(tensor.name, what) + self.number("u32", len(tensor.shape), what)
+            out += self.numbers(self.count_code, tensor.shape[::-1], what)
+            out += self.number("u32", tensor.type.ggml_id, what) + self.number("u64", tensor.offset, what)
+        return bytes(out)
+
+    def number(self, code: str, value: Any, what: str) -> bytes:
+        try:
+            return struct.pack(self.mark + CODES[code], value)
+        except (struct.error, OverflowError):
+            raise OutOfRangeError(what, found=value, expected=code) from None
+
+    def numbers(self, code: str, values: Sequence[Any], what: str) -> bytes:
+        try:
+            return struct.pack(f"{self.mark}{len(values)}{CODES[code]}", *values)
+        except (struct.error, OverflowError) as error:
+            raise OutOfRangeError(what, found=values[0] if len(values) == 1 else str(error), expected=code) from None
+
+    def count(self, value: int, what: str, limit: int) -> bytes:
+        if value > limit:
+            raise OutOfRangeError(what, found=value, expected=f"at most {limit}")
+        return self.number(self.count_code, value, what)
+
+    def text(self, text: Any, what: str) -> bytes:
+        raw = _encoded(text, what)
+        return self.count(len(raw), f"length of {what}", limits.MAX_STRING) + raw
+
+    def texts(self, texts: Sequence[Any], what: str) -> bytes:
+        """Strings behind their lengths: vocabularies of hundreds of thousands pass here, the same ones often."""
+        if len(texts) < VOCABULARY:
+            return self._packed(texts, what)
+        key = self.mark, self.count_code, tuple(texts)
+        found = _PACKED.get(key)
+        if found is None:
+            found = self._packed(texts, what)
+            _PACKED.put(key, found, len(found) + held(texts))
+        return found
+
+    def _packed(self, texts: Sequence[Any], what: str) -> bytes:
+        try:
+            raws = [text.encode() for text in texts]
+        except (AttributeError, UnicodeEncodeError):
+            raws = [_encoded(text, what) for text in texts]
+        longest = max(map(len, raws), default=0)
+        self.count(longest, f"length of {what}", limits.MAX_STRING)
+        pack = struct.Struct(self.mark + CODES[self.count_code]).pack
+        heads = {size: pack(size) for size in set(map(len, raws))}
+        parts = [b""] * (2 * len(raws))
+        parts[::2], parts[1::2] = [heads[len(raw)] for raw in raws], raws
+        return b"".join(parts)
+
+    def bools(self, values: Sequence[Any], what: str) -> bytes:
+        wrong = [value for value in values if not isinstance(value, bool)]
+        if wrong:
+            raise OutOfRangeError(what, found=wrong[0], expected="bool")
+        return bytes(values)
+
+    def value(self, key: str, value: Value, depth: int) -> bytes:
+        """The value behind its type. `depth`: how many arrays it is in."""
+        if value.type is not ValueType.ARRAY:
+            return self.items(key, value.type, (value.data,), depth)
+        if value.items is None or depth == limits.MAX_ARRAY_DEPTH:
+            raise OutOfRangeError(
+                key, found=value.items, expected=f"typed arrays, {limits.MAX_ARRAY_DEPTH} deep at most"
+            )
+        head = self.number("u32", value.items, key) + self.count(len(value.data), key, limits.MAX_ARRAY)
+        return head + self.items(key, value.items, value.data, depth + 1)
+
+    def items(self, key: str, kind: ValueType, data: Sequence[Any], depth: int) -> bytes:
+        if self.version == 1 and kind >= _V1_TYPES:
+            raise OutOfRangeError(key, found=kind.name, expected="a type of GGUF v1")
+        if kind is ValueType.STRING:
+            return self.texts(data, key)
+        if kind is ValueType.BOOL:
+            return self.bools(data, key)
+        if kind is not ValueType.ARRAY:
+            return self.numbers(NUMBER_CODES[kind], data, key)
+        for item in data:
+            if not isinstance(item, Value) or item.type is not ValueType.ARRAY:
+                raise OutOfRangeError(key, found=item, expected="an array in an array")
+        return b"".join([self.value(key, item, depth) for item in data])

@@ -1,0 +1,114 @@
+"""GGUF models that llama-gguf-split and gguf-py cut into NAME-00001-of-0000N.gguf, as one checkpoint.
+
+Each shard is a GGUF file of its own: the first holds all metadata, every one holds `split.no` (from 0), `split.count`
+and `split.tensors.count` (llama.cpp, tools/gguf-split; gguf-py, add_shard_kv_data).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ggferry.formats import limits
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import DuplicateError, InconsistentError, NotFoundError, OutOfRangeError
+from ggferry.formats.files.sources import Source, open_source
+from ggferry.formats.gguf.values import ALIGNMENT_KEY
+from ggferry.formats.tensor_table import joined
+
+# '.partial': the shards of a model that is being written are re-read before they get their names (`partials`)
+_SHARD = re.compile(
+    r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.gguf(?:\.ggferry-[0-9a-f]{16}\.partial)?)", re.DOTALL
+)
+
+Parse = Callable[[Source, int], Checkpoint]
+
+
+def shard_number(path: str) -> int:
+    """The number from 0 that the name gives a shard; 0 for any other name."""
+    match = _SHARD.fullmatch(path)
+    return max(0, int(match["number"]) - 1) if match else 0
+
+
+def shard_paths(path: str, count: object) -> list[str]:
+    """The names of all shards beside the one at `path`, which says that there are `count`. Raises NotFoundError for
+    a name that tells no siblings and for an absent sibling, OutOfRangeError for an impossible count."""
+    if not isinstance(count, int) or not 2 <= count <= limits.MAX_SHARDS:
+        raise OutOfRangeError("split.count", path=path, found=count, expected=f"0..{limits.MAX_SHARDS}")
+    match = _SHARD.fullmatch(path)
+    if match is None or int(match["count"]) != count:
+        raise NotFoundError(
+            "the other shards of this split model cannot be found by this file's name",
+            path=path,
+            expected=f"NAME-00001-of-{count:05}.gguf",
+            hint="give the shards the names they were made with",
+        )
+    paths = [f"{match['stem']}-{number:05}-of-{count:05}{match['tail']}" for number in range(1, count + 1)]
+    for name in paths:
+        if not os.path.exists(name):
+            raise NotFoundError(f"a shard of {os.path.basename(path)} is missing", path=name)
+    return paths
+
+
+def open_shards(found: Checkpoint, number: int, parse: Parse) -> Checkpoint:
+    """All shards as one checkpoint, `found` being shard `number`. `parse(source, file)` reads a single file."""
+    shards: list[Checkpoint] = []
+    try:
+        paths = shard_paths(found.path, found.metadata["split.count"].data)
+        for other, path in enumerate(paths):
+            shard = found if other == number else parse(open_source(path), other)
+            shards.append(shard)
+            _check(shard, other, len(paths), shards[0])
+            if other:
+                shards[other] = replace(shard, metadata={}, header={})  # each may state a vocabulary
+        return _join(shards)
+    except BaseException:
+        for shard in (found, *shards):
+            shard.close()
+        raise
+
+
+def _join(shards: Sequence[Checkpoint]) -> Checkpoint:
+    """Metadata, header and alignment of the first, tensors, files and notes of all."""
+    first = shards[0]
+    names: set[str] = set()
+    for shard in shards:
+        if len(names) + len(shard.tensors) > limits.MAX_TENSORS:
+            raise OutOfRangeError(
+                "number of tensors", path=shard.path, expected=f"≤ {limits.MAX_TENSORS} in all shards"
+            )
+        for name in shard.tensors:
+            if name in names:
+                raise DuplicateError(f"tensor {name!r} is in an earlier shard too", path=shard.path)
+            names.add(name)
+    total = first.metadata.get("split.tensors.count")
+    if total is not None and total.data != len(names):
+        raise InconsistentError("split.tensors.count", path=first.path, found=total.data, expected=len(names))
+    files = tuple(shard.files[0] for shard in shards)
+    notes = tuple(f"{os.path.basename(shard.path)}: {note}" for shard in shards for note in shard.notes)
+    return replace(first, tensors=joined([shard.tensors for shard in shards]), files=files, notes=notes)
+
+
+def _check(shard: Checkpoint, number: int, count: int, first: Checkpoint) -> None:
+    """Raises InconsistentError when the shard is not number `number` of the model `first` begins."""
+    for key, expected in (("split.no", number), ("split.count", count)):
+        value = shard.metadata.get(key)
+        if value is None or value.data != expected:
+            found = "nothing" if value is None else value.data
+            raise InconsistentError(
+                f"{key} contradicts the file's name", path=shard.path, found=found, expected=expected
+            )
+    if shard.big_endian != first.big_endian:
+        raise InconsistentError("shards of different byte order", path=shard.path)
+    own = ("split.no", ALIGNMENT_KEY)
+    differing = [key for key, value in shard.metadata.items() if key not in own and first.metadata.get(key) != value]
+    if differing:
+        message = "metadata that differs from the first shard's"
+        raise InconsistentError(message, path=shard.path, found=shortened(differing))
+
+
+def shortened(names: Sequence[str], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

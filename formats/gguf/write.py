@@ -1,0 +1,212 @@
+"""Writing GGUF: declare, lay out, stream at known offsets, publish.
+
+A file grows under a name of our own (`partials`) without its header, which is written last: until `finish` the bytes
+are no GGUF file, until `publish` the name is not the final one, so nothing that a crash leaves can be taken for a
+finished model.
+The disk is at work from the first bytes on, not only when all are there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ggferry.formats.errors import GgferryError, OutOfRangeError, UsageError, VerificationError, of_os
+from ggferry.formats.files.opened_files import Identity
+from ggferry.formats.files.partial_files import Partial, begin_file, publish
+from ggferry.formats.gguf.header_layout import Declared, GGUFLayout, Placed, lay_out
+from ggferry.formats.gguf.values import DEFAULT_ALIGNMENT, Value
+from ggferry.quant.types import BlockType
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+Data: TypeAlias = "bytes | bytearray | memoryview | np.ndarray[Any, Any]"
+"""Contiguous bytes, or a C-contiguous array."""
+
+FLUSH = 64 << 20
+"""Bytes between two flushes: enough that a journal's commit costs nothing, little to wait for at an interrupt."""
+
+__all__ = ["Declared", "GGUFFile", "GGUFLayout", "Placed", "lay_out", "write_gguf"]
+
+
+class GGUFFile:
+    """A GGUF file in the making. `pwrite` may be called from any number of threads at once.
+
+    The life of one: `pwrite` … `finish` (complete, on disk, still at `partial`: to be verified) `publish` or `discard`.
+    As a context manager it discards what was not published.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], layout: GGUFLayout, *, overwrite: bool = False,
+        file: Partial | None = None, sources: Mapping[Identity, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Begin `path`, replacing what a crashed run left of it; `file`: where that was done already.
+
+        Raises RefusedError when `path` exists (without `overwrite`) or is one of `sources`, BusyError when another live
+        writer has the same target, NotFoundError when its folder does not exist.
+        """
+        self.path = os.fspath(path)
+        self.layout = layout
+        self.overwrite = overwrite
+        self._written: dict[str, list[tuple[int, int]]] = {name: [] for name in layout.tensors}
+        self._lock = threading.Lock()
+        self._finished = False
+        self.file = file or begin_file(self.path, overwrite=overwrite, sources=sources)
+        self._flusher = _Flusher(lambda: self._try(os.fdatasync, self.file.fd))
+        try:
+            self._try(os.ftruncate, self.file.fd, layout.size)  # a hole reads as zeros: all padding is in place
+        except BaseException:
+            self.discard()
+            raise
+
+    @property
+    def partial(self) -> str:
+        """Where the bytes are until they are published."""
+        return self.file.path
+
+    def pwrite(self, name: str, offset: int, data: Data) -> None:
+        """Put little-endian `data` at byte `offset` of tensor `name`; in a big-endian file its numbers are swapped,
+        and then `offset` and size must be whole blocks.
+
+        Raises UsageError for a tensor the layout lacks, OutOfRangeError when the bytes are not inside the tensor.
+        """
+        tensor = self.layout.tensors.get(name)
+        if tensor is None or self._finished:
+            raise UsageError(f"tensor {name!r} cannot be written", path=self.path, expected="a declared tensor")
+        view = _as_bytes(data)
+        end = offset + len(view)
+        if offset < 0 or end > tensor.nbytes:
+            found, expected = f"{offset}..{end}", f"0..{tensor.nbytes}"
+            raise OutOfRangeError(f"bytes of {name!r}", path=self.path, found=found, expected=expected)
+        if self.layout.big_endian:
+            view = self._swapped(tensor, offset, view)
+        self._put(tensor.offset + offset, view)
+        with self._lock:
+            self._written[name].append((offset, end))
+            self._flusher.wrote(len(view))
+
+    def finish(self) -> None:
+        """Write the header and flush everything to disk. Raises VerificationError naming a tensor that was not
+        written from its first byte to its last, exactly once."""
+        for name, tensor in self.layout.tensors.items():
+            position = 0
+            for begin, end in sorted(self._written[name]):
+                if begin != position:
+                    fault = "missing" if begin > position else "written twice"
+                    raise VerificationError(
+                        f"tensor {name!r}: bytes {fault}", path=self.path, found=begin, expected=position
+                    )
+                position = end
+            if position != tensor.nbytes:
+                message = f"tensor {name!r}: bytes missing"
+                raise VerificationError(message, path=self.path, found=position, expected=tensor.nbytes)
+        self._flusher.wait()
+        self._try(os.fsync, self.file.fd)  # the data before the header that declares it
+        self._put(0, memoryview(self.layout.header))
+        self._try(os.fsync, self.file.fd)
+        self._finished = True
+
+    def publish(self) -> None:
+        """Give the finished file its name. Raises RefusedError when a file of that name has appeared meanwhile."""
+        publish([self.finished()], overwrite=self.overwrite)
+        self._flusher.stop()
+
+    def finished(self) -> Partial:
+        """The complete file, to be published with others. Raises UsageError before `finish`."""
+        if not self._finished:
+            raise UsageError("published before it was finished", path=self.path)
+        return self.file
+
+    def discard(self) -> None:
+        """Remove what was written. Nothing happens to a published file."""
+        self._flusher.stop()
+        self.file.discard()
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def _swapped(self, tensor: Placed, offset: int, view: memoryview) -> memoryview:
+        from ggferry.quant.endian import swap
+
+        block = tensor.type.block_bytes
+        if offset % block or len(view) % block:
+            found = f"{len(view)} bytes at {offset}"
+            raise UsageError(f"part of {tensor.name!r}", found=found, expected=f"whole blocks of {block} bytes")
+        rows = np.frombuffer(view, dtype=np.uint8).reshape(-1, block)
+        return _as_bytes(np.ascontiguousarray(swap(tensor.type, rows)))
+
+    def _put(self, offset: int, view: memoryview) -> None:
+        while len(view):
+            count = self._try(os.pwrite, self.file.fd, view, offset)
+            view, offset = view[count:], offset + count
+
+    def _try(self, call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: OSError) -> GgferryError:
+        return of_os(error, "cannot be written", self.path)
+
+
+class _Flusher:
+    """Brings a file to disk while it grows, by a thread of its own. `sync` raises what is to be told of a failure:
+    the kernel tells it once, so it is kept for the next `wrote` or `wait`."""
+
+    def __init__(self, sync: Callable[[], None]) -> None:
+        self._sync = sync
+        self._pool = ThreadPoolExecutor(1, "ggferry-flush")
+        self._running: Future[None] | None = None
+        self._waiting = 0
+
+    def wrote(self, count: int) -> None:
+        """`count` bytes more are to be flushed. One thread at a time may call this."""
+        self._waiting += count
+        if self._waiting >= FLUSH and (self._running is None or self._running.done()):
+            self.wait()
+            self._waiting, self._running = 0, self._pool.submit(self._sync)
+
+    def wait(self) -> None:
+        if self._running is not None:
+            self._running.result()
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
+def _as_bytes(data: Any) -> memoryview:
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def write_gguf(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Value],
+    tensors: Sequence[tuple[str, BlockType, tuple[int, ...], Data]],
+    *,
+    alignment: int = DEFAULT_ALIGNMENT,
+    big_endian: bool = False,
+    version: int = 3,
+    overwrite: bool = False,
+    sources: Mapping[Identity, str] | None = None,
+) -> GGUFLayout:
+    """A whole small file at once, for fixtures and tests: tensors as (name, type, shape, little-endian bytes)."""
+    declared = [(name, kind, shape) for name, kind, shape, _ in tensors]
+    layout = lay_out(metadata, declared, alignment=alignment, big_endian=big_endian, version=version)
+    with GGUFFile(path, layout, overwrite=overwrite, sources=sources) as file:
+        for name, _, _, data in tensors:
+            file.pwrite(name, 0, data)
+        file.finish()
+        file.publish()
+    return layout

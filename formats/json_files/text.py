@@ -1,0 +1,64 @@
+"""JSON files (`json_parse` reads their text)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ggferry.formats.errors import CorruptError
+from ggferry.formats.files.local_files import read_bytes
+from ggferry.formats.json_files.parse import parse_json as parse_json
+from ggferry.formats.limits import MAX_JSON
+from ggferry.support.content_cache import Recent
+
+BOM = b"\xef\xbb\xbf"
+PARSED = 10  # bytes of Python objects for one of text: 7 to 9 in vocabularies
+_KNOWN: Recent[dict[str, Any]] = Recent(128 << 20)
+"""Digest of a file → the object in it."""
+
+
+def load_json(path: str, cap: int = MAX_JSON, root: str | None = None) -> Any:
+    """The value in the JSON file `path` of at most `cap` bytes. `root`: as of `local_files.open_file`.
+
+    A byte-order mark is skipped and NaN and Infinity are read (transformers writes them into config.json). Raises
+    NotFoundError, OutOfRangeError (too large), EncodingError (not UTF-8, not JSON), DuplicateError (a key twice).
+    """
+    return _parse_file(read_bytes(path, cap, root), path)
+
+
+def load_object(path: str, cap: int = MAX_JSON, root: str | None = None) -> dict[str, Any]:
+    """`load_json`, whose value must be an object."""
+    return _object(load_json(path, cap, root), path)
+
+
+def load_known(path: str) -> tuple[dict[str, Any], bytes]:
+    """`load_object`, and the digest of the bytes that say it. Nobody may change the object: the next file of the same
+    bytes is it too (`recent.keeping`)."""
+    from blake3 import blake3
+
+    data = read_bytes(path)
+    digest = blake3(data).digest()
+    value = _KNOWN.get(digest)
+    if value is None:
+        value = _object(_parse_file(data, path), path)
+        _KNOWN.put(digest, value, PARSED * len(data))
+    return value, digest
+
+
+def read_text(path: str) -> tuple[bytes, int]:
+    """The bytes of the JSON file `path` without a byte-order mark, and how many that had. Raises as `load_json`."""
+    return _without_mark(read_bytes(path))
+
+
+def _without_mark(data: bytes) -> tuple[bytes, int]:
+    return (data[len(BOM) :], len(BOM)) if data.startswith(BOM) else (data, 0)
+
+
+def _parse_file(data: bytes, path: str) -> Any:
+    text, skipped = _without_mark(data)
+    return parse_json(text, path, skipped, constants=True)
+
+
+def _object(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CorruptError("is not a JSON object", path=path, found=type(value).__name__, expected="{…}")
+    return value

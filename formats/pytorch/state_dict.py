@@ -1,0 +1,150 @@
+"""Which tensors of an unpickled checkpoint are the model's, and under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggferry.formats.errors import DuplicateError, EncodingError, OutOfRangeError, UnsupportedError
+from ggferry.formats.limits import MAX_NAME, MAX_PICKLE_OPS, MAX_STATE_DEPTH, MAX_TENSORS
+from ggferry.formats.pytorch.pickle_names import View
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
+"""Keys under which trainers keep the state dict: Lightning, the PyTorch tutorials, fairseq, DeepSpeed."""
+
+MAX_SIZES = 64
+"""Entries of a dictionary of sizes beside a model: Whisper's has ten."""
+_OPTIMIZER = frozenset({"state", "param_groups"})  # torch.optim.Optimizer.state_dict()
+_SAVE = "load it with the program that wrote it and save its state_dict() alone"
+
+
+@dataclass(slots=True)
+class State:
+    """`tensors`: the model's, by name, nested dictionaries joined with dots. `others`: tensors beside the model.
+    `sizes`: dictionaries of whole numbers beside the model, by name: OpenAI's Whisper has `dims`."""
+
+    tensors: dict[str, View]
+    others: dict[str, View] = field(default_factory=dict)
+    wrapper: str = ""
+    notes: tuple[str, ...] = ()
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+def find_state(value: Any, path: str) -> State:
+    """The state dict in the value of a checkpoint's pickle.
+
+    Raises UnsupportedError when there is none (a lone tensor, a list, an optimizer's state), DuplicateError when two
+    nested names are one, OutOfRangeError for depth and lengths.
+    """
+    if not isinstance(value, dict):
+        found = "one tensor" if isinstance(value, View) else f"a {type(value).__name__}"
+        raise UnsupportedError("not a state dict", path=path, found=found, expected="names to tensors", hint=_SAVE)
+    if value.keys() >= _OPTIMIZER:
+        raise UnsupportedError("an optimizer's state, not a model", path=path, hint=_SAVE)
+    state, rest = value, []
+    keys: list[str] = []
+    probe = _Walk(path)
+    while (key := _wrapper(state, probe)) is not None and len(keys) < MAX_STATE_DEPTH:
+        rest.append((".".join(keys), {other: item for other, item in state.items() if other != key}))
+        keys.append(key)
+        state = state[key]
+    walk = _Walk(path)
+    tensors = walk.collect("", state)
+    others: dict[str, View] = {}
+    sizes: dict[str, dict[str, int]] = {}
+    for prefix, items in rest:
+        sizes |= {key: dict(item) for key, item in items.items() if isinstance(key, str) and _are_sizes(item)}
+        others |= walk.collect(prefix, {key: item for key, item in items.items() if key not in sizes})
+    if not tensors:
+        raise UnsupportedError("a checkpoint without tensors", path=path, expected="names to tensors", hint=_SAVE)
+    wrapper = ".".join(keys)
+    notes = (f"the model was found under {wrapper!r}",) if keys else ()
+    return State(tensors, others, wrapper, (*notes, *walk.notes()), sizes)
+
+
+def _are_sizes(item: Any) -> bool:
+    return (
+        isinstance(item, dict)
+        and 0 < len(item) <= MAX_SIZES
+        and all(isinstance(key, str) and type(value) is int and 0 <= value < 1 << 32 for key, value in item.items())
+    )
+
+
+def _wrapper(state: dict[Any, Any], probe: _Walk) -> str | None:
+    """The key under which the model is, when `state` itself has no tensors but wraps a dictionary that has."""
+    if any(isinstance(item, View) for item in state.values()):
+        return None
+    return next((key for key in WRAPPERS if isinstance(state.get(key), dict) and probe.finds(state[key])), None)
+
+
+class _Walk:
+    """Goes through nested values once, whatever they share; counts what it sees."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.left = MAX_PICKLE_OPS
+        self.plain: list[str] = []
+        self.plain_count = 0
+
+    def finds(self, items: dict[Any, Any]) -> bool:
+        """Whether there is a tensor anywhere in `items`."""
+        return next(self._leaves("", items), None) is not None
+
+    def collect(self, prefix: str, items: dict[Any, Any]) -> dict[str, View]:
+        tensors: dict[str, View] = {}
+        for name, view in self._leaves(prefix, items):
+            if name in tensors:
+                raise DuplicateError("two tensors of one name", path=self.path, found=name)
+            if len(tensors) >= MAX_TENSORS:
+                raise OutOfRangeError("number of tensors", path=self.path, expected=f"≤ {MAX_TENSORS}")
+            tensors[name] = view
+        return tensors
+
+    def _leaves(self, prefix: str, items: dict[Any, Any]) -> Iterator[tuple[str, View]]:
+        pending = [(prefix, iter(items.items()))]
+        while pending:
+            prefix, iterator = pending[-1]
+            for key, value in iterator:
+                self.left -= 1
+                if self.left < 0:
+                    raise OutOfRangeError("nested values", path=self.path, expected=f"≤ {MAX_PICKLE_OPS}")
+                name = self._name(prefix, key)
+                if isinstance(value, View):
+                    yield name, value
+                elif isinstance(value, dict) or (isinstance(value, (list, tuple)) and _holds_more(value)):
+                    if len(pending) >= MAX_STATE_DEPTH:
+                        raise OutOfRangeError("levels of nesting", path=self.path, expected=f"≤ {MAX_STATE_DEPTH}")
+                    inside = value.items() if isinstance(value, dict) else enumerate(value)
+                    pending.append((name, iter(inside)))
+                    break
+                else:
+                    self._remark(name)
+            else:
+                pending.pop()
+
+    def _name(self, prefix: str, key: Any) -> str:
+        text = key if isinstance(key, str) else repr(key)
+        name = f"{prefix}.{text}" if prefix else text
+        try:
+            size = len(name.encode())
+        except UnicodeEncodeError:
+            raise EncodingError("name of a tensor", path=self.path, found=repr(text[:MAX_NAME])) from None
+        if not 0 < size <= MAX_NAME:
+            raise OutOfRangeError("length of a name", path=self.path, found=size, expected=f"1 to {MAX_NAME} bytes")
+        return name
+
+    def _remark(self, name: str) -> None:
+        self.plain_count += 1
+        if len(self.plain) < 5:
+            self.plain.append(name)
+
+    def notes(self) -> tuple[str, ...]:
+        if not self.plain_count:
+            return ()
+        more = f" and {self.plain_count - len(self.plain)} more" if self.plain_count > len(self.plain) else ""
+        return (f"not tensors, left out: {', '.join(self.plain)}{more}",)
+
+
+def _holds_more(items: list[Any] | tuple[Any, ...]) -> bool:
+    return any(isinstance(item, (View, dict, list, tuple)) for item in items)

@@ -1,0 +1,171 @@
+"""One file of a PyTorch checkpoint: its records, its state dict, where each tensor's bytes stand.
+
+The archive is read by `formats.pytorch.zip_archive`, its pickle by `formats.pytorch.pickle_machine`: nothing in it is run, ever, and there
+is no other way to load it here. Source of the container: `caffe2/serialize/inline_container.cc` and
+`torch/serialization.py` 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ggferry.formats.checkpoint import Checksum, Dropped, Span, TensorRef
+from ggferry.formats.errors import (
+    EncodingError,
+    InconsistentError,
+    MissingError,
+    OutOfRangeError,
+    UnsupportedError,
+    UnsupportedVersionError,
+)
+from ggferry.formats.files.sources import Source
+from ggferry.formats.limits import MAX_PICKLE
+from ggferry.formats.pytorch.pickle_machine import Storage, View, read_pickle
+from ggferry.formats.pytorch.state_dict import find_state
+from ggferry.formats.pytorch.zip_archive import Archive, Entry, read_archive
+
+VERSIONS = range(1, 11)  # kMinSupportedFileFormatVersion … kMaxSupportedFileFormatVersion
+SMALL = 64  # bytes of a record that holds one word
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What one file holds."""
+
+    tensors: dict[str, TensorRef]
+    dropped: tuple[Dropped, ...]
+    checksums: tuple[Checksum, ...]
+    header: Mapping[str, Any]
+    version: int
+    notes: tuple[str, ...]
+
+
+def read_contents(source: Source, file: int = 0) -> Contents:
+    """The tensors of one file in the order of its dictionary. Reads the archive's directory and its small records."""
+    archive = read_archive(source)
+    root = _root(archive)
+    header = _header(archive, root)
+    pickled = archive.entries[f"{root}/data.pkl"]
+    if pickled.nbytes > MAX_PICKLE:
+        limit = f"≤ {MAX_PICKLE}"
+        raise OutOfRangeError("size of data.pkl", path=source.path, found=pickled.nbytes, expected=limit)
+    value, storages = read_pickle(archive.read(pickled.name), source.path, pickled.offset)
+    records = {key: _record(archive, root, storage) for key, storage in storages.items()}
+    state = find_state(value, source.path)
+    swapped = header["byteorder"] == "big"
+
+    def ref(name: str, view: View) -> TensorRef:
+        offset = records[view.storage.key].offset + view.offset * view.type.block_bytes
+        span = Span(file, offset, view.shape, None if _is_contiguous(view) else view.strides)
+        return TensorRef(name, view.type, view.shape, (span,), big_endian=swapped)
+
+    tensors = {name: ref(name, view) for name, view in state.tensors.items()}
+    beside = f"not part of the model under {state.wrapper!r}"
+    dropped = tuple(Dropped(ref(name, view), beside) for name, view in state.others.items())
+    sums = tuple(Checksum(file, entry.offset, entry.nbytes, entry.crc32) for entry in archive.entries.values())
+    notes = (*state.notes, *_remarks(archive, root, records, header), *_shared(tensors))
+    version = int(header["version"])
+    header = {**state.sizes, **header}
+    return Contents(tensors, dropped, sums if archive.has_checksums else (), header, version, notes)
+
+
+# --- the archive's own records -----------------------------------------------------------------
+
+
+def _root(archive: Archive) -> str:
+    """The one folder that all entries are in."""
+    roots = {name.partition("/")[0] for name in archive.entries}
+    stray = next((name for name in archive.entries if "/" not in name), None)
+    path = archive.source.path
+    if not roots:
+        raise MissingError("an empty archive", path=path, expected="data.pkl")
+    if stray is not None or len(roots) > 1:
+        found = sorted(roots)[:4] if stray is None else stray
+        raise OutOfRangeError("entries outside the archive's folder", path=path, found=found, expected="one folder")
+    root = roots.pop()
+    if f"{root}/constants.pkl" in archive.entries:
+        hint = "save the module's state_dict() instead"
+        raise UnsupportedError("a TorchScript program, not a checkpoint", path=path, hint=hint)
+    for name in ("data.pkl", "version"):
+        if f"{root}/{name}" not in archive.entries:
+            raise MissingError("a PyTorch archive without a record it must have", path=path, expected=f"{root}/{name}")
+    return root
+
+
+def _header(archive: Archive, root: str) -> dict[str, Any]:
+    """The one-word records, as text; `byteorder` is 'little' where the file does not say (before PyTorch 2.1)."""
+    header = {"root": root, "byteorder": "little"}
+    for name in ("version", "byteorder", ".format_version", ".storage_alignment"):
+        entry = archive.entries.get(f"{root}/{name}")
+        if entry is not None:
+            header[name.lstrip(".")] = _word(archive, entry)
+    path = archive.source.path
+    version, byteorder = header["version"], header["byteorder"]
+    if not version.isdecimal() or int(version) not in VERSIONS:
+        limits = f"{VERSIONS.start} to {VERSIONS.stop - 1}"
+        raise UnsupportedVersionError("version of the archive", path=path, found=version, expected=limits)
+    if byteorder not in ("little", "big"):
+        raise OutOfRangeError("byte order", path=path, found=byteorder, expected="little or big")
+    return header
+
+
+def _word(archive: Archive, entry: Entry) -> str:
+    if entry.nbytes > SMALL:
+        limit = f"≤ {SMALL} bytes"
+        raise OutOfRangeError(f"size of {entry.name}", path=archive.source.path, found=entry.nbytes, expected=limit)
+    data = archive.read(entry.name)
+    if not data.isascii():
+        raise EncodingError(entry.name, path=archive.source.path, offset=entry.offset, found=data)
+    return data.decode("ascii").strip()
+
+
+def _record(archive: Archive, root: str, storage: Storage) -> Entry:
+    """The bytes of a storage, which are there and as many as the pickle says."""
+    name, path = f"{root}/data/{storage.key}", archive.source.path
+    entry = archive.entries.get(name)
+    if entry is None:
+        raise MissingError("a storage that the pickle names", path=path, expected=name)
+    if entry.nbytes != storage.nbytes:
+        wanted = f"{storage.nbytes} bytes"
+        raise InconsistentError(f"size of {name}", path=path, offset=entry.offset, found=entry.nbytes, expected=wanted)
+    return entry
+
+
+def _is_contiguous(view: View) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
+        if size != 1 and stride != expected and 0 not in view.shape:
+            return False
+        expected *= size
+    return True
+
+
+# --- what a user should know -------------------------------------------------------------------
+
+
+def _remarks(archive: Archive, root: str, records: Mapping[str, Entry], header: Mapping[str, Any]) -> list[str]:
+    notes = []
+    if header["byteorder"] == "big":
+        notes.append("written on a big-endian machine: its numbers are swapped as they are read")
+    if not archive.has_checksums:
+        notes.append("written without checksums: damage to its data cannot be seen")
+    used = {entry.name for entry in records.values()}
+    idle = [name for name in archive.entries if name.startswith(f"{root}/data/") and name not in used]
+    if idle:
+        notes.append(f"{len(idle)} storage(s) that nothing refers to, the first {idle[0]}")
+    return notes
+
+
+def _shared(tensors: Mapping[str, TensorRef]) -> list[str]:
+    """Tensors that are the same bytes seen the same way: tied weights."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for name, ref in tensors.items():
+        if ref.elements:
+            groups.setdefault((ref.type.name, ref.spans), []).append(name)
+    tied = [names for names in groups.values() if len(names) > 1]
+    notes = [f"one storage, several names (tied): {' = '.join(names[:4])}" for names in tied[:8]]
+    if len(tied) > 8:
+        notes.append(f"and {len(tied) - 8} more storages of several names")
+    return notes

@@ -1,0 +1,86 @@
+"""Values that a model file should not hold: where the first one is, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ggferry.quant.blocks import Array, as_blocks, check_rows, cut, tiles
+from ggferry.quant.codec import codec
+from ggferry.quant.types import BlockError, BlockType
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Bytes, Floats
+else:
+    np = lazy("numpy")
+
+
+class ValueRefused(BlockError):
+    """A value that cannot be encoded. `row` and `column` count from the first of the values given to the encoder;
+    `why` is the sentence without the place."""
+
+    def __init__(self, row: int, column: int, why: str) -> None:
+        super().__init__(f"row {row}, column {column}: {why}")
+        self.row, self.column, self.why = row, column, why
+
+
+def refuse_nonfinite(kind: BlockType, values: Floats) -> None:
+    """Raises ValueRefused for the first NaN or infinity of float32 `(R, columns)`."""
+    bad = ~np.isfinite(values)
+    if bad.any():
+        row, column = np.argwhere(bad)[0].tolist()
+        raise ValueRefused(row, column, f"{values[row, column]!s} cannot be stored as {kind.name}")
+
+
+_SUSPECT_DTYPES: dict[str, Callable[[Array], Array]] = {
+    # Infinity and NaN; of the wider floats also what may overflow float32 once multiplied by a level.
+    "f2": lambda x: x.view("<u2") & 0x7C00 == 0x7C00,
+    "bf16": lambda x: x & 0x7F80 == 0x7F80,
+    "f4": lambda x: x.view("<u4") & 0x7FFFFFFF >= (127 + 96) << 23,
+    "f8": lambda x: x.view("<u8") & 0x7FFFFFFFFFFFFFFF >= (1023 + 127) << 52,
+}
+_SUSPECT_FIELDS: dict[tuple[str, str], Callable[[Array], Array]] = {
+    ("MXFP4", "e"): lambda e: e >= 252,  # 12 × 2^(e − 128) overflows from 253 on
+    ("IQ1_M", "scales"): lambda s: (s[..., 3:] >> 12 & 7 == 7) & (s[..., 2:3] >> 14 == 3),  # exponent of d: all ones
+    ("F8_E4M3", "x"): lambda x: x & 0x7F == 0x7F,
+    ("F8_E5M2", "x"): lambda x: x & 0x7C == 0x7C,
+}
+
+
+def scan_bad(kind: BlockType, rows: Bytes, columns: int) -> int | None:
+    """The first row of uint8 `(R, row bytes)` that decodes to a NaN or an infinity, or None.
+
+    Looks at the scale fields of quantised blocks only, and decodes a row where one of them is suspicious.
+    """
+    check_rows(kind, rows, columns)
+    rows = np.ascontiguousarray(rows)
+    checks = _checks(kind)
+    if not checks:
+        return None
+    parts = {name: array for name, array in as_blocks(kind, rows).items() if name in checks}
+    for tile in tiles(kind, len(rows), columns):
+        fields = cut(parts, tile)
+        marks = [check(fields[name]) for name, check in checks.items()]
+        if not any(mark.any() for mark in marks):
+            continue
+        suspects = np.logical_or.reduce([mark.any(axis=-1) for mark in marks])
+        for row in _rows_of(kind, suspects, tile, columns):
+            if not np.isfinite(codec(kind.name).decode(rows[row : row + 1], columns)).all():
+                return row
+    return None
+
+
+def _checks(kind: BlockType) -> dict[str, Callable[[Array], Array]]:
+    found = {f.name: _SUSPECT_FIELDS.get((kind.name, f.name), _SUSPECT_DTYPES.get(f.dtype)) for f in kind.fields}
+    return {name: check for name, check in found.items() if check is not None}
+
+
+def _rows_of(kind: BlockType, suspects: Array, tile: tuple[slice, slice], columns: int) -> list[int]:
+    """The rows, in order, of the marked blocks `(rows, blocks)` of a tile of `as_blocks`."""
+    row, block = np.nonzero(suspects)
+    if not kind.planar:
+        return sorted(set(((tile[1].start + block) * kind.elements // columns).tolist()))
+    return sorted(set((tile[0].start + row).tolist()))

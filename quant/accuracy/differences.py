@@ -1,0 +1,75 @@
+"""How far two arrays of values lie apart: sums and largest difference in one pass, a few cache lines at a time."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Floats
+else:
+    np = lazy("numpy")
+
+STEP = 1 << 15
+"""Values compared at a time, whole blocks of every type: what a step needs fits the second-level cache."""
+
+Bound = Callable[["Floats", slice], "Floats | None"]
+"""Largest |Δ| of each of some expected values, which are this slice of all; None where nothing bounds it."""
+
+
+class Differences(NamedTuple):
+    """Σ Δ², Σ expected², max |Δ|; and the first element that is not finite or lies beyond its bound, or None."""
+
+    error: float
+    power: float
+    largest: float
+    outside: int | None = None
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.delta = np.empty(STEP, np.float32)
+        self.wide = np.empty(STEP, np.float64)
+
+
+_scratch: _Scratch | None = None
+
+
+def differences(expected: Floats, found: Floats, bound: Bound) -> Differences:
+    """Of float32 arrays of one shape. The sums are float64; values that agree exactly cost no more than being read."""
+    global _scratch
+    _scratch = _scratch or _Scratch()
+    a, b = expected.reshape(-1), found.reshape(-1)
+    errors, powers, largest = [], [], 0.0
+    for start in range(0, a.size, STEP):
+        here = slice(start, min(start + STEP, a.size))
+        x, y = a[here], b[here]
+        delta, wide = _scratch.delta[: x.size], _scratch.wide[: x.size]
+        np.subtract(y, x, out=delta)
+        low, high = float(delta.min()), float(delta.max())  # NaN if any is
+        powers.append(_power(x, wide))
+        if low == high == 0.0:
+            continue
+        errors.append(_power(delta, wide))
+        np.abs(delta, out=delta)
+        limit = bound(x, here)
+        beyond = None if limit is None else delta > limit
+        if not -math.inf < low <= high < math.inf:
+            wrong = ~np.isfinite(y)
+            beyond = wrong if beyond is None else beyond | wrong
+        if beyond is not None and beyond.any():
+            return Differences(math.inf, math.inf, math.inf, start + int(beyond.argmax()))
+        largest = max(largest, high, -low)
+    return Differences(math.fsum(errors), math.fsum(powers), largest)
+
+
+def _power(values: Floats, wide: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    """Σ values², in float64. Not by BLAS, which wakes all cores for a sum of this length."""
+    np.copyto(wide, values)
+    return float(np.einsum("i,i", wide, wide))

@@ -1,0 +1,38 @@
+"""Rows of a tensor in a block type, weighed by its importances: for writing a file and for proving one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ggferry.quant.codec import codec
+from ggferry.quant.types import BlockType
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Bytes, Floats
+else:
+    np = lazy("numpy")
+
+
+def encode_rows(kind: BlockType, rows: Floats, weights: Floats | None, start: int, shape: Sequence[int]) -> Bytes:
+    """Encode float32 `rows` `(n, columns)`, the first of which is row `start` of a tensor of `shape` (outermost first).
+
+    `weights`: float32 `(matrices, columns)`, one row an expert, or None (`formats.imatrix.Imatrix.weights`). Returns
+    uint8 `(n, bytes a row)`, little-endian. Raises BlockError for values that the type cannot hold.
+    """
+    encode = codec(kind.name).encode
+    assert encode is not None, kind.name
+    if weights is None or not kind.quantised:
+        return encode(rows, None)
+    stop = start + len(rows)
+    height = max(1, shape[-2]) if len(weights) > 1 else stop
+    cuts = [start, *range(-(-(start + 1) // height) * height, stop, height), stop]
+    pieces = [
+        encode(rows[low - start : high - start], weights[min(low // height, len(weights) - 1)])
+        for low, high in pairwise(cuts)
+    ]
+    return np.concatenate(pieces)

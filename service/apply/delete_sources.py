@@ -1,0 +1,151 @@
+"""What `--delete-source` deletes: said file by file before anything is done, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ggferry.converters.convert import LEVELS
+from ggferry.formats.errors import ChangedError, RefusedError, VerificationError
+from ggferry.formats.files.digests import digest
+from ggferry.formats.files.sources import LocalFile
+from ggferry.service.records.plan_file import CONVERT, Entry, Head
+from ggferry.service.storage import stores
+from ggferry.service.storage.publish import object_digest
+from ggferry.service.storage.stores import Found, is_remote
+from ggferry.service.workers.existing_output import output_intact, unproved
+
+DESPITE = "--delete-despite-drops"
+SHOWN = 10  # files that a question names; --dry-run names all
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """The plan's lines whose weights go once their outputs are proved, by job; sources that stay, with the reason."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    spared: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> tuple[Found, ...]:
+        return tuple(each for entry in self.entries.values() for each in entry.files)
+
+    def lines(self, shown: int | None = SHOWN) -> Iterator[str]:
+        """What goes and what stays, for a person; at most `shown` of each, None: all."""
+        files = self.files
+        yield from _some([f"  delete  {each.path}  {each.bytes:,} bytes" for each in files], shown)
+        yield from _some([f"  keep    {source}: {why}" for source, why in self.spared.items()], shown)
+        total = sum(each.bytes for each in files)
+        yield f"{len(files)} files to delete, {total:,} bytes, each once its output is proved"
+
+
+def _some(lines: Sequence[str], shown: int | None) -> Iterator[str]:
+    yield from lines[:shown]
+    if shown is not None and len(lines) > shown:
+        yield f"  {'':7} and {len(lines) - shown} more (--dry-run names them)"
+
+
+def require_proofs(plan: str, head: Head, entries: Iterable[Entry]) -> None:
+    """Raises RefusedError when a line to convert asks for no proof: nothing is deleted on the word of a header."""
+    for entry in entries:
+        if entry.verdict == CONVERT and entry.recipe(head)["verify"] == LEVELS[0]:
+            raise RefusedError(
+                "--delete-source needs a proof, and the plan asks for none (verify: none)", path=plan,
+                found=entry.source, hint="plan with --verify full or fast, or set the line to skip",
+            )  # fmt: skip
+
+
+def choose(
+    entries: Mapping[str, Entry], left: Iterable[str], done: Mapping[str, Mapping[str, Any]], despite: bool
+) -> Deletion:
+    """What may go of a plan's `entries`, by job: of the jobs `left` to do, and of those that are `done` (rows of the
+    ledger, with receipts) and whose line still says convert. `despite`: also where the output holds less than its
+    source."""
+    chosen: dict[str, Entry] = {}
+    spared: dict[str, str] = {}
+    for job in (*left, *done):
+        entry = entries.get(job)
+        if entry is None or entry.verdict != CONVERT:
+            continue
+        why = unproved(done[job]["receipt"], str(done[job]["entry"]["recipe"]["verify"])) if job in done else None
+        why = why or _unpinned(entry) or (None if despite else _lossy(entry, done.get(job)))
+        if why is None:
+            chosen[job] = entry
+        else:
+            spared[entry.source] = why
+    for job, other in _shared(entries, chosen):
+        spared[chosen.pop(job).source] = f"the line of {other} has the same file"
+    return Deletion({job: _there(entry) if job in done else entry for job, entry in chosen.items()}, spared)
+
+
+def _unpinned(entry: Entry) -> str | None:
+    """Why the source may not be what was converted, whatever it reads like; None where its version says."""
+    return None if stores.unpinned(entry.files) is None else "its place states no version: a change could not be told"
+
+
+def _there(entry: Entry) -> Entry:
+    """The entry with those of its files that are still there."""
+    return replace(entry, files=tuple(each for each in entry.files if stores.exists(each.path)))
+
+
+def _lossy(entry: Entry, row: Mapping[str, Any] | None) -> str | None:
+    lost = [str(loss.get("reason")) for loss in entry.lost]
+    if row is not None:
+        lost = [str(drop.get("reason")) for drop in row["receipt"].get("dropped", ()) if drop.get("loses", True)]
+    return f"its output does not hold all of it ({lost[0]}); {DESPITE} deletes it all the same" if lost else None
+
+
+def _shared(entries: Mapping[str, Entry], chosen: Iterable[str]) -> list[tuple[str, str]]:
+    """Those of the `chosen` jobs that have a file in common with another line of the plan, with that line's source. A
+    link of another line counts as what it leads to; of a link that is chosen the name alone would go."""
+    needed: dict[str, dict[str, str]] = {}
+    for job, entry in entries.items():
+        for each in (*entry.files, *entry.beside):
+            for name in {each.path} if is_remote(each.path) else {each.path, os.path.realpath(each.path)}:
+                needed.setdefault(name, {})[job] = entry.source
+    found = []
+    for job in chosen:
+        names = {n for each in entries[job].files for n in _names(each.path)}
+        if other := next((who for name in names for by, who in needed[name].items() if by != job), None):
+            found.append((job, other))
+    return found
+
+
+def _names(path: str) -> tuple[str, ...]:
+    return (path,) if is_remote(path) or os.path.islink(path) else (path, os.path.realpath(path))
+
+
+def delete(
+    entry: Entry, recipe: Mapping[str, Any], receipt: Mapping[str, Any], despite: bool, scratch: str
+) -> list[str]:  # fmt: skip
+    """Delete the weights of a finished job, and say which: when its proof is what was asked, its output, read again, is
+    what was proved, and the source what was converted. What stands beside them (tokenizers, configurations, cards)
+    stays, and so do duplicates. Raises GgferryError; then the source is there."""
+    output = str(entry.output)
+    row = {"receipt": receipt}
+    why = unproved(receipt, str(recipe["verify"])) or _unpinned(entry)
+    if why := why or (None if despite else _lossy(entry, row)):
+        raise VerificationError(f"the source stays: {why}", path=entry.source)
+    if not output_intact(output, receipt, scratch):
+        raise VerificationError("the output is not what was proved; its source stays", path=output)
+    there = [each.path for each in entry.files if stores.exists(each.path)]
+    expected = {record["blake3"] for record in receipt["source"]["files"]}
+    for path in there:
+        before = stores.stat(path)
+        if _digest(path, scratch) not in expected:
+            raise VerificationError("the source is not what was converted; it stays", path=path)
+        if stores.stat(path) != before:
+            raise ChangedError("the source changed while it was read; it stays", path=path)
+    versions = {each.path: each.version for each in entry.files}
+    for path in there:
+        stores.remove(path, versions[path])
+    return there
+
+
+def _digest(path: str, scratch: str) -> str:
+    if is_remote(path):
+        return object_digest(path, scratch)
+    with LocalFile(path) as file:
+        return digest(file)

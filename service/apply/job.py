@@ -1,0 +1,252 @@
+"""One job from claim to outcome: its files staged, its worker watched, its output put where it belongs.
+
+Runs wherever an engine wants it; it knows the ledger only through a `Desk`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ggferry.converters.proof.receipt import SUFFIX
+from ggferry.formats import errors
+from ggferry.formats.errors import Fault, GgferryError, fault_of
+from ggferry.formats.files.partial_files import sweep
+from ggferry.service.records.ledger import (
+    DONE,
+    FAILED,
+    QUARANTINED,
+    QUEUED,
+    SAME,
+    SKIPPED,
+    Job,
+    LeaseLost,
+    Twin,
+)
+from ggferry.service.storage.mirror import Mirror
+from ggferry.service.storage.publish import Writer, prepare, publish_all
+from ggferry.service.storage.ranged_file import DATA_BLOCK
+from ggferry.service.storage.scratch import Scratch
+from ggferry.service.storage.stores import Found, check_unchanged, is_remote, local_path
+from ggferry.service.storage.urls import Access, grant
+from ggferry.service.workers.analyse import PATHS
+from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
+
+TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
+RETRY_AFTER, RETRY_AT_MOST = 2.0, 60.0  # seconds; doubled with every attempt
+PASSING_FACTOR = 2  # what passes is tried that many times as often as what ends a worker: for a minute, as a rule
+HINTS = {"OutOfMemory": "--memory SIZE", "InternalError": "please report it"}
+
+
+class Desk(Protocol):
+    """Where a job's questions go: the ledger, here or at the other end of a cluster. All may raise LeaseLost."""
+
+    def key(self, job: Job, key: str) -> Twin | None: ...
+    def verifying(self, job: Job) -> None: ...
+    def confirm(self, job: Job) -> None: ...
+    def event(self, job: Job, event: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of a run. `timeout`: seconds a job, None: by its size. `cache`: bytes of a remote source kept while it is
+    converted. `attempts`: times a model may end its worker; trouble that passes is met twice as often. `mark`: of the
+    run's ledger, in the names of partial uploads (`publish.Writer`)."""
+
+    limits: Limits = field(default_factory=Limits)
+    scratch: str | None = None
+    timeout: float | None = None
+    cache: int = 64 << 30
+    attempts: int = 3
+    access: Access = field(default_factory=Access)
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended. `again`: seconds until it may be tried again, None: never. `counts`: as one of its attempts.
+    Skipped is what has a twin that is done, queued what waits for one that is at work: `same_as`."""
+
+    state: str
+    error: Mapping[str, Any] | None = None
+    receipt: Mapping[str, Any] | None = None
+    same_as: str | None = None
+    adopted: bool = False
+    peak: int = 0
+    again: float | None = None
+    counts: bool = True
+
+
+def run_job(job: Job, supervisor: Supervisor, desk: Desk, settings: Settings) -> Outcome:
+    """Do `job`. Every way it can end is an Outcome, but LeaseLost: then somebody else has it, and nothing was done."""
+    try:
+        with ExitStack() as stack:
+            return _Run(job, supervisor, desk, settings, stack).outcome()
+    except WorkerFailed as failure:
+        return _failed(job, failure.error, settings, failure.peak)
+    except WorkerTimeout:
+        limit = _timeout(job.entry, settings)
+        message = f"no end after {limit:g} s"
+        return Outcome(QUARANTINED, {"class": "Timeout", "message": message, "hint": "--timeout SECONDS"})
+    except WorkerDied as death:
+        error = {"class": "WorkerDied", "message": death.reason}
+        if job.attempt < settings.attempts:
+            return Outcome(QUARANTINED, error, again=_delay(job))
+        return Outcome(QUARANTINED, {**error, "message": f"{death.reason} ({job.attempt} times)"})
+    except GgferryError as error:
+        return _failed(job, {**error.as_dict(), "class": type(error).__name__}, settings)
+    except MemoryError:
+        return Outcome(FAILED, {"class": "OutOfMemory", "message": "the coordinator ran out of memory"})
+    except OSError as error:
+        found = errors.of_os(error)
+        return _failed(job, {**found.as_dict(), "class": type(found).__name__}, settings)
+
+
+def _failed(job: Job, error: Mapping[str, Any], settings: Settings, peak: int = 0) -> Outcome:
+    """Where an error leads: the file's own is for good; what a person must do first waits for `--retry-failed`; what
+    passes is tried again, and after the last attempt by the next run."""
+    name, fault = str(error.get("class", "")), fault_of(error)
+    error = {**error, "fault": fault.value}
+    if name in HINTS:
+        error = {"hint": HINTS[name], **error}
+    if name == errors.BusyError.__name__:
+        return Outcome(FAILED, error, peak=peak, again=RETRY_AFTER, counts=False)
+    if fault is Fault.FILE:
+        return Outcome(QUARANTINED, error, peak=peak)
+    more = fault is Fault.PASSING and job.attempt < PASSING_FACTOR * settings.attempts
+    return Outcome(FAILED, error, peak=peak, again=_delay(job) if more else None)
+
+
+def _delay(job: Job) -> float:
+    return float(min(RETRY_AT_MOST, RETRY_AFTER * 2 ** (job.attempt - 1)))
+
+
+def _timeout(entry: Mapping[str, Any], settings: Settings) -> float:
+    if settings.timeout is not None:
+        return settings.timeout
+    return TIMEOUT_BASE + (int(entry.get("bytes_in", 0)) + int(entry.get("bytes_out", 0))) / TIMEOUT_RATE
+
+
+class _Run:
+    """The course of one job. What it makes is undone by `stack`."""
+
+    def __init__(self, job: Job, supervisor: Supervisor, desk: Desk, settings: Settings, stack: ExitStack) -> None:
+        self.job, self.entry, self.desk, self.settings = job, job.entry, desk, settings
+        self.supervisor = supervisor
+        self.files = [_found(record) for record in self.entry.get("files", ())]
+        self.beside = [_found(record) for record in self.entry.get("beside", ())]
+        self.output = local_path(str(self.entry["output"]))
+        scratch = Scratch(settings.scratch)
+        stack.callback(scratch.close)
+        self.folder = scratch.path
+        stack.callback(sweep, [self.out], SUFFIX)  # of a worker that was killed
+        self.mirror = Mirror(os.path.join(self.folder, "from"))
+        stack.callback(self.mirror.close)
+        self.trouble: BaseException | None = None
+        self.writer = Writer(f"{settings.mark}{job.id[:12]}", job.token)
+        grant(settings.access)
+        self.twin: Twin | None = None
+
+    def outcome(self) -> Outcome:
+        for each in (*self.files, *self.beside):
+            check_unchanged(each)
+        if is_remote(self.output):
+            prepare(self.output, int(self.entry.get("bytes_out", -1)), self.writer, self._tell)
+        remote = [each for each in (*self.files, *self.beside) if is_remote(each.path)]
+        if remote:
+            os.makedirs(self.mirror.folder)
+            room = self.settings.cache // max(1, len(self.files))
+            self.mirror.stage(remote, block=DATA_BLOCK, room=room, transport=True)
+        try:
+            answer = self.supervisor.run(
+                self._command(), self._on_event, self._on_ask, _timeout(self.entry, self.settings)
+            )
+        except WorkerFailed as failure:
+            if self.trouble is not None:
+                raise self.trouble from None
+            error = {**failure.error, "path": self._place(failure.error.get("path"))}
+            raise WorkerFailed(error, failure.peak) from None
+        if self.trouble is not None:  # the worker was told to go no further: what it says then is no result
+            raise self.trouble
+        if self.twin is not None:
+            done = self.twin.done
+            return Outcome(SKIPPED if done else QUEUED, SAME if done else None, same_as=self.twin.id)
+        result = answer.result
+        adopted = self._upload(result["receipt"]) if is_remote(self.output) else bool(result["adopted"])
+        return Outcome(DONE, receipt=result["receipt"], adopted=adopted, peak=answer.peak)
+
+    @property
+    def out(self) -> str:
+        """Where the worker writes: the output itself, or a local file that is uploaded when it is proved."""
+        if is_remote(self.output):
+            return os.path.join(self.folder, "to", self.output.rpartition("/")[2])
+        return self.output
+
+    def _command(self) -> dict[str, Any]:
+        recipe = dict(self.entry["recipe"])
+        for name in PATHS:
+            if recipe.get(name):
+                recipe[name] = self._here(recipe[name])
+        return {
+            "op": "convert",
+            "source": self._here(self.entry["source"]),
+            "out": self.out,
+            "recipe": recipe,
+            "files": [self._here(each.path) for each in self.files],
+            "beside": {os.path.basename(each.path): self._here(each.path) for each in self.beside},
+            "threads": self.supervisor.limits.threads,
+            "mount": self.mirror.serve(),
+            "trees": self.entry.get("trees"),
+        }
+
+    def _here(self, path: str) -> str:
+        return self.mirror.path_of(path) if is_remote(path) else local_path(path)  # a worker stands elsewhere
+
+    def _place(self, path: Any) -> Any:
+        return self.mirror.url_of(path) if isinstance(path, str) else path
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        if event.get("event") == "stage" and event.get("title") == "verifying":
+            self.desk.verifying(self.job)
+        self.desk.event(self.job, event)
+
+    def _on_ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if question["question"] == "key":
+                return self._on_key(question["key"])
+            for each in (*self.files, *self.beside):
+                if not is_remote(each.path):
+                    check_unchanged(each)
+            self.mirror.check()
+            self.desk.confirm(self.job)
+            return {"ok": True}
+        except (GgferryError, LeaseLost) as trouble:
+            self.trouble = trouble
+            return {"ok": False}
+
+    def _on_key(self, key: str) -> dict[str, Any]:
+        """What was read is what the store has: only then its key says anything."""
+        transport = self.mirror.transport(self._here(each.path) for each in self.files)
+        self.twin = self.desk.key(self.job, key)
+        return {"ok": self.twin is None, "transport": transport}
+
+    def _upload(self, receipt: Mapping[str, Any]) -> bool:
+        """Whether it was there already."""
+        self.desk.event(self.job, {"event": "stage", "title": "uploading", "total": os.path.getsize(self.out)})
+        return publish_all(
+            receipt, os.path.dirname(self.out), self.output, self.folder, self.writer,
+            lambda: self.desk.confirm(self.job), self._sent,
+        )  # fmt: skip
+
+    def _sent(self, count: int) -> None:
+        self.desk.event(self.job, {"event": "progress", "title": "uploading", "done": count, "more": True})
+
+    def _tell(self, words: str) -> None:
+        self.desk.event(self.job, {"event": "warning", "message": words})
+
+
+def _found(record: Mapping[str, Any]) -> Found:
+    return Found(str(record["path"]), int(record["bytes"]), str(record["version"]))

@@ -1,0 +1,268 @@
+"""Doing the jobs of a ledger: on this machine, worker processes side by side. (A cluster: `service.apply.ray_engine`.)
+
+The ledger is the truth. A coordinator holds leases on what its workers do and renews them; when it dies, the next one
+takes over what it held. When the ledger stays away for as long as a lease lasts, the coordinator ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggferry.formats.errors import UnreachableError
+from ggferry.service.apply.job import Outcome, Settings, run_job
+from ggferry.service.records.ledger import (
+    DONE,
+    QUEUED,
+    SAME,
+    SKIPPED,
+    Job,
+    LeaseLost,
+    Ledger,
+    LedgerAway,
+    Twin,
+    owner_name,
+)
+from ggferry.service.storage import retry as patience
+from ggferry.service.workers.supervisor import Supervisor
+from ggferry.support.interrupts import interrupts_wait
+
+LEASE = 60.0  # seconds; renewed three times in it
+IDLE = 0.1  # seconds between looks for a job while others are at work
+STOPPING = 20.0  # seconds for which the end of all jobs is waited for once they were told to
+Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What an engine is given. `shard`: (i, n) from 0; `done`: called with each finished job before the next.
+
+    `held`: the claims at work, by job and token; `lost`: those of them that somebody else has meanwhile; `failures`:
+    why the run has to end before its jobs.
+    """
+
+    ledger: Ledger
+    plan: str
+    jobs: int
+    settings: Settings
+    emit: Emit
+    shard: tuple[int, int] = (0, 1)
+    lease: float = LEASE
+    done: Callable[[Job, Outcome], None] = lambda job, outcome: None
+    owner: str = field(default_factory=owner_name)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    held: dict[tuple[str, int], Job] = field(default_factory=dict)
+    lost: set[tuple[str, int]] = field(default_factory=set)
+    failures: list[BaseException] = field(default_factory=list)
+
+    def claim(self) -> Job | None:
+        """A job to do, its lease renewed until `release`."""
+        job = self.ledger.claim(self.owner, self.plan, self.lease, self.shard)
+        if job is not None:
+            self.held[job.id, job.token] = job
+        return job
+
+    def release(self, job: Job) -> None:
+        self.held.pop((job.id, job.token), None)
+        self.lost.discard((job.id, job.token))
+
+    def is_over(self, job: Job) -> bool:
+        """Whether nothing more is to be done for `job`: the run is to end, or somebody else has it."""
+        return self.stopping.is_set() or (job.id, job.token) in self.lost
+
+    def stop(self) -> None:
+        """Begin nothing more, and wait for nobody."""
+        self.stopping.set()
+        patience.stopping.set()
+        self.ledger.hurry()
+
+    def fail(self, error: BaseException) -> None:
+        self.failures.append(error)
+        self.stop()
+
+    def waiting(self) -> int:
+        """Jobs of this shard that are queued, now or for later."""
+        share, shares = self.shard
+        rows = self.ledger.rows(self.plan, [QUEUED], full=False)
+        return sum(row["bucket"] % shares == share for row in rows)
+
+    def settle(self, job: Job, outcome: Outcome | None) -> None:
+        """Write down how a job ended; None: somebody else has it."""
+        if outcome is None:
+            self.tell(job, "lost")
+            return
+        try:
+            if self.stopping.is_set() and outcome.state != DONE:
+                with suppress(UnreachableError):  # then it is queued when its lease ends
+                    stopped = {"class": "Interrupted", "message": "the run was stopped"}
+                    self.ledger.put_back(job, 0, stopped, counts=False)
+                return
+            twins: list[Job] = []
+            if outcome.again is not None:
+                self.ledger.put_back(job, outcome.again, outcome.error, outcome.counts)
+            elif outcome.state == QUEUED:
+                self.ledger.wait(job, str(outcome.same_as))
+            else:
+                twins = self.ledger.finish(
+                    job, outcome.state, error=outcome.error, receipt=outcome.receipt, same_as=outcome.same_as,
+                    adopted=outcome.adopted, peak=outcome.peak,
+                )  # fmt: skip
+        except LeaseLost:
+            self.tell(job, "lost")
+            return
+        state = "again" if outcome.again is not None else outcome.state
+        self.tell(job, state, error=outcome.error, attempt=job.attempt)
+        for twin in twins:
+            self.tell(twin, SKIPPED, error=SAME)
+        if outcome.state == DONE:
+            self.done(job, outcome)
+
+    def tell(self, job: Job, state: str, **facts: Any) -> None:
+        entry = job.entry
+        sizes = {"bytes_in": entry.get("bytes_in", 0), "bytes_out": entry.get("bytes_out", 0)}
+        self.emit({"event": "job", "id": job.id, "source": entry.get("source"), "state": state, **sizes, **facts})
+
+
+class LedgerDesk:
+    """`jobs.Desk` of a coordinator that has the ledger itself. `is_over`: whether a job is to be left as it is."""
+
+    def __init__(self, ledger: Ledger, emit: Emit, is_over: Callable[[Job], bool] = lambda job: False) -> None:
+        self._ledger, self._emit, self._is_over = ledger, emit, is_over
+
+    def key(self, job: Job, key: str) -> Twin | None:
+        with _away():
+            return self._ledger.bind(job, key)
+
+    def verifying(self, job: Job) -> None:
+        with _away():
+            self._ledger.verifying(job)
+
+    def confirm(self, job: Job) -> None:
+        with _away():
+            self._ledger.confirm(job)
+
+    def event(self, job: Job, event: Mapping[str, Any]) -> None:
+        if self._is_over(job):
+            raise LeaseLost(job.id)
+        self._emit({**event, "id": job.id, "source": job.entry.get("source")})
+
+
+@contextmanager
+def _away() -> Iterator[None]:
+    try:
+        yield
+    except UnreachableError as error:
+        raise LedgerAway(error) from None
+
+
+class Heartbeat:
+    """Renews the leases of a run and takes over what dead ones held, until left."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._over = run, threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def _beat(self) -> None:
+        run = self._run
+        while not self._over.wait(run.lease / 3):
+            try:
+                lost = run.ledger.beat(list(run.held.values()), run.lease)
+                run.lost.update((job.id, job.token) for job in lost)
+                run.ledger.reclaim()
+            except Exception as error:
+                run.fail(error)
+                return
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(STOPPING)
+
+
+def run_local(run: Run) -> None:
+    """Do every job of the run's shard with `run.jobs` worker processes. Returns when none is queued or at work here."""
+    local = _Local(run)
+    with Heartbeat(run):
+        try:
+            local.start()
+            local.wait()
+        finally:
+            with interrupts_wait():  # a second Ctrl-C must not leave workers to be killed with their files
+                local.end()
+    if run.failures:
+        raise run.failures[0]
+
+
+class _Local:
+    """The workers of this machine, a thread for each."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.desk = run, LedgerDesk(run.ledger, run.emit, run.is_over)
+        self.supervisors = [Supervisor(run.settings.limits) for _ in range(run.jobs)]
+        self.busy, self.lock = 0, threading.Lock()
+        self.running: list[Supervisor] = []
+
+    def start(self) -> None:
+        for supervisor in self.supervisors:
+            self.running.append(supervisor)
+            threading.Thread(target=self._serve, args=(supervisor,), daemon=True).start()
+
+    def wait(self) -> None:
+        """Until all have ended, or one in a way that ends the run. (Thread.join is no use: Ctrl-C in it makes Python
+        3.11 forget the thread.)"""
+        while self.running and not self.run.failures:
+            time.sleep(IDLE / 2)
+
+    def end(self) -> None:
+        """Have all end now, those at work too."""
+        if not self.running:
+            return
+        self.run.stop()
+        for supervisor in self.supervisors:
+            supervisor.kill()
+        deadline = time.monotonic() + STOPPING
+        while self.running and time.monotonic() < deadline:
+            time.sleep(IDLE / 2)
+        if self.running:  # an upload that does not answer
+            words = f"{len(self.running)} jobs did not end within {STOPPING:g} s; what they began in stores may stay"
+            self.run.emit({"event": "warning", "message": words})
+
+    def _serve(self, supervisor: Supervisor) -> None:
+        run = self.run
+        try:
+            while not run.stopping.is_set():
+                with self.lock:
+                    job = run.claim()
+                    self.busy += job is not None
+                if job is None:
+                    if not self.busy and not run.waiting():
+                        return
+                    time.sleep(IDLE)
+                    continue
+                try:
+                    run.tell(job, "running", attempt=job.attempt)
+                    run.settle(job, self._outcome(job, supervisor))
+                finally:
+                    run.release(job)
+                    with self.lock:
+                        self.busy -= 1
+        except BaseException as error:
+            run.fail(error)
+        finally:
+            supervisor.close()
+            self.running.remove(supervisor)
+
+    def _outcome(self, job: Job, supervisor: Supervisor) -> Outcome | None:
+        """How it ended; None: somebody else has it."""
+        try:
+            return run_job(job, supervisor, self.desk, self.run.settings)
+        except LedgerAway as away:
+            raise away.error from None
+        except LeaseLost:
+            return Outcome("stopped") if self.run.stopping.is_set() else None

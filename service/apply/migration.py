@@ -1,0 +1,323 @@
+"""A plan carried out: checked against its sources, entered in the ledger, done by an engine, reported."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ggferry.converters.proof.receipt import SUFFIX
+from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, fault_of, of_os
+from ggferry.formats.files.local_files import confined
+from ggferry.formats.files.partial_files import sweep as sweep_partials
+from ggferry.service.apply.delete_sources import Deletion, choose, delete, require_proofs
+from ggferry.service.apply.job import Outcome, Settings
+from ggferry.service.apply.local_engine import LEASE, Emit, Run, run_local
+from ggferry.service.records import ledger_url
+from ggferry.service.records.ledger import (
+    DONE,
+    FAILED,
+    HELD,
+    QUARANTINED,
+    QUEUED,
+    SKIPPED,
+    Job,
+    Ledger,
+    bucket,
+)
+from ggferry.service.records.plan_file import BAD, CONVERT, Entry, Head, digest_of, outside, read_plan
+from ggferry.service.storage import retry as patience
+from ggferry.service.storage import stores
+from ggferry.service.storage.publish import check_destination
+from ggferry.service.storage.scratch import PREFIX, sweep
+from ggferry.service.storage.stores import is_remote, local_path
+from ggferry.service.storage.urls import PATIENCE, Access, grant, granted, read_secrets
+from ggferry.service.workers.analyse import request_of
+
+ENGINES = ("local", "ray")
+CHECKS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An `apply` as asked for. `max_disk`: bytes this run may take where it writes; None: what is free."""
+
+    plan: str
+    ledger: str
+    engine: str = "local"
+    jobs: int = 1
+    settings: Settings = field(default_factory=Settings)
+    shard: tuple[int, int] = (0, 1)
+    retry: bool = False
+    max_disk: int | None = None
+    delete_source: bool = False
+    despite_drops: bool = False
+    lease: float = LEASE
+    address: str | None = None
+    patience: float = PATIENCE
+    outside_dest: bool = False
+
+
+def _checked(asked: Asked) -> tuple[Head, list[Entry]]:
+    """The plan, when all that is asked of it can be asked; from now on its files can be reached. Raises UsageError,
+    UnsupportedError, RefusedError."""
+    head, entries = read_plan(asked.plan)
+    grant(Access(read_secrets(asked.plan), head.redirects, asked.patience))
+    if asked.engine not in ENGINES:
+        raise UsageError("--engine", found=asked.engine, expected=", ".join(ENGINES))
+    for entry in entries:
+        if entry.verdict == CONVERT and entry.output:
+            request_of(entry.source, entry.recipe(head))
+            if is_remote(entry.output):
+                check_destination(entry.output)
+    if not asked.outside_dest and (elsewhere := outside(head, entries)):
+        more = f" and {len(elsewhere) - 3} more" if elsewhere[3:] else ""
+        raise RefusedError(
+            f"{len(elsewhere)} outputs of the plan are outside its dest", path=asked.plan,
+            found=", ".join(elsewhere[:3]) + more, expected=head.dest,
+            hint="--allow-outside-dest, or edit the lines or dest in the first one",
+        )  # fmt: skip
+    if asked.delete_source:
+        require_proofs(asked.plan, head, entries)
+    return head, entries
+
+
+def survey(asked: Asked) -> tuple[list[Entry], Deletion]:
+    """What `apply` would convert and delete as things stand. Nothing is entered in the ledger, nothing changed."""
+    head, entries = _checked(asked)
+    rows: dict[str, dict[str, Any]] = {}
+    with suppress(NotFoundError), closing(Ledger(asked.ledger, must_exist=True)) as ledger:
+        rows = {row["id"]: row for row in ledger.rows()}
+    share, shares = asked.shard
+    ids = {entry.id(head): entry for entry in entries}
+    mine = {i: entry for i, entry in ids.items() if entry.verdict == CONVERT and bucket(i) % shares == share}
+    finished = {i for i, row in rows.items() if row["state"] == DONE}
+    left = {i: entry for i, entry in mine.items() if i not in rows or _is_open(rows[i], asked.retry, finished)}
+    done = {i: rows[i] for i in mine if i in finished and not rows[i]["deleted"]}
+    return [*left.values()], choose(ids, left, done, asked.despite_drops) if asked.delete_source else Deletion()
+
+
+def _is_open(row: Mapping[str, Any], retry: bool, finished: Set[str]) -> bool:
+    """Whether a run takes this job up, whose line says convert. `finished`: the jobs that are done."""
+    state = str(row["state"])
+    if not row["attempts"] + row["losses"]:
+        return state != DONE
+    if state in (FAILED, QUARANTINED):
+        return retry or (state == FAILED and fault_of(row["error"] or {}) is Fault.PASSING)
+    if state == SKIPPED:
+        return row["same_as"] is not None and row["same_as"] not in finished
+    return state != DONE
+
+
+class Migration:
+    """One run of `apply`, from the plan to the last job."""
+
+    def __init__(self, asked: Asked, emit: Emit) -> None:
+        self.asked, self.emit = asked, emit
+        self.head, self.entries = _checked(asked)
+        self.deletion = Deletion()
+        mark = digest_of([_ledger_name(asked.ledger)])[:8]
+        self.asked = replace(asked, settings=replace(asked.settings, access=granted(), mark=mark))
+        patience.stopping.clear()
+        self.ledger = Ledger(asked.ledger)
+        self.ledger.patience = asked.lease
+        self.ledger.on_away = lambda words: self.emit({"event": "warning", "message": words})
+
+    def prepare(self) -> list[Entry]:
+        """Enter the plan; what is left to do. Raises RefusedError when sources changed or there is no room."""
+        head = self.head
+        for folder in {self.asked.settings.scratch, None}:
+            sweep(folder)
+        self.ledger.reclaim()
+        states = {row["id"]: row["state"] for row in self.ledger.rows(full=False)}
+        self._sweep_outputs(entry for entry in self.entries if states.get(entry.id(head)) not in HELD)
+        settled = {DONE, QUARANTINED, SKIPPED}
+        to_check = [e for e in self.entries if e.verdict == CONVERT and states.get(e.id(head)) not in settled]
+        self._check_sources(to_check)
+        self.ledger.register(head.id, [_row(entry, head) for entry in self.entries])
+        if self.asked.retry:
+            self.ledger.retry(head.id)
+        else:
+            self.ledger.retry(head.id, [FAILED], Fault.PASSING)
+        queued = {row["id"] for row in self.ledger.rows(head.id, [QUEUED], full=False)}
+        share, shares = self.asked.shard
+        ids = {entry.id(head): entry for entry in self.entries}
+        left = {i: entry for i, entry in ids.items() if i in queued and bucket(i) % shares == share}
+        self._check_folders([*left.values()])
+        self._check_room([*left.values()])
+        if self.asked.delete_source:
+            self.deletion = choose(ids, left, {row["id"]: row for row in self._finished()}, self.asked.despite_drops)
+        return [*left.values()]
+
+    def run(self, left: Sequence[Entry]) -> None:
+        """Do what is left."""
+        with confined(self.head.trees):
+            self._run(left)
+
+    def _run(self, left: Sequence[Entry]) -> None:
+        run = Run(
+            self.ledger, self.head.id, self.asked.jobs, self.asked.settings, self.emit, self.asked.shard,
+            self.asked.lease, done=self._done,
+        )  # fmt: skip
+        for row in self._finished():
+            if row["id"] in self.deletion.entries:
+                self._delete(row["id"], row["entry"]["recipe"], row["receipt"])
+        try:
+            if self.asked.engine == "ray":
+                from ggferry.service.apply.ray_engine import run_ray
+
+                run_ray(run, self.asked.address)
+            else:
+                run_local(run)
+        except (KeyboardInterrupt, GgferryError):
+            words = "the same command continues"
+            if stays := self._sweep_outputs(left):
+                words = f"{len(stays)} unfinished files stay until then ({', '.join(stays[:3])}); {words}"
+            else:
+                words = f"nothing unfinished was left behind; {words}"
+            self.emit({"event": "stopped", "message": f"stopped: {words}"})
+            raise
+
+    def _finished(self) -> list[dict[str, Any]]:
+        """Rows of this plan and share that are done and whose sources are there, where they are to be deleted."""
+        if not self.asked.delete_source:
+            return []
+        share, shares = self.asked.shard
+        rows = self.ledger.rows(self.head.id, [DONE])
+        return [row for row in rows if not row["deleted"] and row["bucket"] % shares == share]
+
+    def failed(self) -> int:
+        """Jobs of this plan that did not end well."""
+        counts = self.ledger.counts(self.head.id)
+        return counts["failed"] + counts["quarantined"]
+
+    def _sweep_outputs(self, entries: Iterable[Entry]) -> list[str]:
+        """Remove what killed workers left of local outputs; what stays. (In stores: `publish.prepare`.)"""
+        outputs = (entry.output for entry in entries if entry.verdict == CONVERT and entry.output is not None)
+        return sweep_partials((local_path(output) for output in outputs if not is_remote(output)), SUFFIX)
+
+    # --- before ------------------------------------------------------------------------------------------------
+
+    def _check_sources(self, entries: Sequence[Entry]) -> None:
+        def change(entry: Entry) -> str | None:
+            try:
+                for each in (*entry.files, *entry.beside):
+                    stores.check_unchanged(each)
+            except GgferryError as error:
+                return str(error)
+            return None
+
+        with ThreadPoolExecutor(CHECKS_AT_ONCE) as pool:
+            changed = [words for words in pool.map(change, entries) if words]
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise RefusedError(
+                f"{len(changed)} sources are not as they were planned: {'; '.join(changed[:3])}{more}",
+                path=self.asked.plan, hint="plan again; nothing was done",
+            )  # fmt: skip
+
+    def _check_folders(self, left: Sequence[Entry]) -> None:
+        """Whether outputs can be written where they are to go, before hours of reading show that they cannot. Raises
+        AccessError and what else the system says."""
+        local = {os.path.dirname(local_path(e.output)) for e in left if e.output and not is_remote(e.output)}
+        folders = {_existing(folder) for folder in local}
+        if left:
+            folders.add(_existing(self.asked.settings.scratch or tempfile.gettempdir()))
+        failed: list[OSError] = []
+        for folder in sorted(folders):
+            try:
+                with tempfile.TemporaryFile(dir=folder, prefix=PREFIX):
+                    pass
+            except OSError as error:
+                error.filename = folder
+                failed.append(error)
+        if failed:
+            more = f", nor in {len(failed) - 1} other folders" if failed[1:] else ""
+            raise of_os(failed[0], f"nothing can be written here{more}; nothing was done")
+
+    def _check_room(self, left: Sequence[Entry]) -> None:
+        """Outputs that stay on this machine, and what passes through it on the way to a store."""
+        places: dict[str, int] = {}
+        passing = []
+        for entry in left:
+            assert entry.output is not None
+            if is_remote(entry.output):
+                passing.append(entry.disk)
+            else:
+                folder = _existing(os.path.dirname(entry.output))
+                places[folder] = places.get(folder, 0) + entry.bytes_out
+                if entry.disk > entry.bytes_out:
+                    passing.append(entry.disk - entry.bytes_out)
+        if passing:
+            scratch = _existing(self.asked.settings.scratch or tempfile.gettempdir())
+            most = sum(sorted(passing)[-self.asked.jobs :])
+            places[scratch] = places.get(scratch, 0) + most
+        needs: dict[int, list[Any]] = {}
+        for folder, need in places.items():
+            device = needs.setdefault(os.stat(folder).st_dev, [folder, 0])
+            device[1] += need
+        total = sum(need for _, need in needs.values())
+        if self.asked.max_disk is not None and total > self.asked.max_disk:
+            _refuse("--max-disk", total, self.asked.max_disk)
+        for folder, need in needs.values():
+            free = os.statvfs(folder)
+            if need > free.f_bavail * free.f_frsize:
+                _refuse(folder, need, free.f_bavail * free.f_frsize)
+        self.emit({"event": "room", "bytes": total})
+
+    # --- after each job ------------------------------------------------------------------------------------------
+
+    def _done(self, job: Job, outcome: Outcome) -> None:
+        if job.id in self.deletion.entries and outcome.receipt is not None:
+            self._delete(job.id, job.entry["recipe"], outcome.receipt)
+
+    def _delete(self, job: str, recipe: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
+        """Delete the weights of a finished job that the question named."""
+        entry = self.deletion.entries[job]
+        scratch = self.asked.settings.scratch or tempfile.gettempdir()
+        try:
+            gone = delete(entry, recipe, receipt, self.asked.despite_drops, scratch)
+            self.ledger.note_deleted(job)
+            self.emit({"event": "deleted", "id": job, "source": entry.source, "files": gone})
+        except GgferryError as error:
+            self.emit({"event": "warning", "id": job, "source": entry.source, "message": str(error)})
+
+
+def _row(entry: Entry, head: Head) -> dict[str, Any]:
+    """An entry as the ledger is to know it."""
+    error: Mapping[str, Any] | None = None
+    state = QUEUED if entry.verdict == CONVERT else SKIPPED
+    if entry.verdict in BAD:
+        state, error = QUARANTINED, entry.error or {"class": entry.verdict, "message": entry.reason}
+    elif entry.verdict != CONVERT:
+        error = {"class": entry.verdict, "message": entry.reason}
+    data = {**asdict(entry), "recipe": entry.recipe(head), "trees": head.trees, "error": None}
+    return {"id": entry.id(head), "source": entry.source, "entry": data, "state": state, "error": error}
+
+
+def _ledger_name(place: str) -> str:
+    """What tells this ledger from all others: a server's URL, or a file of one machine."""
+    name = ledger_url.shown(ledger_url.full_url(place))
+    return name if "://" in name else f"{socket.gethostname()}:{name}"
+
+
+def _existing(folder: str) -> str:
+    """The folder, or the nearest one above it that is there."""
+    while folder and not os.path.isdir(folder):
+        above = os.path.dirname(folder)
+        if above == folder:
+            raise NotFoundError("no such folder", path=folder)
+        folder = above
+    return folder or "."
+
+
+def _refuse(where: str, need: int, room: int) -> None:
+    raise RefusedError(
+        "not enough room", path=where, found=f"{room:,} bytes", expected=f"{need:,} bytes",
+        hint="nothing was done; --dest elsewhere, or edit the plan",
+    )  # fmt: skip

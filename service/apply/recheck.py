@@ -1,0 +1,59 @@
+"""Finished outputs looked at again: bytes against receipts, or the whole proof."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from ggferry.converters.convert import LEVELS
+from ggferry.formats.errors import GgferryError
+from ggferry.service.records.ledger import BUCKETS, DONE, Ledger
+from ggferry.service.storage.stores import exists, is_remote, local_path
+from ggferry.service.workers.analyse import PATHS
+from ggferry.service.workers.existing_output import output_intact, unproved
+from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
+
+
+def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Each looked-at job with what is wrong with it, None for nothing. `share` of them, chosen by their ids; at least
+    one."""
+    done = ledger.rows(None, [DONE])
+    chosen = [row for row in done if row["bucket"] < share * BUCKETS] or done[:1]
+    with Supervisor(Limits(memory, 1)) as supervisor, tempfile.TemporaryDirectory(prefix="ggferry-") as scratch:
+        for row in chosen:
+            try:
+                problem = _digests(row, scratch)
+                if problem is None and full:
+                    problem = _proof(row, supervisor)
+            except GgferryError as error:
+                problem = str(error)
+            yield row, problem
+
+
+def _digests(row: dict[str, Any], scratch: str) -> str | None:
+    output = row["entry"]["output"]
+    if not exists(output):
+        return "is gone"
+    if not output_intact(output, row["receipt"], scratch):
+        return "is not what its receipt says"
+    level = str(row["entry"]["recipe"].get("verify", "full"))
+    return unproved(row["receipt"], level) if level != LEVELS[0] else None
+
+
+def _proof(row: dict[str, Any], supervisor: Supervisor) -> str | None:
+    entry = row["entry"]
+    if any(is_remote(path) for path in (entry["source"], entry["output"])):
+        return "the whole proof is made of local files only: fetch both, then ggferry verify"
+    recipe = {k: local_path(v) if k in PATHS and isinstance(v, str) else v for k, v in entry["recipe"].items()}
+    command = {"op": "recheck", "output": local_path(entry["output"]), "recipe": recipe, "threads": 1}
+    if row["deleted"]:  # on purpose; what can be asked of the output alone is
+        tensors = {tensor["name"]: tensor["type"] for tensor in row["receipt"]["tensors"]}
+        command |= {"op": "reopen", "tensors": tensors}
+    try:
+        supervisor.run({**command, "source": local_path(entry["source"]), "trees": entry.get("trees")})
+    except WorkerFailed as failure:
+        return str(failure.error.get("message"))
+    except (WorkerDied, WorkerTimeout) as failure:
+        return str(failure)
+    return None

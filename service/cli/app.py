@@ -1,0 +1,130 @@
+"""The command line. Data to stdout, everything else to stderr; exit codes as in README.md; no traceback for a user."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from ggferry.formats.errors import GgferryError, OutOfMemoryError
+from ggferry.formats.files.opened_files import recorded
+from ggferry.formats.memory_cap import HEADERS, ration
+from ggferry.service.cli.options import print_json, say, tell
+
+COMMANDS = {
+    "convert": ("convert", "quantize", "verify"),
+    "inspect": ("inspect", "forward", "imatrix", "tokenize"),
+    "archive": ("plan", "apply", "ledger"),
+}
+"""Modules and the commands in them. typer looks at every option of every command it is given (0.1 s of CPU for all):
+it is given those of the module that is asked for, or all where none is."""
+
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130
+
+
+def _app(arguments: list[str]) -> Any:
+    import typer
+
+    app = typer.Typer(
+        name="ggferry",
+        help="Carries language-model weights out of legacy and training formats into GGUF v3, and proves the result.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    asked = [module for module, names in COMMANDS.items() if "".join(arguments[:1]) in names]
+    for module in asked or COMMANDS:
+        app.add_typer(import_module(f"ggferry.service.cli.{module}").commands)
+    return app
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code of a command line, with every error as one line on stderr (and as JSON with `--json`)."""
+    from ggferry import __version__
+    from ggferry.quant.kernels import on_compilation
+
+    on_compilation(lambda: say("note     compiling the encoders for this processor: seconds a type, once a machine"))
+    if arguments[:1] == ["--version"]:
+        tell(f"ggferry {__version__}")
+        return 0
+    ration(HEADERS)
+    try:
+        with recorded():  # options are files too: what is read for a command is none of its targets
+            code = _app(arguments)(args=arguments, prog_name="ggferry", standalone_mode=False)
+        return _interrupted(arguments) if code == INTERRUPTED else int(code or 0)  # which typer makes of an interrupt
+    except SystemExit as end:  # a reader of our output that left early
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except GgferryError as error:
+        return _fail(error, arguments)
+    except KeyboardInterrupt:
+        return _interrupted(arguments)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        return _fail(OutOfMemoryError("out of memory", hint="--jobs 1 takes less; a limit may be set"), arguments)
+    except Exception as error:
+        if callable(getattr(error, "format_message", None)):
+            return _wrong_arguments(error)
+        if os.environ.get("GGFERRY_TRACEBACK"):
+            raise
+        say(f"error: internal: {type(error).__name__}: {error} (GGFERRY_TRACEBACK=1 shows where; please report it)")
+        return INTERNAL_ERROR
+
+
+def _fail(error: GgferryError, arguments: list[str]) -> int:
+    if "--json" in arguments:
+        print_json({"error": error.as_dict()})
+    say(f"error: {error}")
+    return error.exit_code
+
+
+def _wrong_arguments(error: Any) -> int:
+    """What typer says of arguments, in its own words; they may be file names that a shell put there."""
+    context, message = getattr(error, "ctx", None), error.format_message()
+    help_text = context.get_help() if context is not None else ""
+    if message == help_text:  # no argument at all
+        lines = help_text.splitlines()
+    else:
+        usage = context.get_usage().splitlines() if context is not None else []
+        hint = [f"Try '{context.command_path} -h' for help.", ""] if context is not None else []
+        lines = [*usage, *hint, f"Error: {message}"]
+    for line in lines:
+        say(line)
+    return int(error.exit_code)
+
+
+def _interrupted(arguments: list[str]) -> int:
+    """`apply` has looked, and told what stayed."""
+    say("interrupted" if "apply" in arguments[:1] else "interrupted; nothing unfinished was left behind")
+    return INTERRUPTED
+
+
+def _exit(run: Callable[[], int]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    code = run()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but the interpreter's own end
+    sys.stdout.flush()
+    if code == INTERRUPTED:
+        # CPython ends itself by the signal where C code of a library (torch) saw the interrupt on its way up.
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def main() -> None:
+    """The command `ggferry`."""
+    _exit(lambda: _run(sys.argv[1:]))
+
+
+def convert_main() -> None:
+    """The command `convert`: `convert old.bin --to gguf`."""
+    _exit(lambda: _run(["convert", *sys.argv[1:]] if sys.argv[1:2] != ["--version"] else ["--version"]))

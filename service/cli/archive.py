@@ -1,0 +1,334 @@
+"""The commands for archives: plan, apply, ledger. The imports are where they are used: `ggferry --help` is quick."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.service.cli.options import print_json, say, tell
+
+if TYPE_CHECKING:
+    from ggferry.service.apply.delete_sources import Deletion
+    from ggferry.service.records.plan_file import Entry
+
+commands = typer.Typer(rich_markup_mode=None)
+ledger = typer.Typer(help="What a migration's ledger knows.", no_args_is_help=True, rich_markup_mode=None)
+commands.add_typer(ledger, name="ledger")
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+Memory = Annotated[str, typer.Option("--memory", metavar="N(K|M|G)", help="Cap of each worker process.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads a worker (default: cores / jobs).")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+Where = Annotated[str, typer.Argument(metavar="LEDGER", help="A ledger's path or URL, or env:NAME.")]
+Patience = Annotated[
+    float, typer.Option("--patience", min=0, metavar="SECONDS", help="How long a store in trouble is asked again.")
+]
+State = Annotated[list[str] | None, typer.Option("--state", help="Only these states; repeatable.")]
+
+
+@commands.command()
+def plan(
+    roots: Annotated[
+        list[str], typer.Argument(metavar="ROOT…", help="Folders, files or URLs (s3://, https://, hf://).")
+    ],
+    out: Annotated[str, typer.Option("--outfile", "-o", help="The plan to write.")],
+    outtype: Annotated[str, typer.Option("--outtype", help="As of convert.")] = "keep",
+    dest: Annotated[str | None, typer.Option("--dest", help="Folder or URL (default: beside the sources).")] = None,
+    verify: Annotated[str, typer.Option("--verify", help="full, fast or none, as of convert.")] = "full",
+    expand: Annotated[str | None, typer.Option("--expand", help="As of convert.")] = None,
+    allow_requantize: Annotated[bool, typer.Option("--allow-requantize", help="As of convert.")] = False,
+    digest: Annotated[
+        bool | None,
+        typer.Option("--digest/--no-digest", help="Read files of equal size whole to prove duplicates."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, max=256, help="Processes that read headers.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow-redirects", help="Let web servers send us to other servers.")
+    ] = False,
+    patience: Patience = 30.0,
+    memory: Memory = "4G",
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Look at an archive and write down what would be done. Reads headers, no tensor data."""
+    from ggferry.converters.conversion_plan.steps import Options
+    from ggferry.converters.convert import LEVELS
+    from ggferry.formats.files.partial_files import check_target
+    from ggferry.service.cli.progress_bar import model_counter
+    from ggferry.service.plan.make_plan import Wanted
+    from ggferry.service.plan.make_plan import plan as make
+    from ggferry.service.records.plan_file import write_plan
+    from ggferry.service.records.report import summary, summary_lines
+    from ggferry.service.storage.urls import Access, secrets_of, write_secrets
+    from ggferry.service.workers.supervisor import Limits
+
+    if verify not in LEVELS:
+        raise UsageError("--verify", found=verify, expected=", ".join(LEVELS))
+    Options(outtype=outtype, expand=(expand or "f16").lower()).check()
+    check_target(out, overwrite=force)
+    recipe: dict[str, Any] = {"expand": expand.lower()} if expand else {}
+    recipe |= {"allow_requantize": True} if allow_requantize else {}
+    count = jobs or _cores()
+    wanted = Wanted(
+        tuple(roots), dest, outtype, verify, recipe, digest, count, Limits(size_of(memory, "--memory"), 1),
+        Access(redirects=follow, patience=patience),
+    )  # fmt: skip
+    head, entries = make(wanted, model_counter(not as_json))
+    write_plan(out, head, entries, overwrite=force)
+    kept = write_secrets(out, secrets_of({each.path for entry in entries for each in (*entry.files, *entry.beside)}))
+    facts = summary(entries)
+    if as_json:
+        print_json({"plan": out, **facts})
+    else:
+        for line in summary_lines(facts):
+            tell(line)
+        if kept is not None:
+            tell(f"what is secret in its addresses: {kept}, which apply reads too")
+        tell(f"plan: {out}; next: ggferry apply {out}")
+
+
+@commands.command()
+def apply(
+    plan: Annotated[str, typer.Argument(help="A plan that ggferry plan wrote.")],
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, max=256, help="Worker processes (default: cores).")
+    ] = None,
+    threads: Threads = None,
+    engine: Annotated[str, typer.Option("--engine", help="local, or ray for a cluster.")] = "local",
+    address: Annotated[
+        str | None, typer.Option("--ray-address", help="Of the cluster (default: RAY_ADDRESS, or local).")
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", help="Path, URL, or env:NAME (default: PLAN.ledger).")
+    ] = None,
+    shard: Annotated[str | None, typer.Option("--shard", metavar="I/N", help="Only share I of N, from 1.")] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try what failed or was quarantined again.")
+    ] = False,
+    max_disk: Annotated[
+        str | None, typer.Option("--max-disk", metavar="N(K|M|G|T)", help="Refuse to take more.")
+    ] = None,
+    memory: Memory = "4G",
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0, help="Seconds a model (default: by size).")
+    ] = None,
+    attempts: Annotated[int, typer.Option("--attempts", min=1, help="Times a model may end its worker.")] = 3,
+    scratch: Annotated[str | None, typer.Option("--scratch", help="Folder for what passes through.")] = None,
+    cache: Annotated[str, typer.Option("--cache", help="Bytes kept of a remote model while it is converted.")] = "64G",
+    lease: Annotated[
+        float, typer.Option("--lease", min=1, help="Seconds until another run takes a dead one's job.")
+    ] = 60.0,
+    patience: Patience = 30.0,
+    delete_source: Annotated[
+        bool, typer.Option("--delete-source", help="Delete weights whose output is proved.")
+    ] = False,
+    delete_despite_drops: Annotated[
+        bool, typer.Option("--delete-despite-drops", help="Also weights of which the output does not hold all.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    allow_outside_dest: Annotated[
+        bool, typer.Option("--allow-outside-dest", help="Follow lines of the plan that write outside its dest.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be converted and deleted; do nothing.")
+    ] = False,
+    report: Annotated[str | None, typer.Option("--report", help="Stem of the report (default: PLAN.report).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Do what a plan says. Run it again to continue; what is finished is never redone. Exits 1 when a model failed."""
+    from ggferry.service.apply.job import Settings
+    from ggferry.service.apply.migration import Asked, Migration, survey
+    from ggferry.service.cli.run_progress import Tracker, shown
+    from ggferry.service.records.report import check_report, migration_lines, write_report
+    from ggferry.service.workers.supervisor import Limits
+
+    share = shard_of(shard)
+    suffix = "" if shard is None else f".{share[0] + 1}-of-{share[1]}"
+    stem = f"{plan}{suffix}.report" if report is None else report
+    check_report(stem)
+    count = jobs or _cores()
+    settings = Settings(
+        Limits(size_of(memory, "--memory"), threads or max(1, _cores() // count)), scratch and os.path.abspath(scratch),
+        timeout, size_of(cache, "--cache"), attempts,
+    )  # fmt: skip
+    asked = Asked(
+        plan, ledger or f"{plan}{suffix}.ledger", engine, count, settings, share, retry_failed,
+        None if max_disk is None else size_of(max_disk, "--max-disk"), delete_source, delete_despite_drops, lease,
+        address, patience, allow_outside_dest,
+    )  # fmt: skip
+    if dry_run:
+        _show_survey(*survey(asked), as_json)
+        return
+    early: list[dict[str, Any]] = []
+    migration = Migration(asked, early.append)
+    left = migration.prepare()
+    if delete_source:
+        _confirm(migration.deletion, yes)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with shown(Tracker(left), as_json) as emit:
+        migration.emit = emit
+        going = [each.path for each in migration.deletion.files]
+        start = {"plan": plan, "ledger": migration.ledger.shown, "jobs": len(left), "room": early}
+        emit({"event": "start", **start, "to_delete": going})
+        migration.run(left)
+        facts = write_report(stem, migration.ledger, migration.head, migration.entries)
+        emit({"event": "end", **facts["totals"]})
+    if not as_json:
+        for line in migration_lines(facts, stem):
+            tell(line)
+    migration.ledger.close()
+    if migration.failed():
+        raise typer.Exit(1)
+
+
+def _show_survey(left: list[Entry], deletion: Deletion, as_json: bool) -> None:
+    if as_json:
+        convert = [{"source": entry.source, "output": entry.output, "bytes": entry.bytes_out} for entry in left]
+        going = [{"path": each.path, "bytes": each.bytes} for each in deletion.files]
+        print_json({"convert": convert, "delete": going, "keep": deletion.spared})
+        return
+    for entry in left:
+        tell(f"  convert {entry.source} → {entry.output}")
+    tell(f"{len(left)} models to convert")
+    if deletion.files or deletion.spared:
+        for line in deletion.lines(None):
+            tell(line)
+
+
+def _confirm(deletion: Deletion, yes: bool) -> None:
+    """Say what goes, and have it confirmed by a person unless there is nothing or `yes`. Raises RefusedError."""
+    phrase = f"delete {len(deletion.files)} files"
+    for line in deletion.lines():
+        say(line)
+    if yes or not deletion.files:
+        return
+    if not sys.stdin.isatty():
+        raise RefusedError("--delete-source asks before it begins", hint="--yes, where nobody can answer")
+    say(f"Type '{phrase}' to go on: ", end="")
+    if sys.stdin.readline().strip() != phrase:
+        raise RefusedError("not confirmed; nothing was done")
+
+
+# --- ledger --------------------------------------------------------------------------------------------------------
+
+
+@ledger.command()
+def status(url: Where, as_json: Json = False) -> None:
+    """Jobs by state."""
+    from ggferry.service.records.ledger import Ledger
+
+    counts = Ledger(url, must_exist=True).counts()
+    if as_json:
+        print_json(counts)
+        return
+    for state, count in counts.items():
+        tell(f"{state:<12} {count:>8}")
+
+
+@ledger.command(name="list")
+def list_jobs(url: Where, state: State = None, as_json: Json = False) -> None:
+    """A line a job: id, state, source, and the error or the output."""
+    from ggferry.service.records.ledger import STATES, Ledger
+
+    odd = set(state or ()) - set(STATES)
+    if odd:
+        raise UsageError("--state", found=odd.pop(), expected=", ".join(STATES))
+    for row in Ledger(url, must_exist=True).rows(None, state, full=False):
+        if as_json:
+            print_json(row, default=str)
+        else:
+            what = (row["error"] or {}).get("message") or row["same_as"] or row["output"] or ""
+            tell(f"{row['id'][:10]}  {row['state']:<12} {row['source']}: {what}")
+
+
+@ledger.command()
+def show(
+    url: Where, job: Annotated[str, typer.Argument(help="Id or the beginning of one, source, or output.")]
+) -> None:
+    """Everything about one job, with its attempts and its receipt, as JSON."""
+    from ggferry.service.records.ledger import Ledger
+
+    print_json(Ledger(url, must_exist=True).job(job), indent=1, default=str)
+
+
+@ledger.command()
+def export(
+    url: Where,
+    out: Annotated[str, typer.Option("--outfile", "-o", help="Stem: .json and .html are written.")],
+    force: Force = False,
+) -> None:
+    """The report of everything in a ledger, HTML and JSON."""
+    from ggferry.service.records.ledger import Ledger
+    from ggferry.service.records.report import migration_lines, write_report
+
+    facts = write_report(out, Ledger(url, must_exist=True), overwrite=force)
+    for line in migration_lines(facts, out):
+        tell(line)
+
+
+@ledger.command()
+def recheck(
+    url: Where,
+    sample: Annotated[
+        str, typer.Option("--sample", metavar="N%", help="Share of the outputs, the same ones each time.")
+    ] = "100%",
+    full: Annotated[bool, typer.Option("--full", help="The whole proof against the source, not only digests.")] = False,
+    memory: Memory = "4G",
+    as_json: Json = False,
+) -> None:
+    """Look at finished outputs again: their bytes against their receipts. Exits 1 when one is not what it was."""
+    from ggferry.service.apply.recheck import recheck as again
+    from ggferry.service.records.ledger import Ledger
+
+    bad = 0
+    for row, problem in again(Ledger(url, must_exist=True), _percent(sample), full, size_of(memory, "--memory")):
+        bad += problem is not None
+        if as_json:
+            print_json({"id": row["id"], "output": row["output"], "ok": problem is None, "problem": problem})
+        else:
+            tell(f"{'=' if problem is None else '!'} {row['output']}" + (f": {problem}" if problem else ""))
+    if bad:
+        raise typer.Exit(1)
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+def size_of(text: str, option: str) -> int:
+    """'4G' → 4 · 2³⁰: memory and disks are counted in powers of two here."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    shift = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}.get(unit)
+    if shift is None or not number.isdecimal():
+        raise UsageError(option, found=text, expected="a number with K, M, G or T")
+    return int(number) << shift
+
+
+def shard_of(text: str | None) -> tuple[int, int]:
+    """'2/8' → (1, 8)."""
+    if text is None:
+        return 0, 1
+    share, _, shares = text.partition("/")
+    if not (share.isdecimal() and shares.isdecimal() and 1 <= int(share) <= int(shares)):
+        raise UsageError("--shard", found=text, expected="I/N with 1 ≤ I ≤ N")
+    return int(share) - 1, int(shares)
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1
+    if not 0 < value <= 100:
+        raise UsageError("--sample", found=text, expected="a percentage")
+    return value / 100
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

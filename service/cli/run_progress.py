@@ -1,0 +1,121 @@
+"""The state of a whole run, from its events: bytes done, bytes a second, time left, jobs by state."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ggferry.service.cli.terminal import print_json, say
+from ggferry.service.records.plan_file import Entry
+from ggferry.support.printable import printable
+
+Emit = Callable[[dict[str, Any]], None]
+WINDOW = 60.0  # seconds over which the rate is taken
+ENDED = ("done", "failed", "quarantined", "skipped")
+
+
+class Tracker:
+    """Bytes of work: a model is read once to know it, written once, and proved once more."""
+
+    def __init__(self, left: Sequence[Entry]) -> None:
+        self.total = sum(entry.bytes_in + 2 * entry.bytes_out for entry in left)
+        self.jobs, self.states = len(left), Counter[str]()
+        self._done, self._stages = 0, defaultdict[str, dict[str, int]](dict)
+        self._marks = [(time.monotonic(), 0)]
+        self._lock = threading.Lock()
+
+    def see(self, event: dict[str, Any]) -> None:
+        with self._lock:
+            job = str(event.get("id", ""))
+            if event["event"] == "progress":
+                seen = self._stages[job]
+                done = int(event["done"])
+                seen[event["title"]] = seen.get(event["title"], 0) + done if event.get("more") else done
+            elif event["event"] == "job" and event["state"] != "running":
+                self._stages.pop(job, None)
+                if event["state"] in ENDED:
+                    self.states[event["state"]] += 1
+                    self._done += int(event["bytes_in"]) + 2 * int(event["bytes_out"])
+
+    @property
+    def done(self) -> int:
+        with self._lock:
+            stages = [
+                sum(seen.get(t, 0) for t in ("reading", "writing", "verifying")) for seen in self._stages.values()
+            ]
+            return min(self.total, self._done + sum(stages))
+
+    def rate(self) -> tuple[float, float | None]:
+        """Bytes a second over the last minute, and seconds left at that rate (None: unknown)."""
+        now, done = time.monotonic(), self.done
+        self._marks = [mark for mark in self._marks if now - mark[0] <= WINDOW][-600:] or self._marks[-1:]
+        self._marks.append((now, done))
+        seconds, before = now - self._marks[0][0], self._marks[0][1]
+        speed = (done - before) / seconds if seconds > 0 else 0.0
+        return speed, (self.total - done) / speed if speed > 0 else None
+
+
+@contextmanager
+def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
+    """A function for the events of a run: JSON lines on stdout, or a bar and a line a problem on stderr."""
+    if as_json:
+        lock = threading.Lock()
+
+        def emit(event: dict[str, Any]) -> None:
+            tracker.see(event)
+            if event["event"] == "progress":
+                speed, left = tracker.rate()
+                event = {**event, "run": {"done": tracker.done, "total": tracker.total, "rate": speed, "eta": left}}
+            with lock:
+                print_json(event, default=str)
+
+        yield emit
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with _bar(tracker) as draw:
+            yield draw
+    else:
+
+        def emit(event: dict[str, Any]) -> None:
+            tracker.see(event)
+            if line := words(event):
+                say(line)
+
+        yield emit
+
+
+@contextmanager
+def _bar(tracker: Tracker) -> Iterator[Emit]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True),
+        TransferSpeedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=tracker.total)
+
+        def emit(event: dict[str, Any]) -> None:
+            tracker.see(event)
+            ended = sum(tracker.states.values())
+            bar.update(task, completed=tracker.done, description=f"{ended}/{tracker.jobs} models")
+            if line := words(event):
+                bar.console.print(printable(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+        yield emit
+
+
+def words(event: dict[str, Any]) -> str | None:
+    """What a person should read of an event; None for the rest."""
+    if event["event"] == "job" and event["state"] in ("failed", "quarantined", "again"):
+        error = event.get("error") or {}
+        return f"{event['state']:<12} {event['source']}: {error.get('message', '')}"
+    if event["event"] in ("warning", "stopped"):
+        return f"{event['event']:<12} {event.get('source', '')} {event['message']}"
+    return None

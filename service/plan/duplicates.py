@@ -1,0 +1,97 @@
+"""The same model under several names. Size first, then samples, then every byte: what is proved is said."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+
+from ggferry.formats.errors import GgferryError
+from ggferry.formats.files.digests import digest
+from ggferry.formats.files.sources import Source
+from ggferry.service.records.plan_file import CONVERT, DUPLICATE, SKIP, Entry
+from ggferry.service.storage.stores import Found
+
+SAMPLES, SAMPLE_BYTES = 8, 16 << 10
+Open = Callable[[Found], Source]
+
+
+def mark(entries: Sequence[Entry], open_file: Open, whole: Callable[[Found], bool]) -> list[Entry]:
+    """Entries with `same_as` and `proof` where their content (weights and what stands beside them) is another's.
+
+    Only proved duplicates get the verdict: by inode, or by the BLAKE3 of every file where `whole` lets it be read.
+    Where samples agree and more was not read, a note says so; `apply` finds out, since it digests every source.
+    """
+    found = list(entries)
+    models = [i for i, entry in enumerate(found) if entry.verdict in (CONVERT, SKIP) and entry.files]
+    for alike in _split(models, lambda i: _sizes(found[i])):
+        for same in _split(alike, lambda i: tuple(_samples(each, open_file) for each in _all(found[i]))):
+            _settle(found, same, open_file, whole)
+    return found
+
+
+def _settle(found: list[Entry], same: Sequence[int], open_file: Open, whole: Callable[[Found], bool]) -> None:
+    if not all(whole(each) for i in same for each in _all(found[i])):
+        name = found[same[0]].source
+        for i in same[1:]:
+            note = f"samples agree with {name}: probably the same, not proved"
+            found[i] = replace(found[i], notes=(*found[i].notes, note))
+        return
+    seen: dict[tuple[int, int] | str, Hashable] = {}
+    for equal in _split(same, lambda i: tuple(_identity(each, open_file, seen) for each in _all(found[i]))):
+        first = found[equal[0]]
+        for i in equal[1:]:
+            entry = found[i]
+            linked = _inodes(entry) == _inodes(first) and None not in _inodes(entry)
+            proof = "inode" if linked else "blake3"
+            verdict = DUPLICATE if entry.verdict == CONVERT else entry.verdict
+            words = "a link to" if linked else "the same bytes as"
+            reason = f"{words} {first.source}" if verdict == DUPLICATE else entry.reason
+            found[i] = replace(entry, verdict=verdict, reason=reason, same_as=first.source, proof=proof, output=None)
+
+
+def _split(items: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    """Runs of items with equal keys, those that stand alone left out. An item that cannot be read stands alone."""
+    classes: dict[Hashable, list[int]] = defaultdict(list)
+    for item in items:
+        try:
+            classes[key(item)].append(item)
+        except (GgferryError, OSError):
+            continue
+    return [members for members in classes.values() if len(members) > 1]
+
+
+def _all(entry: Entry) -> tuple[Found, ...]:
+    return (*entry.files, *sorted(entry.beside, key=lambda each: os.path.basename(each.path)))
+
+
+def _sizes(entry: Entry) -> Hashable:
+    """What duplicates share before anything is read: sizes, names beside, and options (paths among them by name)."""
+    beside = sorted((os.path.basename(each.path), each.bytes) for each in entry.beside)
+    options = [(name, os.path.basename(v) if isinstance(v, str) else str(v)) for name, v in entry.options.items()]
+    return tuple(each.bytes for each in entry.files), tuple(beside), tuple(sorted(options))
+
+
+def _inodes(entry: Entry) -> tuple[tuple[int, int] | None, ...]:
+    return tuple(each.inode for each in entry.files)
+
+
+def _samples(found: Found, open_file: Open) -> str:
+    from blake3 import blake3
+
+    state = blake3()
+    with open_file(found) as source:  # type: ignore[attr-defined]
+        step = max(SAMPLE_BYTES, source.size // SAMPLES)
+        for offset in range(0, source.size, step):
+            state.update(source.read(offset, min(SAMPLE_BYTES, source.size - offset)))
+    return str(state.hexdigest())
+
+
+def _identity(found: Found, open_file: Open, seen: dict[tuple[int, int] | str, Hashable]) -> Hashable:
+    """The digest; a file with several names (links) is read once."""
+    key = found.inode or found.path
+    if key not in seen:
+        with open_file(found) as source:  # type: ignore[attr-defined]
+            seen[key] = digest(source)
+    return seen[key]

@@ -1,0 +1,279 @@
+"""An archive walked and its files put together: which of them are one model, and what stands beside it.
+
+By names and first bytes alone; nothing is opened here that could be hostile. Every file ends in exactly one group.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ggferry.formats.checkpoint_folder import folder as folders
+from ggferry.formats.checkpoint_folder.shard_index import read_index
+from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError, RefusedError
+from ggferry.formats.files.local_files import read_start
+from ggferry.formats.files.opened_files import unrecorded
+from ggferry.formats.files.partial_files import is_partial
+from ggferry.formats.json_files.text import load_object
+from ggferry.formats.reader import HEAD_BYTES, describe
+from ggferry.service.storage.broker import revive
+from ggferry.service.storage.stores import LINK, Found
+
+MODEL_SUFFIXES = (".bin", ".gguf", ".ggml", ".pth", ".pt", ".ckpt", ".safetensors")
+_TAR, _ONE = "a compressed tar archive", "a compressed file"
+ARCHIVES = (
+    (".tar", "a tar archive"), (".zip", "a zip archive"), (".tgz", _TAR), (".tar.gz", _TAR), (".tar.bz2", _TAR),
+    (".tar.xz", _TAR), (".tar.zst", _TAR), (".7z", "a 7-Zip archive"), (".rar", "a RAR archive"), (".gz", _ONE),
+    (".bz2", _ONE), (".xz", _ONE), (".zst", _ONE),
+)  # fmt: skip
+NO_MODELS = ((".receipt.json", "a receipt of ggferry"), (".partial", "an unfinished file of another program"))
+GGML_MAGIC = (b"lmgg", b"fmgg", b"tjgg")
+_PART = re.compile(r"(?P<base>.+)\.(?P<number>[1-9]\d?)", re.DOTALL)
+_GGUF_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_TRAINING = (".safetensors", ".bin", ".pth", ".pt", ".json")
+
+# A group's kind, and what is done with it.
+FILE, PARTS, SHARDS, FOLDER, ADAPTER = "file", "parts", "shards", "folder", "adapter"
+OTHER, ARCHIVE, FORM, BROKEN = "other", "archive", "other form", "broken"
+MODELS = (FILE, PARTS, SHARDS, FOLDER, ADAPTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Files that are one thing. `source`: what a reader is given. `beside`: files that belong to it, `reason`: why it
+    is not a model, or `error`: why it cannot be one. `tokenizer_model`, `config`: of a legacy file, those in
+    its folder; `base`: of an adapter, the folder of the model it names."""
+
+    kind: str
+    source: str
+    files: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    reason: str = ""
+    error: GgferryError | None = None
+    tokenizer_model: str | None = None
+    config: str | None = None
+    base: str | None = None
+
+
+@dataclass
+class Tree:
+    """All listed files by path, and per folder by name: paths of this machine, of a mirror for remote files."""
+
+    files: dict[str, Found] = field(default_factory=dict)
+    folders: dict[str, dict[str, Found]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, path: str, found: Found) -> None:
+        self.files[path] = found
+        folder, name = os.path.split(path)
+        self.folders[folder][name] = found
+
+
+def groups(tree: Tree) -> list[Group]:
+    """Every file of the tree in its group, in the order of their paths."""
+    found: list[Group] = []
+    for folder in sorted(tree.folders):
+        found += _Folder(folder, tree.folders[folder]).groups()
+    used = {path for group in found for path in group.beside if path not in tree.files or tree.files[path].bytes >= 0}
+    kept = [g for g in found if g.kind in MODELS or not set(g.files) <= used]
+    return with_bases(sorted(kept, key=lambda group: (group.source, group.kind)))
+
+
+class _Folder:
+    """One folder: names are taken away as groups are found."""
+
+    def __init__(self, path: str, names: Mapping[str, Found]) -> None:
+        self.path, self.names = path, names
+        self.left = dict(names)
+
+    def groups(self) -> Iterator[Group]:
+        for steps in (self._odd, self._training, self._gguf_shards, self._parts, self._rest):
+            yield from map(self._whole, steps())
+
+    def _whole(self, group: Group) -> Group:
+        """A model beside which something stands that a reader would look for and that cannot be read is not converted
+        without it."""
+        looked_for = folders.SIDECARS if group.kind in (FOLDER, ADAPTER) else ("tokenizer.model", "config.json")
+        for name, found in self.names.items():
+            if found.trouble and group.kind in MODELS and (name in looked_for or name.endswith(folders.INDEX)):
+                error = revive(found.trouble)
+                error.message = f"{name} beside it cannot be read: {error.message}"
+                return Group(BROKEN, group.source, group.files, error=error)
+        return group
+
+    def _take(self, paths: Iterable[str]) -> tuple[str, ...]:
+        taken = tuple(paths)
+        for path in taken:
+            self.left.pop(os.path.basename(path), None)
+        return taken
+
+    def _in(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def _odd(self) -> Iterator[Group]:
+        """What is no file, or none of this tree."""
+        for name, found in list(self.left.items()):
+            if found.trouble:
+                yield Group(BROKEN, self._in(name), self._take([self._in(name)]), error=revive(found.trouble))
+            elif found.version == LINK:
+                yield self._link_out(self._in(name), found.reason)
+            elif found.bytes < 0:
+                yield Group(OTHER, self._in(name), self._take([self._in(name)]), reason=found.reason)
+
+    def _link_out(self, path: str, target: str) -> Group:
+        self._take([path])
+        if not path.lower().endswith(MODEL_SUFFIXES):
+            return Group(OTHER, path, (path,), reason=f"a link that leads out of the tree, to {target}")
+        hint = "plan the folder it leads into too, or put the file itself in the link's place"
+        error = RefusedError("a link that leads out of the tree", path=path, found=target, hint=hint)
+        return Group(BROKEN, path, (path,), error=error)
+
+    def _is_odd(self, path: str) -> bool:
+        found = self.names.get(os.path.basename(path))
+        return found is not None and found.bytes < 0 and os.path.dirname(path) == self.path
+
+    # --- training checkpoints ---
+
+    def _training(self) -> Iterator[Group]:
+        if not any(name.lower().endswith(_TRAINING) for name in self.left):
+            return
+        try:
+            forms = folders.find_forms(self.path) or [w for w in [folders.find_weights(self.path)] if w]
+        except AmbiguousError:
+            return  # several single files: each stands for itself
+        except GgferryError as error:
+            yield self._broken(error)
+            return
+        model: Group | None = None
+        for weights in forms:
+            try:
+                group = self._weights(weights, preferred=model is None)
+            except GgferryError as error:
+                yield self._broken(error, weights)
+                continue
+            if group is None:
+                continue
+            if group.kind == FOLDER and model is not None:
+                reason = f"another form of the model in {os.path.basename(model.files[0])}"
+                group = Group(FORM, group.source, group.files, reason=reason)
+            model = model or (group if group.kind == FOLDER else None)
+            yield group
+
+    def _weights(self, weights: folders.Weights, preferred: bool) -> Group | None:
+        """The model of these files; None where its only file is none, which is a line of its own."""
+        files, index = weights.files, weights.index
+        if index is not None:
+            files = read_index(index).files
+        adapter = os.path.basename(index or files[0]).startswith("adapter_model")
+        beside = tuple(sorted({*folders.sidecars(weights).values(), *([index] if index else [])}))
+        alone = len(files) == 1 and not index
+        source = self.path if preferred and not adapter else (index or files[0])
+        if alone and not adapter and "config" not in folders.sidecars(weights) and weights.container != folders.META:
+            source = files[0]  # a lone file without a configuration stands for itself
+        if self._is_odd(source):
+            return None
+        inside = [path for path in beside if os.path.dirname(path) == self.path]
+        self._take(files)
+        self._take(inside)
+        return Group(ADAPTER if adapter else FOLDER, source, files, beside)
+
+    def _broken(self, error: GgferryError, weights: folders.Weights | None = None) -> Group:
+        """A model whose files do not add up: everything with a weights' name shares its fate."""
+        named = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)|consolidated\.\d\d\.pth|.+\.index\.json", re.ASCII)
+        files = [self._in(name) for name in sorted(self.left) if named.fullmatch(name)]
+        if weights is not None and weights.index and weights.index not in files:
+            files.append(weights.index)
+        return Group(BROKEN, self.path, self._take(files), error=error)
+
+    # --- GGML and GGUF in several files ---
+
+    def _gguf_shards(self) -> Iterator[Group]:
+        models = defaultdict(list)
+        for name in sorted(self.left):
+            if (match := _GGUF_SHARD.fullmatch(name)) and int(match["count"]) > 1:
+                models[match["stem"], match["count"]].append(self._in(name))
+        for paths in models.values():
+            yield Group(SHARDS, paths[0], self._take(paths))
+
+    def _parts(self) -> Iterator[Group]:
+        models: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        for name in self.left:
+            match = _PART.fullmatch(name)
+            if match and head_of(self._in(name))[:4] in GGML_MAGIC:
+                models[match["base"]].append((int(match["number"]), name))
+        for base, numbered in sorted(models.items()):
+            parts = [self._in(name) for _, name in sorted(numbered)]
+            if base in self.left:
+                paths = [self._in(base), *parts]
+                yield self._legacy(PARTS, self._take(paths))
+            else:
+                error = NotFoundError(
+                    "the first part of this model is missing", path=parts[0], expected=base,
+                    hint="fetch it: a model is converted whole or not at all",
+                )  # fmt: skip
+                yield Group(BROKEN, parts[0], self._take(parts), error=error)
+
+    def _legacy(self, kind: str, paths: tuple[str, ...]) -> Group:
+        """A model of the GGML era with what stands beside it that it may need."""
+        model, config = (self._in(name) if name in self.names else None for name in ("tokenizer.model", "config.json"))
+        beside = tuple(path for path in (model, config) if path)
+        return Group(kind, paths[0], paths, beside, tokenizer_model=model, config=config)
+
+    # --- the rest, a file at a time ---
+
+    def _rest(self) -> Iterator[Group]:
+        for name in sorted(self.left):
+            path, lower = self._in(name), name.lower()
+            if is_partial(name):
+                yield Group(OTHER, path, (path,), reason="the unfinished output of a conversion")
+                continue
+            for endings, kind in ((NO_MODELS, OTHER), (ARCHIVES, ARCHIVE)):
+                words = next((words for ending, words in endings if lower.endswith(ending)), None)
+                if words:
+                    reason = f"{words}: unpack it first" if kind == ARCHIVE else words
+                    yield Group(kind, path, (path,), reason=reason)
+                    break
+            else:
+                yield self._single(path, lower)
+
+    def _single(self, path: str, lower: str) -> Group:
+        head = head_of(path)
+        if lower.endswith(MODEL_SUFFIXES) or head[:4] in (*GGML_MAGIC, b"GGUF", b"FUGG", b"algg"):
+            return self._legacy(FILE, (path,)) if head[:4] in GGML_MAGIC else Group(FILE, path, (path,))
+        words = "an empty file" if not head else describe(head, path)
+        return Group(OTHER, path, (path,), reason=f"not a model: {words}")
+
+
+def head_of(path: str) -> bytes:
+    """The first bytes of a file (of its mirror's stand-in, which holds as many)."""
+    try:
+        with unrecorded():
+            return read_start(path, HEAD_BYTES)
+    except GgferryError:
+        return b""
+
+
+# --- adapters ------------------------------------------------------------------------------------------------------
+
+
+def with_bases(found: Sequence[Group]) -> list[Group]:
+    """Adapters with the folder of the base they name, where exactly one model of the archive is called so."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for group in found:
+        if group.kind == FOLDER and os.path.isdir(group.source):
+            homes[os.path.basename(group.source).lower()].append(group.source)
+    return [replace(group, base=_base(group, homes)) if group.kind == ADAPTER else group for group in found]
+
+
+def _base(group: Group, homes: Mapping[str, Sequence[str]]) -> str | None:
+    config = next((path for path in group.beside if os.path.basename(path) == "adapter_config.json"), None)
+    if config is None:
+        return None
+    try:
+        named = load_object(config).get("base_model_name_or_path")
+    except GgferryError:
+        return None  # opening the adapter says what is wrong
+    near = homes.get(os.path.basename(str(named or "").rstrip("/")).lower(), ())
+    return near[0] if len(near) == 1 else None

@@ -1,0 +1,316 @@
+"""From roots to a plan: list, group, look at each model's headers in workers, name outputs, find duplicates."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggferry.formats import errors
+from ggferry.formats.errors import Fault, GgferryError, UsageError, fault_of
+from ggferry.formats.files.local_files import confined
+from ggferry.formats.files.sources import LocalFile, Source
+from ggferry.service.plan import duplicates
+from ggferry.service.plan import group_files as archive
+from ggferry.service.plan.group_files import Group, Tree
+from ggferry.service.plan.output_names import Names
+from ggferry.service.records.plan_file import (
+    ARCHIVE,
+    CONVERT,
+    CORRUPT,
+    INCOMPLETE,
+    OTHER,
+    SKIP,
+    UNSUPPORTED,
+    Entry,
+    Head,
+)
+from ggferry.service.storage import stores
+from ggferry.service.storage.backends.web import elsewhere
+from ggferry.service.storage.backends.web_pages import OUTSIDE
+from ggferry.service.storage.broker import revive
+from ggferry.service.storage.mirror import Mirror
+from ggferry.service.storage.places import unreadable
+from ggferry.service.storage.ranged_file import RangedFile
+from ggferry.service.storage.scratch import Scratch
+from ggferry.service.storage.stores import Found, is_remote, local_path, local_roots
+from ggferry.service.storage.urls import Access, grant
+from ggferry.service.workers.supervisor import (
+    OUT_OF_MEMORY,
+    Limits,
+    Supervisor,
+    WorkerDied,
+    WorkerFailed,
+    WorkerTimeout,
+)
+
+HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
+HEADERS_A_WORKER = 1000  # models; a start costs as much as fifty of them
+DELAYS = (1.0, 3.0)  # seconds before a model's headers are asked for again
+AWAY = (errors.AccessError, errors.PassingError, errors.ChangedError)
+"""Errors that say nothing about a file: planned again, it may be fine."""
+STAGING = 16  # heads fetched from a store at a time
+UNPINNED = "the server states no version: it is read once more at the end, and not deleted"
+Progress = Callable[[int, int], None]
+"""Models looked at so far, models in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a plan is to hold. `recipe`: options for every model beside the head's; `digest`: read same-size candidates
+    whole to prove duplicates, None: where they are local."""
+
+    roots: tuple[str, ...]
+    dest: str | None = None
+    outtype: str = "keep"
+    verify: str = "full"
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    digest: bool | None = None
+    jobs: int = 1
+    limits: Limits = field(default_factory=Limits)
+    access: Access = field(default_factory=Access)
+
+
+def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple[Head, list[Entry]]:
+    """The plan of an archive. Raises UsageError, NotFoundError; a file that is bad is a line with its reason."""
+    grant(wanted.access)
+    roots = tuple(local_path(root) for root in wanted.roots)
+    dest = None if wanted.dest is None else local_path(wanted.dest)
+    for root in roots:
+        if dest is None and root.partition("://")[0] in stores.READ_ONLY:
+            raise UsageError("outputs cannot stand beside these sources", path=root, hint="--dest FOLDER")
+    head = Head(roots, dest, wanted.outtype, wanted.verify, redirects=wanted.access.redirects)
+    with confined(local_roots(roots)), _places(roots) as (tree, mirror):
+        found = archive.groups(tree)
+        looked = _look(found, wanted, mirror, progress)
+        names = Names(head, {f.path for f in tree.files.values()})
+        entries = [_entry(group, facts, tree, mirror, names) for group, facts in zip(found, looked, strict=True)]
+
+        def open_file(each: Found) -> Source:
+            return (
+                RangedFile(each, mirror.folder, room=0, block=64 << 10)
+                if is_remote(each.path)
+                else LocalFile(each.path)
+            )
+
+        def whole(each: Found) -> bool:
+            return not is_remote(each.path) if wanted.digest is None else wanted.digest
+
+        entries = duplicates.mark(entries, open_file, whole)
+    return head, sorted(entries, key=lambda entry: (entry.source, entry.verdict))
+
+
+@contextmanager
+def _places(roots: Sequence[str]) -> Iterator[tuple[Tree, Mirror]]:
+    """Everything below the roots, listed once; remote files through a mirror of their names and first bytes."""
+    tree, scratch = Tree(), Scratch()
+    mirror = Mirror(scratch.path)
+    try:
+        remote = []
+        for root in roots:
+            for found in stores.listing(root):
+                if not is_remote(found.path):
+                    tree.add(found.path, found)
+                elif not _is_navigation(found):
+                    remote.append(found)
+        mirror.name(found.path for found in remote)
+        for found in _all_staged(remote, mirror):
+            tree.add(mirror.path_of(found.path), found)
+        yield tree, mirror
+    finally:
+        mirror.close()
+        scratch.close()
+
+
+def _is_navigation(found: Found) -> bool:
+    """Whether this is a link from a web page to somewhere else that is not named like a model."""
+    outside = found.trouble is not None and found.trouble["message"] == OUTSIDE
+    return outside and not found.path.lower().endswith(archive.MODEL_SUFFIXES)
+
+
+def _all_staged(remote: Sequence[Found], mirror: Mirror) -> Iterator[Found]:
+    """The files with their first bytes in the mirror. Raises PassingError when a place is away: a plan without what
+    lies there would not be one."""
+    away, first = 0, None
+    with ThreadPoolExecutor(STAGING) as pool:
+        for found in pool.map(lambda each: _staged(each, mirror), remote):
+            is_away = found.trouble is not None and errors.fault_of(found.trouble) is errors.Fault.PASSING
+            away, first = (away + 1, first or found) if is_away else (0, None)
+            if first is not None and away >= min(STAGING, len(remote)):
+                raise revive(first.trouble or {})
+            yield found
+
+
+def _staged(found: Found, mirror: Mirror) -> Found:
+    """The file with its first bytes in the mirror; one that cannot be read is listed as such, and the rest goes on."""
+    if found.trouble is not None:
+        return found
+    try:
+        mirror.stage([found])
+        return found
+    except GgferryError as error:
+        return unreadable(found.path, error)
+    except OSError as error:
+        hint = "copy it to a shorter path"
+        words = f"a name this machine cannot have: {error.strerror}"
+        return unreadable(found.path, errors.UnsupportedError(words, path=found.path, hint=hint))
+
+
+# --- headers -------------------------------------------------------------------------------------------------------
+
+
+def _look(found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Progress) -> list[dict[str, Any] | None]:
+    """What workers say of each group that may be a model; None for the others."""
+    results: list[dict[str, Any] | None] = [None] * len(found)
+    work: queue.SimpleQueue[int] = queue.SimpleQueue()
+    models = [i for i, group in enumerate(found) if group.kind in archive.MODELS]
+    for i in models:
+        work.put(i)
+    mount, done, lock = mirror.serve(), 0, threading.Lock()
+    failures: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            look()
+        except BaseException as error:  # else the models it did not come to would pass as files that are none
+            failures.append(error)
+
+    def look() -> None:
+        nonlocal done
+        with Supervisor(wanted.limits, jobs=HEADERS_A_WORKER) as supervisor:
+            while True:
+                try:
+                    i = work.get_nowait()
+                except queue.Empty:
+                    return
+                results[i] = _facts(found[i], wanted, supervisor, mount)
+                with lock:
+                    done += 1
+                    progress(done, len(models))
+
+    threads = [threading.Thread(target=serve, daemon=True) for _ in range(min(wanted.jobs, len(models)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
+def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[str, Any]) -> dict[str, Any]:
+    recipe = {"outtype": wanted.outtype, "verify": wanted.verify, **wanted.recipe, **_own(group)}
+    command = {
+        "op": "analyse",
+        "source": group.source,
+        "recipe": recipe,
+        "config": group.config,
+        "threads": wanted.limits.threads,
+        "mount": mount,
+        "trees": local_roots(map(local_path, wanted.roots)),
+    }
+    try:
+        facts = _run(command, supervisor)
+        own = {**_own(group), **facts.pop("options")}
+        return {**facts, "options": {**wanted.recipe, **{k: v for k, v in own.items() if v is not None}}}
+    except WorkerFailed as failure:
+        return {"error": failure.error}
+    except WorkerTimeout:
+        return {"error": {"class": "Timeout", "message": f"its headers were not read within {HEADER_TIMEOUT:g} s"}}
+    except WorkerDied as death:
+        return {"error": {"class": "WorkerDied", "message": death.reason}}
+
+
+def _run(command: Mapping[str, Any], supervisor: Supervisor) -> dict[str, Any]:
+    """What a worker says; a fresh one is asked for want of memory, lest what is kept of other models decide, and after
+    a while where trouble was of the passing kind."""
+    delays = {OUT_OF_MEMORY: [0.0], Fault.PASSING.value: [*DELAYS]}
+    while True:
+        try:
+            return dict(supervisor.run(command, timeout=HEADER_TIMEOUT).result)
+        except WorkerFailed as failure:
+            why = str(failure.error.get("class"))
+            left = delays.get(why if why == OUT_OF_MEMORY else fault_of(failure.error).value)
+            if not left:
+                raise
+            time.sleep(left.pop(0))
+
+
+def _own(group: Group) -> dict[str, Any]:
+    own = {"tokenizer_model": group.tokenizer_model, "base": group.base}
+    return {name: path for name, path in own.items() if path is not None}
+
+
+# --- lines ---------------------------------------------------------------------------------------------------------
+
+
+def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mirror, names: Names) -> Entry:
+    def listed(paths: Sequence[str]) -> tuple[Found, ...]:
+        found = (tree.files[path] if path in tree.files else stores.stat(path) for path in paths)
+        return tuple(each for each in found if each.bytes >= 0 or group.kind not in archive.MODELS)
+
+    source = mirror.url_of(group.source)
+    files, beside = listed(group.files), listed((*group.beside, *_config_of(group.base)))
+    common: dict[str, Any] = {"kind": group.kind, "files": files, "beside": beside}
+    told = _of_servers((*files, *beside))
+    common["bytes_in"] = sum(max(0, each.bytes) for each in files)
+    if facts is None and group.error is None:
+        verdict = {archive.ARCHIVE: ARCHIVE, archive.FORM: SKIP}.get(group.kind, OTHER)
+        return Entry(source, verdict, group.reason, **common)
+    facts = facts or {"error": {**(group.error.as_dict() if group.error else {}), "class": type(group.error).__name__}}
+    if "error" in facts:
+        error = {**facts["error"], "path": _url(facts["error"].get("path"), mirror)}
+        if fault_of(error) is Fault.PASSING:
+            error["hint"] = "plan again"
+        own = [source, *(each.path for each in files)]
+        return Entry(source, _verdict(error), _reason(error, own), error=error, **common)
+    facts = dict(facts)
+    name = str(facts.pop("name"))
+    facts["options"] = {key: _url(value, mirror) for key, value in facts["options"].items()}
+    facts["notes"], facts["lost"] = (*facts["notes"], *told), tuple(facts["lost"])
+    if facts.get("verdict") == SKIP:
+        return Entry(source, facts.pop("verdict"), facts.pop("reason"), **common, **facts)
+    output = names.output(source, group, name)
+    reads = common["bytes_in"] if any(is_remote(each.path) for each in files) else 0
+    disk = int(facts["bytes_out"]) + reads
+    return Entry(source, CONVERT, output=output, disk=disk, **common, **facts)
+
+
+def _of_servers(files: Sequence[Found]) -> tuple[str, ...]:
+    """What must be known of where files come from: nobody could tell that they change, or somebody else serves them."""
+    remote = [each for each in files if is_remote(each.path)]
+    unpinned = [os.path.basename(each.path) for each in remote if each.bytes >= 0 and not each.pinned]
+    notes = [f"{UNPINNED}: {', '.join(unpinned)}"] if unpinned else []
+    others = {origin for each in remote if (origin := elsewhere.get(each.path))}
+    notes += [f"served by {origin}, not by the server named" for origin in sorted(others)]
+    return tuple(notes)
+
+
+def _config_of(base: str | None) -> tuple[str, ...]:
+    path = None if base is None else os.path.join(base, "config.json")
+    return (path,) if path is not None and os.path.isfile(path) else ()
+
+
+def _url(value: Any, mirror: Mirror) -> Any:
+    return mirror.url_of(value) if isinstance(value, str) else value
+
+
+def _verdict(error: Mapping[str, Any]) -> str:
+    kind = getattr(errors, str(error.get("class")), None)
+    if not isinstance(kind, type):
+        return CORRUPT
+    if issubclass(kind, (errors.NotFoundError, errors.MissingError, *AWAY)):
+        return INCOMPLETE
+    return UNSUPPORTED if issubclass(kind, (errors.UnsupportedError, errors.RefusedError, UsageError)) else CORRUPT
+
+
+def _reason(error: Mapping[str, Any], own: Sequence[str]) -> str:
+    """The error as one line, without its path when that is the model's own."""
+    path = error.get("path")
+    return str(revive({**error, "path": None if path in own else path}))

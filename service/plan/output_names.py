@@ -1,0 +1,92 @@
+"""Where the output of each model of an archive goes: the same place in the tree, under a name that tells."""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import chain, count
+
+from ggferry.converters.proof.receipt import SUFFIX
+from ggferry.service.plan.group_files import ADAPTER, FOLDER, MODEL_SUFFIXES, SHARDS, Group
+from ggferry.service.records.plan_file import Head
+from ggferry.service.storage.stores import join
+
+NAME_MAX = 255  # bytes of a name, on every file system of today
+STEM_MAX = 180  # bytes of an output's name before .gguf: leaves room for shard numbers, .receipt.json and partial names
+
+
+class Names:
+    """Gives every model an output of its own. `taken`: the files that are there, by path."""
+
+    def __init__(self, head: Head, taken: set[str]) -> None:
+        self.head = head
+        self._taken = {path for path in taken if path + SUFFIX not in taken}
+
+    def output(self, source: str, group: Group, conventional: str) -> str:
+        """A file keeps its name (`x.q4_0.bin` → `x.q4_0.gguf`), a folder's model gets the conventional one inside it.
+        Where that is another file's, the whole old name stands before the suffix, then a number."""
+        folder, _, name = source.rpartition("/")
+        stem = _stem(name, group) + self._type()
+        if group.kind in (FOLDER, ADAPTER):
+            stem = conventional.removesuffix(".gguf")
+            if not name.lower().endswith((*MODEL_SUFFIXES, ".json")):
+                folder = source
+        candidates = map(_short, chain((stem, name + self._type()), (f"{stem}-{n}" for n in count(2))))
+        place = self._place(folder)
+        output = next(path for each in candidates if (path := join(place, f"{each}.gguf")) not in self._taken)
+        self._taken.add(output)
+        return output
+
+    def _type(self) -> str:
+        return "" if self.head.outtype.lower() == "keep" else f"-{self.head.outtype.upper()}"
+
+    def _place(self, folder: str) -> str:
+        if self.head.dest is None:
+            return folder
+        for root in self.head.roots:
+            inner = _inside(folder, root)
+            if inner is not None:
+                several = [root.rpartition("/")[2]] if len(self.head.roots) > 1 else []
+                parts = [*several, *map(safe_name, inner)]
+                return join(self.head.dest, "/".join(parts)) if parts else self.head.dest
+        return self.head.dest  # a root that is a single file
+
+
+def _inside(folder: str, root: str) -> list[str] | None:
+    """The names of the folders from `root` to `folder`; None where it does not lead there."""
+    if folder == root:
+        return []
+    prefix = root.rstrip("/") + "/"
+    return folder[len(prefix) :].split("/") if folder.startswith(prefix) else None
+
+
+def safe_name(name: str) -> str:
+    """A name from a store as one that a folder of this machine can hold: as it is, wherever it can be; else what can be
+    kept of it, and a mark."""
+    if name not in ("", ".", "..") and "\0" not in name and len(os.fsencode(name)) <= NAME_MAX:
+        return name
+    stem, suffix = os.path.splitext(name.replace("\0", ""))
+    kept = os.fsencode(stem)[: NAME_MAX // 2].decode("utf-8", "ignore").strip(".")
+    return kept + mark_of(name) + (suffix if len(os.fsencode(suffix)) < NAME_MAX // 4 else "")
+
+
+def mark_of(text: str) -> str:
+    """A short name that only this text has."""
+    from blake3 import blake3
+
+    return f"~{blake3(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def _short(stem: str) -> str:
+    """The stem of an output's name, cut where names of what stands beside it (receipt, shards) would be too long."""
+    raw = os.fsencode(stem)
+    return stem if len(raw) <= STEM_MAX else raw[: STEM_MAX // 2].decode("utf-8", "ignore") + mark_of(stem)
+
+
+def _stem(name: str, group: Group) -> str:
+    if group.kind == SHARDS:
+        return re.sub(r"-\d{5}-of-\d{5}\.gguf$", "", name)
+    stem, suffix = os.path.splitext(name)
+    if suffix.lower() == ".gguf":
+        return f"{stem}-v3"  # a rewritten GGUF stands beside the old one
+    return stem if suffix.lower() in MODEL_SUFFIXES else name

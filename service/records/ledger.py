@@ -1,0 +1,525 @@
+"""The truth about a migration: one row a job, in SQLite or PostgreSQL. What it says survives any kill.
+
+A job is held through a lease that its coordinator renews; every change to a held job names the holder and the claim's
+token, a number that only grows, and fails once anybody, even the same holder, has claimed the job again. What is asked
+while the database is away is asked again for as long as a lease lasts: each change can be made twice without harm.
+SQLite runs with WAL and synchronous=FULL: what was acknowledged is on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ggferry.formats.errors import GgferryError, NotFoundError, UnreachableError, UsageError
+from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, prepare_sqlite, tables
+from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, shown
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
+
+QUEUED, RUNNING, VERIFYING, DONE, FAILED, QUARANTINED, SKIPPED = STATES = (
+    "queued", "running", "verifying", "done", "failed", "quarantined", "skipped",
+)  # fmt: skip
+HELD = (RUNNING, VERIFYING)
+BUCKETS = 1 << 30
+LOST_AT_MOST = 10  # leases of one job that may run out before it is taken to be what ends its machines
+LOCK = 0x67676A74  # of PostgreSQL's advisory locks; any number that is ours
+FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0  # seconds before what failed is asked again; doubled each time
+
+T = TypeVar("T")
+
+
+class LeaseLost(Exception):
+    """The job is no longer held by who wants to change it."""
+
+
+class LedgerAway(LeaseLost):
+    """Whether the job is still held cannot be learned; `error` says why. The run is to end."""
+
+    def __init__(self, error: GgferryError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A claimed job. `entry`: the plan's line as data; `attempt` counts from 1; `token`: of this claim and no other,
+    from 1."""
+
+    id: str
+    entry: Mapping[str, Any]
+    attempt: int
+    owner: str
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Another job of the same content and recipe. `done`: its output stands; else it is at work, and may yet fail."""
+
+    id: str
+    done: bool
+
+
+SAME = {"class": "Same", "message": "the same content as another, which is done"}
+
+
+def owner_name() -> str:
+    """Names this process so that another on the same machine can tell when it is dead: host, boot and pid space, pid,
+    start time."""
+    return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}:{os.urandom(4).hex()}"
+
+
+def _machine() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()[:8]
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        boot, space = "", 0
+    return f"{socket.gethostname()}/{boot}/{space}".replace(":", "_")
+
+
+def _start_time(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return "dead" if fields[0] in "ZX" else fields[19]
+    except OSError:
+        return "dead"
+
+
+def is_dead(owner: str) -> bool:
+    """Whether the process `owner` names is of this machine and gone. False where that cannot be known."""
+    machine, _, rest = owner.partition(":")
+    pid, start = (*rest.split(":"), "", "")[:2]
+    return machine == _machine() and pid.isdecimal() and _start_time(int(pid)) != start
+
+
+class Ledger:
+    """The jobs at `place`: a path, `sqlite:///…`, `postgresql://user@host/name`, or `env:NAME`: what a variable says.
+
+    `patience`: seconds for which what is asked of a database that is away is asked again; `on_away` is told once an
+    outage. Raises UsageError, NotFoundError; it and its methods raise UnreachableError when patience is at its end.
+    """
+
+    def __init__(
+        self, place: str, *, must_exist: bool = False, patience: float = 0.0,
+        on_away: Callable[[str], None] = lambda words: None,
+    ) -> None:  # fmt: skip
+        self.url = full_url(place)
+        self.patience, self.on_away = patience, on_away
+        self._sqlite = self.url.startswith("sqlite")
+        self._leaving, self._away = threading.Event(), threading.Event()
+        path = self.url.partition("///")[2]
+        if self._sqlite and must_exist and not os.path.exists(path):
+            raise NotFoundError("no such ledger", path=path)
+        self._meta, self.jobs, self.attempts, self.schema = tables()
+        try:
+            self.engine = sa.create_engine(self.url, **connect_options(self.url))
+            if self._sqlite:
+                prepare_sqlite(self.engine)
+        except (ImportError, sa.exc.NoSuchModuleError) as error:
+            words = f"this ledger needs a package: {hide_secrets(str(error), self.url)}"
+            raise UsageError(words, hint="pip install 'ggferry[postgres]'") from None
+        self._do(self._make_tables)
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for people: without passwords."""
+        return shown(self.url)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def hurry(self) -> None:
+        """Have no more patience, in no thread: the run is ending."""
+        self._leaving.set()
+
+    # --- filling -----------------------------------------------------------------------------------------------
+
+    def register(self, plan: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Put the jobs of a plan in: rows of id, source, entry, state and, of bad ones, error. What was ever tried
+        stays as it is; queued jobs of this plan that are not among `rows` any more are skipped."""
+        self._do(lambda connection: self._register(connection, plan, rows))
+
+    def _register(self, connection: Any, plan: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        jobs = self.jobs
+        self._alone(connection)
+        tried = jobs.c.attempts + jobs.c.losses
+        columns = (jobs.c.id, jobs.c.state, jobs.c.plan, tried.label("tried"))
+        known = {row.id: row for row in connection.execute(sa.select(*columns))}
+        fresh = [self._row(plan, row) for row in rows if row["id"] not in known]
+        if fresh:
+            connection.execute(sa.insert(jobs), fresh)
+        ids = {row["id"] for row in rows}
+        untried = [r for r in rows if r["id"] in known and not known[r["id"]].tried]
+        moved = [i for i in ids if i in known and known[i].plan != plan and known[i].state not in HELD]
+        gone = [i for i, row in known.items() if row.plan == plan and row.state == QUEUED and i not in ids]
+        for row in untried:
+            values = {"state": row["state"], "error": row.get("error"), "entry": row["entry"]}
+            if known[row["id"]].state != row["state"]:  # the plan was edited
+                connection.execute(sa.update(jobs).where(jobs.c.id == row["id"]).values(**values))
+        for i in moved:
+            connection.execute(sa.update(jobs).where(jobs.c.id == i).values(plan=plan))
+        for i in gone:
+            left = {"state": SKIPPED, "same_as": None, "error": {"class": "Left", "message": "no longer in the plan"}}
+            connection.execute(sa.update(jobs).where(jobs.c.id == i).values(**left))
+
+    def _row(self, plan: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        now = time.time()
+        entry = row["entry"]
+        return {
+            "id": row["id"], "plan": plan, "source": _plain(row["source"]), "output": _plain(entry.get("output")),
+            "entry": entry,
+            "state": row["state"], "bucket": bucket(row["id"]), "bytes_in": entry.get("bytes_in", 0),
+            "bytes_out": entry.get("bytes_out", 0), "error": row.get("error"), "attempts": 0, "losses": 0, "claims": 0,
+            "not_before": 0.0, "created": now, "updated": now, "deleted": False,
+        }  # fmt: skip
+
+    def retry(
+        self, plan: str, states: Sequence[str] = (FAILED, QUARANTINED), fault: str | None = None
+    ) -> int:  # fmt: skip
+        """Queue again what failed while being done (what the plan itself found bad stays); how many. `fault`: only
+        what ended with an error of that kind (`errors.Fault`)."""
+        jobs = self.jobs
+        mine = (jobs.c.plan == plan) & jobs.c.state.in_(states) & (jobs.c.attempts + jobs.c.losses > 0)
+        if fault is not None:
+            mine &= jobs.c.error["fault"].as_string() == fault
+        values = {"state": QUEUED, "attempts": 0, "losses": 0, "not_before": 0.0, "key": None, "same_as": None}
+        change = sa.update(jobs).where(mine).values(**values)
+        return int(self._do(lambda connection: connection.execute(change).rowcount))
+
+    # --- holding -----------------------------------------------------------------------------------------------
+
+    def claim(self, owner: str, plan: str, lease: float, shard: tuple[int, int] = (0, 1)) -> Job | None:
+        """A queued job, now held by `owner` for `lease` seconds; None when there is none to be had now. Fewest attempts
+        first, then the largest. `shard`: (i, n), only jobs of share i of n, from 0."""
+        ticket = os.urandom(8).hex()
+        return self._do(lambda connection: self._claim(connection, ticket, owner, plan, lease, shard))
+
+    def _claim(
+        self, connection: Any, ticket: str, owner: str, plan: str, lease: float, shard: tuple[int, int]
+    ) -> Job | None:  # fmt: skip
+        jobs, (share, shares) = self.jobs, shard
+        columns = (jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
+        mine = (jobs.c.ticket == ticket) & (jobs.c.owner == owner) & (jobs.c.state == RUNNING)
+        row = connection.execute(sa.select(*columns).where(mine)).first()
+        if row is not None:  # claimed when this was asked before, and the answer was lost
+            return Job(row.id, row.entry, row.attempts, owner, row.claims)
+        now = self._now(connection)
+        wanted = (
+            sa.select(*columns)
+            .where(jobs.c.plan == plan, jobs.c.state == QUEUED, jobs.c.not_before <= now)
+            .where(jobs.c.bucket % shares == share, jobs.c.same_as.is_(None))  # those with one wait for it
+            .order_by(jobs.c.attempts + jobs.c.losses, jobs.c.bytes_in.desc(), jobs.c.id)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
+        row = connection.execute(wanted).first()
+        if row is None:
+            return None
+        job = Job(row.id, row.entry, row.attempts + 1, owner, row.claims + 1)
+        connection.execute(
+            sa.update(jobs).where(jobs.c.id == row.id).values(
+                state=RUNNING, owner=owner, lease_until=now + lease, attempts=job.attempt, claims=job.token,
+                ticket=ticket, started=now, updated=now, stage=None, error=None,
+            )
+        )  # fmt: skip
+        tried = {"job": job.id, "attempt": job.attempt, "owner": owner, "token": job.token, "started": now}
+        connection.execute(sa.insert(self.attempts).values(**tried))
+        return job
+
+    def beat(self, held: Sequence[Job], lease: float) -> list[Job]:
+        """Renew the leases of the claims that are at work; those of them that somebody else has meanwhile."""
+        jobs = self.jobs
+
+        def work(connection: Any) -> list[Job]:
+            until, lost = self._now(connection) + lease, []
+            for job in held:
+                renewed = sa.update(jobs).where(self._holds(job)).values(lease_until=until, updated=time.time())
+                if connection.execute(renewed).rowcount != 1:
+                    lost.append(job)
+            return lost
+
+        return self._do(work) if held else []
+
+    def bind(self, job: Job, key: str) -> Twin | None:
+        """Note what the job's content and recipe are. Returns another job that has the same and is done or at work;
+        then this one is not to be done, or not yet (`wait`). Raises LeaseLost."""
+        jobs = self.jobs
+        try:
+            self._do(lambda connection: self._change(connection, job, key=key))
+            return None
+        except sa.exc.IntegrityError:
+            query = sa.select(jobs.c.id, jobs.c.state).where(jobs.c.key == key)
+            found = self._do(lambda connection: connection.execute(query).first())
+            return Twin(found.id, found.state == DONE) if found is not None else self.bind(job, key)
+
+    def verifying(self, job: Job) -> None:
+        """The output is written and being proved. Raises LeaseLost."""
+        self._do(lambda connection: self._change(connection, job, state=VERIFYING))
+
+    def confirm(self, job: Job) -> None:
+        """Raises LeaseLost unless the job is still held: asked before anything is published."""
+        self._do(lambda connection: self._change(connection, job))
+
+    def finish(self, job: Job, state: str, **values: Any) -> list[Job]:
+        """End an attempt. A job that is not done gives its key free; nothing is skipped but for a twin that is done.
+        Returns the jobs that waited for this one and are skipped with it. Raises LeaseLost."""
+        if state != DONE:
+            values["key"] = None
+
+        def work(connection: Any) -> list[Job]:
+            if state == SKIPPED and self._state(connection, str(values.get("same_as"))) != DONE:
+                raise ValueError(f"{job.id} is skipped for {values.get('same_as')!r}, which is not done")
+            return self._end(connection, job, state, state, finished=self._now(connection), **values)
+
+        return self._do(work)
+
+    def wait(self, job: Job, twin: str) -> None:
+        """Queue again until `twin`, which is at work on the same content, has ended. Raises LeaseLost."""
+
+        def work(connection: Any) -> None:
+            held = self._state(connection, twin) in HELD
+            values: dict[str, Any] = {"key": None, "error": None, "attempts": job.attempt - 1}
+            self._end(connection, job, QUEUED, "put back", same_as=twin if held else None, not_before=0.0, **values)
+
+        self._do(work)
+
+    def _state(self, connection: Any, job: str) -> str | None:
+        """The state of a job, which stays so to the end of the transaction."""
+        query = sa.select(self.jobs.c.state).where(self.jobs.c.id == job).with_for_update()
+        found: str | None = connection.execute(query).scalar()
+        return found
+
+    def put_back(
+        self, job: Job, delay: float, error: Mapping[str, Any] | None = None, counts: bool = True, lost: bool = False
+    ) -> None:  # fmt: skip
+        """Queue again, not before `delay` seconds. `counts`: as one of the job's attempts; `lost`: as one of its
+        leases that ended with its machine. Raises LeaseLost."""
+        jobs = self.jobs
+
+        def work(connection: Any) -> None:
+            losses = connection.execute(sa.select(jobs.c.losses).where(jobs.c.id == job.id)).scalar_one() + lost
+            state = QUEUED if losses < LOST_AT_MOST else QUARANTINED
+            self._end(
+                connection, job, state, "put back", key=None, same_as=None, not_before=self._now(connection) + delay,
+                losses=losses, attempts=job.attempt if counts else job.attempt - 1, error=error,
+            )  # fmt: skip
+
+        self._do(work)
+
+    def reclaim(self) -> list[str]:
+        """Queue every held job whose lease ran out or whose holder is a dead process of this machine, and every job
+        that was skipped or waits for a twin which is not done or at work any more; the sources of the held ones."""
+        return self._do(self._reclaim)
+
+    def _reclaim(self, connection: Any) -> list[str]:
+        jobs, freed, now = self.jobs, [], self._now(connection)
+        names = ("id", "owner", "claims", "lease_until", "losses", "source", "attempts")
+        held = sa.select(*(jobs.c[name] for name in names)).where(jobs.c.state.in_(HELD)).order_by(jobs.c.id)
+        for row in connection.execute(held).all():
+            if row.lease_until > now and not is_dead(row.owner):
+                continue
+            lost = {"class": "LeaseLost", "message": f"held by {row.owner}, which is gone"}
+            state = QUEUED if row.losses + 1 < LOST_AT_MOST else QUARANTINED
+            values = {"state": state, "owner": None, "lease_until": None, "key": None, "error": lost}
+            values |= {"losses": row.losses + 1, "attempts": max(0, row.attempts - 1)}
+            job = Job(row.id, {}, row.attempts, row.owner, row.claims)
+            if connection.execute(sa.update(jobs).where(self._holds(job)).values(**values)).rowcount:
+                freed.append(row.source)
+                self._end_attempt(connection, job, "lost", lost, now)
+        self._queue_orphans(connection)
+        return freed
+
+    def _queue_orphans(self, connection: Any) -> None:
+        jobs, twins = self.jobs, self.jobs.alias()
+        for state, needed, values in (
+            (QUEUED, HELD, {}), (SKIPPED, (DONE,), {"state": QUEUED, "error": None, "attempts": 0, "losses": 0}),
+        ):  # fmt: skip
+            twin = sa.exists().where(twins.c.id == jobs.c.same_as, twins.c.state.in_(needed))
+            left = (jobs.c.state == state) & jobs.c.same_as.is_not(None) & ~twin
+            connection.execute(sa.update(jobs).where(left).values(same_as=None, **values))
+
+    def _end_waiting(self, connection: Any, twin: str, state: str) -> list[Job]:
+        """Have those that wait for `twin`, which ended as `state`, skipped when it is done and queued when not; the
+        skipped ones."""
+        jobs = self.jobs
+        waiting = (jobs.c.state == QUEUED) & (jobs.c.same_as == twin)
+        if state != DONE:
+            connection.execute(sa.update(jobs).where(waiting).values(same_as=None))
+            return []
+        rows = connection.execute(sa.select(jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims).where(waiting))
+        found = [Job(row.id, row.entry, row.attempts, "", row.claims) for row in rows]
+        values = {"state": SKIPPED, "error": SAME, "finished": self._now(connection)}
+        connection.execute(sa.update(jobs).where(waiting).values(**values))
+        return found
+
+    def _holds(self, job: Job) -> Any:
+        """The row of `job` while it is held by this very claim."""
+        jobs = self.jobs
+        mine = (jobs.c.id == job.id) & (jobs.c.owner == job.owner) & (jobs.c.claims == job.token)
+        return mine & jobs.c.state.in_(HELD)
+
+    def _change(self, connection: Any, job: Job, **values: Any) -> None:
+        values = {"updated": time.time(), **values}
+        if connection.execute(sa.update(self.jobs).where(self._holds(job)).values(**values)).rowcount != 1:
+            raise LeaseLost(job.id)
+
+    def _end(self, connection: Any, job: Job, state: str, outcome: str, **values: Any) -> list[Job]:
+        """The end of a claim; the jobs that are skipped with it. Where it ended so already, this is asked for the
+        second time: the answer was lost."""
+        jobs = self.jobs
+        ended = (jobs.c.id == job.id) & (jobs.c.claims == job.token) & (jobs.c.state == state)
+        if connection.execute(sa.select(jobs.c.id).where(ended)).first() is not None:
+            return []
+        self._change(connection, job, state=state, owner=None, lease_until=None, **values)
+        self._end_attempt(connection, job, outcome, values.get("error"), self._now(connection))
+        return self._end_waiting(connection, job.id, state)
+
+    def _end_attempt(self, connection: Any, job: Job, outcome: str, error: Any, now: float) -> None:
+        table = self.attempts
+        mine = (table.c.job == job.id) & (table.c.token == job.token) & table.c.outcome.is_(None)
+        connection.execute(sa.update(table).where(mine).values(outcome=outcome, error=error, ended=now))
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def counts(self, plan: str | None = None) -> dict[str, int]:
+        """Jobs by state, of one plan or all."""
+        jobs = self.jobs
+        query = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
+        query = query if plan is None else query.where(jobs.c.plan == plan)
+        found: dict[str, int] = self._do(lambda connection: dict(connection.execute(query).all()))
+        return {state: found.get(state, 0) for state in STATES}
+
+    def rows(
+        self, plan: str | None = None, states: Iterable[str] | None = None, full: bool = True
+    ) -> list[dict[str, Any]]:
+        """Jobs as plain data by source; without `full` leaving out entry and receipt."""
+        jobs = self.jobs
+        columns = [c for c in jobs.c if full or c.name not in ("entry", "receipt")]
+        query = sa.select(*columns).order_by(jobs.c.source, jobs.c.id)
+        if plan is not None:
+            query = query.where(jobs.c.plan == plan)
+        if states is not None:
+            query = query.where(jobs.c.state.in_(list(states)))
+        return self._do(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
+
+    def job(self, wanted: str) -> dict[str, Any]:
+        """One job with its attempts, by the beginning of its id, its source or its output. Raises NotFoundError."""
+        name = _plain(wanted)
+        found = [row for row in self.rows() if row["id"].startswith(wanted) or name in (row["source"], row["output"])]
+        if len(found) != 1:
+            raise NotFoundError(f"{len(found)} jobs go by this name", path=self.shown, found=wanted)
+        table = self.attempts
+        query = sa.select(table).where(table.c.job == found[0]["id"]).order_by(table.c.id)
+        tried = self._do(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
+        return {**found[0], "tried": tried}
+
+    def note_deleted(self, job: str) -> None:
+        """The source of a finished job is gone, deliberately."""
+        change = sa.update(self.jobs).where(self.jobs.c.id == job).values(deleted=True)
+        self._do(lambda connection: connection.execute(change))
+
+    # --- the database ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """A transaction that ends on the disk."""
+        with self.engine.begin() as connection:
+            yield connection
+
+    def _do(self, work: Callable[[Any], T]) -> T:
+        """`work` in a transaction of its own, again and again while the database is away. Whether a transaction whose
+        answer was lost took effect is not known: `work` must bear being done twice."""
+        until, wait = time.monotonic() + self.patience, FIRST_WAIT
+        while True:
+            try:
+                with self.transaction() as connection:
+                    result = work(connection)
+                self._away.clear()
+                return result
+            except sa.exc.IntegrityError:
+                raise
+            except sa.exc.SQLAlchemyError as error:
+                words = self._said(error)
+                if not _passes(error):
+                    raise GgferryError(f"the ledger: {words}", path=self.shown) from None
+                if time.monotonic() + wait > until or self._leaving.is_set():
+                    raise self._gone(words) from None
+                if not self._away.is_set():
+                    self._away.set()
+                    self.on_away(f"the ledger cannot be reached, asking again for {self.patience:g} s: {words}")
+            self._leaving.wait(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def _gone(self, words: str) -> UnreachableError:
+        waited = f" for {self.patience:g} s" if self.patience else ""
+        hint = "the same command continues" if self.patience else None
+        path = self.shown
+        return UnreachableError(f"the ledger could not be reached{waited}: {words}", path=path, hint=hint)
+
+    def _said(self, error: Exception) -> str:
+        """The first line of what the driver says, without passwords."""
+        lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+        return hide_secrets(lines[0] if lines else type(error).__name__, self.url)
+
+    def _now(self, connection: Any) -> float:
+        """Seconds since 1970 by the clock all holders share: the server's, or this machine's for a file on it."""
+        if self._sqlite:
+            return time.time()
+        return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+
+    def _make_tables(self, connection: Any) -> None:
+        self._alone(connection)
+        self._meta.create_all(connection)
+        self._check_schema(connection)
+
+    def _check_schema(self, connection: Any) -> None:
+        """Bring tables of an older version to this one. Raises UsageError for those of a newer."""
+        found = connection.execute(sa.select(self.schema.c.version)).scalars().all()
+        if not found:
+            connection.execute(sa.insert(self.schema).values(version=SCHEMA))
+            return
+        version = max(found)
+        if version > SCHEMA:
+            raise UsageError(
+                "the ledger was made by a newer ggferry", path=self.shown, found=f"version {version}",
+                expected=f"version {SCHEMA}", hint="use that ggferry, or a new ledger",
+            )  # fmt: skip
+        for older in range(version, SCHEMA):
+            for statement in UPGRADES[older]:
+                connection.execute(sa.text(statement))
+
+    def _alone(self, connection: Any) -> None:
+        """Wait until nobody else registers jobs or makes tables: SQLite's transactions are like that anyway."""
+        if not self._sqlite:
+            connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({LOCK})"))
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it may be over in a moment: the server is away, starting, full, read-only after a change of its role;
+    the file is locked or its disk full. Not: a damaged file, a table that is missing or not ours."""
+    kinds = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError)
+    return isinstance(error, kinds) or bool(getattr(error, "connection_invalidated", False))
+
+
+def bucket(job: str) -> int:
+    """A number that spreads jobs over shards; ids are digests."""
+    return int(job[:8], 16) % BUCKETS
+
+
+def _plain(text: str | None) -> str | None:
+    """A path as a database can hold it: bytes that are not UTF-8 become escapes."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")

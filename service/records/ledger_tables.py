@@ -1,0 +1,67 @@
+"""The ledger's tables, and how SQLite is made to keep its promises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
+
+SCHEMA = 2
+UPGRADES = {
+    1: (  # 2 counts the claims of a job; before, one holder could not be told from itself
+        "ALTER TABLE ggferry_jobs ADD COLUMN claims BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE ggferry_jobs ADD COLUMN ticket TEXT",
+        "ALTER TABLE ggferry_attempts ADD COLUMN token BIGINT",
+        "UPDATE ggferry_jobs SET claims = attempts + losses",
+        "UPDATE ggferry_schema SET version = 2",
+    )
+}
+"""From a version to the next, in words that SQLite and PostgreSQL share."""
+
+
+def tables() -> tuple[Any, Any, Any, Any]:
+    """Metadata, jobs, attempts, schema. Times are seconds since 1970, sizes bytes. `claims` of a job only grows: what
+    it was at a claim is that claim's token. `ticket`: the request that made the last claim."""
+    meta = sa.MetaData()
+    text, number, real, data, column = sa.Text, sa.BigInteger, sa.Double, sa.JSON, sa.Column
+    jobs = sa.Table(
+        "ggferry_jobs", meta,
+        column("id", text, primary_key=True), column("plan", text, nullable=False), column("source", text),
+        column("output", text), column("entry", data), column("state", text, nullable=False), column("bucket", number),
+        column("key", text, unique=True), column("bytes_in", number), column("bytes_out", number),
+        column("attempts", sa.Integer), column("losses", sa.Integer), column("owner", text),
+        column("lease_until", real), column("not_before", real), column("stage", text),
+        column("error", data(none_as_null=True)), column("receipt", data(none_as_null=True)), column("same_as", text),
+        column("adopted", sa.Boolean), column("peak", number), column("deleted", sa.Boolean), column("created", real),
+        column("started", real), column("finished", real), column("updated", real),
+        column("claims", number, nullable=False, server_default="0"), column("ticket", text),
+        sa.Index("ggferry_jobs_queue", "plan", "state", "attempts"),
+    )  # fmt: skip
+    attempts = sa.Table(
+        "ggferry_attempts", meta,
+        column("id", sa.Integer, primary_key=True, autoincrement=True), column("job", text, index=True),
+        column("attempt", sa.Integer), column("owner", text), column("outcome", text),
+        column("error", data(none_as_null=True)), column("started", real), column("ended", real),
+        column("token", number),
+    )  # fmt: skip
+    return meta, jobs, attempts, sa.Table("ggferry_schema", meta, column("version", sa.Integer, primary_key=True))
+
+
+def prepare_sqlite(engine: Any) -> None:
+    """WAL, every commit on the disk, and transactions that lock at once: no claim is made on stale reading."""
+
+    def on_connect(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # BEGIN is ours, below
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=60000"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    def on_begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    sa.event.listen(engine, "connect", on_connect)
+    sa.event.listen(engine, "begin", on_begin)

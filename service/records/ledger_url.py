@@ -1,0 +1,120 @@
+"""Where a ledger is: a path, a URL, or `env:NAME`; and how that is shown to people, which is never with a password."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ggferry.formats.errors import UsageError
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
+
+ENV = "env:"
+POSTGRES = ("postgres", "postgresql")
+SECRETS = ("password", "passwd", "secret", "token")  # in the names of parameters that a URL may carry behind its '?'
+HIDDEN = "***"
+WAITS: dict[str, int] = {
+    "connect_timeout": 10, "keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}  # fmt: skip
+"""Of a connection to PostgreSQL (seconds; the last one ms): a network that swallows packets ends in an error."""
+ENVIRONMENT = {
+    "PGPASSWORD": "password", "PGPASSFILE": "passfile", "PGUSER": "user", "PGHOST": "host", "PGPORT": "port",
+    "PGSSLMODE": "sslmode",
+}  # fmt: skip
+"""What libpq takes from its environment where the URL says nothing, and the parameter's name in a URL."""
+
+
+def full_url(place: str) -> str:
+    """The URL of a ledger, as sqlalchemy wants it. `env:NAME`: what that variable says. Raises UsageError, which quotes
+    nothing: what cannot be understood may hold a password anywhere."""
+    if place.startswith(ENV):
+        name, place = place, os.environ.get(place.removeprefix(ENV), "")
+        if not place:
+            raise UsageError("the ledger's variable is not set", found=name, hint="export it, without 'env:'")
+    scheme, sign, rest = place.partition("://")
+    if not sign and not place.startswith(tuple(f"{each}:" for each in POSTGRES)) and "password=" not in place:
+        return f"sqlite:///{os.path.abspath(place)}"
+    url = f"postgresql+psycopg://{rest}" if sign and scheme in POSTGRES else place
+    _check(url)
+    return url
+
+
+def _check(url: str) -> None:
+    """A password with '@' or '/' as it is would be cut there, and its tail be taken, and told, as host or database.
+    'postgresql:/…' and "host=… password=…" are no paths."""
+    try:
+        parts = sa.make_url(url)
+        named = (parts.host, parts.database, parts.username)
+        odd = parts.get_backend_name() != "sqlite" and any("@" in str(part or "") for part in named)
+    except (sa.exc.ArgumentError, ValueError):
+        odd = True
+    if odd:
+        raise UsageError(
+            "the ledger's URL cannot be understood",
+            expected="postgresql://user@host:port/name", hint="in a password '@' is %40, '/' %2F; or use PGPASSFILE",
+        )  # fmt: skip
+
+
+def shown(place: str) -> str:
+    """`place` for people: a path as it is, a URL with every password hidden."""
+    if place.startswith("sqlite:") or "://" not in place:
+        return place.removeprefix("sqlite:///")
+    url = sa.make_url(place)
+    kept = {key: url.query[key] for key in url.query if not _is_secret(key)}
+    hidden = "".join(f"{'&' if kept or n else '?'}{key}={HIDDEN}" for n, key in enumerate(_hidden(url)))
+    text = url.set(query=kept).render_as_string(hide_password=True)
+    return text.replace("postgresql+psycopg://", "postgresql://") + hidden
+
+
+def hide_secrets(text: str, place: str) -> str:
+    """What a driver says, without the passwords of `place`."""
+    for secret in _secrets(place):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def _secrets(place: str) -> list[str]:
+    """As they are and as a URL spells them, the longest first."""
+    from urllib.parse import quote, quote_plus
+
+    url = sa.make_url(place)
+    held: list[Any] = [url.password, *(value for key in _hidden(url) for value in _each(url.query[key]))]
+    plain = [str(secret) for secret in held if secret]
+    return sorted({form for each in plain for form in (each, quote(each, ""), quote_plus(each))}, key=len, reverse=True)
+
+
+def _is_secret(key: str) -> bool:
+    return any(word in key.lower() for word in SECRETS)
+
+
+def _hidden(url: Any) -> list[str]:
+    return [key for key in url.query if _is_secret(key)]
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def connect_options(url: str) -> dict[str, Any]:
+    """What `create_engine` is told beside the URL. What the URL itself says of waiting goes first."""
+    parts = sa.make_url(url)
+    if parts.get_backend_name() == "sqlite":
+        return {"connect_args": {"timeout": 60}}
+    waits = {key: value for key, value in WAITS.items() if key not in parts.query}
+    return {"pool_pre_ping": True, "connect_args": waits if parts.drivername == "postgresql+psycopg" else {}}
+
+
+def with_environment(url: str) -> str:
+    """`url` for another process of this machine, whose environment is another: what libpq would find in this one's."""
+    parts = sa.make_url(url)
+    if parts.get_backend_name() != "postgresql":
+        return url
+    said = {*parts.query, *(name for name in ("password", "host", "port") if getattr(parts, name))}
+    said |= {"user"} if parts.username else set()
+    more = {key: os.environ[name] for name, key in ENVIRONMENT.items() if key not in said and os.environ.get(name)}
+    return parts.update_query_dict(more).render_as_string(hide_password=False)

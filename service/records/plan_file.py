@@ -1,0 +1,298 @@
+"""The plan of a migration: a head line and one JSON object a model. Made to be compared, edited and kept.
+
+No clock, no machine and no random number is in it: the same archive gives the same lines in the same order. What a
+person may change in a line: `verdict` (convert or skip), `output`, `options`. What it was made from is checked before
+anything is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
+from typing import Any, BinaryIO
+
+import ggferry
+from ggferry.converters.proof.receipt import SUFFIX as RECEIPT
+from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
+from ggferry.formats.files.local_files import Named, open_file
+from ggferry.formats.files.opened_files import Identity
+from ggferry.formats.files.partial_files import write_file
+from ggferry.service.storage.stores import Found, is_remote, local_path, local_roots
+from ggferry.support.printable import printable_json
+
+FORMAT = 1
+CONVERT, SKIP, DUPLICATE, CORRUPT, INCOMPLETE, UNSUPPORTED, ARCHIVE, OTHER = VERDICTS = (
+    "convert", "skip", "duplicate", "corrupt", "incomplete", "unsupported", "archive", "other",
+)  # fmt: skip
+BAD = (CORRUPT, INCOMPLETE, UNSUPPORTED)
+MAX_LINE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What holds for all lines. `dest`: folder or URL of the outputs, None: beside their sources. `redirects`: web
+    servers were followed to others (`urls.Access`)."""
+
+    roots: tuple[str, ...]
+    dest: str | None = None
+    outtype: str = "keep"
+    verify: str = "full"
+    ggferry: str = ggferry.__version__
+    format: int = FORMAT
+    redirects: bool = False
+
+    @property
+    def trees(self) -> list[str]:
+        """The local folders a job has to do with."""
+        return local_roots((*self.roots, *([self.dest] if self.dest else [])))
+
+    @property
+    def id(self) -> str:
+        """The same for every plan of the same roots into the same place: what a ledger knows the run by."""
+        return digest_of([self.roots, self.dest, self.outtype, self.verify])[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model, or a file that is none. Sizes and memory in bytes.
+
+    `files`: the weights, in reading order, `beside`: what belongs to them; each path, bytes, version (`stores.Found`).
+    `bytes_out`, `memory`, `disk`: exact, estimated, and the most it takes while it is made; `gpus`: what a cluster is
+    to reserve for it (nothing here needs one). `lost`: tensors that the output will hold nothing of, a record a reason
+    (`graph.Loss`). `same_as`: the source of the line with the same content, `proof`: how
+    that is known (blake3: every byte; inode). `options`: what differs from the head (`analyse.RECIPE_KEYS`).
+    """
+
+    source: str
+    verdict: str
+    reason: str = ""
+    kind: str = "file"
+    container: str | None = None
+    version: int | None = None
+    era: str | None = None
+    architecture: str | None = None
+    types: str | None = None
+    files: tuple[Found, ...] = ()
+    beside: tuple[Found, ...] = ()
+    bytes_in: int = 0
+    bytes_out: int = 0
+    memory: int = 0
+    disk: int = 0
+    gpus: float = 0
+    output: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    grades: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    lost: tuple[Mapping[str, Any], ...] = ()
+    same_as: str | None = None
+    proof: str | None = None
+    error: Mapping[str, Any] | None = None
+
+    def id(self, head: Head) -> str:
+        """What makes it this job and no other: the files as listed, what is asked of them, where the output goes, and
+        the class of ggferry's version."""
+        listed = [(each.path, each.bytes, each.version) for each in (*self.files, *self.beside)]
+        return digest_of([self.source, listed, self.recipe(head), self.output, version_class()])[:32]
+
+    def recipe(self, head: Head) -> dict[str, Any]:
+        """Everything that decides the output's bytes beside the source's."""
+        return {"outtype": head.outtype, "verify": head.verify, **self.options}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a value of a line may be, and how that is said."""
+
+    name: str
+    fits: Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63  # what a ledger's column holds
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and isfinite(value) and value >= 0
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+_TEXT, _COUNT = _Kind("text", _is_text), _Kind("a whole number", _is_count)
+_MAYBE = _Kind("text or null", lambda value: value is None or _is_text(value))
+_TEXTS, _OBJECTS = _Kind("a list of texts", _list_of(_is_text)), _Kind("a list of objects", _list_of(_is_object))
+_OBJECT = _Kind("an object", _is_object)
+HEAD_FIELDS = {
+    "roots": _TEXTS, "dest": _MAYBE, "outtype": _TEXT, "verify": _TEXT, "ggferry": _TEXT,
+    "redirects": _Kind("true or false", lambda value: type(value) is bool),
+}  # fmt: skip
+ENTRY_FIELDS = {
+    "source": _TEXT, "verdict": _TEXT, "reason": _TEXT, "kind": _TEXT, "container": _MAYBE,
+    "version": _Kind("a whole number or null", lambda value: value is None or _is_count(value)), "era": _MAYBE,
+    "architecture": _MAYBE, "types": _MAYBE, "files": _OBJECTS, "beside": _OBJECTS, "bytes_in": _COUNT,
+    "bytes_out": _COUNT, "memory": _COUNT, "disk": _COUNT, "gpus": _Kind("a number", _is_number), "output": _MAYBE,
+    "options": _OBJECT, "grades": _Kind("an object of numbers", lambda value: _is_object(value)
+    and all(map(_is_count, value.values()))), "notes": _TEXTS, "lost": _OBJECTS, "same_as": _MAYBE, "proof": _MAYBE,
+    "error": _Kind("an object or null", lambda value: value is None or _is_object(value)),
+}  # fmt: skip
+FOUND_FIELDS = {
+    "path": _TEXT, "bytes": _Kind("a whole number", lambda value: value == -1 or _is_count(value)), "version": _TEXT,
+}  # fmt: skip
+
+
+def version_class() -> str:
+    """Versions that write the same bytes: those with the same first two numbers."""
+    return ".".join(ggferry.__version__.split(".")[:2])
+
+
+def digest_of(value: Any) -> str:
+    """BLAKE3 of plain data, hex."""
+    from blake3 import blake3
+
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=list)
+    return str(blake3(text.encode()).hexdigest())
+
+
+# --- to and from a file --------------------------------------------------------------------------------------------
+
+
+def to_line(value: Head | Entry) -> str:
+    """One line of the file. Fields that say nothing are left out."""
+    record = asdict(value)
+    if isinstance(value, Head):
+        redirects = {"redirects": True} if record.pop("redirects") else {}
+        return printable_json({"ggferry_plan": record.pop("format"), **record, **redirects})
+    defaults = {f.name: f.default for f in fields(Entry)}
+    record["files"], record["beside"] = _found(value.files), _found(value.beside)
+    keep = {k: v for k, v in record.items() if k in ("source", "verdict") or (v and v != defaults[k])}
+    return printable_json(keep)
+
+
+def _found(files: Iterable[Found]) -> list[dict[str, Any]]:
+    return [{"path": each.path, "bytes": each.bytes, "version": each.version} for each in files]
+
+
+def write_plan(path: str, head: Head, entries: Sequence[Entry], *, overwrite: bool = False) -> None:
+    """Write whole or not at all. Raises RefusedError where there is a file (a plan is edited by hand: it is replaced
+    only by `overwrite`, and a model that it plans never)."""
+
+    def write(file: BinaryIO) -> None:
+        for line in (to_line(head), *map(to_line, entries)):
+            file.write(f"{line}\n".encode())
+
+    write_file(path, write, overwrite=overwrite, sources=_model_files(entries))
+
+
+def _model_files(entries: Iterable[Entry]) -> dict[Identity, str]:
+    """The local files of all lines but those of other files."""
+    files = (each for entry in entries if entry.verdict != OTHER for each in (*entry.files, *entry.beside))
+    return {each.inode: each.path for each in files if each.inode}
+
+
+def read_plan(path: str) -> tuple[Head, list[Entry]]:
+    """The plan at `path`, perhaps edited. Raises NotFoundError, UsageError or CorruptError naming the line."""
+    entries: list[Entry] = []
+    head: Head | None = None
+    try:
+        with open(open_file(Named(path)), "rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), 1):
+                if not line.strip():
+                    continue
+                record = _object(line, path, number)
+                if head is None:
+                    head = _head(record, path)
+                else:
+                    entries.append(_entry(record, path, number))
+    except OSError as error:
+        raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+    if head is None:
+        raise UsageError("an empty plan", path=path, hint="ggferry plan ROOT -o FILE")
+    _check_outputs(entries, path)
+    return head, entries
+
+
+def _object(line: bytes, path: str, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"line {number} of the plan is not JSON: {error}", path=path) from None
+    if not isinstance(record, dict):
+        raise CorruptError(f"line {number} of the plan is not an object", path=path)
+    return record
+
+
+def _head(record: dict[str, Any], path: str) -> Head:
+    if record.pop("ggferry_plan", None) != FORMAT:
+        raise UsageError("not a plan of this version of ggferry", path=path, hint="its first line must be kept")
+    _check(record, HEAD_FIELDS, ("roots",), path, "the plan's first line")
+    return Head(roots=tuple(record.pop("roots")), **record)
+
+
+def _entry(record: dict[str, Any], path: str, number: int) -> Entry:
+    place = f"line {number} of the plan"
+    _check(record, ENTRY_FIELDS, ("source", "verdict"), path, place)
+    for name in ("files", "beside"):
+        for each in record.get(name, ()):
+            _check(each, FOUND_FIELDS, tuple(FOUND_FIELDS), path, f"{place}: {name}")
+        record[name] = tuple(Found(**each) for each in record.get(name, ()))
+    record["notes"], record["lost"] = tuple(record.get("notes", ())), tuple(record.get("lost", ()))
+    entry = Entry(**record)
+    if entry.verdict not in VERDICTS:
+        raise UsageError(f"{place}: verdict", path=path, found=entry.verdict, expected=", ".join(VERDICTS))
+    if entry.verdict == CONVERT and not (entry.files and entry.output and isinstance(entry.options, dict)):
+        raise UsageError(f"{place}: a model to convert needs files, an output and options", path=path)
+    return entry
+
+
+def _check(
+    record: Mapping[str, Any], known: Mapping[str, _Kind], needed: Sequence[str], path: str, place: str
+) -> None:  # fmt: skip
+    """Raises UsageError naming the first key that is unknown, missing, or not of its kind."""
+    odd = next((key for key in record if key not in known), None)
+    if odd is not None:
+        raise UsageError(f"{place}: an unknown key", path=path, found=odd, expected=", ".join(known))
+    missing = next((key for key in needed if key not in record), None)
+    if missing is not None:
+        raise UsageError(f"{place}: a key is missing", path=path, expected=missing)
+    for key, value in record.items():
+        if not known[key].fits(value):
+            raise UsageError(f"{place}: {key}", path=path, found=value, expected=known[key].name)
+
+
+def _check_outputs(entries: Iterable[Entry], path: str) -> None:
+    """No output has the name of another or of a receipt: the second would be taken for the first's."""
+    seen: dict[str, str] = {}
+    for entry in entries:
+        if entry.verdict == CONVERT and entry.output is not None:
+            output = local_path(entry.output)
+            if output in seen:
+                raise UsageError("two models with one output", path=path, found=f"{seen[output]}, {entry.source}")
+            if output.endswith(RECEIPT):
+                raise UsageError("an output with the name of a receipt", path=path, found=entry.output)
+            seen[output] = entry.source
+
+
+def outside(head: Head, entries: Iterable[Entry]) -> list[str]:
+    """The outputs that a plan with a `dest` would write elsewhere."""
+    if head.dest is None:
+        return []
+    inside = local_path(head.dest).rstrip("/") + "/"
+    outputs = [entry.output for entry in entries if entry.verdict == CONVERT and entry.output is not None]
+    return [output for output in outputs if not _plainly(output).startswith(inside)]
+
+
+def _plainly(output: str) -> str:
+    """An output's whole path; of a URL whose path goes up, nothing."""
+    whole = local_path(output)
+    return "" if is_remote(whole) and {".", ".."} & set(whole.split("/")) else whole

@@ -1,0 +1,210 @@
+"""What came of a migration: totals, errors by class, the proof of every model. JSON, and `report_html` for people."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, BinaryIO
+
+import ggferry
+from ggferry.formats.errors import Fault, GgferryError, RefusedError, UsageError, fault_of
+from ggferry.formats.files.partial_files import check_target, write_file
+from ggferry.formats.files.sources import LocalFile
+from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
+from ggferry.service.records.plan_file import CONVERT, VERDICTS, Entry, Head
+from ggferry.support.printable import printable_json
+
+TURNS = {
+    Fault.FILE: "at fault themselves: the same bytes fail again; --retry-failed tries them all the same",
+    Fault.PERSON: "wait for you: put right what the report names, then run it again with --retry-failed",
+    Fault.PASSING: "met trouble that passes: the same command tries them again",
+}
+"""What becomes of models that did not end well, for a person."""
+OURS = {
+    ".json": re.compile(rb'\{\n "ggferry": "[^"\n]*",\n "roots": \['),
+    ".html": re.compile(rb"<!doctype html><html lang=en><head>.*?<title>Migration to GGUF</title>", re.DOTALL),
+}
+"""How a report's files begin: `collect` and `report_html.page`."""
+PROOF_KEYS = ("relative_rms", "max_error", "top1_agreement", "limit")
+
+
+# --- of a plan -----------------------------------------------------------------------------------------------------
+
+
+def summary(entries: Sequence[Entry]) -> dict[str, Any]:
+    """A plan in numbers: models by verdict, bytes, the largest memory, reasons."""
+    doing = [entry for entry in entries if entry.verdict == CONVERT]
+    kinds = Counter(_kind(entry) for entry in doing)
+    return {
+        "verdicts": {v: n for v in VERDICTS if (n := sum(entry.verdict == v for entry in entries))},
+        "files": sum(len(entry.files) for entry in entries),
+        "bytes_in": sum(entry.bytes_in for entry in doing),
+        "bytes_out": sum(entry.bytes_out for entry in doing),
+        "memory": max((entry.memory for entry in doing), default=0),
+        "disk": sum(entry.bytes_out for entry in doing),
+        "convert": dict(kinds.most_common()),
+        "problems": dict(Counter((e.error or {}).get("class", e.verdict) for e in entries if e.error).most_common()),
+        "duplicate_bytes": sum(entry.bytes_in for entry in entries if entry.same_as),
+        "lossy": sum(bool(entry.lost) for entry in doing),
+    }
+
+
+def _kind(entry: Entry) -> str:
+    version = None if entry.version is None else f"v{entry.version}"
+    return " ".join(filter(None, (entry.container, version, entry.architecture)))
+
+
+def summary_lines(facts: Mapping[str, Any]) -> list[str]:
+    lines = ["  ".join(f"{count} {verdict}" for verdict, count in facts["verdicts"].items()) or "nothing found"]
+    lines += [f"  {count:>6}  {kind}" for kind, count in facts["convert"].items()]
+    lines += [f"  {count:>6}  cannot be converted: {kind}" for kind, count in facts["problems"].items()]
+    if facts["convert"]:
+        lines.append(
+            f"{facts['bytes_in']:,} bytes in, {facts['bytes_out']:,} bytes out; each worker takes about "
+            f"{facts['memory'] >> 20:,} MiB of memory"
+        )
+    if facts["lossy"]:
+        lines.append(
+            f"{facts['lossy']} models hold tensors that their outputs will not ('lost' in their lines says which); "
+            "--delete-source spares them"
+        )
+    return lines
+
+
+# --- of a ledger ---------------------------------------------------------------------------------------------------
+
+
+def check_report(stem: str, *, overwrite: bool = False) -> None:
+    """Raises RefusedError, before anything is done, where `write_report` would replace a file that is no report."""
+    if not os.path.basename(stem):
+        raise UsageError("--report", found=stem, expected="the beginning of two files' names")
+    for suffix in OURS:
+        if os.path.lexists(stem + suffix) and not (overwrite or _is_report(stem, suffix)):
+            hint = "choose another name for the report"
+            raise RefusedError("exists already and is no report", path=stem + suffix, hint=hint)
+        check_target(stem + suffix, overwrite=True)
+
+
+def write_report(
+    stem: str, ledger: Ledger, head: Head | None = None, entries: Sequence[Entry] = (), *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Write `stem`.json and `stem`.html about a plan's jobs, or all; the facts in them. An earlier report is replaced,
+    another file only by `overwrite`."""
+    from ggferry.service.records.report_html import page
+
+    check_report(stem, overwrite=overwrite)
+    facts = collect(ledger.rows(None if head is None else head.id), head)
+    for suffix, text in ((".json", printable_json(facts, indent=1) + "\n"), (".html", page(facts))):
+        data = text.encode("utf-8", "backslashreplace")
+        replaces = overwrite or _is_report(stem, suffix)
+        write_file(stem + suffix, partial(_put, data), overwrite=replaces)
+    return facts
+
+
+def _put(data: bytes, file: BinaryIO) -> None:
+    file.write(data)
+
+
+def _is_report(stem: str, suffix: str) -> bool:
+    """Whether a file is one that `write_report` wrote, by how it begins."""
+    try:
+        with LocalFile(stem + suffix) as file:
+            return OURS[suffix].match(file.read(0, min(file.size, 512))) is not None
+    except GgferryError:
+        return False
+
+
+def collect(rows: Sequence[Mapping[str, Any]], head: Head | None = None) -> dict[str, Any]:
+    """The report as plain data."""
+    done = [row for row in rows if row["state"] == DONE]
+    bad = [row for row in rows if row["state"] in (FAILED, QUARANTINED)]
+    names = {row["id"]: row["source"] for row in rows}
+    before, after = sum(row["bytes_in"] for row in done), sum(_written(row) for row in done)
+    seconds = [row["finished"] - row["started"] for row in done if row["finished"] and row["started"]]
+    return {
+        "ggferry": ggferry.__version__,
+        "roots": list(head.roots) if head else [],
+        "dest": head.dest if head else None,
+        "totals": {
+            **{state: sum(row["state"] == state for row in rows) for state in STATES},
+            "bytes_before": before,
+            "bytes_after": after,
+            "bytes_saved": before - after,
+            "bytes_duplicate": sum(row["bytes_in"] for row in rows if row["entry"].get("same_as") or row["same_as"]),
+            "worker_seconds": round(sum(seconds), 3),
+            "peak_memory": max((row["peak"] or 0 for row in rows), default=0),
+            "deleted_sources": sum(bool(row["deleted"]) for row in rows),
+        },
+        "errors": dict(Counter(str((row["error"] or {}).get("class", "?")) for row in bad).most_common()),
+        "faults": dict(sorted(Counter(_fault(row).value for row in bad).items())),
+        "grades": dict(_grades(done)),
+        "skipped": dict(Counter(_why(row) for row in rows if row["state"] == SKIPPED).most_common()),
+        "models": [_model(row, names) for row in rows if not _is_other(row)],
+        "other_files": sum(_is_other(row) for row in rows),
+    }
+
+
+def _is_other(row: Mapping[str, Any]) -> bool:
+    return bool(row["entry"].get("verdict") == "other")
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    verdict = str(row["entry"].get("verdict"))
+    return "the same content as another" if row["same_as"] or verdict == "duplicate" else verdict
+
+
+def _fault(row: Mapping[str, Any]) -> Fault:
+    """Whose turn it is. What was never tried was found bad by the plan, which a person makes again."""
+    fault = fault_of(row["error"] or {})
+    return Fault.PERSON if fault is Fault.PASSING and not row["attempts"] else fault
+
+
+def _written(row: Mapping[str, Any]) -> int:
+    files = (row["receipt"] or {}).get("output", {}).get("files", ())
+    return sum(int(record["bytes"]) for record in files)
+
+
+def _grades(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(tensor["grade"] for row in rows for tensor in (row["receipt"] or {}).get("tensors", ()))
+
+
+def _model(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    entry, receipt = row["entry"], row["receipt"] or {}
+    logits = receipt.get("logits") or {}
+    return {
+        "id": row["id"],
+        "source": row["source"],
+        "state": row["state"],
+        "container": entry.get("container"),
+        "version": entry.get("version"),
+        "architecture": entry.get("architecture"),
+        "bytes_in": row["bytes_in"],
+        "bytes_out": _written(row) if receipt else None,
+        "output": row["output"] if row["state"] == DONE else None,
+        "blake3": [record["blake3"] for record in receipt.get("output", {}).get("files", ())],
+        "grades": dict(Counter(tensor["grade"] for tensor in receipt.get("tensors", ()))),
+        "verified": receipt.get("verified"),
+        "logits": {key: logits[key] for key in PROOF_KEYS if key in logits} or None,
+        "tokenizer": receipt.get("tokenizer"),
+        "runtimes": receipt.get("runtimes", {}).get("run_it"),
+        "same_as": names.get(str(row["same_as"]), row["same_as"]) or entry.get("same_as"),
+        "error": row["error"] if row["state"] in (FAILED, QUARANTINED, SKIPPED) else None,
+        "attempts": row["attempts"],
+        "adopted": bool(row["adopted"]),
+        "source_deleted": bool(row["deleted"]),
+        "peak_memory": row["peak"],
+        "seconds": round(row["finished"] - row["started"], 3) if row["finished"] and row["started"] else None,
+    }
+
+
+def migration_lines(facts: Mapping[str, Any], stem: str) -> list[str]:
+    """The end of a run for a person."""
+    totals = facts["totals"]
+    lines = ["  ".join(f"{totals[state]} {state}" for state in STATES if totals[state]) or "nothing to do"]
+    lines += [f"  {count:>6}  {kind}" for kind, count in facts["errors"].items()]
+    lines += [f"{count} {TURNS[Fault(fault)]}" for fault, count in facts["faults"].items()]
+    lines.append(f"{totals['bytes_before']:,} bytes became {totals['bytes_after']:,}; report: {stem}.html, {stem}.json")
+    return lines

@@ -1,0 +1,308 @@
+"""A finished local file put into a store: nothing has the final name before it was read back and found equal, nothing
+that has it is ever overwritten, and the receipt comes last.
+
+Why not an upload straight to the final name: docs/decisions/uploads.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, to_json
+from ggferry.formats.errors import (
+    ChangedError,
+    GgferryError,
+    NotFoundError,
+    PassingError,
+    RefusedError,
+    TransportError,
+    UnreachableError,
+    UnsupportedError,
+)
+from ggferry.formats.files.digests import digest
+from ggferry.service.storage.backends import other_filesystems as anyfs
+from ggferry.service.storage.backends import s3
+from ggferry.service.storage.ranged_file import RangedFile
+from ggferry.service.storage.stores import READ_ONLY, exists, place, read_whole, remove, stat
+
+TRIES = 3  # uploads of one file; a damaged one is nobody's fault
+STALE = 7 * 24 * 3600  # seconds; no upload takes as long, and S3's own rule for these is often the same
+LONGEST = 160  # bytes that names beside an output take more: shards, receipts, partials
+HINT = "move it away, or choose another output in the plan"
+_PARTIAL = re.compile(
+    r"\.(?P<mark>[0-9a-z]*)-(?P<fence>\d+)-(?P<time>[0-9a-f]+)-(?P<copy>[0-9a-f]{12})(?P<rest>\.partial)", re.ASCII
+)
+Progress = Callable[[int], None]
+_told: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who writes. `mark`: the job and its ledger, in letters and digits; `fence`: a number that is larger for every
+    later holder of that job: what an earlier one left may be swept."""
+
+    mark: str = ""
+    fence: int = 0
+
+
+NOBODY = Writer()
+
+
+def check_destination(url: str) -> None:
+    """Raises UnsupportedError for a place that ggferry does not write to."""
+    scheme = url.partition("://")[0]
+    if scheme in READ_ONLY:
+        raise UnsupportedError(
+            "not a destination", path=url, found=f"{scheme}://",
+            hint="write to a local folder or an object store, then upload that (hf upload)",
+        )  # fmt: skip
+
+
+def prepare(url: str, size: int, writer: Writer, tell: Callable[[str], None] = lambda words: None) -> None:
+    """Before anything is done for the output `url` of `size` bytes (-1: unknown): sweep what earlier holders of the job
+    left, see that it may be written, and that no other file has its name or its receipt's.
+
+    Raises RefusedError, AccessError; one of the right size may be the job's own, which `publish` finds out.
+    """
+    if _is_s3(url):
+        s3.check_name(url, LONGEST)
+    sweep(url, writer)
+    receipt = _check_receipt(url + SUFFIX)
+    if exists(url) and receipt is None and 0 <= size != stat(url).bytes:
+        raise RefusedError("exists already", path=url, found=f"{stat(url).bytes} bytes", hint=HINT)
+    if not _creates(url, writer) and _home(url) not in _told:
+        _told.add(_home(url))
+        tell(f"{_home(url)} does not know conditional writes: two writers of one name at one time are not told apart")
+
+
+def publish_all(
+    receipt: Mapping[str, Any], folder: str, url: str, scratch: str, writer: Writer, confirm: Callable[[], None],
+    progress: Progress,
+) -> bool:  # fmt: skip
+    """Put the files of a finished output from `folder` beside `url`, then its receipt; whether all files were there
+    already. `confirm` raises when the job is no longer ours. A run that is killed in between leaves whole files without
+    a receipt: the next one finds them equal and adds it."""
+    there, sent = url.rpartition("/")[0], False
+    for record in reversed(receipt["output"]["files"]):  # the first file, by whose name the output goes, comes last
+        local, name = os.path.join(folder, record["name"]), f"{there}/{record['name']}"
+        confirm()
+        sent |= publish(local, name, record["blake3"], scratch, progress, writer)
+    confirm()
+    version = stat(url).version
+    put_receipt(to_json(receipt).encode("utf-8", "backslashreplace"), url + SUFFIX)
+    if stat(url).version != version:
+        remove(url + SUFFIX)
+        raise RefusedError("replaced by somebody while it was published", path=url, hint=HINT)
+    return not sent
+
+
+def publish(
+    local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer = NOBODY
+) -> bool:
+    """Upload `local`, whose digest is `blake3`, as `url`: to a name of its own, read back, then copied by the store.
+    False when it was there already.
+
+    Raises RefusedError where another file has that name, TransportError when what is read back differs again and again.
+    """
+    for attempt in range(TRIES):
+        if _taken(url, blake3, scratch):
+            if attempt:  # perhaps by the attempt before, which could not remove its partial
+                sweep(url, replace(writer, fence=writer.fence + 1))
+            return False
+        try:
+            if _is_s3(url):
+                _through_s3(local, url, blake3, scratch, progress, writer)
+            else:
+                _through_any(local, url, blake3, scratch, progress, writer)
+            return True
+        except s3.ExistsError:
+            continue  # somebody was quicker: perhaps with the same bytes
+        except PassingError:
+            if attempt == TRIES - 1:
+                raise
+        progress = _silent  # what is sent again is not counted again
+    if not _taken(url, blake3, scratch):
+        raise UnreachableError("the store says that this name is taken, and that nothing has it", path=url)
+    return False
+
+
+def _silent(count: int) -> None:
+    pass
+
+
+def _taken(url: str, blake3: str, scratch: str) -> bool:
+    """Whether the file is there already. Raises RefusedError where another one is."""
+    if not exists(url):
+        return False
+    if object_digest(url, scratch) != blake3:
+        raise RefusedError("exists already, and is not what this job would write", path=url, hint=HINT)
+    return True
+
+
+def _through_s3(
+    local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer
+) -> None:
+    """The upload into which the store will copy is begun first: the partial's name holds its mark, so that whoever
+    finds the one can end the other."""
+    size = os.path.getsize(local)
+    copying = s3.begin_copy(url)
+    try:
+        with _partial(url, writer, _mark(copying.upload)) as partial:
+            version = s3.upload(local, partial, progress)
+            _read_back(partial, version, blake3, scratch)
+            create = _creates(url, writer)
+            if not create and exists(url):
+                raise s3.ExistsError(url)
+            copied = s3.copy(version, partial, copying, size, create)
+            _confirm(url, size, version, copied, blake3, scratch)
+    except NotFoundError as error:  # swept by somebody, or its answer lost: the next attempt sees what is there
+        s3.abort(copying)
+        raise TransportError(f"the upload is gone: {error.message}", path=url) from None
+    except BaseException:
+        s3.abort(copying)
+        raise
+
+
+def _through_any(
+    local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer
+) -> None:
+    size = os.path.getsize(local)
+    with _partial(url, writer, os.urandom(6).hex()) as partial:
+        version = anyfs.upload(local, partial, progress)
+        _read_back(partial, version, blake3, scratch)
+        if exists(url):
+            raise s3.ExistsError(url)
+        _confirm(url, size, "", anyfs.copy(partial, url), blake3, scratch)
+
+
+def _read_back(partial: str, version: str, blake3: str, scratch: str) -> None:
+    try:
+        found = object_digest(partial, scratch, version)
+    except ChangedError as error:  # the name is nobody else's: the next attempt takes another one
+        raise TransportError("replaced by somebody", path=partial, found=error.found) from None
+    if found != blake3:
+        raise TransportError("the upload read back differs", path=partial, found=found, expected=blake3)
+
+
+def _confirm(url: str, size: int, version: str, copied: str, blake3: str, scratch: str) -> None:
+    """Raises RefusedError unless the object under the final name is what was copied: as its ETag says, which is that of
+    the parts read back, or every byte."""
+    now = stat(url)
+    if now.bytes == size and now.version == copied and version and now.version == version:
+        return
+    if now.bytes != size or object_digest(url, scratch) != blake3:
+        raise RefusedError("another file has come under this name", path=url, hint=HINT)
+
+
+def object_digest(url: str, scratch: str, version: str = "") -> str:
+    """BLAKE3 of a remote file, read by ranges, nothing kept. `version`: the one it must be."""
+    found = stat(url)
+    if version and found.version != version:
+        raise TransportError("replaced by somebody", path=url, found=found.version, expected=version)
+    with RangedFile(found, scratch, room=0) as source:
+        return digest(source)
+
+
+# --- receipts ------------------------------------------------------------------------------------------------------
+
+
+def put_receipt(data: bytes, url: str) -> None:
+    """A receipt, beside an output that is proved to be ours: what an older receipt there says of it is out of date.
+    Raises RefusedError where the name is another file's."""
+    for _ in range(TRIES):
+        old = _check_receipt(url)
+        if old == data:
+            return
+        try:
+            if not _is_s3(url):
+                anyfs.put(data, url)
+            else:
+                s3.put(data, url, None if old is None else stat(url).version)
+            return
+        except s3.ExistsError:
+            continue
+    raise UnreachableError("this name was taken by others again and again", path=url)
+
+
+def _check_receipt(url: str) -> bytes | None:
+    """What stands under a receipt's name, None for nothing. Raises RefusedError for anything but a receipt."""
+    try:
+        found = read_whole(url, MAX_RECEIPT)
+    except NotFoundError:
+        return None
+    with suppress(ValueError):
+        if isinstance(record := json.loads(found), dict) and "ggferry" in record:
+            return found
+    raise RefusedError("a file that is no receipt has the name of one", path=url, hint=HINT)
+
+
+# --- partials ------------------------------------------------------------------------------------------------------
+
+
+def partial_name(url: str, writer: Writer, copy: str) -> str:
+    """A name that no other attempt uses: whose, since when, and `copy`, 12 digits: the mark of the copy's upload."""
+    return f"{url}.{writer.mark}-{writer.fence}-{int(time.time()):x}-{copy}.partial"
+
+
+@contextmanager
+def _partial(url: str, writer: Writer, copy: str) -> Iterator[str]:
+    """A name beside `url` under which nothing is left, however this ends."""
+    partial = partial_name(url, writer, copy)
+    try:
+        yield partial
+    except BaseException:
+        with suppress(GgferryError):  # what went wrong first is what is told; the next run sweeps
+            remove(partial)
+        raise
+    remove(partial)
+
+
+def sweep(url: str, writer: Writer) -> list[str]:
+    """Remove partials of exactly this output that nobody can be at work on: of earlier holders of this job, and such as
+    are older than any upload takes. What of theirs is a multipart upload is ended. Their names."""
+    found = list(s3.named_like(url) if _is_s3(url) else ((each, None) for each in anyfs.beside(url)))
+    swept, copies = [], set()
+    for name, upload in found:
+        match = _PARTIAL.fullmatch(name[len(url) :])
+        if match is None or not _is_stale(match, writer):
+            continue
+        with suppress(NotFoundError):
+            remove(name) if upload is None else s3.abort(s3.Copying(name, upload))
+        copies.add(match["copy"])
+        swept.append(name)
+    for name, upload in found:
+        if name == url and upload is not None and _mark(upload) in copies:
+            s3.abort(s3.Copying(url, upload))
+    return swept
+
+
+def _is_stale(match: re.Match[str], writer: Writer) -> bool:
+    earlier = bool(writer.mark) and match["mark"] == writer.mark and int(match["fence"]) < writer.fence
+    return earlier or time.time() - int(match["time"], 16) > STALE
+
+
+def _mark(upload: str) -> str:
+    from blake3 import blake3
+
+    return str(blake3(upload.encode()).hexdigest())[:12]
+
+
+def _creates(url: str, writer: Writer) -> bool:
+    """Whether the place can be told to create what is not there, and nothing else."""
+    return _is_s3(url) and s3.conditional(partial_name(url, writer, os.urandom(6).hex()))
+
+
+def _is_s3(url: str) -> bool:
+    return place(url) is s3
+
+
+def _home(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"

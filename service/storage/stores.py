@@ -1,0 +1,202 @@
+"""Where an archive lies: local trees and everything fsspec reaches (s3, http, hf, …), behind six functions.
+
+A local file is a path, a remote one a URL, without what is secret in it (`service.storage.urls`). Credentials come from where
+each library looks for them; they are used in this process only, never in the workers that read model files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from ggferry.formats.errors import (
+    AccessError,
+    ChangedError,
+    NotFoundError,
+    TransportError,
+    UnsupportedError,
+    UsageError,
+)
+from ggferry.formats.files.local_files import kind_of, leads_out, read_bytes
+from ggferry.service.storage.backends import other_filesystems as anyfs
+from ggferry.service.storage.backends import s3, web
+from ggferry.service.storage.checksums import Running
+from ggferry.service.storage.places import Found as Found
+from ggferry.service.storage.places import Place
+from ggferry.service.storage.urls import WEB, conceal, shown
+
+UNREADABLE, LINK = "unreadable", "link"
+"""Versions of what is listed on this machine and not read: it cannot be, or lies outside of what is listed."""
+LOCAL = ("file://", "local://")
+READ_ONLY = ("http", "https", "hf")
+SKIPPED_FOLDERS = (".git",)
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is a URL of anything but this machine's file system."""
+    return "://" in path and not path.startswith(LOCAL)
+
+
+def local_path(path: str) -> str:
+    """An absolute path without its scheme; a URL as it is known everywhere, without a slash at its end. Raises
+    UsageError for a password where none can be used."""
+    if not is_remote(path):
+        return os.path.abspath(path.partition("://")[2] if path.startswith(LOCAL) else path)
+    if path.partition("://")[0] in WEB:
+        return conceal(path)
+    if shown(path) != path:
+        raise UsageError("a password in a URL", path=shown(path), hint="set it where the package of this place looks")
+    return path.rstrip("/")
+
+
+def local_roots(roots: Iterable[str]) -> list[str]:
+    """Those of `roots` on this machine: what `local_files.confined` takes."""
+    return [root for root in roots if not is_remote(root)]
+
+
+def join(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}" if is_remote(folder) else os.path.join(folder, name)
+
+
+def place(url: str) -> Place:
+    """What answers for a URL."""
+    scheme = url.partition("://")[0]
+    return web if scheme in WEB else s3 if scheme in ("s3", "s3a") else anyfs
+
+
+# --- listing -------------------------------------------------------------------------------------------------------
+
+
+def listing(root: str) -> Iterator[Found]:
+    """Every file below `root`, or `root` itself, by path. What is no file to read is listed with its reason: links to
+    folders, which are not followed, folders of version control, links that lead out of the tree (`leads_out`), FIFOs,
+    sockets, devices; what a store cannot give, with its trouble. Raises NotFoundError."""
+    if is_remote(root):
+        yield from place(root).listing(root)
+        return
+    if os.path.isdir(root):
+        yield from _local_listing(root)
+        return
+    if not os.path.exists(root):
+        raise NotFoundError("no such file or directory", path=root)
+    yield _listed(root)
+
+
+def _local_listing(folder: str) -> Iterator[Found]:
+    try:
+        with os.scandir(folder) as entries:
+            children = sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise NotFoundError(f"cannot be listed: {error.strerror}", path=folder) from None
+    for child in children:
+        try:
+            inner = child.is_dir(follow_symlinks=False) and child.name not in SKIPPED_FOLDERS
+        except OSError:
+            inner = False
+        if inner:
+            yield from _local_listing(child.path)
+        else:
+            yield _listed(child.path)
+
+
+def _listed(path: str) -> Found:
+    """What is no folder to go into."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        if os.path.islink(path):
+            return Found(path, -1, UNREADABLE, reason="a link to nothing that can be read")
+        return _unreadable(path)
+    if kind := kind_of(status.st_mode):
+        reason = "a folder that is not followed" if os.path.isdir(path) else f"{kind}, not a file"
+        return Found(path, -1, UNREADABLE, reason=reason)
+    if os.path.islink(path) and (target := leads_out(path)):
+        return Found(path, -1, LINK, reason=target)
+    return _of(path, status)
+
+
+def _unreadable(path: str) -> Found:
+    return Found(path, -1, UNREADABLE, reason="cannot be read")
+
+
+def _of(path: str, status: os.stat_result) -> Found:
+    return Found(path, status.st_size, str(status.st_mtime_ns), (status.st_dev, status.st_ino))
+
+
+def stat(path: str) -> Found:
+    """The file as it is now. Raises NotFoundError."""
+    if not is_remote(path):
+        try:
+            return _of(path, os.stat(path))
+        except OSError as error:
+            raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+    return place(path).stat(path)
+
+
+def exists(path: str) -> bool:
+    """Whether something has that name. A place that does not say so (it refuses, or does not answer) raises."""
+    if not is_remote(path):
+        return os.path.lexists(path)
+    try:
+        place(path).stat(path)
+    except NotFoundError:
+        return False
+    return True
+
+
+def check_unchanged(expected: Found) -> None:
+    """Raises ChangedError when the file is not the one that was listed, NotFoundError when it is gone."""
+    now = stat(expected.path)
+    if now.bytes != expected.bytes or now.version != expected.version:
+        raise ChangedError(
+            "changed since it was listed", path=expected.path, found=f"{now.bytes} bytes, version {now.version}",
+            expected=f"{expected.bytes} bytes, version {expected.version}", hint="plan again",
+        )  # fmt: skip
+
+
+def unpinned(files: Iterable[Found]) -> str | None:
+    """The first file whose place states no version: nobody can tell that it changed, so it is never deleted."""
+    return next((each.path for each in files if not each.pinned), None)
+
+
+# --- small files, and an end to files -------------------------------------------------------------------------------
+
+
+def read_whole(path: str, cap: int) -> bytes:
+    """A small file. Raises NotFoundError, or UnsupportedError beyond `cap` bytes."""
+    found = stat(path)
+    if found.bytes > cap:
+        raise UnsupportedError("too large to be fetched whole", path=path, found=found.bytes, expected=f"≤ {cap}")
+    if is_remote(path):
+        return place(path).whole(found)
+    return read_bytes(path, cap)
+
+
+def whole(found: Found, transport: bool = False) -> bytes:
+    """A small remote file, of the version that was found. `transport`: held against the place's checksum, where it
+    states one. Raises ChangedError, TransportError."""
+    data = place(found.path).whole(found)
+    stated = place(found.path).stated(found) if transport else None
+    if stated is not None:
+        running = Running(stated)
+        running.update(data)
+        if not running.agrees():
+            raise TransportError("what came does not have the checksum that the store states", path=found.path)
+    return data
+
+
+def remove(path: str, version: str = "") -> None:
+    """Delete a file for good; in a store that knows conditions, only the `version` that is given. Raises
+    GgferryError."""
+    if is_remote(path):
+        place(path).remove(path, version)
+        return
+    try:
+        os.unlink(path)
+        fd = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise AccessError(f"cannot be deleted: {error.strerror}", path=path) from None

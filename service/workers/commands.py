@@ -1,0 +1,157 @@
+"""What a worker can be told to do. Each command is plain data in and out; errors are those of `formats.errors`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from ggferry.converters.convert import convert
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.verify import reverify
+from ggferry.converters.write.recovery import recover
+from ggferry.formats.errors import ChangedError, PassingError, VerificationError
+from ggferry.formats.files.digests import digest
+from ggferry.formats.files.local_files import confined
+from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
+from ggferry.service.records.plan_file import digest_of, version_class
+from ggferry.service.storage.broker import BrokeredFile
+from ggferry.service.workers.analyse import PATHS, analyse, request_of
+from ggferry.service.workers.existing_output import adopt, made_of
+from ggferry.support.content_cache import keeping
+
+
+class Parent(Protocol):
+    """The other end: `worker.Channel`."""
+
+    def stage(self, title: str, total: int) -> Any: ...
+    def ask(self, question: str, **facts: Any) -> dict[str, Any]: ...
+
+
+def run(command: Mapping[str, Any], parent: Parent) -> Any:
+    """Carry one command out."""
+    work = {"analyse": _analyse, "convert": _convert, "recheck": _recheck, "reopen": _reopen}[command["op"]]
+    with confined(command.get("trees") or ()), mounted(command.get("mount") or {}):
+        return work(command, parent)
+
+
+@contextmanager
+def mounted(remote: Mapping[str, Any]) -> Iterator[None]:
+    """Files that are elsewhere (`mirror.Mirror.serve`) open through the broker for as long."""
+    if not remote:
+        yield
+        return
+
+    def opener(path: str) -> Source | None:
+        if path not in remote["files"]:
+            return None
+        number, size = remote["files"][path]
+        return BrokeredFile(remote["address"], bytes.fromhex(remote["key"]), number, path, size)
+
+    mount(remote["folder"], opener)
+    try:
+        yield
+    finally:
+        unmount(remote["folder"])
+
+
+def _analyse(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+    with keeping():
+        return analyse(command["source"], command["recipe"], command["threads"], command.get("config"))
+
+
+# --- convert -------------------------------------------------------------------------------------------------------
+
+
+def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+    """Digest the source, ask whether that content is still to be done, convert, ask again before publishing."""
+    request = request_of(command["source"], command["recipe"], command["out"], command["threads"])
+    files, key = identify(command["files"], command["beside"], command["recipe"], parent, command["threads"])
+    answer = parent.ask("key", key=key)
+    if not answer["ok"]:
+        return {}
+    transport = dict(zip(files, answer.get("transport", ()), strict=False))
+    recover(command["out"])
+    if os.path.lexists(command["out"]):
+        receipt = adopt(request, files, parent.stage)
+        _note_transport(receipt, transport)
+        return {"receipt": receipt, "adopted": True}
+
+    def approve(receipt: Mapping[str, Any]) -> None:
+        _note_transport(receipt, transport)
+        if not made_of(receipt, files):
+            raise ChangedError("changed while it was converted", path=command["source"], hint="plan again")
+        if not parent.ask("publish")["ok"]:
+            raise PassingError("the lease on this job was lost; nothing was published", path=command["source"])
+
+    os.makedirs(os.path.dirname(command["out"]), exist_ok=True)
+    result = convert(request, parent.stage, approve)
+    return {"receipt": result.receipt, "adopted": False}
+
+
+def _note_transport(receipt: Mapping[str, Any], transport: Mapping[str, Any]) -> None:
+    """Say in the receipt how it is known that a file was read as the store has it; `transport`: by its digest."""
+    for record in receipt["source"]["files"]:
+        if how := transport.get(record["blake3"]):
+            record["transport"] = how
+
+
+def identify(
+    files: Sequence[str], beside: Mapping[str, str], recipe: Mapping[str, Any], parent: Parent, threads: int = -1
+) -> tuple[list[str], str]:
+    """Digests of the weights, and the key: the same for the same bytes under any name, done the same way."""
+    total = sum(_size(path) for path in files)
+    digests = []
+    with parent.stage("reading", total) as progress:
+        for path in files:
+            with open_source(path) as source:  # type: ignore[attr-defined]
+                digests.append(digest(source, threads, progress))
+    around = {}
+    for role, path in sorted(beside.items()):
+        with LocalFile(path) as source:
+            around[role] = digest(source)
+    plain = {key: value for key, value in recipe.items() if not _is_beside(key, value, beside)}
+    return digests, digest_of([digests, around, plain, version_class()])
+
+
+def _is_beside(key: str, value: Any, beside: Mapping[str, str]) -> bool:
+    """Whether an option names what was digested by content already: then its path says nothing more."""
+    if key not in PATHS or not isinstance(value, str):
+        return False
+    return any(path == value or path.startswith(os.path.join(value, "")) for path in beside.values())
+
+
+def _size(path: str) -> int:
+    source = open_source(path)
+    source.close()
+    return source.size
+
+
+# --- recheck -------------------------------------------------------------------------------------------------------
+
+
+def _recheck(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+    """The whole proof again, of a finished output against its source."""
+    request = request_of(command["source"], command["recipe"])
+    level = "fast" if request.level == "none" else request.level
+    report = reverify(
+        command["source"], command["output"], level=level, hparams=request.hparams, vocab=request.vocab,
+        jobs=command["threads"], stage=parent.stage, base=request.base, arch=request.arch, config=request.config,
+        imatrix=request.imatrix,
+    )  # fmt: skip
+    return {"line": report.line, "proof": asdict(report.proof)}
+
+
+def _reopen(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+    """What can be asked of a finished output whose source is gone: that it is a model, of the tensors it had."""
+    checkpoint = open_checkpoint(command["output"])
+    try:
+        found = {ref.name: ref.type.name for ref in checkpoint.tensors.values()}
+    finally:
+        checkpoint.close()
+    if found != command["tensors"]:
+        odd = sorted(set(found.items()) ^ set(command["tensors"].items()))
+        raise VerificationError("the tensors are not those of the receipt", path=command["output"], found=odd[0])
+    return {}

@@ -1,0 +1,139 @@
+"""An output that stands already where a job would write: the job's own, noted too late, or somebody else's file.
+
+A run may be killed between publishing a file and noting it. The next one must neither do the job again nor take a
+stranger's file for its own. The receipt beside the file decides nothing: it must be the one that this job would write,
+and the file is proved afresh.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ggferry.converters.convert import LEVELS, Request, receipt_options
+from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
+from ggferry.converters.verify import reprove
+from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, VerificationError
+from ggferry.formats.files.digests import digest
+from ggferry.formats.files.sources import LocalFile
+from ggferry.formats.json_files.text import load_object
+from ggferry.service.storage.stores import is_remote, local_path
+from ggferry.support.progress import Stage
+
+HINT = "move it away, or choose another output in the plan"
+MEASURED = ("logits", "deltas", "tokenizer", "verified", "notes")
+"""What a receipt says of the proof alone: machines differ in the last digits. (Nor does how the source was fetched
+tell outputs apart.)"""
+MEASURED_OF_TENSORS = ("grade", "max_error", "relative_rms", "band", "outlier")
+
+
+def adopt(request: Request, sources: Sequence[str], stage: Stage) -> dict[str, Any]:
+    """The receipt of the finished output at `request.out`, proved afresh at the level asked for (`fast` at least),
+    which is what this request makes of files with the digests `sources`. Raises RefusedError for any other file."""
+    out = str(request.out)
+    if not os.path.lexists(out + SUFFIX):
+        raise RefusedError("exists already, without a receipt", path=out, hint=HINT)
+    try:
+        stated = load_object(out + SUFFIX, MAX_RECEIPT)
+    except CorruptError:
+        raise _refusal(out, "its receipt cannot be read") from None
+    level = _level(stated, request)
+    if why := _foreign(stated, sources, request, level):
+        raise _refusal(out, why)
+    try:
+        found = reprove(replace(request, level=level), stage)
+    except VerificationError as error:
+        raise _refusal(out, error.message) from None
+    if not made_of(found, sources):
+        raise ChangedError("changed while it was read", path=request.source, hint="plan again")
+    if _settled(found) != _settled(stated) or (stated["verified"] == level and _passes(found) != _passes(stated)):
+        raise _refusal(out, "its receipt is not the one that this job would write")
+    return found
+
+
+def _refusal(out: str, why: str) -> RefusedError:
+    return RefusedError(f"exists already, and is not what this job would write: {why}", path=out, hint=HINT)
+
+
+def _level(receipt: Mapping[str, Any], request: Request) -> str:
+    """The level to prove an output at. What holds NaN by permission is proved without logits whatever was asked."""
+    if request.options.allow_nonfinite and request.level == "full" and receipt.get("verified") == "fast":
+        return "fast"
+    return request.level if request.level != LEVELS[0] else "fast"
+
+
+def _foreign(receipt: Mapping[str, Any], sources: Sequence[str], request: Request, level: str) -> str | None:
+    """Why a receipt is not of this request, these sources and this very file, proved at `level`; None when it is. What
+    it says beside that is compared with what is found."""
+    try:
+        asked = json.loads(json.dumps(receipt_options(request)))
+        if any(receipt["options"].get(key) != value for key, value in asked.items() if key != "verify"):
+            return "its receipt is of other options"
+        if not made_of(receipt, sources):
+            return "its receipt is of another source"
+        if os.path.basename(str(request.out)) not in _written(receipt):
+            return "its receipt is of another file"
+        if request.level != LEVELS[0] and (why := unproved(receipt, level)):
+            return why
+    except (KeyError, TypeError, AttributeError):
+        return "its receipt is none"
+    return None
+
+
+def _settled(receipt: Mapping[str, Any]) -> Any:
+    """What a receipt says that no machine and no level of proof changes, as it comes back from a file."""
+    record = {key: value for key, value in receipt.items() if key not in MEASURED}
+    try:
+        files = [{k: f[k] for k in f if k != "transport"} for f in receipt["source"]["files"]]
+        record["source"] = {**receipt["source"], "files": files}
+        record["options"] = {key: value for key, value in receipt["options"].items() if key != "verify"}
+        record["tensors"] = [{k: t[k] for k in t if k not in MEASURED_OF_TENSORS} for t in receipt["tensors"]]
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return json.loads(json.dumps(record))
+
+
+def _passes(receipt: Mapping[str, Any]) -> list[bool]:
+    """Which forward passes a receipt has figures of."""
+    return [receipt.get(key) is not None for key in ("logits", "deltas")]
+
+
+def unproved(receipt: Mapping[str, Any], level: str) -> str | None:
+    """Why a receipt is no proof of `level`; None when it is."""
+    found = receipt.get("verified")
+    if found in LEVELS[1:] and LEVELS.index(found) >= LEVELS.index(level):
+        return None
+    return f"its output was proved {found!r}, not {level!r}"
+
+
+def made_of(receipt: Mapping[str, Any], sources: Sequence[str]) -> bool:
+    """Whether a receipt names every one of these digests among its sources. Others beside them are tables that an
+    architecture derives (rope factors, mel filters): they are no files."""
+    return set(sources) <= {record["blake3"] for record in receipt["source"]["files"]}
+
+
+def _written(receipt: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of the output's files, by name."""
+    return {os.path.basename(str(r["name"])): str(r["blake3"]) for r in receipt["output"]["files"]}
+
+
+def output_intact(out: str, receipt: Mapping[str, Any], scratch: str = "") -> bool:
+    """Whether a receipt is of this output, and every file of it has the bytes that it says. Raises AccessError or
+    PassingError where a place does not tell."""
+    from ggferry.service.storage.publish import object_digest
+
+    of: Callable[[str], str] = (lambda path: object_digest(path, scratch)) if is_remote(out) else _digest
+    folder, _, name = local_path(out).rpartition("/")
+    try:
+        written = _written(receipt)
+        return name in written and all(of(f"{folder}/{each}") == blake3 for each, blake3 in written.items())
+    except (KeyError, TypeError, NotFoundError):
+        return False
+
+
+def _digest(path: str) -> str:
+    with LocalFile(path) as file:
+        return digest(file)

@@ -1,0 +1,143 @@
+"""The process that reads model files: no credentials, bounded memory, one job after another.
+
+Started by `service.workers.supervisor`: commands come as JSON lines on stdin, events go as JSON lines to the descriptor that
+stdout was. It ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from ggferry.formats.errors import Fault, GgferryError, of_os
+from ggferry.support.interrupts import STOPS
+
+PARENT_GONE = 75  # exit status; EX_TEMPFAIL of sysexits.h
+STOPPED = 143  # as shells say it: 128 + SIGTERM
+REPORT_EVERY = 0.2  # seconds between progress events
+ADDRESS_SPACE_MARGIN = 16 << 30  # libraries reserve address space they never touch
+PR_SET_PDEATHSIG = 1
+
+
+class Channel:
+    """Events out, commands and answers in."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+        os.dup2(2, 1)  # nothing a library prints may look like an event
+        self._lock = threading.Lock()
+        self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def send(self, event: str, **facts: Any) -> None:
+        with self._lock, suppress(BrokenPipeError):
+            self._out.write(json.dumps({"event": event, **facts}) + "\n")
+            self._out.flush()
+
+    def receive(self) -> dict[str, Any]:
+        return self._lines.get()
+
+    def ask(self, question: str, **facts: Any) -> dict[str, Any]:
+        """Put a question to the parent and wait for its answer."""
+        self.send("ask", question=question, **facts)
+        return self.receive()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._lines.put(json.loads(line))
+        os._exit(PARENT_GONE)
+
+    @contextmanager
+    def stage(self, title: str, total: int) -> Iterator[Any]:
+        """What `converters.convert` calls to show progress."""
+        self.send("stage", title=title, total=total)
+        done, sent, lock = 0, 0.0, threading.Lock()
+
+        def advance(count: int) -> None:
+            nonlocal done, sent
+            with lock:
+                done += count
+                if time.monotonic() - sent < REPORT_EVERY:
+                    return
+                sent = time.monotonic()
+                now = done
+            self.send("progress", title=title, done=now)
+
+        yield advance
+        self.send("progress", title=title, done=done)
+
+
+def limit(memory: int) -> None:
+    """Cap this process's memory, write no core files, and end with the parent whatever happens."""
+    if memory:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        space = memory + ADDRESS_SPACE_MARGIN
+        resource.setrlimit(resource.RLIMIT_AS, (space, space))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError, AttributeError):  # Linux only; elsewhere the closed pipe ends us
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve commands until stdin ends."""
+    for number in STOPS:
+        signal.signal(number, _stop)
+    limit(int(sys.argv[1]))
+    try:
+        _serve(Channel())
+    except KeyboardInterrupt:  # the parent's SIGTERM: what was begun is removed by now
+        os._exit(STOPPED)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Unwind, once: nothing interrupts the removal of what was begun."""
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _serve(channel: Channel) -> None:
+    channel.send("ready", pid=os.getpid())
+    while True:
+        command = channel.receive()
+        try:
+            from ggferry.service.workers.commands import run
+
+            channel.send("done", result=run(command, channel), peak=peak())
+        except GgferryError as error:
+            channel.send("error", error=_record(error), peak=peak())
+        except OSError as error:
+            channel.send("error", error=_record(of_os(error)), peak=peak())
+        except MemoryError:
+            channel.send("error", error=_error("OutOfMemory", "the memory cap of a worker was reached"), peak=peak())
+            os._exit(1)  # a heap that was full is not worth keeping
+        except Exception as error:
+            channel.send("error", error=_error("InternalError", f"{type(error).__name__}: {error}"), peak=peak())
+
+
+def _record(error: GgferryError) -> Mapping[str, Any]:
+    return {**error.as_dict(), "class": type(error).__name__}
+
+
+def _error(kind: str, message: str) -> Mapping[str, Any]:
+    return {"class": kind, "code": kind, "fault": Fault.FILE.value, "message": message}
+
+
+def peak() -> int:
+    """The most resident memory this process had, bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ggferry.support.interrupts import interrupts_wait
+
+
+class _Lazy:
+    """Stands for a module and imports it at the first use of an attribute. (importlib.util.LazyLoader is not safe in
+    threads before Python 3.12: a second thread sees the half-made module.)"""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["__name__"] = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        # An interrupt that reaches torch while its C++ parts are made aborts the process: pybind11 terminates it.
+        with interrupts_wait():
+            value = getattr(importlib.import_module(self.__name__), attribute)
+        self.__dict__[attribute] = value
+        return value
+
+
+def lazy(name: str) -> Any:
+    """The module `name`, imported at the first use of one of its attributes.
+
+    numpy costs 0.3 s of CPU to import and torch a second; `ggferry inspect` needs neither.
+    """
+    return _Lazy(name)

@@ -1,0 +1,62 @@
+"""Today's llama.cpp loads what our graphs make of every family, and continues a prompt as our forward pass does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.understand import understand
+from helpers.llama_cpp import continuations
+from helpers.tiny_models import TINY, TOKENS, make, write
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+STEPS = 6
+# What llama.cpp computes otherwise, as the notes of the conversion say: left out, or changed to what it can do.
+OTHERWISE = {
+    "llama yarn betas": "computes with 32 and 1",
+    "llama longrope short": "takes the long factors, because its context is longer than the original one",
+    "qwen2 window": "has no window here",
+    "qwen2moe normed": "does not norm",
+    "qwen3moe not normed": "norms",
+    "gemma2 caps": "always caps",
+    "command-r plus": "expects normed queries from 64 blocks on",
+    "starcoder2 unbiased": "expects biases",
+    "deepseek v2 groups": "ranks groups by the sum of two",
+    "gpt2 unscaled": "scales",
+    "gptj": "knows the name and has no graph",
+    "gptneo": "does not know it",
+    "gptneox unbiased": "expects biases, and an output of its own",
+    "mpt scale": "scales by the width of a head",
+    "falcon rw": "turns, has no biases, computes side by side",
+}
+ALIKE: dict[str, dict[str, Any]] = {
+    "mistral window": {"sliding_window": 64},
+    "mixtral": {"sliding_window": 64},
+    "phi3 tied, partial": {"sliding_window": 64},
+    "starcoder2": {"sliding_window": 64},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {"query_pre_attn_scalar": 16},
+    "gemma3, old": {"query_pre_attn_scalar": 16},
+    "falcon mamba": {"mixer_rms_eps": 1e-5},
+}
+RUN = [name for name in TINY if name not in OTHERWISE and not name.startswith("rwkv")]  # it has no RWKV-4
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_llama_cpp_continues_alike(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path / "hf", **ALIKE.get(name, {}))
+    graph = understand(open_checkpoint(str(tmp_path / "hf")))
+    (found,) = continuations(TOKENS, STEPS, write(graph, tmp_path / "x.gguf"))
+    close = 2e-2 if "gelu" in str(graph.architecture.recipe) else 1e-4  # its gelu is a table of float16
+    tokens = list(TOKENS)
+    for token, probability in found:
+        logits = forward(graph, tokens)[-1].astype(np.float64)
+        scores = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        assert token == int(scores.argmax())
+        assert probability == pytest.approx(scores.max(), abs=close)
+        tokens.append(token)

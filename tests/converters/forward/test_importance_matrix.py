@@ -1,0 +1,159 @@
+"""Importance matrices of our own against llama-imatrix's for the same tokens, and what they are used for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.convert import Request, convert
+from ggferry.converters.forward import importance_matrix as importance
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.importance_matrix import chunks_of, group_size, measure, write_imatrix
+from ggferry.converters.forward.lockstep import in_lockstep
+from ggferry.converters.forward.weights import Weights
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
+from ggferry.converters.understand import graph_of
+from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.formats.imatrix import read_imatrix
+from ggferry.formats.readers.gguf import open_gguf
+from helpers.peers import Peers
+
+
+def arrays(path: str | Path) -> dict[str, np.ndarray]:
+    found = open_gguf(str(path))
+    return {
+        name: np.frombuffer(found.files[0].read(ref.spans[0].offset, ref.nbytes), "<f4").reshape(ref.shape)
+        for name, ref in found.tensors.items()
+    }
+
+
+def test_the_oracles_matrix(fixtures: Path, peer: Peers, tmp_path: Path) -> None:
+    """Same model, text and 40 chunks of 64 tokens. llama.cpp computes with float16 weights and a float16 cache."""
+    out = tmp_path / "imatrix.gguf"
+    command = [
+        Path(sys.executable).parent / "ggferry", "imatrix", peer("quantize/k256.F16.gguf"), "--text",
+        fixtures / "tokenizers/corpus.txt", "--chunk-size", "64", "--chunks", "40", "-o", out, "--json",
+    ]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"path": str(out), "entries": 14, "chunks": 40, "chunk_size": 64}
+    ours, theirs = arrays(out), arrays(fixtures / "quantize/k256.imatrix.gguf")
+    assert list(ours) == list(theirs)
+    for name, expected in theirs.items():
+        assert ours[name].shape == expected.shape
+        assert np.abs(ours[name] / expected - 1).max() < 2e-3, name
+    keys = open_gguf(str(out)).metadata
+    assert keys["imatrix.chunk_count"].data == 40 and keys["imatrix.chunk_size"].data == 64
+
+
+def test_experts_are_counted_one_by_one_and_the_matrix_can_be_used(fixtures: Path, tmp_path: Path) -> None:
+    source = fixtures / "hf/ckpt/mixtral"
+    model = convert(Request(str(source), str(tmp_path / "m.gguf"), Options(outtype="f16"), level="fast")).path
+    graph = graph_of(model)
+    tokenizer = load_tokenizer(graph.checkpoint, graph.sizes["n_vocab"])
+    assert tokenizer is not None
+    chunks = chunks_of(tokenizer, (fixtures / "tokenizers/corpus.txt").read_text()[:4000], 32, 6)
+    recorder = measure(graph, chunks)
+    path = tmp_path / "imatrix.gguf"
+    assert write_imatrix(str(path), recorder, chunks, "corpus", output=False, force=False) == len(recorder.sums) - 1
+    with pytest.raises(RefusedError):
+        write_imatrix(str(path), recorder, chunks, "corpus", output=False, force=False)
+    matrix = read_imatrix(str(path))
+    name = "blk.0.ffn_up_exps.weight"
+    shape = graph.by_name[name].shape
+    assert matrix.weights(name, shape).shape == (shape[0], shape[-1])
+    counts = arrays(path)[f"{name.removesuffix('.weight')}.weight.counts"]
+    assert counts.sum() == 2 * sum(map(len, chunks)), "two experts a token"
+    plain = Options(outtype="q4_0", pure=True)
+    with_it = convert(Request(model, str(tmp_path / "a.gguf"), plain, imatrix=str(path), level="fast"))
+    without = convert(Request(model, str(tmp_path / "b.gguf"), plain, level="fast"))
+    assert Path(with_it.path).read_bytes() != Path(without.path).read_bytes()
+    assert "quantize.imatrix.entries_count" in open_gguf(with_it.path).metadata
+
+
+def test_a_text_too_short_for_one_chunk_is_refused(peer: Peers) -> None:
+    graph = graph_of(str(peer("quantize/k256.F16.gguf")))
+    tokenizer = load_tokenizer(graph.checkpoint, graph.sizes["n_vocab"])
+    assert tokenizer is not None
+    with pytest.raises(UsageError, match="too short"):
+        chunks_of(tokenizer, "one line", 512)
+
+
+class Counting(Weights):
+    """Weights that count what is decoded."""
+
+    def __init__(self, graph: ModelGraph) -> None:
+        super().__init__(graph)
+        self.asked: Counter[tuple[str, int]] = Counter()
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        self.asked[name, 0] += 1
+        return super().linear(name, x)
+
+    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        self.asked[name, item] += 1
+        return super().item_linear(name, item, x)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2", "gpt2"])
+def test_passes_in_lockstep_are_passes_alone(name: str, fixtures: Path) -> None:
+    """Whatever experts they choose; and a matrix is decoded once for all of them, or little more often."""
+    graph = graph_of(str(fixtures / "hf/ckpt" / name))
+    rng = np.random.default_rng(1)
+    texts = [rng.integers(0, graph.sizes["n_vocab"], 20).tolist() for _ in range(5)]
+    alone = [forward(graph, tokens) for tokens in texts]
+    together: dict[int, np.ndarray] = {}
+    weights = Counting(graph)
+
+    def run(number: int, shared: Weights) -> None:
+        together[number] = forward(graph, texts[number], weights=shared)
+
+    in_lockstep(weights, [partial(run, number) for number in range(len(texts))])
+    for number, expected in enumerate(alone):
+        assert np.allclose(together[number], expected, rtol=1e-4, atol=1e-5)
+    plain = [count for (tensor, _), count in weights.asked.items() if "exps" not in tensor]
+    assert set(plain) <= {1}
+    assert all(count <= 2 for count in weights.asked.values())
+
+
+def test_groups_do_not_show(peer: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(str(peer("quantize/k256.F16.gguf")))
+    chunks = [np.random.default_rng(n).integers(0, graph.sizes["n_vocab"], 24).tolist() for n in range(5)]
+    whole = measure(graph, chunks)
+    assert group_size(graph, 24) >= 5
+    monkeypatch.setattr(importance, "ACTIVATIONS", 1)
+    assert group_size(graph, 24) == 1
+    done: list[int] = []
+    single = measure(graph, chunks, done.append)
+    assert done == [24] * 5
+    assert whole.counts == single.counts
+    for name, rows in whole.sums.items():
+        assert np.allclose(rows[0], single.sums[name][0], rtol=1e-4), name
+
+
+def test_an_error_in_one_pass_ends_all(peer: Peers) -> None:
+    graph = graph_of(str(peer("quantize/k256.F16.gguf")))
+    before = threading.active_count()
+    with pytest.raises(UsageError, match="token id"):
+        measure(graph, [[1, 2, 3], [4, 5, 1 << 30], [7, 8, 9]])
+    assert threading.active_count() == before
+
+
+def test_only_matrices_of_blocks_are_written(fixtures: Path, tmp_path: Path) -> None:
+    """As in llama-imatrix (`collect_imatrix`): tied embeddings make logits and are no part of it."""
+    graph = graph_of(str(fixtures / "hf/ckpt/llama3_rope_tied"))
+    assert "output.weight" not in graph.by_name
+    recorder = measure(graph, [[1, 2, 3, 4]])
+    assert "token_embd.weight" in recorder.sums
+    write_imatrix(str(tmp_path / "i.gguf"), recorder, [[1, 2, 3, 4]], "none", output=True, force=False)
+    assert all(name.startswith("blk.") for name in arrays(tmp_path / "i.gguf"))

@@ -1,0 +1,468 @@
+"""Checkpoints that are quantised already. The packing here is written from the schemes' own descriptions, element by
+element, and shares nothing with the code that reads it; torch is the witness of FP8."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.convert import Request, convert, make_plan
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.model_graph.rows import values_of
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.understand import understand
+from ggferry.converters.verify import reverify
+from ggferry.formats.errors import (
+    BadValueError,
+    GgferryError,
+    InconsistentError,
+    MissingError,
+    OutOfRangeError,
+    RefusedError,
+    ShapeError,
+    UnsupportedError,
+)
+from ggferry.formats.readers.gguf import open_gguf
+from ggferry.support.progress import silent
+
+WIDTH, FF, HEADS, KV_HEADS, LAYERS, VOCAB = 64, 96, 4, 2, 3, 72
+Tensors = dict[str, torch.Tensor]
+Quantise = Callable[[str, np.ndarray, np.random.Generator], tuple[Tensors, np.ndarray]]
+"""name of the weight, its values → the tensors that stand for it, and what they mean in float32."""
+
+
+def model(quantise: Quantise) -> tuple[Tensors, dict[str, np.ndarray]]:
+    """A tiny LLaMA whose matrices inside the blocks are quantised; their meaning by name."""
+    rng = np.random.default_rng(5)
+    kv = WIDTH // HEADS * KV_HEADS
+    tensors: Tensors = {}
+    meaning = {}
+    for name, shape in (("model.embed_tokens", (VOCAB, WIDTH)), ("lm_head", (VOCAB, WIDTH)), ("model.norm", (WIDTH,))):
+        tensors[f"{name}.weight"] = torch.tensor(rng.normal(1 if len(shape) == 1 else 0, 0.2, shape)).bfloat16()
+    for n in range(LAYERS):
+        block = f"model.layers.{n}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{block}.{name}.weight"] = torch.ones(WIDTH, dtype=torch.bfloat16)
+        for name, shape in {
+            "self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (kv, WIDTH), "self_attn.v_proj": (kv, WIDTH),
+            "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (FF, WIDTH), "mlp.up_proj": (FF, WIDTH),
+            "mlp.down_proj": (WIDTH, FF),
+        }.items():  # fmt: skip
+            weight = f"{block}.{name}.weight"
+            made, meaning[weight] = quantise(weight, rng.normal(0, 0.1, shape).astype(np.float32), rng)
+            tensors |= made
+    return tensors, meaning
+
+
+def write(folder: Path, tensors: Tensors, quantisation: Any, dtype: str | None = "bfloat16", **more: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": FF,
+        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "num_hidden_layers": LAYERS,
+        "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 128,
+        "tie_word_embeddings": False, "hidden_act": "silu", **more,
+    }  # fmt: skip
+    config |= {} if dtype is None else {"torch_dtype": dtype}
+    config |= {} if quantisation is None else {"quantization_config": quantisation}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def request(source: Path, out: Path, outtype: str = "f32", level: str = "full") -> Request:
+    return Request(str(source), str(out), Options(outtype=outtype), vocab=VocabOptions(none=True), level=level)
+
+
+def in_gguf_order(name: str, weight: np.ndarray) -> np.ndarray:
+    """Rows of Q and K as llama.cpp wants them: rotary pairs as neighbours."""
+    heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
+    if heads is None:
+        return weight
+    half = len(weight) // heads // 2
+    return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def gguf_name(name: str) -> str:
+    _, _, block, *middle, _ = name.split(".")
+    return f"blk.{block}.{GGUF_NAMES['.'.join(middle)]}.weight"
+
+
+def check_file(path: Path, meaning: dict[str, np.ndarray], dtype: str) -> None:
+    found = open_gguf(str(path))
+    for name, weight in meaning.items():
+        ref = found.tensors[gguf_name(name)]
+        data = found.files[0].read(ref.spans[0].offset, ref.nbytes)
+        assert ref.type.name == dtype and ref.shape == weight.shape
+        expected = torch.from_numpy(np.ascontiguousarray(in_gguf_order(name, weight)))
+        kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        assert data == expected.to(kinds[dtype]).contiguous().view(torch.uint8).numpy().tobytes(), name
+    found.close()
+
+
+# --- FP8 ---------------------------------------------------------------------------------------------------
+
+
+def fp8(block: tuple[int, int] | None, per: str = "tensor", kind: Any = torch.float8_e4m3fn, end: str = "_scale_inv",
+        scales: Any = torch.float32) -> Quantise:  # fmt: skip
+    def quantise(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        rows, columns = weight.shape
+        tall, wide = block or {"tensor": (rows, columns), "row": (1, columns)}[per]
+        grid = np.zeros((-(-rows // tall), -(-columns // wide)), np.float32)
+        spread = np.zeros_like(weight)
+        for i in range(rows):
+            for j in range(columns):
+                patch = i // tall, j // wide
+                if not grid[patch]:
+                    grid[patch] = rng.uniform(0.0005, 0.002)
+                    grid[patch] = torch.tensor(grid[patch]).to(scales).float()
+                spread[i, j] = grid[patch]
+        levels = torch.from_numpy(weight / spread).to(kind)
+        scale = torch.from_numpy(grid).to(scales)
+        if block is None and per == "tensor":
+            scale = scale.reshape(())
+        return {name: levels, f"{name}{end}": scale}, levels.float().numpy() * spread
+
+    return quantise
+
+
+BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [40, 24], "activation_scheme": "dynamic"}
+STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+FLOAT8 = {
+    "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+        "num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}}}, "ignore": ["lm_head"],
+}  # fmt: skip
+
+
+# --- compressed-tensors ------------------------------------------------------------------------------------
+
+
+def integers(bits: int, group: int | None, *, packed: bool, symmetric: bool = True, order: bool = False) -> Quantise:
+    """Signed integers with bfloat16 scales; packed ones are stored with 2^(bits − 1) added."""
+
+    def quantise(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        rows, columns = weight.shape
+        low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+        count = columns // group if group else 1
+        owner = np.arange(columns) // (group or columns)
+        if order:
+            rng.shuffle(owner)
+        scale = torch.from_numpy(rng.uniform(0.01, 0.03, (rows, count)).astype(np.float32)).bfloat16()
+        zero = rng.integers(-3, 4, (rows, count)) if not symmetric else np.zeros((rows, count), int)
+        wide = scale.float().numpy()
+        levels = np.clip(np.round(weight / wide[:, owner]) + zero[:, owner], low, high).astype(int)
+        meaning = (levels - zero[:, owner]).astype(np.float32) * wide[:, owner]
+        made: Tensors = {f"{name}_scale": scale}
+        if packed:
+            made[f"{name}_packed"] = torch.from_numpy(pack_rows(levels - low, bits))
+            made[f"{name}_shape"] = torch.tensor([rows, columns])
+            if not symmetric:
+                made[f"{name}_zero_point"] = torch.from_numpy(pack_rows((zero - low).T, bits).T.copy())
+        else:
+            made[name] = torch.from_numpy(levels.astype(np.int8))
+            if not symmetric:
+                made[f"{name}_zero_point"] = torch.from_numpy(zero.astype(np.int8))
+        if order:
+            made[f"{name}_g_idx"] = torch.from_numpy(owner.astype(np.int32))
+        return made, meaning
+
+    return quantise
+
+
+def pack_rows(values: np.ndarray, bits: int) -> np.ndarray:
+    """Unsigned integers, 32 // bits in an int32, the first in the lowest bits; rows padded with zeros."""
+    per = 32 // bits
+    words = np.zeros((len(values), -(-values.shape[1] // per)), np.int64)
+    for i, row in enumerate(values.tolist()):
+        for j, value in enumerate(row):
+            words[i, j // per] |= value << bits * (j % per)
+    return words.astype(np.uint32).view(np.int32)
+
+
+def compressed(bits: int, group: int | None, form: str, symmetric: bool = True) -> dict[str, Any]:
+    weights = {
+        "num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group" if group else "channel",
+        "group_size": group,
+    }  # fmt: skip
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": ["lm_head"]}
+
+
+# --- GPTQ --------------------------------------------------------------------------------------------------
+
+
+def gptq(bits: int, group: int, *, order: str = "plain", version: int = 1, scales: Any = torch.float16) -> Quantise:
+    """qweight `(in × bits / 32, out)`, qzeros `(groups, out × bits / 32)`, scales `(groups, out)`, g_idx `(in,)`."""
+
+    def quantise(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        rows, columns = weight.shape
+        size = group if group > 0 else columns
+        count = -(-columns // size)
+        owner = np.arange(columns) // size
+        if order == "desc_act":
+            rng.shuffle(owner)
+        top = (1 << bits) - 1
+        scale = torch.from_numpy(rng.uniform(0.01, 0.03, (count, rows)).astype(np.float32)).to(scales)
+        zero = rng.integers(0, top + 1, (count, rows))
+        wide = scale.float().numpy()
+        levels = np.clip(np.round(weight.T / wide[owner]) + zero[owner], 0, top).astype(int)
+        stored = (zero - 1) % (top + 1) if version == 1 else zero
+        made = {
+            "qweight": torch.from_numpy(pack_rows(levels.T, bits).T.copy()),
+            "qzeros": torch.from_numpy(pack_rows(stored, bits)),
+            "scales": scale,
+        }
+        if order != "none":
+            made["g_idx"] = torch.from_numpy(owner.astype(np.int32))
+        meaning = (wide[owner] * (levels - zero[owner]).astype(np.float32)).T
+        base = name.removesuffix("weight")
+        return {base + key: value for key, value in made.items()}, meaning
+
+    return quantise
+
+
+def gptq_config(bits: int, group: int, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": False, "desc_act": False, **more}
+
+
+CASES: dict[str, tuple[Quantise, dict[str, Any]]] = {
+    "fp8 blocks": (fp8((40, 24)), BLOCKS),
+    "fp8 tensor": (fp8(None), STATIC),
+    "fp8 tensor, e5m2": (fp8(None, kind=torch.float8_e5m2, end="_scale"), STATIC),
+    "fbgemm": (fp8(None, "row", end="_scale"), {"quant_method": "fbgemm_fp8"}),
+    "modelopt": (fp8(None, end="_scale"), {"quant_method": "modelopt", "quant_algo": "FP8"}),
+    "ct float": (fp8(None, "row", end="_scale", scales=torch.bfloat16), FLOAT8),
+    "ct int8 channel": (integers(8, None, packed=False), compressed(8, None, "int-quantized")),
+    "ct int8 asymmetric": (integers(8, None, packed=False, symmetric=False), compressed(8, None, "naive-quantized")),
+    "ct int4 group": (integers(4, 16, packed=True), compressed(4, 16, "pack-quantized")),
+    "ct int4 asymmetric": (integers(4, 32, packed=True, symmetric=False), compressed(4, 32, "pack-quantized", False)),
+    "ct int8 packed": (integers(8, 32, packed=True), compressed(8, 32, "pack-quantized")),
+    "ct int4 actorder": (integers(4, 16, packed=True, order=True), compressed(4, 16, "pack-quantized")),
+    "gptq 4": (gptq(4, 32), gptq_config(4, 32)),
+    "gptq 2": (gptq(2, 16), gptq_config(2, 16)),
+    "gptq 8": (gptq(8, 32), gptq_config(8, 32)),
+    "gptq 4 desc_act": (gptq(4, 16, order="desc_act"), gptq_config(4, 16, desc_act=True)),
+    "gptq 4 one group": (gptq(4, -1), gptq_config(4, -1)),
+    "gptq 4 no g_idx": (gptq(4, 32, order="none"), gptq_config(4, 32)),
+    "gptq 4 v2": (gptq(4, 32, version=2), gptq_config(4, 32, checkpoint_format="gptq_v2")),
+    "gptq 4 bf16": (gptq(4, 32, scales=torch.bfloat16), gptq_config(4, 32)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
+    """Bit for bit, through the layouts, and the forward pass of both sides agrees."""
+    quantise, config = CASES[case]
+    tensors, meaning = model(quantise)
+    result = convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf"))
+    check_file(tmp_path / "out.gguf", meaning, "F32")
+    assert result.receipt["logits"]["relative_rms"] < 2e-6
+    records = {record["name"]: record for record in result.receipt["tensors"]}
+    for name in meaning:
+        record = records[gguf_name(name)]
+        assert record["grade"] == "repacked" and record["max_error"] == 0 and record["dequantised_from"]
+    assert len(result.receipt["source"]["files"]) == 1
+    assert any("quantised already" in note for note in result.receipt["notes"])
+    if case == "gptq 4 desc_act":  # the proof can be made again from the file and its receipt
+        again = reverify(
+            str(tmp_path / "in"), result.path, level="full", hparams={}, vocab=VocabOptions(none=True), jobs=None,
+            stage=silent,
+        )  # fmt: skip
+        assert again.proof.logits is not None
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("bfloat16", "BF16"), ("float16", "F16"), (None, "F32")])
+def test_keep_is_the_type_the_model_was_made_in(dtype: str | None, kind: str, tmp_path: Path) -> None:
+    tensors, meaning = model(fp8((40, 24)))
+    result = convert(request(write(tmp_path / "in", tensors, BLOCKS, dtype), tmp_path / "out.gguf", "keep"))
+    check_file(tmp_path / "out.gguf", meaning, kind)
+    records = {record["name"]: record for record in result.receipt["tensors"]}
+    record = records["blk.0.attn_q.weight"]
+    assert record["grade"] == ("repacked" if kind == "F32" else "rounded")
+    assert (record["relative_rms"] > 0) == (kind != "F32")
+
+
+def test_other_outtypes_and_threads(tmp_path: Path) -> None:
+    tensors, _ = model(gptq(4, 32))
+    source = write(tmp_path / "in", tensors, gptq_config(4, 32))
+    convert(request(source, tmp_path / "f16.gguf", "f16"))
+    one = request(source, tmp_path / "one.gguf", "f16", "none")
+    convert(Request(one.source, one.out, one.options, vocab=one.vocab, level="none", jobs=1))
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "f16.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_integers_are_not_quantised_again_unasked(case: str, tmp_path: Path) -> None:
+    """As with a GGUF source of a quantised type. FP8 is a float of less precision, and nobody needs to be asked."""
+    quantise, config = CASES[case]
+    asked = request(write(tmp_path / "in", model(quantise)[0], config), tmp_path / "out.gguf", "q8_0", "fast")
+    if config["quant_method"] in ("gptq",) or case.startswith("ct int"):
+        with pytest.raises(RefusedError, match=r"blk.*(GPTQ of|compressed-tensors, ).* already.*--allow-requantize"):
+            convert(asked)
+        assert not (tmp_path / "out.gguf").exists()
+        asked = replace(asked, options=Options(outtype="q8_0", allow_requantize=True))
+    convert(asked)
+    assert open_gguf(str(tmp_path / "out.gguf")).tensors["blk.0.attn_q.weight"].type.name == "Q8_0"
+
+
+def test_any_rows_are_the_same_rows(tmp_path: Path) -> None:
+    """Pieces that begin and end anywhere, also between words of packed zero points."""
+    for number, case in enumerate(("gptq 4 desc_act", "ct int4 asymmetric", "fp8 blocks")):
+        quantise, config = CASES[case]
+        tensors, meaning = model(quantise)
+        checkpoint = open_checkpoint(str(write(tmp_path / str(number), tensors, config)))
+        graph = understand(checkpoint)
+        for name in ("model.layers.1.mlp.up_proj.weight", "model.layers.2.mlp.down_proj.weight"):
+            ref = graph.checkpoint.tensors[name]
+            for start, stop in ((0, 1), (5, 6), (7, 23), (63, 64), (0, 64)):
+                found = values_of(graph.checkpoint, ref, start, stop)
+                assert np.array_equal(found, meaning[name][start:stop]), (case, start, stop)
+            source, span = graph.checkpoint.files[-1], ref.spans[0]
+            whole = meaning[name].tobytes()
+            assert source.read(span.offset + 13, len(whole) - 100) == whole[13:-87]
+        checkpoint.close()
+
+
+def test_the_file_beside_config_json(tmp_path: Path) -> None:
+    """AutoGPTQ wrote quantize_config.json and no quant_method."""
+    tensors, meaning = model(gptq(4, 32))
+    source = write(tmp_path / "in", tensors, None, "float16")
+    (source / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32, "desc_act": False}))
+    convert(request(source, tmp_path / "out.gguf"))
+    check_file(tmp_path / "out.gguf", meaning, "F32")
+
+
+def test_biases_of_zeros_are_dropped_only_all_together(tmp_path: Path) -> None:
+    tensors, meaning = model(gptq(4, 32))
+    rows = {name.removesuffix("qweight") + "bias": tensors[name].shape[1] for name in tensors if "qweight" in name}
+    tensors |= {name: torch.zeros(size, dtype=torch.float16) for name, size in rows.items()}
+    source = write(tmp_path / "in", tensors, gptq_config(4, 32))
+    result = convert(request(source, tmp_path / "out.gguf"))
+    check_file(tmp_path / "out.gguf", meaning, "F32")
+    assert {drop["name"] for drop in result.receipt["dropped"]} == set(rows)
+    tensors["model.layers.1.mlp.up_proj.bias"][3] = 1
+    result = convert(request(write(tmp_path / "in", tensors, gptq_config(4, 32)), tmp_path / "biased.gguf"))
+    kept = [record["name"] for record in result.receipt["tensors"] if record["name"].endswith("bias")]
+    assert len(kept) == len(rows) and not result.receipt["dropped"]
+
+
+def test_scales_of_the_runtime_are_dropped_with_a_reason(tmp_path: Path) -> None:
+    tensors, meaning = model(fp8(None, end="_scale"))
+    extra = ["model.layers.0.mlp.up_proj.input_scale", "model.layers.0.self_attn.k_proj.k_scale"]
+    tensors |= {name: torch.tensor(0.5) for name in extra}
+    config = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    result = convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf"))
+    check_file(tmp_path / "out.gguf", meaning, "F32")
+    assert [drop["name"] for drop in result.receipt["dropped"]] == extra
+
+
+def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> None:
+    """Somebody dequantised the weights and left the configuration."""
+
+    def plain(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        return {name: torch.from_numpy(weight)}, weight
+
+    tensors, meaning = model(plain)
+    convert(request(write(tmp_path / "in", tensors, {"quant_method": "awq", "bits": 4}), tmp_path / "out.gguf"))
+    check_file(tmp_path / "out.gguf", meaning, "F32")
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 32}, "awq"),
+        ({"w_bit": 4, "q_group_size": 32, "version": "GEMM"}, "awq"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"load_in_8bit": True}, "bitsandbytes"),
+        ({"quant_method": "hqq"}, "hqq"),
+        ({"quant_method": "quip"}, "quip"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
+        ({**compressed(4, 32, "nvfp4-pack-quantized")}, "nvfp4-pack-quantized"),
+        ({**compressed(4, 32, "pack-quantized"), "sparsity_config": {"format": "sparse-24"}}, "sparse-24"),
+        ({**compressed(4, 32, "pack-quantized"), "transform_config": {"R1": {}}}, "R1"),
+        (gptq_config(4, 32, checkpoint_format="marlin"), "marlin"),
+        (gptq_config(3, 32), "bits"),
+        ([], "qweight"),
+    ],
+)  # fmt: skip
+def test_other_schemes_are_refused_by_name(config: Any, named: str, tmp_path: Path) -> None:
+    """Before any weight is read: the data of the file is not there."""
+    tensors, _ = model(gptq(4, 32, order="none"))
+    source = write(tmp_path / "in", tensors, config or None)
+    checkpoint = open_checkpoint(str(source))
+    checkpoint.files[0].read_into = checkpoint.files[0].read = None  # type: ignore[attr-defined]
+    with pytest.raises(UnsupportedError) as caught:
+        make_plan(request(source, tmp_path / "out.gguf"), checkpoint)
+    assert named in str(caught.value) and caught.value.exit_code == 4
+
+
+def _without(end: str) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        del tensors[next(name for name in tensors if name.endswith(end))]
+
+    return change
+
+
+def _with(end: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        name = next(name for name in tensors if name.endswith(end))
+        tensors[name] = make(tensors[name].clone())
+
+    return change
+
+
+def _nan(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.view(-1)[5] = torch.nan
+    return tensor
+
+
+BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
+    ("gptq 4", _without(".qzeros"), MissingError),
+    ("gptq 4", _with(".qzeros", lambda t: t[:, :-1]), ShapeError),
+    ("gptq 4", _with(".scales", lambda t: t[:, :-1]), ShapeError),
+    ("gptq 4 no g_idx", _with(".scales", lambda t: t[:-1]), ShapeError),
+    ("gptq 4", _with(".g_idx", lambda t: t[:-8]), InconsistentError),
+    ("gptq 4", _with(".g_idx", lambda t: t + 1), OutOfRangeError),
+    ("gptq 4", _with(".g_idx", lambda t: t - 1), OutOfRangeError),
+    ("gptq 4", _with(".qweight", lambda t: t.long()), UnsupportedError),
+    ("gptq 4", _with(".scales", _nan), BadValueError),
+    ("fp8 blocks", _without("_scale_inv"), MissingError),
+    ("fp8 blocks", _with("_scale_inv", lambda t: t[:-1]), ShapeError),
+    ("fp8 blocks", _with("_scale_inv", lambda t: t[:, :-1]), ShapeError),
+    ("fp8 blocks", _with("_scale_inv", _nan), BadValueError),
+    ("ct int4 group", _without("_scale"), MissingError),
+    ("ct int4 group", _without("_shape"), MissingError),
+    ("ct int4 group", _with("_shape", lambda t: t + 1), InconsistentError),
+    ("ct int4 group", _with("_shape", lambda t: t + torch.tensor([0, 100])), UnsupportedError),
+    ("ct int4 group", _with("_scale", lambda t: t[:, :-1]), ShapeError),
+    ("ct int4 actorder", _with("_g_idx", lambda t: t + 1), OutOfRangeError),
+    ("ct int4 actorder", _with("_g_idx", lambda t: t[:-1]), ShapeError),
+    ("ct int4 asymmetric", _with("_zero_point", lambda t: t[:-1]), ShapeError),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)))
+def test_what_contradicts_itself_is_refused(number: int, tmp_path: Path) -> None:
+    case, change, error = BROKEN[number]
+    quantise, config = CASES[case]
+    tensors, _ = model(quantise)
+    change(tensors)
+    with pytest.raises(error):
+        convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf", level="fast"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]

@@ -1,0 +1,65 @@
+"""--split-max-tensors and --split-max-size: shards that are one model again when read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.convert import Request, convert
+from ggferry.converters.metadata.file_names import parse_filename
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.verify import reverify
+from ggferry.formats.readers.gguf import open_gguf
+from ggferry.support.progress import silent
+from helpers.builders import Llama
+from helpers.llama_cpp import continuations
+
+
+def tensor_bytes(path: str) -> dict[str, bytes]:
+    found = open_gguf(path)
+    return {n: found.files[r.spans[0].file].read(r.spans[0].offset, r.nbytes) for n, r in found.tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (Options(split_max_tensors=7), 5),
+        (Options(split_max_tensors=10, tensor_first_split=False), 4),
+        (Options(split_max_size=100_000), None),
+        (Options(split_max_tensors=7, alignment=128, big_endian=True), 5),
+    ],
+)
+def test_shards_hold_what_one_file_holds(options: Options, count: int | None, tmp_path: Path) -> None:
+    source = str(Llama(kind="F32").write(tmp_path / "tiny.bin"))
+    plain = Options(alignment=options.alignment, big_endian=options.big_endian)
+    whole = convert(Request(source, str(tmp_path / "whole.gguf"), plain))
+    (tmp_path / "shards").mkdir()
+    split = convert(Request(source, str(tmp_path / "shards"), options))
+    names = sorted(path.name for path in (tmp_path / "shards").glob("*.gguf"))
+    assert names[0] == Path(split.path).name and len(split.receipt["output"]["files"]) == len(names)
+    assert count is None or len(names) == count
+    for number, name in enumerate(names, 1):
+        parts = parse_filename(name)
+        assert parts is not None and parts.shard == f"{number:05}-of-{len(names):05}"
+    assert tensor_bytes(split.path) == tensor_bytes(whole.path)
+    if not options.tensor_first_split:
+        assert {tensor["file"] for tensor in split.receipt["tensors"]} == set(range(1, len(names)))
+    report = reverify(
+        source, split.path, level="full", hparams={}, vocab=VocabOptions(), jobs=None,
+        stage=silent,
+    )  # fmt: skip
+    assert report.proof.logits is not None and report.proof.logits.relative_rms == 0
+    receipt = json.loads(Path(f"{split.path}.receipt.json").read_text())
+    assert receipt["output"] == split.receipt["output"]
+
+
+def test_llama_cpp_loads_shards(tmp_path: Path) -> None:
+    source = str(Llama(n_vocab=300, kind="F16", version=1).write(tmp_path / "tiny.bin"))
+    whole = convert(Request(source, str(tmp_path / "whole.gguf"), level="fast"))
+    split = convert(Request(source, str(tmp_path / "part.gguf"), Options(split_max_tensors=6), level="fast"))
+    assert split.path.endswith("part-00001-of-00005.gguf")
+    one, many = continuations([1, 260, 17], 4, Path(whole.path), Path(split.path))
+    assert one and one == many

@@ -1,0 +1,1 @@
+"""What tests are made of: builders of models, servers to talk to, other programs, witnesses. No test stands here."""
