@@ -42,6 +42,7 @@ check: lint types
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 
 types: $(VENV)/.dev
 	mkdir -p .typing && ln -sfn .. .typing/ggferry

@@ -1,6 +1,6 @@
 """Two workers against one: python benchmarks/archive.py [--models 30] [--mib 192] [--dry-run] [--outtype q4_k_m]
 
-Quantises an archive of F16 models, read from and written to this machine's disk, with one worker process of one thread
+Quantizes an archive of F16 models, read from and written to this machine's disk, with one worker process of one thread
 and then with two. The jobs are I/O-light: almost all of the time is arithmetic. What is to be shown: 1.8 times the
 throughput. With fewer than two free cores it cannot be. `--dry-run` makes the archive, the plan and nothing else.
 """

@@ -3,7 +3,7 @@
 An archive of tiny models: GGML-era files of every container, a sixth of them copies of others, and four files that are
 no models in each folder. Tiny models make the headers the whole work, as they are of large ones; `--vocabulary 32000
 --layers 32` gives them the headers of a large one. `--hf`: checkpoint folders instead, each with a tokenizer.json of
-that many tokens; `--vocabularies`: how many different ones the archive has (a model's quantisations, and what was tuned
+that many tokens; `--vocabularies`: how many different ones the archive has (a model's quantizations, and what was tuned
 from it, share one).
 """
 

@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--library", type=Path, help="a shared library with ggml_quantize_chunk")
     parser.add_argument("--start", action="store_true", help="also the first use and a warm start, in new interpreters")
     arguments = parser.parse_args()
-    known = {name: kind for name, kind in codecs().items() if kind.encode and kind.type.quantised}
+    known = {name: kind for name, kind in codecs().items() if kind.encode and kind.type.quantized}
     asked = arguments.types.upper().split(",") if arguments.types else list(known)
     if unknown := set(asked) - set(known):
         parser.error(f"no encoder for {', '.join(sorted(unknown))}; there are {', '.join(known)}")

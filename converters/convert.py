@@ -17,7 +17,7 @@ from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.prequantized.dequantized_rows import Dequantised
+from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Proof, verify
 from ggferry.converters.proof.metadata_and_tokenizer import check_metadata, check_tokenizer
@@ -138,9 +138,7 @@ def _approve(receipt: Mapping[str, Any]) -> None:
     pass
 
 
-def convert(
-    request: Request, stage: Stage = silent, approve: Callable[[Mapping[str, Any]], None] = _approve
-) -> Result:
+def convert(request: Request, stage: Stage = silent, approve: Callable[[Mapping[str, Any]], None] = _approve) -> Result:
     """Convert, verify, publish. Raises one of `formats.errors`; then nothing is left but the source.
 
     `approve` is called with the receipt of the finished and proven output before it gets its name; what it raises
@@ -156,7 +154,7 @@ def convert(
         source = digests.begin(checkpoint.files, beside=1)
         plan, tokenizer = make_plan(request, checkpoint)
         more = plan.graph.checkpoint.files[len(checkpoint.files) :]
-        source += digests.begin([file for file in more if not isinstance(file, Dequantised)], beside=1)
+        source += digests.begin([file for file in more if not isinstance(file, Dequantized)], beside=1)
         with unrecorded():
             return _carry_out(request, plan, tokenizer, digests, source, opened, stage, approve)
 
@@ -278,7 +276,7 @@ def _base_name(path: str | None) -> str | None:
 
 def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, str]:
     checkpoint = plan.graph.checkpoint
-    count = sum(not isinstance(file, Computed | Dequantised) for file in checkpoint.files)
+    count = sum(not isinstance(file, Computed | Dequantized) for file in checkpoint.files)
     parts = f" ({count} files)" if count > 1 else ""
     more = f" and {len(paths) - 1} more" if paths[1:] else ""
     kinds = ", ".join(dict.fromkeys(f"{step.type}" for step in plan.steps)) or "vocabulary only"
@@ -288,5 +286,3 @@ def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, st
         f"{plan.bytes_written:,} bytes",
         f"proved   {receipts.how_it_was_proved(proof)}",
     )
-
-

@@ -53,9 +53,9 @@ def understand(
 
 
 def _plain(checkpoint: Checkpoint) -> Checkpoint:
-    from ggferry.converters.prequantized.recognize import dequantised
+    from ggferry.converters.prequantized.recognize import dequantized
 
-    return dequantised(checkpoint)
+    return dequantized(checkpoint)
 
 
 def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:

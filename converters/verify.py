@@ -14,7 +14,7 @@ from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.convert import Request, make_plan, options_of, prove
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.prequantized.dequantized_rows import Dequantised
+from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof.compare import Proof, verify
 from ggferry.converters.proof.metadata_and_tokenizer import check_tokenizer
 from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, how_it_was_proved, make_receipt
@@ -113,7 +113,7 @@ def reprove(request: Request, stage: Stage) -> dict[str, Any]:
         whole = plan.graph.checkpoint
         sums = check_sums(whole, stage, threads)
         with Digests(threads) as digests:
-            source = digests.begin([file for file in whole.files if not isinstance(file, Dequantised)], beside=1)
+            source = digests.begin([file for file in whole.files if not isinstance(file, Dequantized)], beside=1)
             try:
                 proof, written = _proved(request, plan, tokenizer, stage)
             except (PassingError, ChangedError):

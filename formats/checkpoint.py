@@ -25,9 +25,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """A tensor that no file holds as such: dequantised when it is read. `scheme`: from what, in words; `natural`: the
+    """A tensor that no file holds as such: dequantized when it is read. `scheme`: from what, in words; `natural`: the
     type its model was made in, which 'keep' gives it; `integers`: its values are few levels times a scale, so that
-    quantising it rounds a second time."""
+    quantizing it rounds a second time."""
 
     scheme: str
     natural: BlockType

@@ -16,6 +16,7 @@ from ggferry.support.printable import printable
 
 SHOWN = 200  # characters of a name or a value: a hostile one must not fill a log
 
+
 class Fault(StrEnum):
     """Where an error lies, and so what becomes of an archive's job that met it (`service.apply.job`)."""
 
@@ -127,7 +128,7 @@ class UnsupportedError(GgferryError):
 
 
 class UnknownFormatError(UnsupportedError):
-    """No reader recognises the bytes."""
+    """No reader recognizes the bytes."""
 
 
 class UnsupportedVersionError(UnsupportedError):

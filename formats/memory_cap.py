@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from ggferry.formats.errors import OutOfRangeError
 
 HEADERS = 4 << 30
-"""Bytes for headers and the plan made of them: what a worker has for everything (`service.workers.supervisor.Limits`)."""
+"""Bytes for headers and the plan made of them: what a worker has in all (`service.workers.supervisor.Limits`)."""
 _asked = 0
 
 

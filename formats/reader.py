@@ -52,7 +52,7 @@ class HeaderLayout:
     parse. `matrix`: a matrix of int32 rows, int32 columns and float32 values between header and vocabulary, by the name
     it gets among the tensors. `vocab`: see VocabLayout.
 
-    `quantisation`: the version of the block layouts (formats.ggml.types) in a file whose field ftype, which is that
+    `quantization`: the version of the block layouts (formats.ggml.types) in a file whose field ftype, which is that
     version times 1000 and a number, has none; None: the container's version decides and ftype is a number alone.
     `codes`: container version → type numbers of its own → type names. `planar`: types whose rows may lie in planes.
     `axes`: most axes a tensor has.
@@ -68,7 +68,7 @@ class HeaderLayout:
     names: tuple[str, ...]
     vocab: VocabLayout = VocabLayout()
     matrix: str = ""
-    quantisation: int | None = None
+    quantization: int | None = None
     codes: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
     planar: tuple[str, ...] = ()
     axes: int = 2

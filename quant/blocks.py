@@ -160,7 +160,7 @@ def affine(levels: Callable[[Parts], Array], coefficients: Callable[[Parts], tup
     """value = level × scale, or level × scale + shift, in that order and in float32.
 
     `levels` gives 8-bit integers `(R, B, …)` in the order of the elements; `coefficients` the scales and, where there
-    are any, the shifts: float32 `(R, B, groups)`, a group being elements / groups neighbours.
+    are any, the shifts: float32 `(R, B, groups)`, a group being elements / groups neighbors.
     """
 
     def unpack(parts: Parts, out: Array) -> None:

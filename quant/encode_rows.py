@@ -26,7 +26,7 @@ def encode_rows(kind: BlockType, rows: Floats, weights: Floats | None, start: in
     """
     encode = codec(kind.name).encode
     assert encode is not None, kind.name
-    if weights is None or not kind.quantised:
+    if weights is None or not kind.quantized:
         return encode(rows, None)
     stop = start + len(rows)
     height = max(1, shape[-2]) if len(weights) > 1 else stop

@@ -42,7 +42,7 @@ class BlockType:
 
     `elements`: elements per block. `ggml_id`: the id in GGUF files, None for the eras GGUF never held.
     `planar`: the fields of a whole row stand together (all of field 0, then all of field 1, …: GGML files of
-    10–17 March 2023) instead of block by block. `quantised`: values were rounded to get here.
+    10–17 March 2023) instead of block by block. `quantized`: values were rounded to get here.
     """
 
     name: str
@@ -50,7 +50,7 @@ class BlockType:
     fields: tuple[Field, ...]
     ggml_id: int | None = None
     planar: bool = False
-    quantised: bool = True
+    quantized: bool = True
     block_bytes: int = field(init=False, repr=False, compare=False)
     """Bytes of one block."""
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Heavy libraries, imported when something of them is used first (docs/decisions/lazy-imports.md)."""
 
 from __future__ import annotations
 

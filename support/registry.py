@@ -57,5 +57,3 @@ def _entry_point_files() -> Iterator[bytes]:
                         yield file.read()
                 except OSError:
                     continue
-
-

@@ -146,7 +146,7 @@ def _metadata(
         description=describe_origin(*origin) if legacy else "",
         parameters=parameters,
         file_type=file_type_of(type_table(steps), None if outtype == "keep" else parse_file_type(outtype)),
-        quantised=any(step.type.quantised for step in steps),
+        quantized=any(step.type.quantized for step in steps),
         kind="adapter",
         model_name=model_name,
         overrides=overrides,
@@ -182,5 +182,3 @@ def _remarks(adapter: Adapter, permute: bool) -> list[str]:
 
 
 # --- proof ---------------------------------------------------------------------------------------------------------
-
-

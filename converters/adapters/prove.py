@@ -1,4 +1,4 @@
-"""TODO."""
+"""The proof of an adapter: its products on random vectors, before and after."""
 
 from __future__ import annotations
 

@@ -45,9 +45,7 @@ ALWAYS_TIED = HParam(
 )  # fmt: skip
 ATTENTION_BIAS = HParam("attention_bias", None, BOOL, {"hf": "attention_bias"}, required=False)
 MLP_BIAS = HParam("mlp_bias", None, BOOL, {"hf": "mlp_bias"}, required=False)
-SILU = HParam(
-    "activation", None, STRING, {"hf": "hidden_act"}, words={"silu": "silu", "swish": "silu"}, required=False
-)
+SILU = HParam("activation", None, STRING, {"hf": "hidden_act"}, words={"silu": "silu", "swish": "silu"}, required=False)
 _TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 GELU_TANH = HParam("activation", None, STRING, {"hf": "hidden_act"}, words=_TANH, required=False)
 # 'gelu' in a Gemma configuration was always computed as gelu_pytorch_tanh (transformers PR 29402).
@@ -93,9 +91,7 @@ ALL_SPARSE = (
 DROP_TIED = Drop(
     "lm_head.weight", "tied to the token embedding, which it repeats", when="tied == 1", same_as="token_embd.weight"
 )
-DROP_BUFFERS = Drop(
-    "*.rotary_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True
-)
+DROP_BUFFERS = Drop("*.rotary_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True)
 DROPS = (DROP_TIED, DROP_BUFFERS)
 
 # Biases have no role where a table names none: a tensor of one would be refused.

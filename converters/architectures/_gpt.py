@@ -126,12 +126,12 @@ GPT2_HEADER = HeaderLayout(
         n_embd   i32  1..MAX_WIDTH   columns of model/wte
         n_head   i32  1..MAX_HEADS   query heads
         n_layer  i32  1..MAX_LAYERS  blocks
-        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        ftype    i32  0..            quantization version * 1000 + GGML_FTYPE; the tensors' own types decide
         """,
     ),
     names=("model/wte", "model/h*/attn/c_attn/w"),
     vocab=VocabLayout("again", pre="gpt-2"),
-    quantisation=0,
+    quantization=0,
 )
 GGML_RENAMES = (("model/h{n}/", "model.h.{n}."),)
 GGML_NAMES = """

@@ -42,8 +42,9 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("bert.", ""),),
-                      harmless=bert.HARMLESS),
+        "hf": Dialect(
+            "hf", drops=bert.DROPS, given={"causal": False}, renames=(("bert.", ""),), harmless=bert.HARMLESS
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"computation": "bert", "norm": "layer", "rope": "none", "ffn": "plain", "activation": "gelu"},

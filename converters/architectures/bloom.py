@@ -81,12 +81,12 @@ HEADER = HeaderLayout(
         n_mult   i32  1..MAX_WIDTH   1: left over from LLaMA
         n_head   i32  1..MAX_HEADS   query heads
         n_layer  i32  1..MAX_LAYERS  blocks
-        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        ftype    i32  0..            quantization version * 1000 + GGML_FTYPE; the tensors' own types decide
         """,
     ),
     names=("layers.*.attention.query_key_value.*",),
     vocab=VocabLayout(pre="bloom"),
-    quantisation=0,
+    quantization=0,
     planar=("Q4_1_V1",),
 )
 
@@ -103,7 +103,10 @@ SPEC = Architecture(
     roles=ROLES,
     dialects={
         "hf": Dialect(
-            "hf", conventions={"qkv": "grouped"}, drops=gpt.DROPS, renames=gpt.HEADLESS,
+            "hf",
+            conventions={"qkv": "grouped"},
+            drops=gpt.DROPS,
+            renames=gpt.HEADLESS,
             harmless=(gpt.UPCAST, MEGATRON),
         ),
         "ggml": Dialect("ggml"),

@@ -5,7 +5,6 @@ GGUF splits the expansion of the latent vector into a transposed matrix a head f
 runtime can absorb the former; it then counts one key-value head as wide as the latent vector and the rotary key.
 """
 
-
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.schema.architecture import (

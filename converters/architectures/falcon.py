@@ -89,7 +89,7 @@ n_head       i32  1..MAX_HEADS   query heads
 _GROUPS = "n_head_kv    i32  1..MAX_HEADS   key and value heads\n"
 _LAYERS = "n_layer      i32  1..MAX_LAYERS  blocks\n"
 _TYPE = "falcon_type  i32  1..MAX_LAYERS  7 or 40, from a key that newer configurations lack; the tensors decide\n"
-_FTYPE = "ftype        i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide\n"
+_FTYPE = "ftype        i32  0..            quantization version * 1000 + GGML_FTYPE; the tensors' own types decide\n"
 _GGCC = """
 ftype        i32  0..19          LLAMA_FTYPE; the tensors' own types decide
 n_merges     i32  0..MAX_GGML_VOCAB  merges behind the vocabulary
@@ -100,14 +100,14 @@ HEADER = HeaderLayout(
     header=Struct("Falcon header", _TO_HEADS + _GROUPS + _LAYERS + _TYPE + _FTYPE),
     names=("transformer.h.*.self_attention.query_key_value.weight",),
     vocab=VocabLayout(pre="falcon"),
-    quantisation=0,
+    quantization=0,
 )
 GGCC = replace(
     HEADER,
     name="falcon-ggcc",
     containers=(("ggcc", 10),),
     header=Struct("GGCC header", _TO_HEADS + _GROUPS + _LAYERS + _TYPE + _GGCC),
-    quantisation=None,
+    quantization=None,
 )
 HEADER_2023_06_05 = replace(
     HEADER,

@@ -6,11 +6,7 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.schema.architecture import Architecture, Dialect, roles
 
 ROLES = roles(
-    common.EMBEDDING
-    + common.ATTENTION_NORM
-    + common.ATTENTION
-    + common.FFN_NORM
-    + common.GATED.replace("FLAG", ""),
+    common.EMBEDDING + common.ATTENTION_NORM + common.ATTENTION + common.FFN_NORM + common.GATED.replace("FLAG", ""),
     **gemma.LAYOUTS,
 )
 
@@ -21,8 +17,9 @@ SPEC = Architecture(
     hparams=(*gemma.SIZES, *rope.ROPE),
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=rope.REMARKS,
-                      harmless=(common.UNBIASED,)),
+        "hf": Dialect(
+            "hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,)
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe=gemma.RECIPE,

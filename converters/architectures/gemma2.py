@@ -25,11 +25,7 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    common.EMBEDDING
-    + common.ATTENTION_NORM
-    + common.ATTENTION
-    + gemma.POST_NORMS
-    + common.GATED.replace("FLAG", ""),
+    common.EMBEDDING + common.ATTENTION_NORM + common.ATTENTION + gemma.POST_NORMS + common.GATED.replace("FLAG", ""),
     **gemma.LAYOUTS,
 )
 
@@ -48,8 +44,13 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=(*rope.REMARKS, *REMARKS),
-                      harmless=(common.UNBIASED,)),
+        "hf": Dialect(
+            "hf",
+            conventions=gemma.CONVENTIONS,
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, *REMARKS),
+            harmless=(common.UNBIASED,),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe=gemma.RECIPE,

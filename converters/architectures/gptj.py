@@ -62,12 +62,12 @@ HEADER = HeaderLayout(
         n_head   i32  1..MAX_HEADS   query heads
         n_layer  i32  1..MAX_LAYERS  blocks
         n_rot    i32  0..MAX_WIDTH   rotated part of a head
-        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        ftype    i32  0..            quantization version * 1000 + GGML_FTYPE; the tensors' own types decide
         """,
     ),
     names=("transformer.h.*.attn.q_proj.weight",),
     vocab=VocabLayout("again", pre="gpt-2"),
-    quantisation=0,
+    quantization=0,
 )
 
 SPEC = Architecture(

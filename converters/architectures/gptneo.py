@@ -43,8 +43,14 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=gpt.DROPS, remarks=(OURS,), given={"attn_scale": 1.0}, renames=gpt.HEADLESS,
-                      harmless=(Harmless("attention_types", "attention_layers is it, block by block"),)),
+        "hf": Dialect(
+            "hf",
+            drops=gpt.DROPS,
+            remarks=(OURS,),
+            given={"attn_scale": 1.0},
+            renames=gpt.HEADLESS,
+            harmless=(Harmless("attention_types", "attention_layers is it, block by block"),),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={**gpt.RECIPE, "qkv": "separate"},

@@ -60,12 +60,12 @@ HEADER = HeaderLayout(
         n_layer  i32  1..MAX_LAYERS  blocks
         n_rot    i32  0..MAX_WIDTH   rotated part of a head
         par_res  i32  0..1           both branches of a block read its input
-        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        ftype    i32  0..            quantization version * 1000 + GGML_FTYPE; the tensors' own types decide
         """,
     ),
     names=("gpt_neox.layers.*",),
     vocab=VocabLayout(pre="olmo"),
-    quantisation=0,
+    quantization=0,
 )
 HEADER_2023_04 = HeaderLayout(
     name="gptneox-2023-04",
@@ -79,12 +79,12 @@ HEADER_2023_04 = HeaderLayout(
         n_head   i32  1..MAX_HEADS   query heads
         n_layer  i32  1..MAX_LAYERS  blocks
         n_rot    i32  0..MAX_WIDTH   rotated part of a head
-        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        ftype    i32  0..            quantization version * 1000 + GGML_FTYPE; the tensors' own types decide
         """,
     ),
     names=("gpt_neox.layers.*",),
     vocab=VocabLayout(pre="olmo"),
-    quantisation=0,
+    quantization=0,
 )
 
 TIED = Remark(

@@ -169,7 +169,10 @@ SPEC = Architecture(
             ),
         ),
         "hf": Dialect(
-            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW),
+            "hf",
+            conventions={"rope": "halves"},
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, common.WINDOW),
             harmless=(
                 Harmless("rope_interleaved", "rows of Q and K lie as halves", (False,)),
                 Harmless("is_llama_config", "which program wrote it"),

@@ -1,6 +1,6 @@
 """MPT: distances instead of positions (ALiBi), norms without biases, queries, keys and values clipped where wanted.
 
-Source: llama.cpp `src/models/mpt.cpp`, `conversion/mpt.py`; MosaicML's remote code (MPTForCausalLM), which honours
+Source: llama.cpp `src/models/mpt.cpp`, `conversion/mpt.py`; MosaicML's remote code (MPTForCausalLM), which honors
 all of its configuration; transformers' MptForCausalLM, which ignores alibi, alibi_bias_max, expansion_ratio, no_bias,
 qk_ln.
 """
@@ -96,12 +96,12 @@ HEADER = HeaderLayout(
         n_vocab        i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
         alibi_bias_max f32  0..1e6         largest slope of the biases, as a power of two
         clip_qkv       f32  0..1e30        limit of queries, keys and values; 0: none
-        ftype          i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        ftype          i32  0..            quantization version * 1000 + GGML_FTYPE; the tensors' own types decide
         """,
     ),
     names=("transformer.blocks.*",),
     vocab=VocabLayout(texts="twice", pre="mpt"),
-    quantisation=1,
+    quantization=1,
 )
 REPLIT = HeaderLayout(
     name="replit",
@@ -114,15 +114,15 @@ REPLIT = HeaderLayout(
         n_head   i32  1..MAX_HEADS   query heads
         n_layer  i32  1..MAX_LAYERS  blocks
         n_vocab  i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding
-        ftype    i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        ftype    i32  0..            quantization version * 1000 + GGML_FTYPE; the tensors' own types decide
         """,
     ),
     names=("transformer.blocks.*",),
     vocab=VocabLayout(scored=True, texts="unigram"),
-    quantisation=1,
+    quantization=1,
 )
 
-_IGNORED = "MosaicML's code and llama.cpp honour it, transformers ignores it and computes with 8"
+_IGNORED = "MosaicML's code and llama.cpp honor it, transformers ignores it and computes with 8"
 REMARKS = (
     Remark("alibi == 0", f"attn_config.alibi is false: {_IGNORED}"),
     Remark("alibi == 1 and max_alibi != 8", f"attn_config.alibi_bias_max={{max_alibi}}: {_IGNORED}"),

@@ -38,7 +38,11 @@ SPEC = Architecture(
     dialects={
         # transformers' OlmoLayerNorm has its epsilon in the code.
         "hf": Dialect(
-            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS, given={"eps": 1e-5},
+            "hf",
+            conventions={"rope": "halves"},
+            drops=common.DROPS,
+            remarks=rope.REMARKS,
+            given={"eps": 1e-5},
             harmless=(common.UNBIASED,),
         ),
         "gguf": Dialect("gguf"),

@@ -41,8 +41,9 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, NOT_NORMED),
-                      harmless=(common.UNBIASED,)),
+        "hf": Dialect(
+            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, NOT_NORMED), harmless=(common.UNBIASED,)
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},

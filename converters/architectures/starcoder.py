@@ -42,8 +42,11 @@ SPEC = Architecture(
                 gpt.UPCAST,
                 Harmless("num_key_value_heads", "multi_query says it", follows="n_head_kv"),
                 Harmless("attention_head_type", "multi_query says it", ("multiquery", "multihead")),
-                Harmless("inference_runner validate_runner_input pre_allocate_kv_cache pad_key_length"
-                         " max_batch_size max_sequence_length", "of Bigcode's own program"),
+                Harmless(
+                    "inference_runner validate_runner_input pre_allocate_kv_cache pad_key_length"
+                    " max_batch_size max_sequence_length",
+                    "of Bigcode's own program",
+                ),
             ),
         ),
         # ggml's script repeats the keys and values for every head; one copy of them is carried over.

@@ -13,7 +13,11 @@ SPEC = Architecture(
     roles=roles(t5.ENDS + t5.ENCODER),
     dialects={
         "hf": Dialect(
-            "hf", drops=t5.DROPS, renames=t5.RENAMES, substitutes=t5.SUBSTITUTES, remarks=t5.REMARKS,
+            "hf",
+            drops=t5.DROPS,
+            renames=t5.RENAMES,
+            substitutes=t5.SUBSTITUTES,
+            remarks=t5.REMARKS,
             harmless=(*t5.HARMLESS, DECODER),
         ),
         "gguf": Dialect("gguf"),

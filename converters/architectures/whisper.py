@@ -131,13 +131,13 @@ HEADER = HeaderLayout(
         n_text_head    i32  1..MAX_HEADS   its heads
         n_text_layer   i32  1..MAX_LAYERS  its blocks
         n_mels         i32  1..MAX_WIDTH   mel bands
-        ftype          i32  0..            quantisation version * 1000 + GGML_FTYPE; the tensors' own types decide
+        ftype          i32  0..            quantization version * 1000 + GGML_FTYPE; the tensors' own types decide
         """,
     ),
     names=("encoder.conv1.weight", "decoder.token_embedding.weight"),
     vocab=VocabLayout("own", texts="whisper", pre="gpt-2"),
     matrix="mel_filters",
-    quantisation=0,
+    quantization=0,
     axes=3,
 )
 

@@ -1,7 +1,7 @@
 """Which type each tensor of the output gets: kept, as one type asks, or by a recipe's rules.
 
-The rules themselves are `quant/recipes/choose.py`; here they meet a model: what its tensors are now, the facts a mixture asks
-for, the options of the command line, and what must not be done without being asked for.
+The rules themselves are `quant/recipes/choose.py`; here they meet a model: what its tensors are now, the facts a
+mixture asks for, the options of the command line, and what must not be done without being asked for.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def choose_types(
 ) -> dict[str, tuple[BlockType, str]]:
     """Tensor name → its type, and why where that is not what was asked for.
 
-    `imatrix`: names of the entries of the importance matrix, None without one. Raises RefusedError for quantising what
-    is quantised already (a checkpoint's integers too; FP8 is a float) or what needs an importance matrix,
+    `imatrix`: names of the entries of the importance matrix, None without one. Raises RefusedError for quantizing what
+    is quantized already (a checkpoint's integers too; FP8 is a float) or what needs an importance matrix,
     UnsupportedError for a type nobody here encodes.
     """
     options.check()
@@ -100,8 +100,8 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
     if node.role.always_f32 or len(node.shape) == 1:
         return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
     if derived is not None:
-        return derived.natural, f"dequantised from {derived.scheme}"
-    turned = source.quantised and not node.layout.block_safe
+        return derived.natural, f"dequantized from {derived.scheme}"
+    turned = source.quantized and not node.layout.block_safe
     if source.ggml_id is not None and not turned:
         return source, ""
     repack = codec(source.name).repack
@@ -118,8 +118,8 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
 
 def _check(graph: ModelGraph, node: Node, target: BlockType, options: TypeOptions) -> None:
     source, derived = node.inputs[0].type, node.inputs[0].derived
-    levels = derived.scheme if derived and derived.integers else source.name if source.quantised else None
-    if target.quantised and levels and not options.allow_requantize:
+    levels = derived.scheme if derived and derived.integers else source.name if source.quantized else None
+    if target.quantized and levels and not options.allow_requantize:
         raise RefusedError(
             f"{node.name} is {levels} already: making {target} of it rounds a second time",
             path=graph.checkpoint.path,

@@ -47,7 +47,7 @@ def assemble(
         experts=experts if isinstance(experts, int) else 0,
         expert_parameters=sum(r.elements for n in graph.nodes if "_exps" in n.name for r in n.inputs),
         file_type=file_type_of(type_table(steps), _stated(graph, options)) if steps else None,
-        quantised=any(step.type.quantised for step in steps),
+        quantized=any(step.type.quantized for step in steps),
         model_name=model_name,
         overrides=overrides,
         inherited=inherited,

@@ -129,7 +129,7 @@ def step_record(step: Step) -> dict[str, Any]:
         "bytes": step.nbytes,
     }
     if derived := step.node.inputs[0].derived:
-        record["dequantised_from"] = derived.scheme
+        record["dequantized_from"] = derived.scheme
     if step.why:
         record["why"] = step.why
     return record
@@ -216,5 +216,5 @@ def _step(graph: ModelGraph, node: Node, target: BlockType, why: str) -> Step:
     repack = codec(source.name).repack
     if repack is not None and repack.target == target.name:
         return Step(node, target, REPACK, REPACKED, why=why)
-    exact = target.name in _EXACT_IN.get(source.name, ()) or (source.quantised and target.name == "F32")
+    exact = target.name in _EXACT_IN.get(source.name, ()) or (source.quantized and target.name == "F32")
     return Step(node, target, TRANSCODE, REPACKED if exact else ROUNDED, why=why)

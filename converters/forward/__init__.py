@@ -1,1 +1,1 @@
-"""The reference forward pass: torch, float32, layers streamed, parametrised by conventions."""
+"""The reference forward pass: torch, float32, layers streamed, parametrized by conventions."""

@@ -1,7 +1,7 @@
 """Importance matrices from our own forward pass: the squares of what flows into every weight matrix, by column.
 
 File: llama.cpp's GGUF imatrix (tools/imatrix): `NAME.in_sum2` float32 `(matrices, columns)`, `NAME.counts` float32
-`(matrices, 1)` = tokens seen, general.type `imatrix`. Chunks: consecutive `chunk_size` tokens of the text, tokenised
+`(matrices, 1)` = tokens seen, general.type `imatrix`. Chunks: consecutive `chunk_size` tokens of the text, tokenized
 whole with its beginning-of-sequence token, whose place the first token of every chunk then takes. Like the original,
 only the matrices of blocks count, and the output matrix where it is asked for.
 

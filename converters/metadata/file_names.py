@@ -5,7 +5,7 @@ GGUF specification's. How a name falls into these parts follows today's converte
 (docs/formats/todays-converter.md); what differs, and why:
 
 * the size label is counted, a name's size word only checked (a file called 7b may be anything);
-* container and quantisation words (ggmlv3, q4_0, GPTQ-4bit-128g, hf) say how the *source* was stored, so they go;
+* container and quantization words (ggmlv3, q4_0, GPTQ-4bit-128g, hf) say how the *source* was stored, so they go;
 * words are split at `_` too (`open_llama_3b`), and `Phi.2` at the dot, `2.7b` not;
 * a leading size word is a size (`30B-Lazarus`), a dotted `v1.3` ends the base name (`gpt4all-j-v1.3-groovy`), a bare
   whole number is no version (`Llama-2` and `Llama-2-7b` have one base name).

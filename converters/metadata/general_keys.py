@@ -3,14 +3,14 @@
 Order of authority: `--model-name`; `--metadata`; the general keys of a source that is GGUF itself; the model card's
 front matter; the name of the file or directory; config.json's `_name_or_path`, only where the path names nothing
 (in a fine tune it names the model that was tuned, which today's converter then writes as the model's own name).
-What can be counted is counted: size label, file type, quantisation version. Keys, their types and the card fields are
+What can be counted is counted: size label, file type, quantization version. Keys, their types and the card fields are
 those of today's converter (docs/formats/todays-converter.md) and the specification; what differs:
 
 * card fields keep their text: `version: 1.10` is "1.10", the language `no` is Norwegian; lists hold nothing twice;
 * `model_type` of a card is the architecture, not a base name, and is not used;
 * `general.datasets` (the specification's) is written beside `general.dataset.*` (llama.cpp's);
 * `repetition_penalty`, as transformers spells it, is `general.sampling.penalty_repeat`;
-* `general.quantization_version` stands only where a tensor is quantised;
+* `general.quantization_version` stands only where a tensor is quantized;
 * local paths, which cards of merges and trainers' configs hold, never get into the file. Nor does any time stamp.
 """
 
@@ -71,7 +71,7 @@ def general_metadata(
     experts: int = 0,
     expert_parameters: int = 0,
     file_type: int | None = None,
-    quantised: bool = False,
+    quantized: bool = False,
     kind: str = "model",
     model_name: str | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -91,10 +91,10 @@ def general_metadata(
     `base_model`: of an adapter, as adapter_config.json has it. Raises UsageError for overrides that are no metadata.
     """
     found = _Collector()
-    found.fact("architecture", string(architecture), "the architecture recognised")
+    found.fact("architecture", string(architecture), "the architecture recognized")
     found.fact("type", string(kind), "ggferry")
     for key, value, origin in (("file_type", file_type, "tensor types"), ("quantization_version", 2, "tensor types")):
-        if value is not None and (key == "file_type" or quantised):
+        if value is not None and (key == "file_type" or quantized):
             found.fact(key, u32(value), origin)
     found.settled |= {f"general.{key}" for key in FACTS}
     if model_name is not None:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""A checkpoint bound to an architecture: roles of tensors, values of hyper-parameters, rows on demand."""

@@ -1,4 +1,4 @@
-"""TODO."""
+"""A tensor that no file holds, computed of hyper-parameters, as a source of rows."""
 
 from __future__ import annotations
 

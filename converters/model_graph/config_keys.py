@@ -34,7 +34,7 @@ GENERAL = (
     Harmless("transformers_version _commit_hash _from_model_config", "which program wrote it"),
     Harmless("custom_pipelines library_name unsloth_* tensorrt* tf_legacy_loss", "of a program that uses it"),
     Harmless("torch_dtype dtype use_bfloat16", "a tensor's type is its own"),
-    Harmless("quantization_config compression_config", "read where quantised weights are"),
+    Harmless("quantization_config compression_config", "read where quantized weights are"),
     Harmless("*dropout* *_pdrop *layerdrop *aux_loss* *_loss_coef *_router_logits router_jitter_noise", _TRAINED),
     Harmless("gradient_checkpointing label_smoothing*", _TRAINED),
     Harmless("initializer_* init_std init_method init_device", _BEFORE),

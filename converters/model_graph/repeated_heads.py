@@ -2,7 +2,7 @@
 
 ggml's StarCoder script wrote a GPT-2 file of a multi-query model: c_attn holds the queries, then the one key n_head
 times, then the one value n_head times (ggml, examples/starcoder/convert-hf-to-ggml.py). No field says so; the rows do,
-also when quantised, for rows are quantised each by itself.
+also when quantized, for rows are quantized each by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ggferry.formats.checkpoint import Checkpoint, Dropped, Span, TensorRef
 from ggferry.formats.errors import InconsistentError
 
 SAMPLE = 2
-"""Rows of each head that are compared to recognise such a model; all are, before the copies are let go."""
+"""Rows of each head that are compared to recognize such a model; all are, before the copies are let go."""
 
 
 def is_tiled(checkpoint: Checkpoint, dialect: Dialect) -> bool:

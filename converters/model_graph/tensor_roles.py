@@ -119,9 +119,7 @@ def _index(architecture: Architecture, dialect: Dialect) -> dict[str, list[_Matc
     return index
 
 
-def _places(
-    name: str, index: Mapping[str, list[_Matcher]]
-) -> Iterator[tuple[tuple[str, int | None], tuple[int, int]]]:
+def _places(name: str, index: Mapping[str, list[_Matcher]]) -> Iterator[tuple[tuple[str, int | None], tuple[int, int]]]:
     for matcher in index.get(_NUMBERED.sub("#", name), ()):
         match = pattern_regex(matcher.pattern).fullmatch(name)
         groups = match.groupdict() if match else {}

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Checkpoints whose weights are quantized already: recognized here, dequantized as their scheme defines."""

@@ -1,6 +1,6 @@
-"""Rows of weights that a checkpoint keeps quantised, computed when they are read.
+"""Rows of weights that a checkpoint keeps quantized, computed when they are read.
 
-A quantised matrix is several tensors (packed integers, scales, zero points). `Dequantised` shows all such matrices of
+A quantized matrix is several tensors (packed integers, scales, zero points). `Dequantized` shows all such matrices of
 a model as one file of float32 rows that no disk holds, so that everything which reads bytes reads them like any other.
 Arithmetic is float32, in the order of the schemes' own: (q − zero) × scale.
 """
@@ -74,7 +74,7 @@ class Scaled:
     zero: Grid | None = None
     bits: int = 0
     order: TensorRef | None = None
-    """The group of each column, `(columns,)` (weight_g_idx); None, or holding −1: groups are neighbours."""
+    """The group of each column, `(columns,)` (weight_g_idx); None, or holding −1: groups are neighbors."""
 
     def __call__(self, start: int, stop: int) -> Floats:
         if self.bits:
@@ -158,7 +158,7 @@ def in_range(checkpoint: Checkpoint, ref: TensorRef, found: Array, groups: int) 
     return found
 
 
-class Dequantised:
+class Dequantized:
     """Matrices computed on demand: a `formats.files.sources.Source` of float32 rows, one matrix behind the other."""
 
     def __init__(self, path: str) -> None:

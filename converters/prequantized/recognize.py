@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are quantised already: recognised by their configuration, shown as plain matrices.
+"""Checkpoints whose weights are quantized already: recognized by their configuration, shown as plain matrices.
 
 `schemes/` holds those that are carried; every other is refused by name before any weight is read: AWQ, bitsandbytes,
 HQQ, NVFP4, … Source of the configurations: transformers' `utils/quantization_config.py`.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ggferry.converters.prequantized.dequantized_rows import Dequantised
-from ggferry.converters.prequantized.schemes._common import DEQUANTISE, FP8, Config, Found, Scheme
+from ggferry.converters.prequantized.dequantized_rows import Dequantized
+from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, FP8, Config, Found, Scheme
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Dropped, TensorRef
 from ggferry.formats.checkpoint_folder.folder import load_json
 from ggferry.formats.errors import InconsistentError, UnsupportedError
@@ -23,12 +23,12 @@ RUNTIME = (
     ".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".input_scale_ub", ".output_scale",
     ".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".kv_scale", ".k_zero_point", ".v_zero_point",
 )  # fmt: skip
-"""Ends of names of numbers for quantising activations and caches while a model runs; its weights do not need them."""
+"""Ends of names of numbers for quantizing activations and caches while a model runs; its weights do not need them."""
 
 
-def dequantised(checkpoint: Checkpoint) -> Checkpoint:
-    """`checkpoint` with every quantised matrix as one float32 tensor that is computed when it is read; as it is where
-    nothing is quantised. The files it was read from stay first among its files.
+def dequantized(checkpoint: Checkpoint) -> Checkpoint:
+    """`checkpoint` with every quantized matrix as one float32 tensor that is computed when it is read; as it is where
+    nothing is quantized. The files it was read from stay first among its files.
 
     Raises UnsupportedError naming a scheme that is not carried, MissingError, ShapeError or InconsistentError where the
     tensors contradict it.
@@ -41,13 +41,13 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
         _refuse_unexplained(checkpoint, packed)
         return checkpoint
     if not packed:
-        return checkpoint  # an old configuration beside weights that somebody has dequantised
+        return checkpoint  # an old configuration beside weights that somebody has dequantized
     method = method_of(config)
     schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
     if method not in schemes:
         raise UnsupportedError(
-            "weights are quantised by a scheme that ggferry does not carry", path=checkpoint.path, found=method,
-            expected=", ".join(sorted(schemes)), hint=DEQUANTISE,
+            "weights are quantized by a scheme that ggferry does not carry", path=checkpoint.path, found=method,
+            expected=", ".join(sorted(schemes)), hint=DEQUANTIZE,
         )  # fmt: skip
     found = schemes[method].find(checkpoint, config)
     return _shown(checkpoint, found) if found.matrices else checkpoint
@@ -58,7 +58,7 @@ def _schemes() -> tuple[Scheme, ...]:
 
 
 def configuration(checkpoint: Checkpoint) -> Config | None:
-    """What the checkpoint says of its quantisation: `quantization_config` (or `compression_config`) of config.json, or
+    """What the checkpoint says of its quantization: `quantization_config` (or `compression_config`) of config.json, or
     the file that AutoGPTQ, AutoAWQ and ModelOpt put beside it."""
     places = [checkpoint.metadata]
     places += [inner for key in ("text_config", "llm_config") if isinstance(inner := places[0].get(key), dict)]
@@ -97,13 +97,13 @@ def _refuse_unexplained(checkpoint: Checkpoint, packed: list[TensorRef]) -> None
     odd = next((name for name in checkpoint.tensors if name.endswith(MARKS)), None)
     if packed and odd is not None:
         raise UnsupportedError(
-            "weights are quantised and no configuration says how", path=checkpoint.path, found=odd,
+            "weights are quantized and no configuration says how", path=checkpoint.path, found=odd,
             hint="config.json has a quantization_config, or quantize_config.json stands beside it",
         )  # fmt: skip
 
 
 def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
-    source = Dequantised(checkpoint.path)
+    source = Dequantized(checkpoint.path)
     natural = natural_type(checkpoint)
     tensors: dict[str, TensorRef] = {}
     dropped = list(found.dropped)
@@ -111,15 +111,15 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
         if name in found.matrices:
             wanted, shape, rows = found.matrices[name]
             if wanted != name and wanted in checkpoint.tensors:
-                raise InconsistentError(f"{wanted!r} is there plain and quantised", path=checkpoint.path)
+                raise InconsistentError(f"{wanted!r} is there plain and quantized", path=checkpoint.path)
             derived = Derivation(found.scheme, block_type(natural), ref.type.name not in FP8)
             tensors[wanted] = source.add(wanted, shape, rows, len(checkpoint.files), derived)
         elif name.endswith(RUNTIME):
-            dropped.append(Dropped(ref, "a scale for activations or caches, which a GGUF model does not quantise so"))
+            dropped.append(Dropped(ref, "a scale for activations or caches, which a GGUF model does not quantize so"))
         elif name not in found.used:
             tensors[name] = ref
     note = (
-        f"{len(found.matrices)} tensors were quantised already ({found.scheme}) and are dequantised; "
+        f"{len(found.matrices)} tensors were quantized already ({found.scheme}) and are dequantized; "
         f"'keep' makes {natural} of them, as config.json names it, and --outtype f32 loses nothing"
     )
     return replace(

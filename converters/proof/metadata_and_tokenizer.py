@@ -1,4 +1,4 @@
-"""TODO."""
+"""The proof of what is no tensor: keys of the plan in the output, and texts through both tokenizers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_tokenizer(
     )
     for result in (check, legacy):
         if result is not None and not result.passed:
-            raise VerificationError("the vocabularies tokenise differently", path=path, found=result.first)
+            raise VerificationError("the vocabularies tokenize differently", path=path, found=result.first)
     found = {"model": output.model, "vocabulary": len(output.tokens), **check.as_dict()}
     if checkpoint.vocab and output.model == "gpt2":
         found["merges"] = check_merges(checkpoint.vocab, output, source.origins.get("merges") == REBUILT, path)

@@ -90,8 +90,8 @@ def to_json(receipt: Mapping[str, Any]) -> str:
 
 def what_was_read(checkpoint: Checkpoint) -> str:
     """'GGJT v3, llama, 5 June – 21 August 2023 …, Q4_K ×13, F32 ×5'."""
-    spelt = {"safetensors": "safetensors", "pytorch": "PyTorch", "pytorch-meta": "PyTorch (Meta)"}
-    name = spelt.get(checkpoint.container, checkpoint.container.upper())
+    spelled = {"safetensors": "safetensors", "pytorch": "PyTorch", "pytorch-meta": "PyTorch (Meta)"}
+    name = spelled.get(checkpoint.container, checkpoint.container.upper())
     name += f" v{checkpoint.version}" if checkpoint.version is not None else ""
     types = count_types(list(checkpoint.tensors.values())) or "no tensors"
     family = checkpoint.layout if checkpoint.container in LEGACY else None
@@ -124,5 +124,5 @@ def how_it_was_proved(proof: Proof) -> str:
     elif proof.tensors:
         parts.append("no forward pass (--verify fast)" if proof.level == "fast" else "no forward pass is known")
     if proof.tokenizer.get("texts"):
-        parts.append(f"{proof.tokenizer['equal']} of {proof.tokenizer['texts']} texts tokenise alike")
+        parts.append(f"{proof.tokenizer['equal']} of {proof.tokenizer['texts']} texts tokenize alike")
     return "; ".join(parts)

@@ -54,7 +54,7 @@ class TensorProof:
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """What rounding to its type costs ordinary weights (`quant.accuracy.bands`); None where nothing was rounded to it."""
+        """What rounding to its type costs ordinary weights (`quant.accuracy.bands`); None where nothing was rounded."""
         return BANDS.get(self.type) if self.grade == ROUNDED else None
 
     @property
@@ -180,7 +180,7 @@ class _Comparison:
                 row = start + int(np.flatnonzero((again != blocks).any(axis=1))[0])
                 raise self._wrong(row, f"not the bytes that {self.after} makes of the source")
             self.other_bytes.set()
-        unlike = first_unlike(self.after.name, expected, found) if self.after.quantised else None
+        unlike = first_unlike(self.after.name, expected, found) if self.after.quantized else None
         if unlike is not None:
             block = "" if unlike.block is None else f", block {unlike.block}"
             raise self._wrong(
@@ -191,7 +191,7 @@ class _Comparison:
     def _encoded(self, start: int, rows: Floats) -> Bytes | None:
         """The source's rows in the output's type; None where we cannot know how they were encoded."""
         one, imatrix = codec(self.after.name), self.encoding.imatrix
-        weights = imatrix.weights(self.node.name, self.node.shape) if imatrix and self.after.quantised else None
+        weights = imatrix.weights(self.node.name, self.node.shape) if imatrix and self.after.quantized else None
         if one.encode is None or (one.needs_imatrix and weights is None):
             return None
         try:

@@ -333,5 +333,3 @@ TENSORS: dict[str, Callable[[Values], Sequence[float] | None]] = {
     "short_factors": short_factors,
     "mel_filters": mel_filters,
 }
-
-

@@ -43,7 +43,7 @@ class Difference:
 
 
 def compare(a: Encoder, b: Encoder, texts: Sequence[str] = TEXTS) -> TokenizerCheck:
-    """Encode every text with both, special tokens recognised, nothing added in front or behind."""
+    """Encode every text with both, special tokens recognized, nothing added in front or behind."""
     equal = tokens = restored = 0
     first = None
     for text in texts:

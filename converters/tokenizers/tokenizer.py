@@ -105,7 +105,7 @@ class Tokenizer:
     `tokens[i]`: text of id i as GGUF spells it (bytes that are not UTF-8 as surrogate escapes). `types`: TokenType
     values. `merges`: "left right" in rank order. `ids`: role (SPECIAL_KEYS) → id. `flags`: FLAG_KEYS. `templates`:
     chat templates by name, "" the default one; text, never rendered. `charsmap`: SentencePiece's precompiled
-    normaliser. `extra`: further metadata, by full key. `notes`: what was repaired or assumed, and why. `origins`:
+    normalizer. `extra`: further metadata, by full key. `notes`: what was repaired or assumed, and why. `origins`:
     where the value of a role, a flag or a field came from.
     """
 

@@ -91,7 +91,7 @@ def is_zero(kind: BlockType, blocks: Array) -> bool:
     step = _PIECE * kind.block_bytes
     for start in range(0, len(blocks), step):
         piece = blocks[start : start + step].reshape(1, -1)
-        if kind.quantised:
+        if kind.quantized:
             piece = codec(kind.name).decode(piece, piece.shape[1] // kind.block_bytes * kind.elements)
         if piece.any():
             return False

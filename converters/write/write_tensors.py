@@ -29,7 +29,6 @@ else:
     np = lazy("numpy")
 
 
-
 class Output(Protocol):
     """Where tensor data goes: `formats.gguf.write.GGUFFile`."""
 

@@ -73,9 +73,7 @@ class LocalFile:
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise TruncatedError(
-                f"{size} bytes wanted, the file ends at {self.size:#x}", path=self.path, offset=offset
-            )
+            raise TruncatedError(f"{size} bytes wanted, the file ends at {self.size:#x}", path=self.path, offset=offset)
         data = os.pread(self._fd, size, offset)
         while len(data) < size:  # pread stops at 2^31-1 bytes and at signals
             more = os.pread(self._fd, size - len(data), offset + len(data))

@@ -29,7 +29,7 @@ TYPE_CODES: Mapping[Version, Mapping[int, str]] = {
 }
 """What a container's version says of the blocks: LLaMA, ggllm.cpp and llm-rs."""
 
-QUANTISATION: tuple[Mapping[int, str], ...] = (_PLAIN | _V1, _PLAIN | _V2, _PLAIN | _TODAY | _K)
+QUANTIZATION: tuple[Mapping[int, str], ...] = (_PLAIN | _V1, _PLAIN | _V2, _PLAIN | _TODAY | _K)
 """By GGML_QNT_VERSION, which the ggml examples multiply by 1000 and add to ftype: 0 until 14 May 2023, 1 until 20 May,
 2 since (ggml.h, GGML_QNT_VERSION)."""
 
@@ -57,29 +57,29 @@ def meanings(version: Version, layout: HeaderLayout, ftype: int) -> list[tuple[M
     """
     if layout.codes and version[1] is not None:
         return [(layout.codes[version[1]], "")]
-    if layout.quantisation is None or version[0] != "ggml":
+    if layout.quantization is None or version[0] != "ggml":
         usual = TYPE_CODES[version]
-        _check_ftype(ftype % 1000 if layout.quantisation is not None else ftype)
-        others = ALTERNATIVES.get(version, ()) if layout.quantisation is None else ()
+        _check_ftype(ftype % 1000 if layout.quantization is not None else ftype)
+        others = ALTERNATIVES.get(version, ()) if layout.quantization is None else ()
         return [(usual, ""), *(({**usual, **codes}, note) for codes, note in others)]
     stated, number = divmod(ftype, 1000)
     _check_ftype(number)
-    if stated >= len(QUANTISATION):
-        raise ValueError(f"quantisation version {stated}")
-    first = stated or layout.quantisation
-    quantised = number > 1
-    found = [(QUANTISATION[first], _UNSTATED.format(first) if quantised and first and not stated else "")]
+    if stated >= len(QUANTIZATION):
+        raise ValueError(f"quantization version {stated}")
+    first = stated or layout.quantization
+    quantized = number > 1
+    found = [(QUANTIZATION[first], _UNSTATED.format(first) if quantized and first and not stated else "")]
     # Block sizes changed with version 2 only: a walk that ends with the others proves them.
     other = 2 if first < 2 else 0
     if not stated:
-        found.append((QUANTISATION[other], _BY_SIZE.format(ftype, other)))
+        found.append((QUANTIZATION[other], _BY_SIZE.format(ftype, other)))
     return found
 
 
 _UNSTATED = (
-    "ftype states no quantisation version, as the first quantisers of this family did not: {0} is taken, what they had"
+    "ftype states no quantization version, as the first quantizers of this family did not: {0} is taken, what they had"
 )
-_BY_SIZE = "ftype {0} states no quantisation version; the block sizes are those of version {1}"
+_BY_SIZE = "ftype {0} states no quantization version; the block sizes are those of version {1}"
 
 
 def _check_ftype(number: int) -> None:
@@ -109,9 +109,9 @@ ERAS: tuple[tuple[Version, frozenset[str], str], ...] = (
 
 
 VERSION_ERAS = (
-    "before 14 May 2023 (quantisation version 0)",
-    "14–20 May 2023 (quantisation version 1)",
-    "since 20 May 2023 (quantisation version 2)",
+    "before 14 May 2023 (quantization version 0)",
+    "14–20 May 2023 (quantization version 1)",
+    "since 20 May 2023 (quantization version 2)",
 )
 CONTAINER_ERAS: Mapping[Version, str] = {
     ("ggcc", 10): "June – August 2023 (ggllm.cpp)",
@@ -124,11 +124,11 @@ CONTAINER_ERAS: Mapping[Version, str] = {
 
 def era_of(version: Version, types: frozenset[str], layout: HeaderLayout, ftype: int = 0) -> str:
     """When such bytes were written, in words. `ftype`: the header's field."""
-    if layout.quantisation is None and not layout.codes and version[0] != "ggcc":
+    if layout.quantization is None and not layout.codes and version[0] != "ggcc":
         return next((words for v, some, words in ERAS if v == version and (not some or some & types)), "unknown era")
     if version in CONTAINER_ERAS:
         return CONTAINER_ERAS[version]
     if ftype >= 1000:
         return VERSION_ERAS[ftype // 1000]
-    fitting = [words for codes, words in zip(QUANTISATION, VERSION_ERAS, strict=True) if types <= set(codes.values())]
+    fitting = [words for codes, words in zip(QUANTIZATION, VERSION_ERAS, strict=True) if types <= set(codes.values())]
     return fitting[0] if len(fitting) == 1 else "2023 or later (nothing in it tells more)"

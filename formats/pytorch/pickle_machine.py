@@ -1,7 +1,7 @@
 """The pickle of a torch checkpoint, read as data: an interpreter of its instructions that can only describe.
 
-Nothing is imported, called or executed: a name is looked up in `formats.pytorch.pickle_names`, where it means a plain value, a
-storage or a view of one; any other name ends the reading at first sight. Instructions are those of CPython's
+Nothing is imported, called or executed: a name is looked up in `formats.pytorch.pickle_names`, where it means a plain
+value, a storage or a view of one; any other name ends the reading at first sight. Instructions are those of CPython's
 `pickletools` up to protocol 5, less the ones that exist to make objects (INST, OBJ, EXT*, NEWOBJ_EX, PERSID, buffers)
 and the text forms of protocol 0.
 """

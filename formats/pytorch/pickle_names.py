@@ -126,7 +126,7 @@ PLAIN = (
     *("torch.per_channel_affine", "torch.per_channel_symmetric", "torch.per_channel_affine_float_qparams"),
 )
 REFUSED_TENSORS = {
-    "torch._utils._rebuild_qtensor": "a quantised tensor",
+    "torch._utils._rebuild_qtensor": "a quantized tensor",
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
     "torch._utils._rebuild_sparse_csr_tensor": "a sparse tensor",
     "torch._utils._rebuild_nested_tensor": "a nested tensor",

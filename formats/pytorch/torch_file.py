@@ -1,8 +1,8 @@
 """One file of a PyTorch checkpoint: its records, its state dict, where each tensor's bytes stand.
 
-The archive is read by `formats.pytorch.zip_archive`, its pickle by `formats.pytorch.pickle_machine`: nothing in it is run, ever, and there
-is no other way to load it here. Source of the container: `caffe2/serialize/inline_container.cc` and
-`torch/serialization.py` 2.13.
+The archive is read by `formats.pytorch.zip_archive`, its pickle by `formats.pytorch.pickle_machine`: nothing in it is
+run, ever, and there is no other way to load it here. Source of the container: `caffe2/serialize/inline_container.cc`
+and `torch/serialization.py` 2.13.
 """
 
 from __future__ import annotations

@@ -400,7 +400,7 @@ class _Parser:
             f"{what}: type {REMOVED_TYPES[type_id]} was removed from ggml",
             at,
             found=type_id,
-            hint="quantise the original model again",
+            hint="quantize the original model again",
         )
 
     def data_offset(self, has_data: bool) -> int:

@@ -1,6 +1,7 @@
 """PyTorch checkpoints: `.pth`, `.pt`, `.bin` written by torch.save since 1.6, one file or many; Meta's parts.
 
-One file is read by `formats.pytorch.torch_file`, imported when there is one. Older streams and tars are named and refused.
+One file is read by `formats.pytorch.torch_file`, imported when there is one. Older streams and tars are named and
+refused.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _SUSPECT_FIELDS: dict[tuple[str, str], Callable[[Array], Array]] = {
 def scan_bad(kind: BlockType, rows: Bytes, columns: int) -> int | None:
     """The first row of uint8 `(R, row bytes)` that decodes to a NaN or an infinity, or None.
 
-    Looks at the scale fields of quantised blocks only, and decodes a row where one of them is suspicious.
+    Looks at the scale fields of quantized blocks only, and decodes a row where one of them is suspicious.
     """
     check_rows(kind, rows, columns)
     rows = np.ascontiguousarray(rows)

@@ -1,9 +1,9 @@
 """What rounding to a type costs where nothing is wrong: the relative RMS error of ordinary weights.
 
-Measured, not derived (tests/quant/accuracy/test_bands.py measures again). The lower end is that of normally distributed rows,
-the upper one that of rows with heavy tails (Student's t of three degrees of freedom) or, where it costs more, of such
-rows under an importance matrix that spans decades. Ternary and binary types are for models trained that way, and their
-band is that of such weights: nothing but the scale's rounding to float16.
+Measured, not derived (tests/quant/accuracy/test_bands.py measures again). The lower end is that of normally distributed
+rows, the upper one that of rows with heavy tails (Student's t of three degrees of freedom) or, where it costs more, of
+such rows under an importance matrix that spans decades. Ternary and binary types are for models trained that way, and
+their band is that of such weights: nothing but the scale's rounding to float16.
 """
 
 from __future__ import annotations

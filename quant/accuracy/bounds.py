@@ -53,7 +53,7 @@ def narrowing_bound(target: str, values: Floats) -> Floats | None:
 
 
 def _largest_of_runs(values: Floats, length: int) -> Floats:
-    """The largest of every `length`, a power of two, neighbours: by halves, which takes a fifth of `max(axis=1)`."""
+    """The largest of every `length`, a power of two, neighbors: by halves, which takes a fifth of `max(axis=1)`."""
     while length > 1:
         values, length = np.maximum(values[0::2], values[1::2]), length // 2
     return values

@@ -1,6 +1,6 @@
 """Plain number types that training checkpoints hold and ggml has no id for.
 
-Integers and booleans: masks, token counts, packed quantised weights. The two 8-bit floats are those of
+Integers and booleans: masks, token counts, packed quantized weights. The two 8-bit floats are those of
 arXiv:2209.05433: E4M3 in its "FN" form (no infinity, NaN is S.1111.111) as torch.float8_e4m3fn, E5M2 as IEEE.
 """
 
@@ -29,7 +29,7 @@ _INTEGERS = table(
     U32  - 1 x:u4
     U64  - 1 x:u8
     """,
-    quantised=False,
+    quantized=False,
 )
 _FLOATS = table(
     """

@@ -37,7 +37,7 @@ def _split(array: Array, groups: int) -> Array:
 
 
 def two_bits(parts: Parts) -> Array:
-    """uint8 `(…, 2, 4, 32)`: 128 elements a 32-byte half, 32 neighbours sharing a bit position."""
+    """uint8 `(…, 2, 4, 32)`: 128 elements a 32-byte half, 32 neighbors sharing a bit position."""
     return planes(_split(parts["qs"], 2), 2)
 
 

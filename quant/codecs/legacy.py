@@ -4,7 +4,7 @@ Source: llama.cpp's history of 2023: planar until 007a8f6f4 (Q4_0) and 904d2a8d6
 V1 = GGML, GGMF, GGJT v1, nibbles interleaved (byte j: elements 2j, 2j + 1); V2 = GGJT v2 (b9fd7eee5), nibbles split as
 today; float16 scales since GGJT v3 (2d5db4837). *_64 = builds with LLAMA_QKK_64 (6769e944c), k_quants.h. Q8_0_V1 is
 also GGJT v2's Q8_0; GGJT v2's Q5_0 and Q5_1 are today's. Other ggml programs call V1, V2 and today's blocks
-quantisation version 0, 1 and 2. Q4_1_O is rwkv.cpp's own (April and May 2023): Q4_1 with one value of each block set
+quantization version 0, 1 and 2. Q4_1_O is rwkv.cpp's own (April and May 2023): Q4_1 with one value of each block set
 apart.
 """
 

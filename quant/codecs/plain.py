@@ -34,7 +34,7 @@ TYPES = table(
     F64  28 1 x:f8
     BF16 30 1 x:bf16
     """,
-    quantised=False,
+    quantized=False,
 )
 
 Encode = Callable[["Floats", "Floats | None"], "Bytes"]

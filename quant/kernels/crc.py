@@ -1,6 +1,6 @@
 """CRC-32C and CRC-64/NVME, which S3 states of objects and Python's library does not have; eight bytes a step.
 
-Polynomials and check values: the catalogue of CRC algorithms (reveng), CRC-32/ISCSI and CRC-64/NVME.
+Polynomials and check values: the catalog of CRC algorithms (reveng), CRC-32/ISCSI and CRC-64/NVME.
 """
 
 from __future__ import annotations

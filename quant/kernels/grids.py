@@ -28,7 +28,7 @@ class Lattice(NamedTuple):
     """What is known of a code: the levels of a group, two bits each for 8 elements and three for 4, the first lowest.
 
     `place[half code]` is that half, read to base 3; `entry_of` joins two (to base 8 a code is read already) and reads
-    `entry`, which is the index of the lattice point that the code is, or −(512·start + count), and then the neighbours
+    `entry`, which is the index of the lattice point that the code is, or −(512·start + count), and then the neighbors
     are the first `count` of the blocks `start` … of `near[block, element, lane]` (2·level + 1) and
     `near_code[block, lane]`; the last is repeated to fill its block. `near` is float32 for 4 elements, and for 8, where
     that would be megabytes, int8: kernels know by it which they are compiled for. The rest int32.
@@ -55,7 +55,7 @@ def lattice(name: str) -> Lattice:
     order = np.empty((32 * len(entry), WIDTH), np.int32)
     distance, following = np.empty(len(points), np.int32), np.empty((base - 1) ** 2 * width + 2, np.int32)
     by_element = np.ascontiguousarray(levels.T)
-    blocks = _neighbours(by_element, *by_element.shape, base, _SHELLS[name], entry, order, distance, following)
+    blocks = _neighbors(by_element, *by_element.shape, base, _SHELLS[name], entry, order, distance, following)
     found = levels[order[:blocks]]
     near = np.ascontiguousarray((2 * found + 1).transpose(0, 2, 1), dtype=np.int8 if width == 8 else np.float32)
     near_code = (found << bits * np.arange(width)).sum(axis=2).astype(np.int32)
@@ -89,7 +89,7 @@ def entry_of(code, lattice, width):
 
 
 @kernel
-def _neighbours(levels, width, points, base, shells, entry, order, distance, following):
+def _neighbors(levels, width, points, base, shells, entry, order, distance, following):
     """Fills the negative entries, and order `[block, lane]`, from levels int32 `(width, points)`. The number of blocks.
 
     `distance` and `following` are room for a number a point, and one a squared distance.

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 BLOCK = 256
 FLT_MAX = F(np.finfo(np.float32).max)
 NOBODY = 512
-"""More than the number of a neighbour."""
+"""More than the number of a neighbor."""
 
 
 @inline
@@ -75,7 +75,7 @@ def copy(source, n, target):
 
 @inline
 def closest(near_code, count, errors):
-    """The code of the neighbour with the least error, the first of several; −1 if none is below FLT_MAX.
+    """The code of the neighbor with the least error, the first of several; −1 if none is below FLT_MAX.
 
     An error is summed from those of the eight elements, in order. `errors`: of each element, those of its levels 0, 1
     and 2 in lanes 0, 1 and 2, and again in lanes 4, 5 and 6, as `look_up` heeds a bit more than a level has.

@@ -1,7 +1,7 @@
 """The search that IQ2 and IQ3 share: for every sub-block, the scale and the lattice points that fit it best.
 
 llama.cpp tries 13 to 31 scales. Each rounds every group of elements to a code, and a code that is no lattice point to
-the neighbour with the least weighted squared error (`iquants_settle`). Here the trials are lanes.
+the neighbor with the least weighted squared error (`iquants_settle`). Here the trials are lanes.
 """
 
 from __future__ import annotations

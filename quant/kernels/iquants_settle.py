@@ -1,11 +1,11 @@
-"""What codes become that are no lattice points, in the search of IQ2 and IQ3: a neighbour with the least error.
+"""What codes become that are no lattice points, in the search of IQ2 and IQ3: a neighbor with the least error.
 
-A group of four has seven neighbours or so, and every trial sums their errors as the reference does. A group of eight
+A group of four has seven neighbors or so, and every trial sums their errors as the reference does. A group of eight
 has up to 292. They are searched once for a run of trials with the same code, by a shortcut that gives the same choice:
 
-With P = Σ w·x·q and Q = Σ w·q², a neighbour's error at scale s is Σ w·x² − s·(2P − s·Q), so the least error has the
+With P = Σ w·x·q and Q = Σ w·q², a neighbor's error at scale s is Σ w·x² − s·(2P − s·Q), so the least error has the
 greatest gain 2P − s·Q. Rounding moves neither that estimate nor the reference's sum by more than 14 units in the last
-place of B(s) = Σ w·(s·max q + |x|)², because each adds eight products that were rounded a few times. A neighbour whose
+place of B(s) = Σ w·(s·max q + |x|)², because each adds eight products that were rounded a few times. A neighbor whose
 gain leads by 256 units of B(s) / s leads by more than the 28 that doubt could cost. Where nobody leads so far, or
 numbers are so large or small that they might overflow or lose bits as denormals, the reference's sum decides.
 """
@@ -37,12 +37,12 @@ from ggferry.quant.kernels.lanes import (
 from ggferry.quant.kernels.lanes_across import gather, joined, loose_fma, loose_sum, lowest_of_eight
 
 FAR = 304
-"""At most 292 neighbours, in whole blocks."""
+"""At most 292 neighbors, in whole blocks."""
 
 FLT_MAX = F(np.finfo(np.float32).max)
 
 NOBODY = 512
-"""More than the number of a neighbour."""
+"""More than the number of a neighbor."""
 
 _SLACK = F(2.0**-16)
 
@@ -59,7 +59,7 @@ def slack_of(x, w, top):
 
 @inline
 def closest(near, count, x, w, s):
-    """The neighbour with the least error at scale s as the reference sums it; −1 if no error is below FLT_MAX."""
+    """The neighbor with the least error at scale s as the reference sums it; −1 if no error is below FLT_MAX."""
     low, found = I(0x7F7FFFFF), -1
     for b in range((count + WIDTH - 1) // WIDTH):
         rolled()
@@ -77,7 +77,7 @@ def closest(near, count, x, w, s):
 
 @inline
 def moments(near, count, x, w, twice_p, q):
-    """2P and Q of the neighbours, about."""
+    """2P and Q of the neighbors, about."""
     for b in range((count + WIDTH - 1) // WIDTH):
         rolled()
         p_sum, q_sum = spread(F(0)), spread(F(0))
@@ -92,7 +92,7 @@ def moments(near, count, x, w, twice_p, q):
 
 @inline
 def leaders(twice_p, q, count, s):
-    """At eight scales: the greatest gain, the second, and the number of the neighbour that has the greatest."""
+    """At eight scales: the greatest gain, the second, and the number of the neighbor that has the greatest."""
     best, second = spread(F(-np.inf)), spread(F(-np.inf))
     first, number = spread(I(0)), spread(I(0))
     for j in range(count):
@@ -108,7 +108,7 @@ def leaders(twice_p, q, count, s):
 
 @inline
 def settle_eight(near, near_code, count, x, w, scales, ids, slack, t, end, chosen):
-    """Writes to `chosen` the nearest neighbour's code in trials t … end − 1. False if a search fails.
+    """Writes to `chosen` the nearest neighbor's code in trials t … end − 1. False if a search fails.
 
     `slack`: Σ w·max q², Σ 2·w·max q·|x|, Σ w·x² or more, times the margin; the first negative to trust no estimate.
     """
@@ -141,7 +141,7 @@ def settle_eight(near, near_code, count, x, w, scales, ids, slack, t, end, chose
 
 @inline
 def settle_four(near, near_code, count, x, w, scales, t, end, chosen):
-    """The same for a group of four: the reference's sums, eight neighbours at a time in each of two trials."""
+    """The same for a group of four: the reference's sums, eight neighbors at a time in each of two trials."""
     first = int_room(16)
     while t < end:
         rolled()

@@ -1,6 +1,6 @@
 """Explicit SIMD for numba: eight, sixteen … float32 or int32 in one value.
 
-LLVM's loop vectoriser gives up on short inner loops, several accumulators and reductions, which is all a quantiser
+LLVM's loop vectorizer gives up on short inner loops, several accumulators and reductions, which is all a quantizer
 consists of. Here `load(a, i)` yields eight lanes, operators work on them (scalars are spread; `+ - * /` are IEEE and
 never fused), comparisons yield a mask for `where` and `bits`. The eight lanes are one AVX register, or two of SSE or
 NEON: LLVM splits them, so one source serves every machine and no flag decides whether a kernel is fast. Kernels that
@@ -144,7 +144,7 @@ def _holds(memory: Any, dtype: Any) -> bool:
 
 
 def loader(dtype: Any, result: Lanes) -> Any:
-    """`load(array of dtype, index)`: neighbours as lanes."""
+    """`load(array of dtype, index)`: neighbors as lanes."""
 
     @intrinsic  # type: ignore[misc]
     def load(typing_context: Any, array: Any, index: Any) -> Any:
@@ -203,7 +203,7 @@ load_ints = loader(types.int32, ints)
 
 @intrinsic  # type: ignore[misc]
 def load_numbers(typing_context: Any, memory: Any, index: Any) -> Any:
-    """Eight neighbours, int8 or float32, as float32 lanes."""
+    """Eight neighbors, int8 or float32, as float32 lanes."""
     dtype = types.int8 if _holds(memory, types.int8) else types.float32
     if not _holds(memory, dtype):
         return None
@@ -257,7 +257,7 @@ def skip(typing_context: Any, pointer: Any, items: Any) -> Any:
 
 
 def rooms(item: Any, times: int = 1) -> Any:
-    """`room(n)`: a pointer to uninitialised memory on the stack for a constant number n · `times` of items, aligned as
+    """`room(n)`: a pointer to uninitialized memory on the stack for a constant number n · `times` of items, aligned as
     the widest registers like it."""
 
     @intrinsic(prefer_literal=True)  # type: ignore[misc]

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Outtypes such as q4_k_m as ordered rules over names of tensors. Nothing is encoded here."""

@@ -17,7 +17,7 @@ from ggferry.quant.recipes.mixtures import (
     ALSO_NEEDS_IMATRIX,
     FALLBACKS,
     NEEDS_IMATRIX,
-    never_quantised,
+    never_quantized,
     recipe_ids,
     rules_of,
 )
@@ -115,7 +115,7 @@ def recipe(name: str) -> Recipe:
             default = FILE_TYPES[file_type].main[0]
             needs = NEEDS_IMATRIX | ALSO_NEEDS_IMATRIX.get(known, frozenset())
             return Recipe(known, default, rules_of(known), file_type, needs)
-    raise BlockError(f"unknown quantisation {name!r}; known: {', '.join([*ids, 'COPY', 'KEEP'])}")
+    raise BlockError(f"unknown quantization {name!r}; known: {', '.join([*ids, 'COPY', 'KEEP'])}")
 
 
 def sorted_names(names: Iterable[str]) -> list[str]:
@@ -248,7 +248,7 @@ class _Chooser:
             return "--leave-output-tensor"
         if tensor.fixed and self.options.named(tensor.name) is None:
             return f"{tensor.type} in every file"
-        return never_quantised(tensor.name, self.facts.architecture)
+        return never_quantized(tensor.name, self.facts.architecture)
 
     def demanded(self, tensor: TensorInfo, role: str) -> tuple[str, str] | None:
         """What the two options for whole tensors say. They come before everything, the fallbacks included."""

@@ -98,7 +98,7 @@ MIXTURES = """
 
     *                             | *attn_q_a*,*attn_q_b*,*nextn.eh_proj* arch=glm5-next -> Q8_0
 """
-"""Lines `RECIPES | RULE`; `*` is every recipe that quantises, `-X` takes X out again, LOW is the list above."""
+"""Lines `RECIPES | RULE`; `*` is every recipe that quantizes, `-X` takes X out again, LOW is the list above."""
 
 FALLBACKS: Mapping[str, str] = {
     name: fallback
@@ -115,7 +115,7 @@ FALLBACKS: Mapping[str, str] = {
 """What a tensor gets whose rows are not whole blocks of its type; followed until they are. Q1_0 and NVFP4 have none."""
 
 NEVER = """
-    a normalisation          | any       | _norm.weight
+    a normalization          | any       | _norm.weight
     routes tokens to experts | any       | ffn_gate_inp.weight ffn_gate_tid2eid.weight
     very small               | any       | altup laurel
     small                    | any       | per_layer_model_proj
@@ -147,8 +147,8 @@ ALSO_NEEDS_IMATRIX: Mapping[str, frozenset[str]] = {"Q2_K_S": frozenset({"Q2_K"}
 """The same, in one recipe only."""
 
 
-def quantising(name: str) -> bool:
-    """Whether the recipe's own type is a quantised one: to F32, F16 and BF16 no mixture applies."""
+def quantizing(name: str) -> bool:
+    """Whether the recipe's own type is a quantized one: to F32, F16 and BF16 no mixture applies."""
     return name not in {"F32", "F16", "BF16"}
 
 
@@ -167,7 +167,7 @@ def rules_of(name: str) -> tuple[Rule, ...]:
 
 
 @lru_cache(1 << 12)
-def never_quantised(name: str, architecture: str) -> str | None:
+def never_quantized(name: str, architecture: str) -> str | None:
     """Why a tensor of two or more axes is left as it is, or None."""
     if not name.endswith("weight"):
         return "not a weight"
@@ -187,6 +187,6 @@ def _belongs(name: str, words: list[str]) -> bool:
     belongs = False
     for word in words:
         group = word.removeprefix("-")
-        if name in (LOW if group == "LOW" else {group}) or (group == "*" and quantising(name)):
+        if name in (LOW if group == "LOW" else {group}) or (group == "*" and quantizing(name)):
             belongs = word[0] != "-"
     return belongs

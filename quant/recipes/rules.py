@@ -174,7 +174,7 @@ def target_types() -> tuple[str, ...]:
     """The types weights can be written in, by GGUF id. Q8_1 and Q8_K exist for activations only (ggml-quants.c)."""
     known = types_by_id().values()
     return tuple(
-        t.name for t in known if t.name in {"F32", "F16", "BF16"} or (t.quantised and t.name not in {"Q8_1", "Q8_K"})
+        t.name for t in known if t.name in {"F32", "F16", "BF16"} or (t.quantized and t.name not in {"Q8_1", "Q8_K"})
     )
 
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""A plan carried out: the run, one job, the engines. What a job does to a model is in workers."""

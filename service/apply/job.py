@@ -32,7 +32,7 @@ from ggferry.service.storage.ranged_file import DATA_BLOCK
 from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.stores import Found, check_unchanged, is_remote, local_path
 from ggferry.service.storage.urls import Access, grant
-from ggferry.service.workers.analyse import PATHS
+from ggferry.service.workers.analyze import PATHS
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
 TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below

@@ -37,7 +37,7 @@ from ggferry.service.storage.publish import check_destination
 from ggferry.service.storage.scratch import PREFIX, sweep
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.service.storage.urls import PATIENCE, Access, grant, granted, read_secrets
-from ggferry.service.workers.analyse import request_of
+from ggferry.service.workers.analyze import request_of
 
 ENGINES = ("local", "ray")
 CHECKS_AT_ONCE = 16

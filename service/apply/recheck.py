@@ -10,7 +10,7 @@ from ggferry.converters.convert import LEVELS
 from ggferry.formats.errors import GgferryError
 from ggferry.service.records.ledger import BUCKETS, DONE, Ledger
 from ggferry.service.storage.stores import exists, is_remote, local_path
-from ggferry.service.workers.analyse import PATHS
+from ggferry.service.workers.analyze import PATHS
 from ggferry.service.workers.existing_output import output_intact, unproved
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 

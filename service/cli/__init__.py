@@ -1,1 +1,1 @@
-"""TODO."""
+"""The command line: words in, words and exit codes out. What a command does stands in other rooms."""

@@ -181,7 +181,7 @@ def quantize(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Types and sizes, nothing written.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Quantise a GGUF model of any architecture."""
+    """Quantize a GGUF model of any architecture."""
     from ggferry.converters.conversion_plan.steps import Options
     from ggferry.converters.convert import LEVELS, Request
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint

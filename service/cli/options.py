@@ -50,13 +50,13 @@ TensorType = Annotated[
     list[str] | None, typer.Option("--tensor-type", metavar="REGEX=TYPE", help="First match decides; repeatable.")
 ]
 TensorTypeFile = Annotated[str | None, typer.Option("--tensor-type-file", help="REGEX=TYPE items in a file.")]
-LeaveOutputTensor = Annotated[bool, typer.Option("--leave-output-tensor", help="Do not quantise output.weight.")]
+LeaveOutputTensor = Annotated[bool, typer.Option("--leave-output-tensor", help="Do not quantize output.weight.")]
 AllowNonfinite = Annotated[
     bool, typer.Option("--allow-nonfinite", help="Copy NaN and infinite weights, and say so; no type encodes them.")
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, max=256, help="Worker threads (default: one a core).")]
 Verify = Annotated[str, typer.Option("--verify", help="full: with forward passes; fast: without; none.")]
-AllowRequantize = Annotated[bool, typer.Option("--allow-requantize", help="Quantise what is quantised already.")]
+AllowRequantize = Annotated[bool, typer.Option("--allow-requantize", help="Quantize what is quantized already.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 NoVocab = Annotated[bool, typer.Option("--no-vocab", help="The tensors without a vocabulary.")]
 TokenizerModel = Annotated[

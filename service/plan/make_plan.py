@@ -207,7 +207,7 @@ def _look(found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Prog
 def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[str, Any]) -> dict[str, Any]:
     recipe = {"outtype": wanted.outtype, "verify": wanted.verify, **wanted.recipe, **_own(group)}
     command = {
-        "op": "analyse",
+        "op": "analyze",
         "source": group.source,
         "recipe": recipe,
         "config": group.config,

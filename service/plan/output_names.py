@@ -9,9 +9,9 @@ from itertools import chain, count
 from ggferry.converters.proof.receipt import SUFFIX
 from ggferry.service.plan.group_files import ADAPTER, FOLDER, MODEL_SUFFIXES, SHARDS, Group
 from ggferry.service.records.plan_file import Head
+from ggferry.service.storage.safe_names import mark_of, safe_name
 from ggferry.service.storage.stores import join
 
-NAME_MAX = 255  # bytes of a name, on every file system of today
 STEM_MAX = 180  # bytes of an output's name before .gguf: leaves room for shard numbers, .receipt.json and partial names
 
 
@@ -58,23 +58,6 @@ def _inside(folder: str, root: str) -> list[str] | None:
         return []
     prefix = root.rstrip("/") + "/"
     return folder[len(prefix) :].split("/") if folder.startswith(prefix) else None
-
-
-def safe_name(name: str) -> str:
-    """A name from a store as one that a folder of this machine can hold: as it is, wherever it can be; else what can be
-    kept of it, and a mark."""
-    if name not in ("", ".", "..") and "\0" not in name and len(os.fsencode(name)) <= NAME_MAX:
-        return name
-    stem, suffix = os.path.splitext(name.replace("\0", ""))
-    kept = os.fsencode(stem)[: NAME_MAX // 2].decode("utf-8", "ignore").strip(".")
-    return kept + mark_of(name) + (suffix if len(os.fsencode(suffix)) < NAME_MAX // 4 else "")
-
-
-def mark_of(text: str) -> str:
-    """A short name that only this text has."""
-    from blake3 import blake3
-
-    return f"~{blake3(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
 def _short(stem: str) -> str:

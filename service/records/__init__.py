@@ -1,1 +1,1 @@
-"""TODO."""
+"""What outlives a run: the plan file, the ledger, the report."""

@@ -160,7 +160,7 @@ def _proof(model: Mapping[str, Any]) -> str:
         parts.append(f"top-1 {logits['top1_agreement']:.0%}")
     tokens = model["tokenizer"] or {}
     if tokens.get("texts"):
-        parts.append(f"{tokens['equal']}/{tokens['texts']} texts tokenise alike")
+        parts.append(f"{tokens['equal']}/{tokens['texts']} texts tokenize alike")
     if model["blake3"]:
         parts.append(f"BLAKE3 {model['blake3'][0][:16]}…")
     return _text("; ".join(filter(None, parts)))

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from ggferry.formats.errors import RefusedError
 from ggferry.formats.reader import HEAD_BYTES
-from ggferry.service.plan.output_names import mark_of, safe_name
 from ggferry.service.storage.broker import Broker
 from ggferry.service.storage.ranged_file import HEADER_BLOCK, RangedFile
+from ggferry.service.storage.safe_names import mark_of, safe_name
 from ggferry.service.storage.stores import Found, check_unchanged, whole
 
 SMALL = (".json", ".jsonl", ".model", ".txt", ".jinja", ".md", ".vocab", ".tiktoken", ".yaml", ".yml")

@@ -1,6 +1,6 @@
-"""What every kind of place is to `service.storage.stores`: what it says of a file, what it is asked, what its errors mean.
+"""What every kind of place is to `stores`: what it says of a file, what it is asked, what its errors mean.
 
-The kinds: `web` (http, https), `s3`, and `anyfs` for whatever else fsspec reaches.
+The kinds: `web` (http, https), `s3`, and `other_filesystems` for whatever else fsspec reaches.
 """
 
 from __future__ import annotations

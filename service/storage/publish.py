@@ -103,9 +103,7 @@ def publish_all(
     return not sent
 
 
-def publish(
-    local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer = NOBODY
-) -> bool:
+def publish(local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer = NOBODY) -> bool:
     """Upload `local`, whose digest is `blake3`, as `url`: to a name of its own, read back, then copied by the store.
     False when it was there already.
 
@@ -146,9 +144,7 @@ def _taken(url: str, blake3: str, scratch: str) -> bool:
     return True
 
 
-def _through_s3(
-    local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer
-) -> None:
+def _through_s3(local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer) -> None:
     """The upload into which the store will copy is begun first: the partial's name holds its mark, so that whoever
     finds the one can end the other."""
     size = os.path.getsize(local)
@@ -170,9 +166,7 @@ def _through_s3(
         raise
 
 
-def _through_any(
-    local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer
-) -> None:
+def _through_any(local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer) -> None:
     size = os.path.getsize(local)
     with _partial(url, writer, os.urandom(6).hex()) as partial:
         version = anyfs.upload(local, partial, progress)

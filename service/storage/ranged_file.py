@@ -1,4 +1,4 @@
-"""A remote file as a `formats.files.sources.Source`: read by ranges, pinned to what was listed, cached in bounded space.
+"""A remote file as a `Source`: read by ranges, pinned to what was listed, cached in bounded space.
 
 Every byte that passes is fetched at most once while the cache has room: a conversion reads its source several times
 (digest, write, proof), and a store charges for each. The cache is a sparse file; what does not fit is fetched again,

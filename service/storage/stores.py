@@ -1,7 +1,7 @@
 """Where an archive lies: local trees and everything fsspec reaches (s3, http, hf, …), behind six functions.
 
-A local file is a path, a remote one a URL, without what is secret in it (`service.storage.urls`). Credentials come from where
-each library looks for them; they are used in this process only, never in the workers that read model files.
+A local file is a path, a remote one a URL, without what is secret in it (`service.storage.urls`). Credentials come from
+where each library looks for them; they are used in this process only, never in the workers that read model files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """URLs as anybody may see them, and what is kept apart from that: user names, passwords and queries of web addresses.
 
 A presigned URL or one with a password is a secret. Everything knows its file by the URL without them (`shown`): plans,
-ledgers, receipts, names, messages. Only what asks the server (`service.storage.backends.web`) looks up the whole one here.
+ledgers, receipts, names, messages. Only what asks the server (`service.storage.backends.web`) looks up the whole one
+here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The processes that read model files, without credentials and with bounded memory."""

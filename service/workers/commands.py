@@ -18,7 +18,7 @@ from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.service.records.plan_file import digest_of, version_class
 from ggferry.service.storage.broker import BrokeredFile
-from ggferry.service.workers.analyse import PATHS, analyse, request_of
+from ggferry.service.workers.analyze import PATHS, analyze, request_of
 from ggferry.service.workers.existing_output import adopt, made_of
 from ggferry.support.content_cache import keeping
 
@@ -32,7 +32,7 @@ class Parent(Protocol):
 
 def run(command: Mapping[str, Any], parent: Parent) -> Any:
     """Carry one command out."""
-    work = {"analyse": _analyse, "convert": _convert, "recheck": _recheck, "reopen": _reopen}[command["op"]]
+    work = {"analyze": _analyze, "convert": _convert, "recheck": _recheck, "reopen": _reopen}[command["op"]]
     with confined(command.get("trees") or ()), mounted(command.get("mount") or {}):
         return work(command, parent)
 
@@ -57,9 +57,9 @@ def mounted(remote: Mapping[str, Any]) -> Iterator[None]:
         unmount(remote["folder"])
 
 
-def _analyse(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
+def _analyze(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     with keeping():
-        return analyse(command["source"], command["recipe"], command["threads"], command.get("config"))
+        return analyze(command["source"], command["recipe"], command["threads"], command.get("config"))
 
 
 # --- convert -------------------------------------------------------------------------------------------------------

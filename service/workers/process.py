@@ -1,7 +1,7 @@
 """The process that reads model files: no credentials, bounded memory, one job after another.
 
-Started by `service.workers.supervisor`: commands come as JSON lines on stdin, events go as JSON lines to the descriptor that
-stdout was. It ends when its parent does.
+Started by `service.workers.supervisor`: commands come as JSON lines on stdin, events go as JSON lines to the descriptor
+that stdout was. It ends when its parent does.
 """
 
 from __future__ import annotations

@@ -150,9 +150,7 @@ def lossy(tmp_path: Path, fixtures: Path) -> Path:
         shapes[layer + name] = (width, width)
     shapes |= {f"{layer}intermediate.dense": (inner, width), f"{layer}output.dense": (width, inner)}
     generator = np.random.default_rng(1)
-    tensors = {
-        f"{name}.weight": generator.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()
-    }
+    tensors = {f"{name}.weight": generator.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
     tensors |= {f"{name}.bias": np.ones(s[0], np.float32) for name, s in shapes.items() if not name.startswith("emb")}
     for name in ("embeddings.LayerNorm", f"{layer}attention.output.LayerNorm", f"{layer}output.LayerNorm"):
         tensors |= {f"{name}.{part}": np.ones(width, np.float32) for part in ("weight", "bias")}

@@ -40,7 +40,10 @@ MIB = 1 << 20
 PROGRAM = 60 * MIB
 """What the interpreter and the command take by themselves, generously: 20 MiB of it are measured."""
 LOAD = "import sys; from ggferry.formats.json_files.text import load_json; load_json(sys.argv[1])"
-OPEN = "import sys; from ggferry.converters.model_graph.open_checkpoint import open_checkpoint; held = open_checkpoint(sys.argv[1])"
+OPEN = (
+    "import sys; from ggferry.converters.model_graph.open_checkpoint import open_checkpoint;"
+    "held = open_checkpoint(sys.argv[1])"
+)
 INSPECT = "import sys; from ggferry.service.cli.app import main; sys.argv[1:1] = ['inspect']; main()"
 
 
@@ -457,7 +460,8 @@ def test_a_header_that_wants_more_memory_than_the_cap_ends_in_an_error(tmp_path:
 def test_the_command_line_reads_headers_under_a_cap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[int] = []
     monkeypatch.setattr(headroom, "_asked", 0)
-    monkeypatch.setattr("ggferry.converters.model_graph.open_checkpoint.find_reader", lambda path: seen.append(_soft()) or 1 / 0)
+    finder = "ggferry.converters.model_graph.open_checkpoint.find_reader"
+    monkeypatch.setattr(finder, lambda path: seen.append(_soft()) or 1 / 0)
     before = _soft()
     assert cli._run(["inspect", os.fspath(tmp_path)]) == cli.INTERNAL_ERROR
     assert seen[0] != resource.RLIM_INFINITY

@@ -232,9 +232,7 @@ def test_a_site_that_links_to_itself_ends(site: Web, tmp_path: Path) -> None:
     assert {found[name].verdict for name in ("a", "b")} == {"unsupported"}
 
 
-def test_a_site_without_end_is_left_at_a_limit(
-    site: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_without_end_is_left_at_a_limit(site: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "PAGES", 40)
     monkeypatch.setattr(pages, "DEPTH", 6)
     asked: list[str] = []

@@ -10,11 +10,11 @@ import pytest
 
 from ggferry.service.plan import make_plan as planning
 from ggferry.service.plan.make_plan import Wanted
-from ggferry.service.plan.output_names import NAME_MAX, safe_name
 from ggferry.service.records.plan_file import Entry
 from ggferry.service.storage import stores, urls
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.publish import publish
+from ggferry.service.storage.safe_names import NAME_MAX, safe_name
 from helpers.archive_tools import command, plan, rows
 from helpers.builders import Llama
 from helpers.store_faults import S3Store, s3_store

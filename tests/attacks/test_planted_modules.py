@@ -119,7 +119,7 @@ def test_a_worker_stands_in_a_folder_of_its_own_without_import_paths(
     monkeypatch.chdir(planted)
     model = Llama().write(tmp_path / "a.bin")
     with Supervisor(Limits(), str(tmp_path)) as supervisor:
-        supervisor.run({"op": "analyse", "source": str(model), "recipe": {}, "threads": 1})
+        supervisor.run({"op": "analyze", "source": str(model), "recipe": {}, "threads": 1})
         environment = Path(f"/proc/{supervisor.pid}/environ").read_text()
         assert "PYTHONPATH" not in environment and "PYTHONHOME" not in environment
         assert os.readlink(f"/proc/{supervisor.pid}/cwd") == supervisor._home

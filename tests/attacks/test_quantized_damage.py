@@ -48,7 +48,7 @@ def tensors(path: Path) -> dict[str, TensorRef]:
 def damaged(path: Path, to: Path, change: Callable[[Blocks], None]) -> str:
     """A copy of the file after `change` was made to its quantized tensors, given as arrays of blocks by name."""
     shutil.copy(path, to)
-    quantized = {name: ref for name, ref in tensors(path).items() if ref.type.quantised}
+    quantized = {name: ref for name, ref in tensors(path).items() if ref.type.quantized}
     data = np.memmap(to, np.uint8, "r+")
     blocks = {}
     for name, ref in quantized.items():

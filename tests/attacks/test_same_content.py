@@ -1,4 +1,4 @@
-""""The same content" is said of what was converted, never of a store that did not answer."""
+""" "The same content" is said of what was converted, never of a store that did not answer."""
 
 from __future__ import annotations
 

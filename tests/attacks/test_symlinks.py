@@ -87,9 +87,7 @@ def test_a_folder_that_is_a_link_is_no_way_out_either(model: Path, secret: Path,
     refused(model, tmp_path / "out", "config.json", secret.with_name("config.json"))
 
 
-def test_shards_parts_and_consolidated_files_may_not_be_links_out(
-    secret: Path, tmp_path: Path, fixtures: Path
-) -> None:
+def test_shards_parts_and_consolidated_files_may_not_be_links_out(secret: Path, tmp_path: Path, fixtures: Path) -> None:
     (tmp_path / "out").mkdir()
     sharded = write_checkpoint(tmp_path / "sharded", fixtures, shards=2)
     shard = sharded / "model-00002-of-00002.safetensors"
@@ -289,7 +287,7 @@ def test_a_worker_refuses_a_link_that_came_after_the_plan(model: Path, secret: P
     with pytest.raises(RefusedError, match="a link that leads out"):
         work.run(job, Parent())
     with pytest.raises(RefusedError, match="a link that leads out"):
-        work.run({"op": "analyse", **{key: job[key] for key in ("source", "recipe", "threads", "trees")}}, Parent())
+        work.run({"op": "analyze", **{key: job[key] for key in ("source", "recipe", "threads", "trees")}}, Parent())
 
 
 def test_a_tree_named_by_a_url_of_this_machine_is_a_local_tree(model: Path, secret: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """File names forged lines of ours: a newline in one, and `proved   all ok` stood on the screen; escape codes did worse.
 
-Everything printed passes `service.cli.terminal`, everything in a page `printable`: no text of a stranger holds a control
-character, a mark of direction or a line's end when it arrives.
+Everything printed passes `service.cli.terminal`, everything in a page `printable`: no text of a stranger holds a
+control character, a mark of direction or a line's end when it arrives.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def source(url: str, folder: Path, room: int = 1 << 30) -> RangedFile:
 
 
 @pytest.mark.parametrize(("name", "check"), [("CRC-32C", 0xE3069283), ("CRC-64/NVME", 0xAE8B14860A799888)])
-def test_crcs_give_their_catalogue_values(name: str, check: int) -> None:
+def test_crcs_give_their_catalog_values(name: str, check: int) -> None:
     step = crc.steps(name)
     assert step(b"123456789", 0) == check
     assert step(DATA[100_000:], step(DATA[:100_000], 0)) == step(DATA, 0) != step(DATA[:-1], 0)

@@ -97,7 +97,7 @@ def test_tensors_are_the_reigning_tools(name: str, outputs: dict[str, str], peer
 
 
 @pytest.mark.parametrize("name", ["gpt2_nctx", "gptneox", "mpt_MPTarch", "bloom", "falcon40b", "starcoder"])
-def test_rearranged_rows_are_quantised_as_the_reigning_tool_does(
+def test_rearranged_rows_are_quantized_as_the_reigning_tool_does(
     name: str, fixtures: Path, peer: Peers, tmp_path: Path
 ) -> None:
     """Transposed, or regrouped: Q8_0 by the byte."""

@@ -1,4 +1,4 @@
-"""Quantising: the bytes llama-quantize writes, its options, and what it gets wrong."""
+"""Quantizing: the bytes llama-quantize writes, its options, and what it gets wrong."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_tensor_is_llama_quantizes(name: str, fixtures: Path, peer: Peers,
     ours, theirs = open_gguf(result.path).metadata, open_gguf(str(made)).metadata
     if name != "k256.MXFP4_MOE":  # a dense model under that name is Q8_0 all over, and is called so
         assert ours["general.file_type"] == theirs["general.file_type"]
-    if any(codec(kind).type.quantised for kind, _ in expected.values()):
+    if any(codec(kind).type.quantized for kind, _ in expected.values()):
         assert ours["general.quantization_version"] == theirs["general.quantization_version"]
     for key in ("quantize.imatrix.entries_count", "quantize.imatrix.chunks_count"):
         assert ours.get(key) == theirs.get(key)
@@ -154,7 +154,6 @@ def test_prune_override_and_alignment(model: str, tmp_path: Path) -> None:
 def test_an_architecture_without_a_table_is_carried_and_compared(model: str, tmp_path: Path) -> None:
     found = open_gguf(model)
     from dataclasses import replace
-
 
     keys = {re.sub(r"^llama\.", "someday.", key): value for key, value in found.metadata.items()}
     keys["general.architecture"] = replace(keys["general.architecture"], data="someday")

@@ -1,6 +1,6 @@
 """Importance matrices: llama-imatrix's own file, files made here in both containers, and damaged ones.
 
-What the weights are for is the last test: ggml's quantiser, given ours, makes the bytes llama-quantize made.
+What the weights are for is the last test: ggml's quantizer, given ours, makes the bytes llama-quantize made.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def test_the_weights_are_those_llama_quantize_used(fixtures: Path, peer: Peers, 
     weighed = 0
     with read_imatrix(str(fixtures / "quantize" / "k256.imatrix.gguf")) as matrix:
         for ref in made.tensors.values():
-            if not ref.type.quantised:
+            if not ref.type.quantized:
                 continue
             origin = source.tensors[ref.name]
             values = read_rows(source, origin, 0, origin.rows).view(np.float16).astype(np.float32)

@@ -19,8 +19,8 @@ from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.tensor_read import read_rows, read_span_rows
 from ggferry.quant.types import BlockError, BlockType, Field
 
-F4 = BlockType("F32", 1, (Field("x", "f4"),), quantised=False)
-F2 = BlockType("F16", 1, (Field("x", "f2"),), quantised=False)
+F4 = BlockType("F32", 1, (Field("x", "f4"),), quantized=False)
+F2 = BlockType("F16", 1, (Field("x", "f2"),), quantized=False)
 Q = BlockType("Q", 32, (Field("d", "f2"), Field("q", "u1", 16)))
 PLANAR = BlockType("P", 32, (Field("d", "f2"), Field("q", "u1", 16)), planar=True)
 

@@ -1,4 +1,4 @@
-"""Selects `fixtures/` from the corpus: `python tests/helpers/make_fixtures.py CORPUS`, and `git diff` shows what changed.
+"""Selects `fixtures/` from the corpus: `python tests/helpers/make_fixtures.py CORPUS`; `git diff` shows the changes.
 
 No test runs this. What the corpus does not hold (gguf/, quantize/mixtures.json, README.md) is left alone.
 """
@@ -50,7 +50,7 @@ stablelm/stablelm-nopar-s64-g04-q4_1
 starcoder/starcoder-s64-f16 starcoder/starcoder-s64-g1-q4_0 starcoder/starcoder-s64-g2-q5_1
 whisper/whisper-v600-q5_0
 """
-"""Every family by every program that wrote it, and every block type by every version of the quantisers."""
+"""Every family by every program that wrote it, and every block type by every version of the quantizers."""
 
 OTHER_TOO = """
 rwkv/expected_logits.bin whisper/for-tests-ggml-tiny.en.bin hf/rwkv4-s64/rwkv4-tiny.pth hf/whisper-v600/tiny.pt

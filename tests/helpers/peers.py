@@ -63,7 +63,7 @@ def _text(data: bytes) -> str:
 
 
 def _packed(value: Value) -> list[Any]:
-    """[type, data] or ["ARRAY", type of the items, data]; bytes in base64, for one normaliser is 230 KB of them."""
+    """[type, data] or ["ARRAY", type of the items, data]; bytes in base64, for one normalizer is 230 KB of them."""
     if value.items is None:
         return [value.type.name, value.data]
     return ["ARRAY", value.items.name, _text(value.data) if value.items is ValueType.UINT8 else list(value.data)]

@@ -270,9 +270,7 @@ class S3Store:
             for key in self.keys(bucket):
                 self.system.call_s3("delete_object", Bucket=bucket, Key=key)
             for each in self.system.call_s3("list_multipart_uploads", Bucket=bucket).get("Uploads", ()):
-                self.system.call_s3(
-                    "abort_multipart_upload", Bucket=bucket, Key=each["Key"], UploadId=each["UploadId"]
-                )
+                self.system.call_s3("abort_multipart_upload", Bucket=bucket, Key=each["Key"], UploadId=each["UploadId"])
 
 
 @contextlib.contextmanager

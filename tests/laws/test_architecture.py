@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,11 @@ from helpers.witnesses import ROOT
 
 ROOMS = ("support", "quant", "formats", "converters", "service")
 FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+MODULES = {
+    ".".join(("ggferry", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in FILES
+}
+FOLDERS = sorted({path.parent for path in FILES})
 HEAVY = {"numpy", "torch", "numba", "sentencepiece", "regex", "rich", "safetensors", "blake3"}
 HEAVY |= {"fsspec", "sqlalchemy", "ray"}
 
@@ -70,25 +76,61 @@ def test_entries_of_a_registry_do_not_import_each_other(path: Path) -> None:
 
 
 def test_no_circle_of_imports() -> None:
-    names = {"ggferry." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
-    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
     wanted = {
         name: {
             module
             for found in imports(path, top_level_only=True)
             for module in (found, found.rpartition(".")[0])
-            if module in names and module != name
+            if module in MODULES and module != name
         }
-        for name, path in names.items()
+        for name, path in MODULES.items()
     }
     TopologicalSorter(wanted).prepare()
 
 
+def neighbors(folder: Path) -> dict[str, set[str]]:
+    """Of what stands in `folder`, modules and folders, what each imports of the others."""
+    wanted: dict[str, set[str]] = {}
+    for path in (path for path in FILES if folder in path.parents):
+        own = path.relative_to(folder).parts[0]
+        for found in imports(path, top_level_only=path.parent == folder):
+            other = MODULES.get(found) or MODULES.get(found.rpartition(".")[0])
+            if other is not None and folder in other.parents and other.name != "__init__.py":
+                wanted.setdefault(own, set()).add(other.relative_to(folder).parts[0])
+    return {own: others - {own} for own, others in wanted.items()}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_neighbors_do_not_import_in_a_circle(folder: Path) -> None:
+    """A folder uses what stands beside it or above it, and is not used by that."""
+    TopologicalSorter(neighbors(folder)).prepare()
+
+
+GROWING = ("converters/architectures", "quant/codecs", "quant/kernels")
+MOST_MODULES = 12
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_room_can_be_overlooked(folder: Path) -> None:
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES or str(folder.relative_to(ROOT)) in GROWING
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_room_says_what_belongs_there(folder: Path) -> None:
+    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert said and said.split("\n")[0].endswith((".", ":"))
+
+
+def test_no_module_is_named_as_a_builtin() -> None:
+    assert not {path.stem for path in FILES} & set(dir(builtins))
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "converters/architectures").glob("*.py")), ids=lambda p: p.name)
 def test_architectures_are_tables(path: Path) -> None:
-    """`arch/*` imports the vocabulary of the tables and nothing that computes, and holds no control flow."""
+    """`architectures/*` imports the vocabulary of the tables and nothing that computes, and holds no control flow."""
     allowed = (
-        "ggferry.converters.schema.architecture", "ggferry.converters.schema.layouts", "ggferry.converters.architectures",
+        "ggferry.converters.schema", "ggferry.converters.architectures",
         "ggferry.formats.gguf.values", "ggferry.formats.fields", "ggferry.formats.reader",
     )  # fmt: skip
     for name in imports(path):

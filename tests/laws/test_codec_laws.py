@@ -1,4 +1,4 @@
-"""What every codec owes, whoever wrote it: parametrised over the registry, so a new type is tested on its first day."""
+"""What every codec owes, whoever wrote it: parametrized over the registry, so a new type is tested on its first day."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_encoding_keeps_the_values_within_the_types_bound(one: Codec) -> None:
     error = one.decode(encoded, COLUMNS).astype(np.float64) - values
     if one.type.name in HALF_STEP:
         assert np.all(np.abs(error) <= np.abs(values) * HALF_STEP[one.type.name] + 2.0**-25)
-    if one.type.quantised:
+    if one.type.quantized:
         relative = np.sqrt((error**2).sum(axis=1) / (values.astype(np.float64) ** 2).sum(axis=1))
         held = LEAST_SCALE.get(one.type.name, 0) <= SCALES
         assert held.sum() >= 3

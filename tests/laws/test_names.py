@@ -97,7 +97,7 @@ def test_keys_are_ggufs_and_each_has_one_meaning(spec: Architecture) -> None:
 
 @each_architecture
 def test_what_the_tables_speak_of_exists(spec: Architecture) -> None:
-    """A misspelt name in a shape or condition would only be seen by the model that needs it."""
+    """A misspelled name in a shape or condition would only be seen by the model that needs it."""
     known = {hparam.name for hparam in spec.hparams} | {"n", "hf_class"}
     texts = [text for role in spec.roles for text in (*role.shape, role.when)]
     texts += [text for hparam in spec.hparams for text in (hparam.check, hparam.many)]

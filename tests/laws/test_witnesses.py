@@ -104,7 +104,7 @@ def test_every_architecture_has_a_witness() -> None:
 def test_every_block_type_has_a_witness() -> None:
     found = {ref.type.name for checkpoint in checkpoints() for ref in checkpoint.tensors.values()}
     found |= {tensor["type"] for record in records() for tensor in record["tensors"]}
-    ggml = {kind.name: "quant/test_codecs.py" for kind in types_by_id().values() if kind.quantised}
+    ggml = {kind.name: "quant/test_codecs.py" for kind in types_by_id().values() if kind.quantized}
     made = {name: path for name, path in (ggml | MADE_TYPES).items() if name not in found}
     complete(found, made, set(codecs()))
     assert set(MADE_TYPES) <= set(made)

@@ -34,7 +34,7 @@ def test_sizes_are_those_of_todays_ggml(ggml_id: int, ggml) -> None:
     assert (kind.elements, kind.block_bytes) == (traits.blck_size, traits.type_size)
     assert kind.name == traits.type_name.decode().upper()
     plain = {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"}
-    assert kind.quantised == traits.is_quantized == (kind.name not in plain)
+    assert kind.quantized == traits.is_quantized == (kind.name not in plain)
 
 
 @pytest.mark.parametrize("known", GGML_QUANT_SIZES, ids=lambda known: known.name)
@@ -53,7 +53,7 @@ def test_sizes_of_the_eras(name: str, elements: int, size: int) -> None:
     kind = block_type(name)
     assert (kind.elements, kind.block_bytes, kind.ggml_id) == (elements, size, None)
     assert kind.planar == name.endswith("_PLANAR")
-    assert kind.quantised
+    assert kind.quantized
 
 
 def test_rows_and_tensors() -> None:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""One module a kind of model: how its blocks make logits of token ids. Architecture tables name them."""

@@ -1,6 +1,6 @@
 """The reference decoder: every position at once, float32, one layer's activations in memory.
 
-One pass for all decoder families, parametrised by `Recipe` and hparams. Definitions: llama.cpp's graphs
+One pass for all decoder families, parametrized by `Recipe` and hparams. Definitions: llama.cpp's graphs
 (`src/models/*.cpp`) and transformers' modeling files; docs/formats/ggml-era.md "Headers" for the legacy LLaMA.
 """
 

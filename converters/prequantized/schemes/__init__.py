@@ -1,1 +1,1 @@
-"""How checkpoints keep weights that are quantised already: a module a scheme, exposing SCHEME."""
+"""How checkpoints keep weights that are quantized already: a module a scheme, exposing SCHEME."""

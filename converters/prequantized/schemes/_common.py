@@ -13,7 +13,7 @@ from ggferry.quant.codecs.packed import WORD_BITS
 
 Config = Mapping[str, Any]
 FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
-DEQUANTISE = "ask for the unquantised checkpoint, or dequantise it with the library that wrote it"
+DEQUANTIZE = "ask for the unquantized checkpoint, or dequantize it with the library that wrote it"
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ def take(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: Grid, zero
 def matrix(checkpoint: Checkpoint, ref: TensorRef) -> tuple[int, int]:
     if len(ref.shape) != 2 or not ref.elements:
         raise UnsupportedError(
-            f"quantised tensor {ref.name!r}", path=checkpoint.path, found=list(ref.shape), expected="a matrix"
+            f"quantized tensor {ref.name!r}", path=checkpoint.path, found=list(ref.shape), expected="a matrix"
         )
     return ref.shape[0], ref.shape[1]
 

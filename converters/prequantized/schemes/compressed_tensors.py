@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Scaled
 from ggferry.converters.prequantized.schemes._common import (
-    DEQUANTISE,
+    DEQUANTIZE,
     FP8,
     Config,
     Found,
@@ -56,7 +56,7 @@ def _weight_settings(checkpoint: Checkpoint, config: Config) -> Iterator[Config]
         if value:
             raise UnsupportedError(
                 f"{key} of compressed-tensors", path=checkpoint.path, found=value,
-                expected=", ".join(sorted(_COMPRESSED)) if key == "format" else "none", hint=DEQUANTISE,
+                expected=", ".join(sorted(_COMPRESSED)) if key == "format" else "none", hint=DEQUANTIZE,
             )  # fmt: skip
     groups = config.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
@@ -71,7 +71,7 @@ def _settings(checkpoint: Checkpoint, groups: list[Config], name: str, *bits: in
     keys = ("num_bits", "strategy", "group_size", "block_structure")
     if not fitting or any(group.get(key) != fitting[0].get(key) for group in fitting for key in keys):
         raise UnsupportedError(
-            f"config_groups do not say how {name!r} is quantised", path=checkpoint.path,
+            f"config_groups do not say how {name!r} is quantized", path=checkpoint.path,
             found=[group.get("num_bits") for group in groups], expected=f"one of {list(bits)} bits",
         )  # fmt: skip
     return fitting[0]

@@ -6,7 +6,7 @@ Source: transformers' `utils/quantization_config.py` and `integrations/finegrain
 from __future__ import annotations
 
 from ggferry.converters.prequantized.schemes._common import (
-    DEQUANTISE,
+    DEQUANTIZE,
     FP8,
     Config,
     Found,
@@ -24,7 +24,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     algorithm = config.get("quant_algo", "FP8")
     if algorithm != "FP8":
         raise UnsupportedError(
-            "a scheme of ModelOpt", path=checkpoint.path, found=algorithm, expected="FP8", hint=DEQUANTISE
+            "a scheme of ModelOpt", path=checkpoint.path, found=algorithm, expected="FP8", hint=DEQUANTIZE
         )
     tall, wide = block_size(checkpoint, config.get("weight_block_size"))
     found = Found("FP8")

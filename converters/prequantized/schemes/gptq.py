@@ -6,7 +6,7 @@ Source: GPTQModel's and AutoGPTQ's `quantize_config.json`.
 from __future__ import annotations
 
 from ggferry.converters.prequantized.dequantized_rows import Gptq
-from ggferry.converters.prequantized.schemes._common import DEQUANTISE, Config, Found, Scheme, matrix, piece
+from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, Config, Found, Scheme, matrix, piece
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, OutOfRangeError, ShapeError, UnsupportedError
 from ggferry.quant.codecs.packed import WORD_BITS
@@ -17,7 +17,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
     if version not in ("gptq", "gptq_v2"):
         raise UnsupportedError(
             "GPTQ weights in a kernel's own order", path=checkpoint.path, found=version, expected="gptq, gptq_v2",
-            hint=DEQUANTISE,
+            hint=DEQUANTIZE,
         )  # fmt: skip
     found, widths = Found("GPTQ"), set()
     for name, words in checkpoint.tensors.items():
@@ -73,7 +73,7 @@ def _drop_empty_biases(checkpoint: Checkpoint, found: Found) -> None:
     if len(biases) != len(beside) or any(_holds_values(checkpoint, ref) for ref in biases):
         return
     found.used |= {ref.name for ref in biases}
-    why = "zeros, like every bias beside a quantised weight of this model: the packer added them"
+    why = "zeros, like every bias beside a quantized weight of this model: the packer added them"
     found.dropped += [Dropped(ref, why, follows=True) for ref in biases]
 
 

@@ -1,4 +1,4 @@
-"""The loop at the heart of BPE: join the best pair of neighbours until none is left, in O(n log n)."""
+"""The loop at the heart of BPE: join the best pair of neighbors until none is left, in O(n log n)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 
 class Merger:
-    """Joins neighbours, lowest cost first and leftmost among equals.
+    """Joins neighbors, lowest cost first and leftmost among equals.
 
     `cost(left, right)`: what joining two symbols costs (a rank, or a negated score), None when they do not join.
     Same order as SentencePiece's bpe_model.cc, tokenizers' word.rs and llama.cpp's work queues.

@@ -1,4 +1,4 @@
-"""Special tokens inside a text: found and cut out before the rest is tokenised."""
+"""Special tokens inside a text: found and cut out before the rest is tokenized."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ def from_model(model: SentencePieceModel) -> Tokenizer:
     notes = []
     if model.charsmap:
         notes.append(
-            f"the normaliser '{model.normalizer}' of tokenizer.model has no place in GGUF's 'llama' vocabulary: "
-            "text is tokenised as it stands"
+            f"the normalizer '{model.normalizer}' of tokenizer.model has no place in GGUF's 'llama' vocabulary: "
+            "text is tokenized as it stands"
         )
     if model.remove_extra_whitespaces:
         notes.append("tokenizer.model removes extra whitespace; today's runtimes of a 'llama' vocabulary do not")
@@ -88,7 +88,7 @@ class SpmEncoder:
         text = well_formed(text).replace(" ", SPACE)
         symbols, halves = self._merger.merge(text)
         out: list[int] = []
-        unknown = False  # SentencePiece joins neighbouring unknown symbols into one
+        unknown = False  # SentencePiece joins neighboring unknown symbols into one
         for symbol in self._settled(symbols, halves):
             if symbol in self._pieces:
                 out.append(self._pieces[symbol])

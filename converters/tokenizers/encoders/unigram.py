@@ -38,7 +38,7 @@ def from_model(model: SentencePieceModel) -> Tokenizer:
 
 
 class UnigramEncoder:
-    """Reference encoder of a 't5' vocabulary: SentencePiece's normaliser, then the best path by summed scores."""
+    """Reference encoder of a 't5' vocabulary: SentencePiece's normalizer, then the best path by summed scores."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -86,7 +86,7 @@ class UnigramEncoder:
         return ((" " if self._prefix else "") + text).replace(" ", SPACE)
 
     def _best(self, text: str) -> list[int]:
-        """The ids on the path of the highest score; neighbouring unknown signs are one."""
+        """The ids on the path of the highest score; neighboring unknown signs are one."""
         count = len(text)
         score = [0.0] + [float("-inf")] * count
         came: list[tuple[int, int]] = [(0, -1)] * (count + 1)

@@ -1,4 +1,4 @@
-"""Which `tokenizer.ggml.pre` a tokenizer.json is: looked up by its chain of patterns, then proved by tokenising."""
+"""Which `tokenizer.ggml.pre` a tokenizer.json is: looked up by its chain of patterns, then proved by tokenizing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def derive(source: JsonBpe, tokenizer: Tokenizer) -> tuple[Tokenizer, TokenizerC
         named = replace(tokenizer, pre=name)
         check = prove(source, named)
         if check.passed:
-            origins = {**tokenizer.origins, "pre": "tokenizer.json's pre_tokenizer, proved by tokenising"}
+            origins = {**tokenizer.origins, "pre": "tokenizer.json's pre_tokenizer, proved by tokenizing"}
             return replace(named, origins=origins), check
     path = source.document.path
     if names and check.first is not None:
@@ -90,13 +90,13 @@ def derive(source: JsonBpe, tokenizer: Tokenizer) -> tuple[Tokenizer, TokenizerC
 
 
 def prove(source: JsonBpe, tokenizer: Tokenizer) -> TokenizerCheck:
-    """tokenizer.json against the GGUF vocabulary. The latter sees normalised text: no GGUF key says NFC."""
+    """tokenizer.json against the GGUF vocabulary. The latter sees normalized text: no GGUF key says NFC."""
 
-    class Normalised(BpeEncoder):
+    class Normalized(BpeEncoder):
         def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
             return super().encode(source.normalizer.apply(text), bos, special)
 
-    return compare(source, Normalised(tokenizer), TEXTS)
+    return compare(source, Normalized(tokenizer), TEXTS)
 
 
 def nearest(source: JsonBpe, tokenizer: Tokenizer, count: int = 3) -> str:

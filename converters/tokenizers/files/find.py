@@ -60,8 +60,8 @@ def load(
 
 
 def _vocabulary(wanted: Wanted) -> Tokenizer:
-    sources: list[Source] = sorted(scan("ggferry.converters.tokenizers.files", "SOURCE"), key=lambda source: source.order)
-    for source in sources:
+    sources: list[Source] = scan("ggferry.converters.tokenizers.files", "SOURCE")
+    for source in sorted(sources, key=lambda source: source.order):
         if source.probe(wanted.sidecars):
             return source.load(wanted)
     raise MissingError(

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The vocabulary file of RWKV World: a line a token, `number literal length`."""
 
 from __future__ import annotations
 

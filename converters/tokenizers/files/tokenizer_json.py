@@ -125,7 +125,7 @@ def _byte_level(document: BpeDocument, pre: str | None) -> Tokenizer:
                 path=document.path, found=", ".join(forms), hint="--pre NAME converts without it",
             )  # fmt: skip
         tokenizer = tokenizer.noted(
-            f"tokenizer.json normalises text ({', '.join(forms)}); no GGUF key says so: runtimes take it as it stands"
+            f"tokenizer.json normalizes text ({', '.join(forms)}); no GGUF key says so: runtimes take it as it stands"
         )
     if _adds_space(document):
         tokenizer = tokenizer.noted(
@@ -288,7 +288,7 @@ def _metaspace_prefix(node: Any, path: str) -> bool:
 
 
 def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[Added], path: str) -> Tokenizer:
-    """A 'bert' tokenizer from WordPiece tokens by id; normaliser from tokenizer.json or tokenizer_config.json."""
+    """A 'bert' tokenizer from WordPiece tokens by id; normalizer from tokenizer.json or tokenizer_config.json."""
     texts, types, gaps = in_order(vocabulary)
     document = sidecars.object(ORIGIN)
     config = sidecars.object("tokenizer_config.json")

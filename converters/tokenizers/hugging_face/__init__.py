@@ -1,1 +1,1 @@
-"""TODO."""
+"""tokenizer.json carried out as it says, for comparing the GGUF side with it."""

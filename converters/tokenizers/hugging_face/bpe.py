@@ -133,7 +133,7 @@ def read_document(document: dict[str, Any], path: str) -> BpeDocument:
 
 
 class JsonBpe:
-    """Encoder of a BpeDocument, special tokens always recognised, as Hugging Face does."""
+    """Encoder of a BpeDocument, special tokens always recognized, as Hugging Face does."""
 
     def __init__(self, document: BpeDocument) -> None:
         self.document = document

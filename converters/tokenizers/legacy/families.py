@@ -171,7 +171,7 @@ def _from_pieces(raw: RawVocab) -> Tokenizer:
         flags={"add_space_prefix": True, "remove_extra_whitespaces": False, "add_bos": False, "add_eos": False},
         notes=(
             "the file holds pieces and scores of a SentencePiece unigram model: types follow from names and scores; "
-            "how text is normalised is assumed (a space in front, blanks kept): --tokenizer spiece.model knows",
+            "how text is normalized is assumed (a space in front, blanks kept): --tokenizer spiece.model knows",
         ),
         origins={"tokens": "the file's vocabulary", "scores": "the file's vocabulary", "types": "names and scores"}
         | dict.fromkeys(ids, "the token's name"),

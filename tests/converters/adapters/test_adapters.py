@@ -105,8 +105,8 @@ def runtime_deltas(path: Path) -> dict[str, np.ndarray]:
     for name, b in tensors.items():
         if name.endswith(".lora_b"):
             a = tensors[name.removesuffix("b") + "a"]
-            deltas[name.removesuffix(".lora_b")] = keys["adapter.lora.alpha"] / b.shape[-1] * (
-                b.astype(np.float64) @ a.astype(np.float64)
+            deltas[name.removesuffix(".lora_b")] = (
+                keys["adapter.lora.alpha"] / b.shape[-1] * (b.astype(np.float64) @ a.astype(np.float64))
             )
     return deltas
 

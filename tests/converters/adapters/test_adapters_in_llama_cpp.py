@@ -199,9 +199,7 @@ def test_todays_llama_cpp_applies_the_ggla_adapter_as_that_of_2023(ggla: Path, b
     expected = np.load(ggla / "f32.logits_e09_on_ggjt1-0.1.25_f32.npy").astype(np.float64)
     model = carried(base, tmp_path / "base.gguf")
     plain = carried(ggla / "f32-ggml-adapter-model.bin", tmp_path / "plain.gguf")
-    turned = carried(
-        ggla / "f32-ggml-adapter-model.bin", tmp_path / "turned.gguf", base=str(base), ggla_permute=True
-    )
+    turned = carried(ggla / "f32-ggml-adapter-model.bin", tmp_path / "turned.gguf", base=str(base), ggla_permute=True)
     ends = (4, 7, 11, 16)  # llama.cpp tells nothing where the likeliest token is no whole character, as behind 6
     cases = [(model, adapter, TOKENS[:end]) for adapter in (plain, turned) for end in ends]
     found = llama_cpp(*cases)

@@ -169,15 +169,15 @@ def test_mpt_clips_by_both_names_of_its_class(tmp_path: Path) -> None:
 def test_the_specifications_spellings_of_mpts_keys_are_read(tmp_path: Path) -> None:
     _, graph = made("mpt clip", tmp_path / "hf")
     found = open_checkpoint(str(write(graph, tmp_path / "x.gguf")))
-    spelt = {"max_alibi_bias": "alibi_bias_max", "clamp_kqv": "clip_kqv"}
-    metadata = {key.replace(key.rpartition(".")[2], spelt.get(key.rpartition(".")[2], key.rpartition(".")[2])): value
+    spelled = {"max_alibi_bias": "alibi_bias_max", "clamp_kqv": "clip_kqv"}
+    metadata = {key.replace(key.rpartition(".")[2], spelled.get(key.rpartition(".")[2], key.rpartition(".")[2])): value
                 for key, value in found.metadata.items()}  # fmt: skip
     other = understand(replace(found, metadata=metadata))
     assert np.array_equal(forward(other, TOKENS), forward(understand(found), TOKENS))
     assert "mpt.attention.clip_kqv" in metadata and other.sizes["clamp_kqv"] == pytest.approx(0.8)
 
 
-def test_what_transformers_ignores_of_mpt_is_honoured_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_transformers_ignores_of_mpt_is_honored_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers always computes with a bias of 8 and a width of 4; MosaicML's code, and llama.cpp, as stated."""
     from transformers.models.mpt import modeling_mpt
 
@@ -527,4 +527,4 @@ def test_pre_tokenizers_are_derived_and_proved(name: str, pre: str, fixtures: Pa
     checkpoint = open_checkpoint(str(fixtures / "hf" / "ckpt" / name))
     tokenizer = load_tokenizer(checkpoint, 400)
     assert tokenizer is not None and (tokenizer.model, tokenizer.pre) == ("gpt2", pre)
-    assert "proved by tokenising" in tokenizer.origins["pre"]
+    assert "proved by tokenizing" in tokenizer.origins["pre"]

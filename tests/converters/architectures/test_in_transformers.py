@@ -138,7 +138,8 @@ def test_a_configuration_that_the_weights_contradict(
 @pytest.mark.parametrize(
     "name",
     [
-        "lm_head.weight", "model.norm.weight",
+        "lm_head.weight",
+        "model.norm.weight",
         "model.layers.1.self_attn.k_proj.weight",
         "model.layers.2.mlp.up_proj.weight",
     ],

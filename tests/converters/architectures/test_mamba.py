@@ -134,7 +134,7 @@ def test_sizes_are_no_coincidence() -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "rwkv6"])
-def test_quantised_bytes_are_the_reigning_tools(name: str, fixtures: Path, peer: Peers, tmp_path: Path) -> None:
+def test_quantized_bytes_are_the_reigning_tools(name: str, fixtures: Path, peer: Peers, tmp_path: Path) -> None:
     """Which tensors of a recurrent model stay F32, and what the others become."""
     request = Request(str(fixtures / "hf" / "ckpt" / name), str(tmp_path / "x.gguf"), Options(outtype="q8_0"))
     ours = open_checkpoint(convert(request).path)

@@ -25,12 +25,12 @@ from helpers.legacy_families import BY_NAME, ENTRIES, path_of, relative, rewritt
 from helpers.witnesses import entry_cases, witness
 
 FOUR_BIT_ACTIVATIONS = ("rwkvOld-q4_0",)
-"""The runtime of that day quantised what it multiplied: its logits are 0.18 away from those of its own weights."""
+"""The runtime of that day quantized what it multiplied: its logits are 0.18 away from those of its own weights."""
 CLOSE = 1e-5
 NOT_COPIED = {"time_mix_decay.weight": 1e-6, "mel_filters.weight": 1e-7}
 RUNTIME = {"F32": 1e-3, "F16": 1e-3}
 """Relative RMS to the runtimes of the time, by the type of the matrices; 0.025 for all others, whose products are
-of values quantised to 8 bits."""
+of values quantized to 8 bits."""
 
 
 FIRST = {entry["arch"]: entry["file"] for _, entry in reversed(ENTRIES)}
@@ -80,7 +80,7 @@ def check_weights(entry: dict, path: str) -> None:
     assert set(graph.by_name) <= set(output.by_name)
     compared = 0
     for name, node in output.by_name.items():
-        if node.inputs[0].type.quantised:
+        if node.inputs[0].type.quantized:
             continue
         rows = int(np.prod(node.shape[:-1]))
         found = values_of(output.checkpoint, node.inputs[0], 0, rows)
@@ -119,9 +119,9 @@ def test_another_model_s_configuration_is_refused(tmp_path: Path) -> None:
         convert(Request(path_of(entry["file"]), str(tmp_path / "out.gguf"), config=str(tmp_path)))
 
 
-def test_first_quantisers_of_mpt_are_told_by_the_receipt(tmp_path: Path) -> None:
+def test_first_quantizers_of_mpt_are_told_by_the_receipt(tmp_path: Path) -> None:
     receipt = convert(Request(path_of("replit/replit-s64-g1-q4_1.bin"), str(tmp_path / "x.gguf"), level="fast")).receipt
-    assert any("states no quantisation version" in note for note in receipt["notes"])
+    assert any("states no quantization version" in note for note in receipt["notes"])
 
 
 # --- StarCoder's repeated keys and values -----------------------------------------------------------------------
@@ -153,16 +153,16 @@ def test_copies_that_differ_are_not_let_go(tmp_path: Path) -> None:
 # --- eras no witness is left of, made from the others -----------------------------------------------------------
 
 
-def test_old_orientation_quantised_is_turned_by_decoding(tmp_path: Path) -> None:
-    """No runtime ever loaded such a file; the script of then and a quantiser of now make one."""
+def test_old_orientation_quantized_is_turned_by_decoding(tmp_path: Path) -> None:
+    """No runtime ever loaded such a file; the script of then and a quantizer of now make one."""
 
-    def quantised(name, code, shape, data):
+    def quantized(name, code, shape, data):
         if code != 1 or name == "model/wpe":
             return code, shape, data
         values = np.frombuffer(data, "<f2").astype(np.float32).reshape(shape)
         return 8, shape, codec("Q8_0").encode(values, None).tobytes()
 
-    data = bytearray(rewritten(path_of("gpt2/gpt2-s64-pre20230329-h5script-f16.bin"), quantised))
+    data = bytearray(rewritten(path_of("gpt2/gpt2-s64-pre20230329-h5script-f16.bin"), quantized))
     struct.pack_into("<i", data, 24, 2007)
     (tmp_path / "m.bin").write_bytes(data)
     result = convert(Request(str(tmp_path / "m.bin"), str(tmp_path / "out.gguf")))

@@ -38,7 +38,7 @@ def check(files: list[str], count: int, folder: Path) -> None:
         scores -= scores.max(-1, keepdims=True)
         scores -= np.log(np.exp(scores).sum(-1, keepdims=True))
         for position, (token, logprob) in enumerate(answer):
-            # Activations are quantised to 8 bits; GELU by the error function is tanh's there (1e-3).
+            # Activations are quantized to 8 bits; GELU by the error function is tanh's there (1e-3).
             assert scores[position].max() - scores[position][token] < 0.15, file
             assert abs(scores[position][token] - logprob) < 0.15, file
 

@@ -109,7 +109,7 @@ def test_llama_cpp_runs_one_file_of_each_folder(tmp_path: Path) -> None:
         chosen = scores - np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1, keepdims=True))
         chosen -= scores.max(-1, keepdims=True)
         for position, (token, logprob) in enumerate(answer):
-            # llama.cpp quantises activations to 8 bits: a near tie may fall the other way.
+            # llama.cpp quantizes activations to 8 bits: a near tie may fall the other way.
             assert chosen[position].max() - chosen[position][token] < 0.15, path
             assert abs(chosen[position][token] - logprob) < 0.15, path
 
@@ -133,7 +133,7 @@ def test_expansion_of_what_gguf_cannot_hold(expand: str, tmp_path: Path) -> None
     assert all(tensor["why"] for tensor in matrices)
 
 
-def test_requantising_needs_a_flag(tmp_path: Path) -> None:
+def test_requantizing_needs_a_flag(tmp_path: Path) -> None:
     source = str(FIXTURES / "legacy-llama/ggjt3-20230821/q4_0.bin")
     request = Request(source, str(tmp_path / "out.gguf"), Options(outtype="q8_0"))
     with pytest.raises(RefusedError, match="allow-requantize"):

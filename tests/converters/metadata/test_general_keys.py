@@ -2,7 +2,7 @@
 
 Known differences from it, tested below: `general.name` splits words at `_` too ('Llama K256', not 'Llama_K256'), has
 sizes in capitals (7B) and no storage words ('Llama Shards' of llama_shards_bf16: the output is not bf16);
-`general.quantization_version` only where a tensor is quantised; `general.description` says what was converted;
+`general.quantization_version` only where a tensor is quantized; `general.description` says what was converted;
 `general.file_type` where it forgets it (gptneox, mpt); base-model data sets point to the hub's /datasets/.
 """
 
@@ -53,9 +53,9 @@ def notes(path: str = "/m/llama-7b.bin", **more: object) -> tuple[str, ...]:
 
 
 def test_a_legacy_file_with_nothing_beside_it() -> None:
-    found = entries(file_type=2, quantised=True)
+    found = entries(file_type=2, quantized=True)
     assert {key: (entry.value, entry.origin) for key, entry in found.items()} == {
-        "general.architecture": (string("llama"), "the architecture recognised"),
+        "general.architecture": (string("llama"), "the architecture recognized"),
         "general.type": (string("model"), "ggferry"),
         "general.name": (string("Llama 7B"), "file name"),
         "general.basename": (string("llama"), "file name"),
@@ -67,7 +67,7 @@ def test_a_legacy_file_with_nothing_beside_it() -> None:
     assert file_name(name_parts(found)) == "llama-6.7B-v1.0-Q4_0.gguf"
 
 
-def test_quantisation_version_only_where_something_is_quantised() -> None:
+def test_quantization_version_only_where_something_is_quantized() -> None:
     assert "quantization_version" not in data(entries(file_type=1))
     assert "file_type" not in data(entries())
 
@@ -355,7 +355,7 @@ def test_agreement_with_the_reigning_tool(name: str, peer: Peers) -> None:
         experts=experts,
         expert_parameters=routed,
         file_type=file_type_of(types, stated.data if stated else None),
-        quantised=any(ref.type.quantised for ref in refs),
+        quantized=any(ref.type.quantized for ref in refs),
         config=json.loads((source / "config.json").read_text()),
         generation_config=json.loads((source / "generation_config.json").read_text())
         if (source / "generation_config.json").is_file()

@@ -170,7 +170,7 @@ def test_what_we_read_is_what_pyyaml_reads(lines: list[str]) -> None:
     elif isinstance(theirs, dict) and not notes:
         assert same(card, theirs)
     else:
-        assert notes or not theirs or theirs in ("~", "null")  # BaseLoader leaves a null as it is spelt
+        assert notes or not theirs or theirs in ("~", "null")  # BaseLoader leaves a null as it is spelled
 
 
 scalar = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="\x7f\x85"), max_size=20)

@@ -1,4 +1,4 @@
-"""Checkpoints that are quantised already. The packing here is written from the schemes' own descriptions, element by
+"""Checkpoints that are quantized already. The packing here is written from the schemes' own descriptions, element by
 element, and shares nothing with the code that reads it; torch is the witness of FP8."""
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ggferry.support.progress import silent
 
 WIDTH, FF, HEADS, KV_HEADS, LAYERS, VOCAB = 64, 96, 4, 2, 3, 72
 Tensors = dict[str, torch.Tensor]
-Quantise = Callable[[str, np.ndarray, np.random.Generator], tuple[Tensors, np.ndarray]]
+Quantize = Callable[[str, np.ndarray, np.random.Generator], tuple[Tensors, np.ndarray]]
 """name of the weight, its values → the tensors that stand for it, and what they mean in float32."""
 
 
-def model(quantise: Quantise) -> tuple[Tensors, dict[str, np.ndarray]]:
-    """A tiny LLaMA whose matrices inside the blocks are quantised; their meaning by name."""
+def model(quantize: Quantize) -> tuple[Tensors, dict[str, np.ndarray]]:
+    """A tiny LLaMA whose matrices inside the blocks are quantized; their meaning by name."""
     rng = np.random.default_rng(5)
     kv = WIDTH // HEADS * KV_HEADS
     tensors: Tensors = {}
@@ -58,12 +58,12 @@ def model(quantise: Quantise) -> tuple[Tensors, dict[str, np.ndarray]]:
             "mlp.down_proj": (WIDTH, FF),
         }.items():  # fmt: skip
             weight = f"{block}.{name}.weight"
-            made, meaning[weight] = quantise(weight, rng.normal(0, 0.1, shape).astype(np.float32), rng)
+            made, meaning[weight] = quantize(weight, rng.normal(0, 0.1, shape).astype(np.float32), rng)
             tensors |= made
     return tensors, meaning
 
 
-def write(folder: Path, tensors: Tensors, quantisation: Any, dtype: str | None = "bfloat16", **more: Any) -> Path:
+def write(folder: Path, tensors: Tensors, quantization: Any, dtype: str | None = "bfloat16", **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": FF,
@@ -72,7 +72,7 @@ def write(folder: Path, tensors: Tensors, quantisation: Any, dtype: str | None =
         "tie_word_embeddings": False, "hidden_act": "silu", **more,
     }  # fmt: skip
     config |= {} if dtype is None else {"torch_dtype": dtype}
-    config |= {} if quantisation is None else {"quantization_config": quantisation}
+    config |= {} if quantization is None else {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
@@ -83,7 +83,7 @@ def request(source: Path, out: Path, outtype: str = "f32", level: str = "full") 
 
 
 def in_gguf_order(name: str, weight: np.ndarray) -> np.ndarray:
-    """Rows of Q and K as llama.cpp wants them: rotary pairs as neighbours."""
+    """Rows of Q and K as llama.cpp wants them: rotary pairs as neighbors."""
     heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
     if heads is None:
         return weight
@@ -119,8 +119,8 @@ def check_file(path: Path, meaning: dict[str, np.ndarray], dtype: str) -> None:
 
 
 def fp8(block: tuple[int, int] | None, per: str = "tensor", kind: Any = torch.float8_e4m3fn, end: str = "_scale_inv",
-        scales: Any = torch.float32) -> Quantise:  # fmt: skip
-    def quantise(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        scales: Any = torch.float32) -> Quantize:  # fmt: skip
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         rows, columns = weight.shape
         tall, wide = block or {"tensor": (rows, columns), "row": (1, columns)}[per]
         grid = np.zeros((-(-rows // tall), -(-columns // wide)), np.float32)
@@ -138,7 +138,7 @@ def fp8(block: tuple[int, int] | None, per: str = "tensor", kind: Any = torch.fl
             scale = scale.reshape(())
         return {name: levels, f"{name}{end}": scale}, levels.float().numpy() * spread
 
-    return quantise
+    return quantize
 
 
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [40, 24], "activation_scheme": "dynamic"}
@@ -153,10 +153,10 @@ FLOAT8 = {
 # --- compressed-tensors ------------------------------------------------------------------------------------
 
 
-def integers(bits: int, group: int | None, *, packed: bool, symmetric: bool = True, order: bool = False) -> Quantise:
+def integers(bits: int, group: int | None, *, packed: bool, symmetric: bool = True, order: bool = False) -> Quantize:
     """Signed integers with bfloat16 scales; packed ones are stored with 2^(bits − 1) added."""
 
-    def quantise(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         rows, columns = weight.shape
         low, high = -(1 << bits - 1), (1 << bits - 1) - 1
         count = columns // group if group else 1
@@ -182,7 +182,7 @@ def integers(bits: int, group: int | None, *, packed: bool, symmetric: bool = Tr
             made[f"{name}_g_idx"] = torch.from_numpy(owner.astype(np.int32))
         return made, meaning
 
-    return quantise
+    return quantize
 
 
 def pack_rows(values: np.ndarray, bits: int) -> np.ndarray:
@@ -207,10 +207,10 @@ def compressed(bits: int, group: int | None, form: str, symmetric: bool = True) 
 # --- GPTQ --------------------------------------------------------------------------------------------------
 
 
-def gptq(bits: int, group: int, *, order: str = "plain", version: int = 1, scales: Any = torch.float16) -> Quantise:
+def gptq(bits: int, group: int, *, order: str = "plain", version: int = 1, scales: Any = torch.float16) -> Quantize:
     """qweight `(in × bits / 32, out)`, qzeros `(groups, out × bits / 32)`, scales `(groups, out)`, g_idx `(in,)`."""
 
-    def quantise(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         rows, columns = weight.shape
         size = group if group > 0 else columns
         count = -(-columns // size)
@@ -234,14 +234,14 @@ def gptq(bits: int, group: int, *, order: str = "plain", version: int = 1, scale
         base = name.removesuffix("weight")
         return {base + key: value for key, value in made.items()}, meaning
 
-    return quantise
+    return quantize
 
 
 def gptq_config(bits: int, group: int, **more: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": False, "desc_act": False, **more}
 
 
-CASES: dict[str, tuple[Quantise, dict[str, Any]]] = {
+CASES: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "fp8 blocks": (fp8((40, 24)), BLOCKS),
     "fp8 tensor": (fp8(None), STATIC),
     "fp8 tensor, e5m2": (fp8(None, kind=torch.float8_e5m2, end="_scale"), STATIC),
@@ -268,17 +268,17 @@ CASES: dict[str, tuple[Quantise, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
     """Bit for bit, through the layouts, and the forward pass of both sides agrees."""
-    quantise, config = CASES[case]
-    tensors, meaning = model(quantise)
+    quantize, config = CASES[case]
+    tensors, meaning = model(quantize)
     result = convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf"))
     check_file(tmp_path / "out.gguf", meaning, "F32")
     assert result.receipt["logits"]["relative_rms"] < 2e-6
     records = {record["name"]: record for record in result.receipt["tensors"]}
     for name in meaning:
         record = records[gguf_name(name)]
-        assert record["grade"] == "repacked" and record["max_error"] == 0 and record["dequantised_from"]
+        assert record["grade"] == "repacked" and record["max_error"] == 0 and record["dequantized_from"]
     assert len(result.receipt["source"]["files"]) == 1
-    assert any("quantised already" in note for note in result.receipt["notes"])
+    assert any("quantized already" in note for note in result.receipt["notes"])
     if case == "gptq 4 desc_act":  # the proof can be made again from the file and its receipt
         again = reverify(
             str(tmp_path / "in"), result.path, level="full", hparams={}, vocab=VocabOptions(none=True), jobs=None,
@@ -308,10 +308,10 @@ def test_other_outtypes_and_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_integers_are_not_quantised_again_unasked(case: str, tmp_path: Path) -> None:
-    """As with a GGUF source of a quantised type. FP8 is a float of less precision, and nobody needs to be asked."""
-    quantise, config = CASES[case]
-    asked = request(write(tmp_path / "in", model(quantise)[0], config), tmp_path / "out.gguf", "q8_0", "fast")
+def test_integers_are_not_quantized_again_unasked(case: str, tmp_path: Path) -> None:
+    """As with a GGUF source of a quantized type. FP8 is a float of less precision, and nobody needs to be asked."""
+    quantize, config = CASES[case]
+    asked = request(write(tmp_path / "in", model(quantize)[0], config), tmp_path / "out.gguf", "q8_0", "fast")
     if config["quant_method"] in ("gptq",) or case.startswith("ct int"):
         with pytest.raises(RefusedError, match=r"blk.*(GPTQ of|compressed-tensors, ).* already.*--allow-requantize"):
             convert(asked)
@@ -324,8 +324,8 @@ def test_integers_are_not_quantised_again_unasked(case: str, tmp_path: Path) -> 
 def test_any_rows_are_the_same_rows(tmp_path: Path) -> None:
     """Pieces that begin and end anywhere, also between words of packed zero points."""
     for number, case in enumerate(("gptq 4 desc_act", "ct int4 asymmetric", "fp8 blocks")):
-        quantise, config = CASES[case]
-        tensors, meaning = model(quantise)
+        quantize, config = CASES[case]
+        tensors, meaning = model(quantize)
         checkpoint = open_checkpoint(str(write(tmp_path / str(number), tensors, config)))
         graph = understand(checkpoint)
         for name in ("model.layers.1.mlp.up_proj.weight", "model.layers.2.mlp.down_proj.weight"):
@@ -373,7 +373,7 @@ def test_scales_of_the_runtime_are_dropped_with_a_reason(tmp_path: Path) -> None
 
 
 def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> None:
-    """Somebody dequantised the weights and left the configuration."""
+    """Somebody dequantized the weights and left the configuration."""
 
     def plain(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         return {name: torch.from_numpy(weight)}, weight
@@ -460,8 +460,8 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
 @pytest.mark.parametrize("number", range(len(BROKEN)))
 def test_what_contradicts_itself_is_refused(number: int, tmp_path: Path) -> None:
     case, change, error = BROKEN[number]
-    quantise, config = CASES[case]
-    tensors, _ = model(quantise)
+    quantize, config = CASES[case]
+    tensors, _ = model(quantize)
     change(tensors)
     with pytest.raises(error):
         convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf", level="fast"))

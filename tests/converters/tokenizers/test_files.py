@@ -93,7 +93,7 @@ def test_keys_are_those_of_todays_tool_where_it_is_right(name: str) -> None:
         assert (tuple(value) if isinstance(value, bytes) else value) == theirs[key].data, key
 
 
-def test_every_checkpoint_tokenises_as_its_source_did(fixtures: Path) -> None:
+def test_every_checkpoint_tokenizes_as_its_source_did(fixtures: Path) -> None:
     """tok_oracle.json names the checkpoint each tokenizer belongs to: 15 of 15 through that folder too."""
     for entry in json.loads((fixtures / "tokenizers" / "tok_oracle.json").read_text()).values():
         folder = fixtures / "hf" / "ckpt" / entry["gguf"]

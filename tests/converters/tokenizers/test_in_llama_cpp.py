@@ -22,7 +22,7 @@ from helpers.peers import Peers
 
 pytestmark = pytest.mark.slow
 
-# bert: llama.cpp does not take Hangul apart as BERT's normaliser does, and takes U+0085 for a blank.
+# bert: llama.cpp does not take Hangul apart as BERT's normalizer does, and takes U+0085 for a blank.
 # rwkv: its trie holds the name of the control token too, and finds <s> in plain text; RWKV's own does not.
 ALLOWED = {
     "bert": {text for text in TEXTS if "한국어" in text or "\u0085" in text},

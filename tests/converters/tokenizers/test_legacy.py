@@ -50,7 +50,7 @@ def llama_raw(pieces: list[bytes], scores: list[float] | None = None) -> RawVoca
 
 
 @EACH
-def test_every_file_tokenises_as_the_manifest_or_sentencepiece_says(root: Path, entry: dict) -> None:
+def test_every_file_tokenizes_as_the_manifest_or_sentencepiece_says(root: Path, entry: dict) -> None:
     raw = read_vocab(root / entry["file"])
     tokenizer = legacy.from_raw_vocab(raw, model_rows=len(raw.tokens))
     encoder = through_kv(tokenizer)
@@ -72,7 +72,7 @@ def test_every_file_tokenises_as_the_manifest_or_sentencepiece_says(root: Path, 
     | st.text("aeth \n.,<>01日🙂\u2581", max_size=80)
 )
 @pytest.mark.parametrize("name", [PLANAR, UNVERSIONED, "ggjt3-20230821/q8_0.bin"])
-def test_any_text_tokenises_as_sentencepiece_does(name: str, text: str) -> None:
+def test_any_text_tokenizes_as_sentencepiece_does(name: str, text: str) -> None:
     assert ENCODERS(name).encode(text, bos=False) == SOURCE().encode(text)
 
 
@@ -185,7 +185,7 @@ def test_scores_of_llamas_own_vocabulary_push_spaces_down() -> None:
     assert other[300] == -41.0 and other[259] == 0.0
 
 
-def test_zero_scores_of_a_requantised_unversioned_file_are_rebuilt() -> None:
+def test_zero_scores_of_a_requantized_unversioned_file_are_rebuilt() -> None:
     pieces = [b" t", b"he", b" the"]
     zero = legacy.from_raw_vocab(llama_raw(pieces, [0.0, 0.0, 0.0]), model_rows=262)
     none = legacy.from_raw_vocab(llama_raw(pieces), model_rows=262)

@@ -152,7 +152,7 @@ def test_the_quick_look_misses_nothing(kind: str, blocks: int, random: Any) -> N
     values = codec.decode(data.reshape(1, -1), blocks * codec.type.elements).reshape(-1)
     bad = np.flatnonzero(~np.isfinite(values))
     assert first_bad(codec.type, data) == (int(bad[0]) if len(bad) else None)
-    assert is_zero(codec.type, data) == (not (values.any() if codec.type.quantised else data.any()))
+    assert is_zero(codec.type, data) == (not (values.any() if codec.type.quantized else data.any()))
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_K"])

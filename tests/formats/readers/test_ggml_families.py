@@ -52,7 +52,7 @@ def test_every_file_is_one_family_s(root: Path, entry: dict) -> None:
 
 
 @EACH
-def test_every_quantised_tensor_has_its_maker_s_values(root: Path, entry: dict) -> None:
+def test_every_quantized_tensor_has_its_maker_s_values(root: Path, entry: dict) -> None:
     checkpoint = open_checkpoint(str(root / entry["file"]))
     for name, witness in entry.get("dequant", {}).items():
         ref = checkpoint.tensors[name]

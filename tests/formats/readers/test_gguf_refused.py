@@ -270,7 +270,7 @@ def test_messages_name_place_value_and_limit(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     for made, words in (
         (replace(GOOD, n_kv=M1), ["m.gguf@0x10", "metadata_kv_count", "found -1", "expected 0..16384"]),
-        (one((4,), 36), ["IQ4_NL_4_4", "removed", "quantise the original model again"]),
+        (one((4,), 36), ["IQ4_NL_4_4", "removed", "quantize the original model again"]),
         (replace(GOOD, magic=b"tjgg"), ["GGJT", "expected the magic GGUF"]),
         (replace(GOOD, data=GOOD.data[:-1]), ["b.weight", "found 95 bytes", "expected 96 bytes"]),
         (

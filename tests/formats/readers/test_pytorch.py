@@ -254,7 +254,7 @@ def test_plain_values_of_every_kind_are_left_out(tmp_path: Path) -> None:
         (
             {"a": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)},
             errors.UnsupportedTypeError,
-            "quantised",
+            "quantized",
         ),
         ({"a": torch.ones(2).to(torch.float8_e5m2fnuz)}, errors.UnsupportedTypeError, "float8_e5m2fnuz"),
         ({"a": torch._neg_view(torch.ones(2))}, errors.UnsupportedTypeError, "neg"),

@@ -470,7 +470,7 @@ PICKLES: dict[str, tuple[bytes, type[errors.GgferryError], str]] = {
     "P20 negative storage": (view(numel=-3), errors.OutOfRangeError, "storage"),
     "P20 expanded to 2^80": (view(size=(1 << 40, 1 << 40), stride=(0, 0)), errors.OutOfRangeError, "expanded"),
     "P22 complex": (view(storage="ComplexFloatStorage"), errors.UnsupportedTypeError, "Complex"),
-    "P22 quantised": (view(storage="QInt8Storage"), errors.UnsupportedTypeError, "QInt8"),
+    "P22 quantized": (view(storage="QInt8Storage"), errors.UnsupportedTypeError, "QInt8"),
     "untyped, typeless": (
         view().replace(b"ctorch\nFloat", b"ctorch.storage\nUntyped"),
         errors.CorruptError,

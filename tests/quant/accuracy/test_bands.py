@@ -35,7 +35,7 @@ def test_bands_are_what_is_measured(name: str, rows: dict[str, np.ndarray]) -> N
     needs = codec(name).needs_imatrix
     flat = np.ones(COLUMNS, np.float32) if needs else None
     found = [relative_rms(name, rows["normal"], flat), relative_rms(name, rows["heavy"], flat)]
-    if codec(name).type.quantised:
+    if codec(name).type.quantized:
         found.append(relative_rms(name, rows["heavy"], rows["importance"]))
     assert (min(found), max(found)) == pytest.approx(BANDS[name], rel=0.01)
 
@@ -61,4 +61,3 @@ def test_what_lies_beyond() -> None:
     assert beyond_band("Q4_K", BANDS["Q4_K"][1] * TOLERANCE * 1.01)
     assert beyond_band("Q4_K", float("inf"))
     assert not beyond_band("F32", 1.0)
-

@@ -12,7 +12,7 @@ from ggferry.quant.codec import codec, codecs
 
 COLUMNS, ROWS = 1024, 8
 SLOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
-QUANTIZED = [name for name, one in codecs().items() if one.encode is not None and one.type.quantised]
+QUANTIZED = [name for name, one in codecs().items() if one.encode is not None and one.type.quantized]
 EVERY = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in QUANTIZED]
 POSITION_MATTERS = [name for name in QUANTIZED if name not in ("Q1_0", "TQ1_0", "TQ2_0", "Q2_0")]
 

@@ -25,7 +25,7 @@ from helpers.peers import Peers
 from helpers.witnesses import FIXTURES, entry_cases, legacy_llama
 
 KNOWN_TO_GGUF = [*sorted(t.name for t in gguf.quants._type_traits), "F16", "F32"]
-KNOWN_TO_GGML = [k.name for k in types_by_id().values() if k.quantised and k.name != "Q8_1"]
+KNOWN_TO_GGML = [k.name for k in types_by_id().values() if k.quantized and k.name != "Q8_1"]
 ENCODERS = ["BF16", "F16", "F32", "Q8_0"]
 
 
@@ -297,7 +297,7 @@ FUNCTIONS = {"F16": "ggml_fp32_to_fp16_row", "BF16": "ggml_fp32_to_bf16_row_ref"
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_16_bit_floats_round_as_ggml(name: str, ggml) -> None:
-    """Both neighbours and the middle of every pair of 16-bit floats, their surroundings, and random bits."""
+    """Both neighbors and the middle of every pair of 16-bit floats, their surroundings, and random bits."""
     kind, encode = block_type(name), codec(name).encode
     bits = np.arange(1 << 16, dtype="<u2").view(np.uint8)[None]
     exact = np.sort(codec(name).decode(bits, 1 << 16)[0])

@@ -1,5 +1,5 @@
 """Blocks of an era as today's blocks: equal in value where the scales allow, and equal in bytes to what the later
-quantiser wrote from the same weights."""
+quantizer wrote from the same weights."""
 
 from __future__ import annotations
 
@@ -150,11 +150,11 @@ LATER = [
     ("ggjt1-20230511/q8_0.bin", {8: "Q8_0_V1"}, "ggjt3-20230821/q8_0.bin", {8: "Q8_0"}),
     ("ggjt2-20230519/q4_0.bin", {2: "Q4_0_V2"}, "ggjt3-20230821/q4_0.bin", {2: "Q4_0"}),
 ]
-"""The same weights, quantised by llama.cpp before and after the layout changed."""
+"""The same weights, quantized by llama.cpp before and after the layout changed."""
 
 
 @pytest.mark.parametrize(("old", "old_codes", "new", "new_codes"), LATER)
-def test_repacked_files_are_what_the_later_quantiser_wrote(
+def test_repacked_files_are_what_the_later_quantizer_wrote(
     old: str, old_codes: dict[int, str], new: str, new_codes: dict[int, str], fixtures: Path, llama_tensors
 ) -> None:
     plain, compared = {0: "F32"}, 0

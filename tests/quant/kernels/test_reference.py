@@ -15,9 +15,9 @@ ROWS, COLUMNS = 24, 1024
 
 Draw = Callable[[np.random.Generator], np.ndarray]
 
-QUANTISED = sorted(n for n, c in codecs().items() if c.encode is not None and c.type.quantised)
+QUANTIZED = sorted(n for n, c in codecs().items() if c.encode is not None and c.type.quantized)
 SEARCHED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
-EVERY = tuple(pytest.param(name, marks=pytest.mark.slow if name in SEARCHED else ()) for name in QUANTISED)
+EVERY = tuple(pytest.param(name, marks=pytest.mark.slow if name in SEARCHED else ()) for name in QUANTIZED)
 
 
 def normal(rng: np.random.Generator) -> np.ndarray:
@@ -43,7 +43,7 @@ DISTRIBUTIONS: dict[str, Draw] = {
     "Cauchy, cut": lambda rng: np.clip(rng.standard_cauchy((ROWS, COLUMNS)), -1e3, 1e3),
     "rows of many scales": lambda rng: normal(rng) * np.exp(rng.normal(0, 4, (ROWS, 1))),
     "outlying columns": outlying_columns,
-    "off centre": lambda rng: rng.normal(0.7, 0.1, (ROWS, COLUMNS)),
+    "off center": lambda rng: rng.normal(0.7, 0.1, (ROWS, COLUMNS)),
     "ternary": lambda rng: rng.integers(-1, 2, (ROWS, COLUMNS)) * 0.25,
     "grid of a 4-bit source": lambda rng: rng.integers(-8, 8, (ROWS, COLUMNS)) * rng.random((ROWS, 1)),
 }
@@ -92,7 +92,7 @@ def test_sums_at_the_ends_of_float32(name: str, ggml) -> None:
     assert differing == dict.fromkeys(EXTREMES, 0)
 
 
-def test_every_quantised_type_of_gguf_has_an_encoder() -> None:
+def test_every_quantized_type_of_gguf_has_an_encoder() -> None:
     """Q8_1 and Q8_K are formats of activations: llama-quantize has no such target."""
-    without = {n for n, c in codecs().items() if c.type.quantised and c.type.ggml_id is not None and c.encode is None}
+    without = {n for n, c in codecs().items() if c.type.quantized and c.type.ggml_id is not None and c.encode is None}
     assert without == {"Q8_1", "Q8_K"}

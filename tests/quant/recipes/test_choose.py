@@ -233,7 +233,7 @@ def test_names_aliases_and_numbers() -> None:
 
 @pytest.mark.parametrize("name", ["", "Q9_K", "Q4_2", "Q4_1_SOME_F16", "4", "33", "1024", "99999", "-1", "q4_k_m.gguf"])
 def test_no_such_recipe(name: str) -> None:
-    with pytest.raises(BlockError, match=r"unknown quantisation .*known: F32, .*NVFP4.*COPY, KEEP"):
+    with pytest.raises(BlockError, match=r"unknown quantization .*known: F32, .*NVFP4.*COPY, KEEP"):
         recipe(name)
 
 

@@ -143,7 +143,7 @@ def _elements(name: str, config: dict[str, object]) -> int:
     return width * sizes.get(role, experts if role == "ffn_gate_inp" else ff * (experts if "exps" in role else 1))
 
 
-def test_every_mixture_of_llama_quantize_is_recognised() -> None:
+def test_every_mixture_of_llama_quantize_is_recognized() -> None:
     """34 recipes × 11 models as llama-quantize mixes them. The recipe's number stays wherever its own block type
     leads or its own mixture outgrew it; after a shape fallback, and for MXFP4 without experts, it must not."""
     mixtures = read_json("quantize/QUANT_MIX.json")

@@ -34,18 +34,18 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
         yield found
 
 
-def analyse(model: Path) -> dict[str, object]:
-    return {"op": "analyse", "source": str(model), "recipe": {}, "threads": 1}
+def analyze(model: Path) -> dict[str, object]:
+    return {"op": "analyze", "source": str(model), "recipe": {}, "threads": 1}
 
 
 def test_errors_come_back_and_the_worker_goes_on(supervisor: Supervisor, model: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.bin"
     cut.write_bytes(model.read_bytes()[:-1])
     with pytest.raises(WorkerFailed) as failed:
-        supervisor.run(analyse(cut))
+        supervisor.run(analyze(cut))
     assert failed.value.error["class"] == "TruncatedError" and failed.value.error["path"] == str(cut)
     pid = supervisor.pid
-    answer = supervisor.run(analyse(model))
+    answer = supervisor.run(analyze(model))
     assert answer.result["architecture"] == "llama" and answer.peak > 1 << 20
     assert supervisor.pid == pid
     with pytest.raises(WorkerFailed) as failed:
@@ -56,7 +56,7 @@ def test_errors_come_back_and_the_worker_goes_on(supervisor: Supervisor, model: 
 def test_a_worker_sees_no_token(supervisor: Supervisor, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TOKENS.items():
         monkeypatch.setenv(name, value)
-    supervisor.run(analyse(model))
+    supervisor.run(analyze(model))
     seen = Path(f"/proc/{supervisor.pid}/environ").read_bytes().decode()
     assert "never" not in seen and f"HOME={os.environ.get('HOME')}\0" not in seen
     names = {item.partition("=")[0] for item in seen.split("\0") if item}
@@ -65,10 +65,10 @@ def test_a_worker_sees_no_token(supervisor: Supervisor, model: Path, monkeypatch
 
 
 def test_a_worker_that_is_killed_is_replaced(supervisor: Supervisor, model: Path) -> None:
-    supervisor.run(analyse(model))
+    supervisor.run(analyze(model))
     os.kill(supervisor.pid or 0, signal.SIGKILL)
     supervisor._process.wait()  # type: ignore[union-attr]
-    assert supervisor.run(analyse(model)).result["architecture"] == "llama"
+    assert supervisor.run(analyze(model)).result["architecture"] == "llama"
 
     def kill() -> None:
         time.sleep(0.3)
@@ -79,17 +79,17 @@ def test_a_worker_that_is_killed_is_replaced(supervisor: Supervisor, model: Path
     os.kill(supervisor.pid or 0, signal.SIGSTOP)
     thread.start()
     with pytest.raises(WorkerDied, match="SIGSEGV"):
-        supervisor.run(analyse(model))
+        supervisor.run(analyze(model))
     thread.join()
-    assert supervisor.run(analyse(model)).result["architecture"] == "llama"
+    assert supervisor.run(analyze(model)).result["architecture"] == "llama"
 
 
 def test_a_silent_worker_is_ended(supervisor: Supervisor, model: Path) -> None:
-    supervisor.run(analyse(model))
+    supervisor.run(analyze(model))
     pid = supervisor.pid or 0
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(WorkerTimeout):
-        supervisor.run(analyse(model), timeout=0.5)
+        supervisor.run(analyze(model), timeout=0.5)
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -102,10 +102,10 @@ def test_memory_is_capped(tmp_path: Path, model: Path) -> None:
     (folder / "config.json").write_text(vocabulary)
     with Supervisor(Limits(200 << 20), str(tmp_path)) as small:
         with pytest.raises((WorkerFailed, WorkerDied)) as failed:
-            small.run(analyse(folder))
+            small.run(analyze(folder))
         if isinstance(failed.value, WorkerFailed):
             assert failed.value.error["class"] == "OutOfMemory"
-        assert small.run(analyse(model)).result["architecture"] == "llama"
+        assert small.run(analyze(model)).result["architecture"] == "llama"
 
 
 def test_a_worker_ends_with_its_parent(tmp_path: Path, model: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_worker_ends_with_its_parent(tmp_path: Path, model: Path) -> None:
     child = os.fork()
     if not child:  # a parent that is killed while its worker is idle
         found = Supervisor(Limits(), str(tmp_path))
-        found.run(analyse(model))
+        found.run(analyze(model))
         os.write(write, str(found.pid).encode())
         time.sleep(60)
         os._exit(0)

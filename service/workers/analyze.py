@@ -56,7 +56,7 @@ def request_of(source: str, recipe: Mapping[str, Any], out: str | None = None, j
     return Request(source, out, options, vocab=vocab, level=str(recipe.get("verify", "full")), jobs=jobs, **rest)
 
 
-def analyse(source: str, recipe: Mapping[str, Any], threads: int, config: str | None = None) -> dict[str, Any]:
+def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | None = None) -> dict[str, Any]:
     """The fields of a plan's line that the file itself decides. `config`: the config.json that stands beside a file of
     the GGML era, for what its header leaves open. Raises one of `formats.errors`."""
     plan, options, notes = _planned(source, recipe, config)
