@@ -45,7 +45,7 @@ class VocabLayout:
 
 @dataclass(frozen=True, slots=True)
 class HeaderLayout:
-    """How one architecture shaped a GGML-era file. Owned by `converters/arch`, handed to the readers as data.
+    """How one architecture shaped a GGML-era file. Owned by `converters/architectures`, handed to the readers as data.
 
     `containers`: (container, version) pairs it occurs in. `header`: the fields after magic and version. `names`:
     shell patterns of tensor names that only this architecture has: what decides between layouts whose headers both

@@ -14,7 +14,7 @@ from helpers.witnesses import ROOT
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/README.md", "docs/decisions/README.md")
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 PATH = re.compile(r"`([\w.*-]+/[\w./*-]*|[\w*-]+\.(?:py|md|toml))`")
-IN_A_PICTURE = re.compile(r"\b(?:quant|formats|converters|service|tests)/[\w/]+\.py\b")
+IN_A_PICTURE = re.compile(r"\b(?:support|quant|formats|converters|service|tests)/[\w/]+\.py\b")
 
 CITED = re.compile(r"\bdocs/[\w/-]+\.md\b")
 NOT_HERE = re.compile(r"fact[s]/|fact[s] §|DESIG[N]( §|\.md)|\([HS][0-9]{2}")
@@ -28,8 +28,12 @@ def tracked() -> tuple[str, ...]:
 
 
 def exists(name: str) -> bool:
-    """Whether `name` is a file or folder, or, where it names no folder, a file in any of them."""
-    return any(ROOT.glob(name.rstrip("/"))) if "/" in name else any(Path(path).match(name) for path in tracked())
+    """Whether `name` is a path from the root, or the end of one (`cli/`, `app.py`: named under their room's heading)."""
+    if any(ROOT.glob(name.rstrip("/"))):
+        return True
+    if name.endswith("/"):
+        return any(f"/{name}" in f"/{path}" for path in tracked())
+    return any(Path(path).match(name) for path in tracked())
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -26,22 +26,22 @@ from helpers.witnesses import FIXTURES, ROOT
 MOST = 80_000_000
 """Bytes of all committed witnesses: a clone stays a matter of seconds."""
 
-MADE_CONTAINERS = {("gguf", 1): "formats/test_gguf_read.py", ("gguf", 2): "formats/test_gguf_read.py"}
+MADE_CONTAINERS = {("gguf", 1): "formats/readers/test_gguf.py", ("gguf", 2): "formats/readers/test_gguf.py"}
 MADE_LAYOUTS = {
-    "falcon-2023-06-05": "converters/test_convert_families.py",
-    "falcon-2023-06-10": "converters/test_convert_families.py",
-    "llama3-meta": "formats/test_pytorch.py",
+    "falcon-2023-06-05": "converters/legacy/test_families.py",
+    "falcon-2023-06-10": "converters/legacy/test_families.py",
+    "llama3-meta": "formats/readers/test_pytorch.py",
 }
 MADE_ARCHITECTURES = {
-    "nomic-bert": "converters/test_bert.py", "rwkv7": "converters/test_rwkv.py", "t5encoder": "converters/test_t5.py",
+    "nomic-bert": "converters/architectures/test_bert.py", "rwkv7": "converters/architectures/test_rwkv.py", "t5encoder": "converters/architectures/test_t5.py",
 }  # fmt: skip
 """By transformers, or by hand from the published code; those of tiny_models are counted from there."""
 MADE_TYPES = {
-    **dict.fromkeys(("BOOL", "F64"), "formats/test_safetensors.py"),
-    **dict.fromkeys(("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"), "formats/test_safetensors.py"),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2"), "quant/test_checkpoint_types.py"),
-    "Q2_K_64": "quant/test_codecs.py",
-    "Q8_1": "quant/test_codecs.py",
+    **dict.fromkeys(("BOOL", "F64"), "formats/readers/test_safetensors.py"),
+    **dict.fromkeys(("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"), "formats/readers/test_safetensors.py"),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2"), "quant/codecs/test_checkpoint_types.py"),
+    "Q2_K_64": "quant/codecs/test_codecs.py",
+    "Q8_1": "quant/codecs/test_codecs.py",
 }
 
 
@@ -104,7 +104,7 @@ def test_every_architecture_has_a_witness() -> None:
 def test_every_block_type_has_a_witness() -> None:
     found = {ref.type.name for checkpoint in checkpoints() for ref in checkpoint.tensors.values()}
     found |= {tensor["type"] for record in records() for tensor in record["tensors"]}
-    ggml = {kind.name: "quant/test_codecs.py" for kind in types_by_id().values() if kind.quantized}
+    ggml = {kind.name: "quant/codecs/test_codecs.py" for kind in types_by_id().values() if kind.quantized}
     made = {name: path for name, path in (ggml | MADE_TYPES).items() if name not in found}
     complete(found, made, set(codecs()))
     assert set(MADE_TYPES) <= set(made)
