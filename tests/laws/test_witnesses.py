@@ -33,7 +33,8 @@ MADE_LAYOUTS = {
     "llama3-meta": "formats/readers/test_pytorch.py",
 }
 MADE_ARCHITECTURES = {
-    "nomic-bert": "converters/architectures/test_bert.py", "rwkv7": "converters/architectures/test_rwkv.py", "t5encoder": "converters/architectures/test_t5.py",
+    "nomic-bert": "converters/architectures/test_bert.py", "rwkv7": "converters/architectures/test_rwkv.py",
+    "t5encoder": "converters/architectures/test_t5.py",
 }  # fmt: skip
 """By transformers, or by hand from the published code; those of tiny_models are counted from there."""
 MADE_TYPES = {
@@ -95,7 +96,7 @@ def test_every_header_layout_has_a_witness() -> None:
 def test_every_architecture_has_a_witness() -> None:
     found = {understand(checkpoint).architecture.name for checkpoint in models()}
     tiny = {f"{model.model}{model.head}" for model in TINY.values()}
-    made = {name: "tiny_models.py" for name, spec in architectures().items() if tiny & set(spec.hf_classes)}
+    made = {name: "helpers/tiny_models.py" for name, spec in architectures().items() if tiny & set(spec.hf_classes)}
     made = {name: path for name, path in (made | MADE_ARCHITECTURES).items() if name not in found}
     complete(found, made, set(architectures()))
     assert set(MADE_ARCHITECTURES) <= set(made)
