@@ -28,7 +28,7 @@ def tracked() -> tuple[str, ...]:
 
 
 def exists(name: str) -> bool:
-    """Whether `name` is a path from the root, or the end of one (`cli/`, `app.py`: named under their room's heading)."""
+    """Whether `name` is a path from the root, or the end of one that is named below the heading of its room."""
     if any(ROOT.glob(name.rstrip("/"))):
         return True
     if name.endswith("/"):
