@@ -13,7 +13,7 @@ from ggferry.converters.adapters.source import ALPHA, read_adapter
 from ggferry.converters.conversion_plan.steps import (
     ROUNDED,
 )
-from ggferry.converters.model_graph import rows as values
+from ggferry.converters.model_graph import rows
 from ggferry.converters.proof.compare import DeltaProof, Proof, check_accounting
 from ggferry.converters.proof.tensors import TensorProof, check_tensor
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -140,9 +140,9 @@ def _applied(
 def _times(checkpoint: Checkpoint, ref: TensorRef, x: Array, within: tuple[int, int] | None = None) -> Array:
     """A matrix (or rows of one) times `x`, streamed, in float64."""
     first, last = within or (0, ref.rows)
-    step = max(1, values.CHUNK // (ref.columns * 8))
+    step = max(1, rows.CHUNK // (ref.columns * 8))
     pieces = [
-        values.values_of(checkpoint, ref, start, min(last, start + step)).astype(np.float64) @ x
+        rows.values_of(checkpoint, ref, start, min(last, start + step)).astype(np.float64) @ x
         for start in range(first, last, step)
     ]
     return np.concatenate(pieces)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.evaluate import forward, result_of
 from ggferry.converters.forward.weights import Weights
-from ggferry.converters.model_graph import rows as values
+from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.tensors import TensorProof
 from ggferry.formats.checkpoint import TensorRef
@@ -65,7 +65,7 @@ class SourceValues(Weights):
         self._nodes = {node.inputs[0].name: source.by_name[node.name] for node in output.nodes}
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
-        return values.laid_out_values(self._source.checkpoint, self._nodes[ref.name], start, stop)
+        return rows.laid_out_values(self._source.checkpoint, self._nodes[ref.name], start, stop)
 
 
 def prompt(n_vocab: int, length: int = PROMPT_LENGTH) -> list[int]:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.conversion_plan.steps import IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED
-from ggferry.converters.model_graph import rows as values
+from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.errors import VerificationError
@@ -90,8 +90,8 @@ class _Comparison:
         origin = source.by_name[node.name]
         self.before, self.after = origin.inputs[0].type, node.inputs[0].type
         # Importances belong to columns, so that rows must stay whole.
-        self.origin = origin if encoding.imatrix else values.view_for_streaming(origin, self.after)
-        self.mirror = values.view_for_streaming(node, self.before) if self.origin.shape != node.shape else node
+        self.origin = origin if encoding.imatrix else rows.view_for_streaming(origin, self.after)
+        self.mirror = rows.view_for_streaming(node, self.before) if self.origin.shape != node.shape else node
         self.bitwise = self.before == self.after and self.origin.layout.block_safe
         pair = codec(self.before.name).repack
         self.rescaled = pair is not None and pair.target == self.after.name
@@ -101,13 +101,13 @@ class _Comparison:
         self.other_bytes = threading.Event()
 
     def run(self, jobs: int | None) -> TensorProof:
-        runs = [values.run_of_bytes(side) for side in (self.origin, self.mirror)] if self.bitwise else [None, None]
+        runs = [rows.run_of_bytes(side) for side in (self.origin, self.mirror)] if self.bitwise else [None, None]
         first, second = runs
         if first and second:
-            each(values.cuts(0, first[2], values.RUN), lambda part: self._runs(part, first, second), workers(jobs))
+            each(rows.cuts(0, first[2], rows.RUN), lambda part: self._runs(part, first, second), workers(jobs))
         else:
             compare = self._bytes if self.bitwise else self._values
-            chunks = values.row_chunks(self.origin, self.after, values.CHUNK // 4)
+            chunks = rows.row_chunks(self.origin, self.after, rows.CHUNK // 4)
             each(chunks, lambda chunk: compare(*chunk), workers(jobs))
         return self._found()
 
@@ -133,10 +133,10 @@ class _Comparison:
     # --- the same bytes on both sides --------------------------------------------------------------------------
 
     def _runs(self, part: tuple[int, int], *runs: tuple[int, int, int]) -> None:
-        for start, stop in values.cuts(*part, values.COPY):
+        for start, stop in rows.cuts(*part, rows.COPY):
             sides = []
             for number, (graph, run) in enumerate(zip((self.source, self.output), runs, strict=True)):
-                buffer = values.scratch(stop - start, number)
+                buffer = rows.scratch(stop - start, number)
                 graph.checkpoint.files[run[0]].read_into(run[1] + start, buffer)
                 sides.append(np.frombuffer(buffer, np.uint8))
             if not _equal_bytes(*sides):
@@ -145,8 +145,8 @@ class _Comparison:
             self._advance(stop - start)
 
     def _bytes(self, start: int, stop: int) -> None:
-        expected = values.laid_out(self.source.checkpoint, self.origin, start, stop)
-        found = values.laid_out(self.output.checkpoint, self.mirror, start, stop)
+        expected = rows.laid_out(self.source.checkpoint, self.origin, start, stop)
+        found = rows.laid_out(self.output.checkpoint, self.mirror, start, stop)
         if not np.array_equal(expected, found):
             row = start + int(np.flatnonzero((expected != found).any(axis=1))[0])
             raise self._wrong(row, "bytes differ from the source's")
@@ -155,8 +155,8 @@ class _Comparison:
     # --- other bytes, which must mean the same, or nearly --------------------------------------------------------
 
     def _values(self, start: int, stop: int) -> None:
-        expected = values.laid_out_values(self.source.checkpoint, self.origin, start, stop)
-        blocks = values.laid_out(self.output.checkpoint, self.mirror, start, stop)
+        expected = rows.laid_out_values(self.source.checkpoint, self.origin, start, stop)
+        blocks = rows.laid_out(self.output.checkpoint, self.mirror, start, stop)
         found = codec(self.after.name).decode(blocks, self.mirror.shape[-1])
         apart = differences(expected, found, self._bound(start, stop))
         if apart.outside is not None:
@@ -203,7 +203,7 @@ class _Comparison:
         if not self.rescaled:
             return lambda expected, _: narrowing_bound(self.after.name, expected)
         bound = partial(rescaling_bound, self.before.name)
-        scales = values.laid_out(self.source.checkpoint, self.origin, start, stop, bound).reshape(-1)
+        scales = rows.laid_out(self.source.checkpoint, self.origin, start, stop, bound).reshape(-1)
         return lambda _, here: scales[here]
 
     def _advance(self, count: int) -> None:

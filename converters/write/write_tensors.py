@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ggferry.converters.conversion_plan.steps import COPY, GATHER, REPACK, Plan, Step
-from ggferry.converters.model_graph import rows as values
+from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.write.watch_weights import Watch, place
 from ggferry.formats.checkpoint import Dropped
@@ -37,7 +37,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows `start:stop` of one step, as streamed (`values.view_for_streaming`); bytes where the source is one run of
+    """Rows `start:stop` of one step, as streamed (`rows.view_for_streaming`); bytes where the source is one run of
     bytes that is taken as it is (`run`: file, offset, size)."""
 
     step: Step
@@ -59,8 +59,8 @@ def run(
     def copy(step: Step, start: int, stop: int, run: tuple[int, int, int]) -> None:
         file, offset, _ = run
         kind = step.type
-        for begin, end in values.cuts(start, stop, values.COPY, kind.block_bytes):
-            data = values.scratch(end - begin)
+        for begin, end in rows.cuts(start, stop, rows.COPY, kind.block_bytes):
+            data = rows.scratch(end - begin)
             plan.graph.checkpoint.files[file].read_into(offset + begin, data)
             put(step, begin // kind.block_bytes * kind.elements, begin, data)
 
@@ -87,13 +87,13 @@ def jobs_of(plan: Plan) -> Iterator[Job]:
         plan.steps, key=lambda step: (step.node.inputs[0].spans[0].file, step.node.inputs[0].spans[0].offset)
     )
     for step in order:
-        run = values.run_of_bytes(step.node) if step.route == COPY and not plan.options.big_endian else None
+        run = rows.run_of_bytes(step.node) if step.route == COPY and not plan.options.big_endian else None
         if run:
-            for start, stop in values.cuts(0, run[2], values.RUN, step.type.block_bytes):
+            for start, stop in rows.cuts(0, run[2], rows.RUN, step.type.block_bytes):
                 yield Job(step, step.node, start, stop, run)
             continue
-        node = step.node if plan.imatrix else values.view_for_streaming(step.node, step.type)
-        for start, stop in values.row_chunks(node, step.type):
+        node = step.node if plan.imatrix else rows.view_for_streaming(step.node, step.type)
+        for start, stop in rows.row_chunks(node, step.type):
             yield Job(step, node, start, stop)
 
 
@@ -102,12 +102,12 @@ def convert(plan: Plan, job: Job, watch: Watch) -> Any:
     checkpoint, step = plan.graph.checkpoint, job.step
     try:
         if step.route in (COPY, GATHER):
-            return values.laid_out(checkpoint, job.node, job.start, job.stop)
+            return rows.laid_out(checkpoint, job.node, job.start, job.stop)
         if step.route == REPACK:
             repack = codec(step.source_type.name).repack
             assert repack is not None
-            return values.laid_out(checkpoint, job.node, job.start, job.stop, lambda r, c: repack.apply(r, c)[0])
-        decoded = np.ascontiguousarray(values.laid_out_values(checkpoint, job.node, job.start, job.stop))
+            return rows.laid_out(checkpoint, job.node, job.start, job.stop, lambda r, c: repack.apply(r, c)[0])
+        decoded = np.ascontiguousarray(rows.laid_out_values(checkpoint, job.node, job.start, job.stop))
         watch.look_at_values(step, job.start * job.node.shape[-1], decoded)
         return _encode(plan, job, decoded)
     except BlockError as error:
@@ -135,10 +135,10 @@ def check_replica(plan: Plan, drop: Dropped) -> None:
             path=checkpoint.path, found=f"{drop.ref.type} {drop.ref.shape}",
             expected=f"{drop.same_as.type} {drop.same_as.shape}",
         )  # fmt: skip
-    step = max(1, values.CHUNK // max(1, drop.ref.row_bytes))
+    step = max(1, rows.CHUNK // max(1, drop.ref.row_bytes))
     for start in range(0, drop.ref.rows, step):
-        a = values.raw_rows(checkpoint, drop.ref, start, min(drop.ref.rows, start + step))
-        b = values.raw_rows(checkpoint, drop.same_as, start, min(drop.ref.rows, start + step))
+        a = rows.raw_rows(checkpoint, drop.ref, start, min(drop.ref.rows, start + step))
+        b = rows.raw_rows(checkpoint, drop.same_as, start, min(drop.ref.rows, start + step))
         if not np.array_equal(a, b):
             raise InconsistentError(
                 f"{drop.ref.name!r} differs between the parts of the model",

@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from ggferry.formats.errors import BusyError, GgferryError, NotFoundError, RefusedError, UsageError, of_os
 from ggferry.formats.files.opened_files import Identity, refuse_sources
@@ -32,6 +32,8 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 _HELD = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
 _RENAME_NOREPLACE, _AT_FDCWD = 1, -100  # linux/fs.h, linux/fcntl.h
 ATTEMPTS, PAUSE = 4, 0.05  # two that begin at once may each see the other: seconds at most until they look again
+
+T = TypeVar("T")
 
 
 def is_partial(path: str) -> bool:
@@ -118,7 +120,7 @@ class Partial:
         self.stale: list[str] = []
         flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC
         self.fd = -1
-        self.fd = self._try(os.open, self.path, flags, 0o666)
+        self.fd = self.attempt(os.open, self.path, flags, 0o666)
         if _lock(self.fd) is False or not self._is_at(self.path):
             self.discard()  # taken for a dead one in the instant before it was locked
             raise BusyError("another writer is at work on this file", path=target)
@@ -127,13 +129,13 @@ class Partial:
         """All of a small file, on disk when this returns."""
         view = memoryview(data)
         while view:
-            view = view[self._try(os.write, self.fd, view) :]
-        self._try(os.fsync, self.fd)
+            view = view[self.attempt(os.write, self.fd, view) :]
+        self.attempt(os.fsync, self.fd)
 
     def give_name(self, *, overwrite: bool = False) -> None:
         """Let the target's name lead to this file. Raises RefusedError when the name is taken, unless `overwrite`."""
         if overwrite:
-            self._try(os.replace, self.path, self.target)
+            self.attempt(os.replace, self.path, self.target)
         else:
             try:
                 name_new(self.path, self.target)
@@ -147,7 +149,7 @@ class Partial:
     def take_back(self) -> None:
         """Undo a `give_name` that replaced nothing."""
         if self._is_at(self.target):
-            self._try(os.unlink, self.target)
+            self.attempt(os.unlink, self.target)
         self.published = False
 
     def discard(self) -> None:
@@ -176,7 +178,8 @@ class Partial:
         except OSError:
             return False
 
-    def _try(self, call: Any, *arguments: Any) -> Any:
+    def attempt(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Return what a system call on this file does; its failure is told of the target. Raises what `of_os` makes."""
         try:
             return call(*arguments)
         except OSError as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ggferry.formats.errors import GgferryError, OutOfRangeError, UsageError, VerificationError, of_os
+from ggferry.formats.errors import OutOfRangeError, UsageError, VerificationError
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.files.partial_files import Partial, begin_file, publish
 from ggferry.formats.gguf.header_layout import Declared, GGUFLayout, Placed, lay_out
@@ -59,9 +59,9 @@ class GGUFFile:
         self._lock = threading.Lock()
         self._finished = False
         self.file = file or begin_file(self.path, overwrite=overwrite, sources=sources)
-        self._flusher = _Flusher(lambda: self._try(os.fdatasync, self.file.fd))
+        self._flusher = _Flusher(lambda: self.file.attempt(os.fdatasync, self.file.fd))
         try:
-            self._try(os.ftruncate, self.file.fd, layout.size)  # a hole reads as zeros: all padding is in place
+            self.file.attempt(os.ftruncate, self.file.fd, layout.size)  # a hole reads as zeros: all padding is in place
         except BaseException:
             self.discard()
             raise
@@ -108,9 +108,9 @@ class GGUFFile:
                 message = f"tensor {name!r}: bytes missing"
                 raise VerificationError(message, path=self.path, found=position, expected=tensor.nbytes)
         self._flusher.wait()
-        self._try(os.fsync, self.file.fd)  # the data before the header that declares it
+        self.file.attempt(os.fsync, self.file.fd)  # the data before the header that declares it
         self._put(0, memoryview(self.layout.header))
-        self._try(os.fsync, self.file.fd)
+        self.file.attempt(os.fsync, self.file.fd)
         self._finished = True
 
     def publish(self) -> None:
@@ -147,17 +147,8 @@ class GGUFFile:
 
     def _put(self, offset: int, view: memoryview) -> None:
         while len(view):
-            count = self._try(os.pwrite, self.file.fd, view, offset)
+            count = self.file.attempt(os.pwrite, self.file.fd, view, offset)
             view, offset = view[count:], offset + count
-
-    def _try(self, call: Any, *arguments: Any) -> Any:
-        try:
-            return call(*arguments)
-        except OSError as error:
-            raise self._failure(error) from None
-
-    def _failure(self, error: OSError) -> GgferryError:
-        return of_os(error, "cannot be written", self.path)
 
 
 class _Flusher:

@@ -6,14 +6,12 @@ as in v2, padding included (llama.cpp 6381d4e11 … #2821; ggml f03d74aa). Nothi
 
 from __future__ import annotations
 
-import re
-import struct
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ggferry.formats import limits
-from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
+from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import (
     CorruptError,
     DuplicateError,
@@ -28,16 +26,15 @@ from ggferry.formats.errors import (
     UnsupportedTypeError,
     UnsupportedVersionError,
 )
-from ggferry.formats.fields import CODES, Cursor, Struct, size_of
+from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.files.sources import Source, open_source
-from ggferry.formats.gguf.packed_values import Flags, Numbers, Text, Texts, is_utf8
+from ggferry.formats.gguf.metadata import MetadataReader
 from ggferry.formats.gguf.shards import open_shards, shard_number, shortened
+from ggferry.formats.gguf.tensor_lines import LARGEST_LINE, TensorLine, TensorLines, tensor_of
 from ggferry.formats.gguf.values import (
     ALIGNMENT_KEY,
     COUNT_CODES,
     DEFAULT_ALIGNMENT,
-    KEY_PATTERN,
-    NUMBER_CODES,
     Value,
     ValueType,
     align,
@@ -46,7 +43,7 @@ from ggferry.formats.gguf.values import (
 from ggferry.formats.reader import HeaderLayout, Match, Reader, describe
 from ggferry.formats.tensor_table import TensorTable
 from ggferry.quant.codec import types_by_id
-from ggferry.quant.types import BlockError, BlockType
+from ggferry.quant.types import BlockError
 
 MAGIC = b"GGUF"
 COUNTS = {
@@ -69,11 +66,6 @@ REMOVED_TYPES = {
     36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
 }  # fmt: skip
 LEGACY_MAGICS = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "ggla (a LoRA adapter)", b"ccgg": "ggcc"}
-
-LARGEST_ROW = 8 + limits.MAX_GGUF_NAME + 4 + 8 * limits.MAX_DIMS + 4 + 8  # bytes of a line of the tensor table
-LONG = 1 << 14  # bytes of a text that stays packed: chat templates are shorter, a tokenizer.json is not
-
-_KEY = re.compile(KEY_PATTERN)
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
@@ -111,70 +103,10 @@ def parse(source: Source, file: int = 0) -> Checkpoint:
         raise
 
 
-class _Row(NamedTuple):
-    """A line of the tensor table. `offset`: of its data, relative to the data section; `end`: where the line ends in
-    the bytes it was read from."""
-
-    name: str
-    type: BlockType
-    shape: tuple[int, ...]
-    offset: int
-    end: int
-
-
-class _Table:
-    """The bytes of a tensor table, read line by line as `version` and byte order say."""
-
-    def __init__(self, raw: bytes, version: int, big_endian: bool) -> None:
-        self.raw, self.types = raw, types_by_id()
-        mark, count = ">" if big_endian else "<", CODES[COUNT_CODES[version]]
-        self._length = struct.Struct(f"{mark}{count}")
-        self._dims = struct.Struct(f"{mark}I")
-        self._rest = {n: struct.Struct(f"{mark}{n}{count}IQ") for n in range(1, limits.MAX_DIMS + 1)}
-
-    def row(self, place: int) -> _Row | None:
-        """The line at byte `place`; None unless all is well with it."""
-        raw = self.raw
-        try:
-            begin = place + self._length.size
-            name_end = begin + self._length.unpack_from(raw, place)[0]
-            rest = self._rest[self._dims.unpack_from(raw, name_end)[0]]
-            *ne, type_id, offset = rest.unpack_from(raw, name_end + 4)
-            kind = self.types[type_id]
-            name = raw[begin:name_end].decode()
-        except (struct.error, KeyError, UnicodeDecodeError, OverflowError):
-            return None
-        if not (1 <= name_end - begin <= limits.MAX_GGUF_NAME and name.isprintable()):
-            return None
-        if min(ne) < 1 or max(ne) > limits.MAX_DIM or ne[0] % kind.elements:
-            return None
-        return _Row(name, kind, tuple(ne[::-1]), offset, name_end + 4 + rest.size)
-
-    def name(self, place: int) -> str:
-        """The name in a line that was found to be well."""
-        begin = place + self._length.size
-        return self.raw[begin : begin + self._length.unpack_from(self.raw, place)[0]].decode()
-
-    def known(self, place: int) -> _Row:
-        """`row` of a line that was found to be well."""
-        row = self.row(place)
-        assert row is not None
-        return row
-
-
-def _ref(table: _Table, place: int, file: int, start: int, big_endian: bool) -> TensorRef:
-    row = table.known(place)
-    span = Span(file, start + row.offset, row.shape)
-    return TensorRef(row.name, row.type, row.shape, (span,), big_endian=big_endian)
-
-
 class _Parser:
     def __init__(self, source: Source) -> None:
         self.notes: list[str] = []
-        self.undecodable: list[str] = []
-        self.mixed_case: list[str] = []
         self.alignment = DEFAULT_ALIGNMENT
-        self.nested = 0
         self.version, big_endian = _version(source)
         self.cursor = Cursor(source, 8, big_endian)
         self.count_code = COUNT_CODES[self.version]
@@ -184,7 +116,10 @@ class _Parser:
 
     def checkpoint(self, file: int) -> Checkpoint:
         cursor = self.cursor
-        metadata = self.metadata()
+        keys = MetadataReader(cursor, self.count_code)
+        metadata = keys.read(self.header["metadata_kv_count"])
+        self.header["metadata_offsets"] = keys.offsets
+        self.notes += keys.notes
         self.alignment = self.stated_alignment(metadata)
         self.header["tensor_info_offset"] = cursor.offset
         table, places, spans = self.table()
@@ -192,12 +127,12 @@ class _Parser:
         self.header["data_offset"] = start
         self.check_spans(table, places, spans, start)
         self.check_architecture(metadata, bool(places) and not file)
-        if self.mixed_case:
-            self.notes.append(f"metadata keys that are not lower case: {shortened(self.mixed_case)}")
-        if self.undecodable:
-            self.notes.append(f"not UTF-8, kept byte for byte: {shortened(self.undecodable)}")
+        if keys.mixed_case:
+            self.notes.append(f"metadata keys that are not lower case: {shortened(keys.mixed_case)}")
+        if keys.undecodable:
+            self.notes.append(f"not UTF-8, kept byte for byte: {shortened(keys.undecodable)}")
         big = cursor.big_endian
-        tensors = TensorTable(places, lambda place: _ref(table, place, file, start, big), table.name)
+        tensors = TensorTable(places, lambda place: tensor_of(table, place, file, start, big), table.name)
         return Checkpoint(
             container="gguf",
             version=self.version,
@@ -210,114 +145,6 @@ class _Parser:
             alignment=self.alignment,
             notes=tuple(self.notes),
         )
-
-    def metadata(self) -> dict[str, Value]:
-        count = self.header["metadata_kv_count"]
-        width = 4 if self.version == 1 else 8
-        self.cursor.require(count * (width + 1 + 4 + 1), f"{count} metadata keys")
-        found: dict[str, Value] = {}
-        self.header["metadata_offsets"] = offsets = {}
-        for _ in range(count):
-            at = self.cursor.offset
-            key = self.key()
-            if key in found:
-                raise self.cursor.error(DuplicateError, f"metadata key {key!r} a second time", at)
-            offsets[key] = at
-            found[key] = self.value(key, self.value_type(f"type of {key!r}"))
-        return found
-
-    def key(self) -> str:
-        cursor = self.cursor
-        at = cursor.offset
-        size = cursor.integer(self.count_code, "length of a metadata key", 1, limits.MAX_KEY)
-        raw = self.take(size, "a metadata key")
-        key = raw.decode("ascii", "replace")
-        if not _KEY.fullmatch(key):
-            raise cursor.error(EncodingError, "metadata key", at, found=raw, expected="lower_snake_case.parts in ASCII")
-        if key != key.lower():
-            self.mixed_case.append(key)
-        return key
-
-    def value_type(self, what: str) -> ValueType:
-        at = self.cursor.offset
-        number = self.cursor.integer("u32", what)
-        try:
-            return ValueType(number)
-        except ValueError:
-            raise self.cursor.error(OutOfRangeError, what, at, found=number, expected="0..12") from None
-
-    def value(self, key: str, kind: ValueType, depth: int = 0) -> Value:
-        cursor = self.cursor
-        if kind in NUMBER_CODES:
-            return Value(kind, cursor.number(NUMBER_CODES[kind], f"value of {key!r}"))
-        if kind is ValueType.BOOL:
-            return Value(kind, self.flags(key, 1).all()[0])
-        if kind is ValueType.STRING:
-            return Value(kind, self.text(key))
-        if depth == limits.MAX_ARRAY_DEPTH:
-            raise cursor.error(OutOfRangeError, f"nesting of arrays in {key!r}", found=depth + 1, expected=f"≤ {depth}")
-        return self.array_of(key, depth + 1)
-
-    def array_of(self, key: str, depth: int) -> Value:
-        cursor = self.cursor
-        items = self.value_type(f"element type of {key!r}")
-        count = cursor.integer(self.count_code, f"length of {key!r}", 0, limits.MAX_ARRAY)
-        if items in NUMBER_CODES:
-            code = NUMBER_CODES[items]
-            raw = self.take(count * size_of(code), f"elements of {key!r}")
-            return Value(ValueType.ARRAY, Numbers(raw, code, cursor.big_endian), items)
-        if items is ValueType.BOOL:
-            return Value(ValueType.ARRAY, self.flags(key, count), items)
-        if items is ValueType.STRING:
-            return Value(ValueType.ARRAY, self.texts(key, count), items)
-        return Value(ValueType.ARRAY, self.arrays(key, count, depth), items)
-
-    def arrays(self, key: str, count: int, depth: int) -> tuple[Value, ...]:
-        if depth == 1:
-            self.notes.append(f"{key!r} is an array of arrays: the specification allows it, llama.cpp refuses it")
-        self.cursor.require(count * (8 if self.version == 1 else 12), f"elements of {key!r}")
-        self.nested += count
-        if self.nested > limits.MAX_NESTED:
-            limit = f"≤ {limits.MAX_NESTED} in a file"
-            raise self.cursor.error(OutOfRangeError, f"arrays in {key!r}", found=self.nested, expected=limit)
-        return tuple([self.value(key, ValueType.ARRAY, depth) for _ in range(count)])
-
-    def take(self, size: int, what: str) -> bytes:
-        """The next `size` bytes, if they are still a header. Raises OutOfRangeError, TruncatedError."""
-        found, limit = self.cursor.offset + size, limits.MAX_GGUF_HEADER
-        if found > limit:
-            self.cursor.require(size, what)
-            raise self.cursor.error(
-                OutOfRangeError, f"size of the header, with {what}", found=found, expected=f"≤ {limit}"
-            )
-        return self.cursor.take(size, what)
-
-    def flags(self, key: str, count: int) -> Flags:
-        at = self.cursor.offset
-        raw = self.take(count, f"value of {key!r}")
-        if raw.translate(None, b"\0\1"):
-            index = next(i for i, byte in enumerate(raw) if byte > 1)
-            raise self.cursor.error(
-                OutOfRangeError, f"boolean in {key!r}", at + index, found=raw[index], expected="0 or 1"
-            )
-        return Flags(raw)
-
-    def text(self, key: str) -> str | Text:
-        """A string, packed where it is long."""
-        what = f"value of {key!r}"
-        size = self.cursor.integer(self.count_code, f"length of {what}", 0, limits.MAX_STRING)
-        raw = self.take(size, what)
-        if not is_utf8(raw):
-            self.undecodable.append(key)
-        return Text(raw) if size > LONG else Text(raw).all()
-
-    def texts(self, key: str, count: int) -> Texts:
-        room = limits.MAX_GGUF_HEADER - self.cursor.offset
-        raw, short = self.cursor.string_run(count, self.count_code, f"element of {key!r}", limits.MAX_STRING, room)
-        found = Texts(raw, count, self.count_code, self.cursor.big_endian)
-        if not found.are_utf8(short):
-            self.undecodable.append(key)
-        return found
 
     def stated_alignment(self, metadata: Mapping[str, Value]) -> int:
         value = metadata.get(ALIGNMENT_KEY)
@@ -337,14 +164,14 @@ class _Parser:
             self.notes.append(f"alignment {alignment}: {rule}")
         return alignment
 
-    def table(self) -> tuple[_Table, array[int], list[tuple[int, int]]]:
+    def table(self) -> tuple[TensorLines, array[int], list[tuple[int, int]]]:
         """The tensor table, where in its bytes each line begins, and offset and size of each tensor's data."""
         cursor, count = self.cursor, self.header["tensor_count"]
         smallest = 25 if self.version == 1 else 33  # name of one byte, one dimension
         cursor.require(count * smallest, f"{count} lines of the tensor table")
         start = cursor.offset
-        raw = cursor.source.read(start, min(count * LARGEST_ROW, cursor.remaining))
-        table = _Table(raw, self.version, cursor.big_endian)
+        raw = cursor.source.read(start, min(count * LARGEST_LINE, cursor.remaining))
+        table = TensorLines(raw, self.version, cursor.big_endian)
         names: set[str] = set()
         places, spans, at = array("I"), list[tuple[int, int]](), 0
         for number in range(count):
@@ -413,7 +240,7 @@ class _Parser:
             self.notes.append("the padding behind the tensor table is not zero")
         return start
 
-    def check_spans(self, table: _Table, places: Sequence[int], spans: list[tuple[int, int]], start: int) -> None:
+    def check_spans(self, table: TensorLines, places: Sequence[int], spans: list[tuple[int, int]], start: int) -> None:
         """The data section must be covered by the tensors, each padded, without overlap, gap or remainder."""
         order = sorted(range(len(spans)), key=spans.__getitem__)
         if any(number != row for number, row in enumerate(order)):
@@ -435,7 +262,7 @@ class _Parser:
         if order and size < start + end:
             self.notes.append("the padding behind the last tensor is missing")
 
-    def misplaced(self, row: _Row, place: int, end: int, before: str) -> OverlapError:
+    def misplaced(self, row: TensorLine, place: int, end: int, before: str) -> OverlapError:
         if row.offset % self.alignment:
             fault = f"is not aligned to {self.alignment}"
         else:

@@ -25,9 +25,9 @@ from ggferry.service.records.ledger import (
     Ledger,
     LedgerAway,
     Twin,
-    owner_name,
 )
-from ggferry.service.storage import retry as patience
+from ggferry.service.records.owners import owner_name
+from ggferry.service.storage import retry
 from ggferry.service.workers.supervisor import Supervisor
 from ggferry.support.interrupts import interrupts_wait
 
@@ -77,7 +77,7 @@ class Run:
     def stop(self) -> None:
         """Begin nothing more, and wait for nobody."""
         self.stopping.set()
-        patience.stopping.set()
+        retry.stopping.set()
         self.ledger.hurry()
 
     def fail(self, error: BaseException) -> None:

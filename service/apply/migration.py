@@ -31,8 +31,7 @@ from ggferry.service.records.ledger import (
     bucket,
 )
 from ggferry.service.records.plan_file import BAD, CONVERT, Entry, Head, digest_of, outside, read_plan
-from ggferry.service.storage import retry as patience
-from ggferry.service.storage import stores
+from ggferry.service.storage import retry, stores
 from ggferry.service.storage.publish import check_destination
 from ggferry.service.storage.scratch import PREFIX, sweep
 from ggferry.service.storage.stores import is_remote, local_path
@@ -123,7 +122,7 @@ class Migration:
         self.deletion = Deletion()
         mark = digest_of([_ledger_name(asked.ledger)])[:8]
         self.asked = replace(asked, settings=replace(asked.settings, access=granted(), mark=mark))
-        patience.stopping.clear()
+        retry.stopping.clear()
         self.ledger = Ledger(asked.ledger)
         self.ledger.patience = asked.lease
         self.ledger.on_away = lambda words: self.emit({"event": "warning", "message": words})

@@ -1,25 +1,21 @@
 """The truth about a migration: one row a job, in SQLite or PostgreSQL. What it says survives any kill.
 
 A job is held through a lease that its coordinator renews; every change to a held job names the holder and the claim's
-token, a number that only grows, and fails once anybody, even the same holder, has claimed the job again. What is asked
-while the database is away is asked again for as long as a lease lasts: each change can be made twice without harm.
-SQLite runs with WAL and synchronous=FULL: what was acknowledged is on the disk.
+token, a number that only grows, and fails once anybody, even the same holder, has claimed the job again. Each change
+can be made twice without harm: what is asked while the database is away is asked again (`ledger_database`).
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from ggferry.formats.errors import GgferryError, NotFoundError, UnreachableError, UsageError
-from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, prepare_sqlite, tables
-from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, shown
+from ggferry.formats.errors import GgferryError, NotFoundError
+from ggferry.service.records.ledger_database import LedgerDatabase
+from ggferry.service.records.owners import is_dead
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -33,10 +29,6 @@ QUEUED, RUNNING, VERIFYING, DONE, FAILED, QUARANTINED, SKIPPED = STATES = (
 HELD = (RUNNING, VERIFYING)
 BUCKETS = 1 << 30
 LOST_AT_MOST = 10  # leases of one job that may run out before it is taken to be what ends its machines
-LOCK = 0x67676A74  # of PostgreSQL's advisory locks; any number that is ours
-FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0  # seconds before what failed is asked again; doubled each time
-
-T = TypeVar("T")
 
 
 class LeaseLost(Exception):
@@ -74,77 +66,8 @@ class Twin:
 SAME = {"class": "Same", "message": "the same content as another, which is done"}
 
 
-def owner_name() -> str:
-    """Names this process so that another on the same machine can tell when it is dead: host, boot and pid space, pid,
-    start time."""
-    return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}:{os.urandom(4).hex()}"
-
-
-def _machine() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()[:8]
-        space = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        boot, space = "", 0
-    return f"{socket.gethostname()}/{boot}/{space}".replace(":", "_")
-
-
-def _start_time(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return "dead" if fields[0] in "ZX" else fields[19]
-    except OSError:
-        return "dead"
-
-
-def is_dead(owner: str) -> bool:
-    """Whether the process `owner` names is of this machine and gone. False where that cannot be known."""
-    machine, _, rest = owner.partition(":")
-    pid, start = (*rest.split(":"), "", "")[:2]
-    return machine == _machine() and pid.isdecimal() and _start_time(int(pid)) != start
-
-
-class Ledger:
-    """The jobs at `place`: a path, `sqlite:///…`, `postgresql://user@host/name`, or `env:NAME`: what a variable says.
-
-    `patience`: seconds for which what is asked of a database that is away is asked again; `on_away` is told once an
-    outage. Raises UsageError, NotFoundError; it and its methods raise UnreachableError when patience is at its end.
-    """
-
-    def __init__(
-        self, place: str, *, must_exist: bool = False, patience: float = 0.0,
-        on_away: Callable[[str], None] = lambda words: None,
-    ) -> None:  # fmt: skip
-        self.url = full_url(place)
-        self.patience, self.on_away = patience, on_away
-        self._sqlite = self.url.startswith("sqlite")
-        self._leaving, self._away = threading.Event(), threading.Event()
-        path = self.url.partition("///")[2]
-        if self._sqlite and must_exist and not os.path.exists(path):
-            raise NotFoundError("no such ledger", path=path)
-        self._meta, self.jobs, self.attempts, self.schema = tables()
-        try:
-            self.engine = sa.create_engine(self.url, **connect_options(self.url))
-            if self._sqlite:
-                prepare_sqlite(self.engine)
-        except (ImportError, sa.exc.NoSuchModuleError) as error:
-            words = f"this ledger needs a package: {hide_secrets(str(error), self.url)}"
-            raise UsageError(words, hint="pip install 'ggferry[postgres]'") from None
-        self._do(self._make_tables)
-
-    @property
-    def shown(self) -> str:
-        """Where it is, for people: without passwords."""
-        return shown(self.url)
-
-    def close(self) -> None:
-        self.engine.dispose()
-
-    def hurry(self) -> None:
-        """Have no more patience, in no thread: the run is ending."""
-        self._leaving.set()
+class Ledger(LedgerDatabase):
+    """The jobs at a place, as LedgerDatabase opens it; every method raises UnreachableError as it does."""
 
     # --- filling -----------------------------------------------------------------------------------------------
 
@@ -431,88 +354,6 @@ class Ledger:
         """The source of a finished job is gone, deliberately."""
         change = sa.update(self.jobs).where(self.jobs.c.id == job).values(deleted=True)
         self._do(lambda connection: connection.execute(change))
-
-    # --- the database ------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def transaction(self) -> Iterator[Any]:
-        """A transaction that ends on the disk."""
-        with self.engine.begin() as connection:
-            yield connection
-
-    def _do(self, work: Callable[[Any], T]) -> T:
-        """`work` in a transaction of its own, again and again while the database is away. Whether a transaction whose
-        answer was lost took effect is not known: `work` must bear being done twice."""
-        until, wait = time.monotonic() + self.patience, FIRST_WAIT
-        while True:
-            try:
-                with self.transaction() as connection:
-                    result = work(connection)
-                self._away.clear()
-                return result
-            except sa.exc.IntegrityError:
-                raise
-            except sa.exc.SQLAlchemyError as error:
-                words = self._said(error)
-                if not _passes(error):
-                    raise GgferryError(f"the ledger: {words}", path=self.shown) from None
-                if time.monotonic() + wait > until or self._leaving.is_set():
-                    raise self._gone(words) from None
-                if not self._away.is_set():
-                    self._away.set()
-                    self.on_away(f"the ledger cannot be reached, asking again for {self.patience:g} s: {words}")
-            self._leaving.wait(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
-
-    def _gone(self, words: str) -> UnreachableError:
-        waited = f" for {self.patience:g} s" if self.patience else ""
-        hint = "the same command continues" if self.patience else None
-        path = self.shown
-        return UnreachableError(f"the ledger could not be reached{waited}: {words}", path=path, hint=hint)
-
-    def _said(self, error: Exception) -> str:
-        """The first line of what the driver says, without passwords."""
-        lines = str(getattr(error, "orig", None) or error).strip().splitlines()
-        return hide_secrets(lines[0] if lines else type(error).__name__, self.url)
-
-    def _now(self, connection: Any) -> float:
-        """Seconds since 1970 by the clock all holders share: the server's, or this machine's for a file on it."""
-        if self._sqlite:
-            return time.time()
-        return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
-
-    def _make_tables(self, connection: Any) -> None:
-        self._alone(connection)
-        self._meta.create_all(connection)
-        self._check_schema(connection)
-
-    def _check_schema(self, connection: Any) -> None:
-        """Bring tables of an older version to this one. Raises UsageError for those of a newer."""
-        found = connection.execute(sa.select(self.schema.c.version)).scalars().all()
-        if not found:
-            connection.execute(sa.insert(self.schema).values(version=SCHEMA))
-            return
-        version = max(found)
-        if version > SCHEMA:
-            raise UsageError(
-                "the ledger was made by a newer ggferry", path=self.shown, found=f"version {version}",
-                expected=f"version {SCHEMA}", hint="use that ggferry, or a new ledger",
-            )  # fmt: skip
-        for older in range(version, SCHEMA):
-            for statement in UPGRADES[older]:
-                connection.execute(sa.text(statement))
-
-    def _alone(self, connection: Any) -> None:
-        """Wait until nobody else registers jobs or makes tables: SQLite's transactions are like that anyway."""
-        if not self._sqlite:
-            connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({LOCK})"))
-
-
-def _passes(error: Exception) -> bool:
-    """Whether it may be over in a moment: the server is away, starting, full, read-only after a change of its role;
-    the file is locked or its disk full. Not: a damaged file, a table that is missing or not ours."""
-    kinds = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError)
-    return isinstance(error, kinds) or bool(getattr(error, "connection_invalidated", False))
 
 
 def bucket(job: str) -> int:

@@ -10,8 +10,7 @@ import pytest
 
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of, of_os
-from ggferry.service.apply import job as jobs
-from ggferry.service.apply.job import Settings
+from ggferry.service.apply.job import Limits, Outcome, Settings, run_job
 from ggferry.service.records.ledger import FAILED, QUARANTINED, QUEUED, Job, Ledger
 from ggferry.service.records.report import collect, migration_lines
 from ggferry.service.workers.supervisor import WorkerFailed
@@ -26,20 +25,20 @@ PERSON = (
 PASSING = (errors.PassingError, errors.UnreachableError, errors.TransportError)
 
 
-def outcome(error: dict[str, Any], attempt: int = 1) -> jobs.Outcome:
+def outcome(error: dict[str, Any], attempt: int = 1) -> Outcome:
     """How a job ends whose worker said `error`."""
 
     class Worker:
         def run(self, *_: object) -> None:
             raise WorkerFailed(error, 0)
 
-        limits = jobs.Limits()
+        limits = Limits()
 
     class Desk:
         def event(self, *_: object) -> None: ...
 
     entry = {"source": "/s", "output": "/o", "recipe": {}}
-    return jobs.run_job(Job("id", entry, attempt, "me"), Worker(), Desk(), Settings())  # type: ignore[arg-type]
+    return run_job(Job("id", entry, attempt, "me"), Worker(), Desk(), Settings())  # type: ignore[arg-type]
 
 
 def record(kind: type[GgferryError]) -> dict[str, Any]:

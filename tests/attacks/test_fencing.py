@@ -16,8 +16,9 @@ from ggferry.formats.errors import UsageError
 from ggferry.service.apply.job import Settings
 from ggferry.service.apply.local_engine import LedgerDesk, Run, run_local
 from ggferry.service.apply.migration import Asked, Migration
-from ggferry.service.records.ledger import DONE, FAILED, QUEUED, RUNNING, Job, LeaseLost, Ledger, owner_name
+from ggferry.service.records.ledger import DONE, FAILED, QUEUED, RUNNING, Job, LeaseLost, Ledger
 from ggferry.service.records.ledger_tables import SCHEMA
+from ggferry.service.records.owners import owner_name
 from ggferry.service.workers.supervisor import Limits
 from helpers.archive_tools import plan, write
 from helpers.builders import Llama

@@ -22,8 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggferry.formats import errors, limits
-from ggferry.formats import memory_cap as headroom
+from ggferry.formats import errors, limits, memory_cap
 from ggferry.formats.checkpoint import Span, TensorRef
 from ggferry.formats.files.sources import open_source
 from ggferry.formats.gguf.packed_values import Flags, Numbers, Text, Texts, is_utf8
@@ -436,12 +435,12 @@ def test_tables_are_mappings_in_order() -> None:
 
 HELD = """
 import resource, sys
-from ggferry.converters import open as opening
-from ggferry.formats import headroom
+from ggferry.converters.model_graph import open_checkpoint as opening
+from ggferry.formats import memory_cap
 def hold(path, layouts): return bytearray(1 << 30)
 class Reader: open = staticmethod(hold)
 opening.find_reader = lambda path: (Reader, None)
-headroom.ration(200 << 20)
+memory_cap.ration(200 << 20)
 try: opening.open_checkpoint(sys.argv[1])
 except Exception as error: print(type(error).__name__, error, file=sys.stderr)
 held = bytearray(1 << 30)
@@ -459,13 +458,13 @@ def test_a_header_that_wants_more_memory_than_the_cap_ends_in_an_error(tmp_path:
 
 def test_the_command_line_reads_headers_under_a_cap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(headroom, "_asked", 0)
+    monkeypatch.setattr(memory_cap, "_asked", 0)
     finder = "ggferry.converters.model_graph.open_checkpoint.find_reader"
     monkeypatch.setattr(finder, lambda path: seen.append(_soft()) or 1 / 0)
     before = _soft()
     assert cli._run(["inspect", os.fspath(tmp_path)]) == cli.INTERNAL_ERROR
     assert seen[0] != resource.RLIM_INFINITY
-    assert seen[0] < headroom.HEADERS + (1 << 40)
+    assert seen[0] < memory_cap.HEADERS + (1 << 40)
     assert _soft() == before
 
 
@@ -479,7 +478,7 @@ def test_running_out_of_memory_is_an_error_of_ours(monkeypatch: Any, capsys: Any
 
     monkeypatch.setattr("ggferry.converters.model_graph.open_checkpoint.find_reader", fail)
     monkeypatch.setattr(cli, "ration", lambda nbytes: None)
-    monkeypatch.setattr(headroom, "_asked", 0)
+    monkeypatch.setattr(memory_cap, "_asked", 0)
     assert cli._run(["inspect", os.fspath(tmp_path), "--json"]) == 1
     said = capsys.readouterr()
     assert said.err.startswith("error: out of memory")

@@ -19,7 +19,8 @@ import pytest
 import sqlalchemy as sa
 
 from ggferry.formats.errors import UnreachableError
-from ggferry.service.records.ledger import DONE, QUEUED, Ledger, owner_name
+from ggferry.service.records.ledger import DONE, QUEUED, Ledger
+from ggferry.service.records.owners import owner_name
 from helpers.archive_tools import GGFERRY, command, plan, write
 from helpers.builders import Llama
 from helpers.postgres_server import PostgresServer, postgres_server

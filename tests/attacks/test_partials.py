@@ -94,7 +94,7 @@ def test_the_plan_tells_our_unfinished_files_from_others(tmp_path: Path) -> None
 
 WRITER = """
 import sys
-from ggferry.formats.partials import claim
+from ggferry.formats.files.partial_files import claim
 [partial] = claim([sys.argv[1]])
 print(partial.path, flush=True)
 sys.stdin.read()

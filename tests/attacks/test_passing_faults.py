@@ -15,8 +15,7 @@ from blake3 import blake3
 from ggferry.formats.errors import AccessError, Fault, GgferryError, NotFoundError, PassingError
 from ggferry.service.plan import make_plan as planning
 from ggferry.service.plan.make_plan import Wanted
-from ggferry.service.storage import retry as patience
-from ggferry.service.storage import stores, urls
+from ggferry.service.storage import retry, stores, urls
 from ggferry.service.storage.publish import publish
 from ggferry.service.storage.ranged_file import HEADER_BLOCK, RangedFile
 from helpers.archive_tools import command, plan, rows, write
@@ -50,8 +49,8 @@ def site(tmp_path: Path) -> Iterator[Web]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Waits are short here, and the same."""
-    monkeypatch.setattr(patience, "FIRST", 0.02)
-    monkeypatch.setattr(patience, "LONGEST", 0.1)
+    monkeypatch.setattr(retry, "FIRST", 0.02)
+    monkeypatch.setattr(retry, "LONGEST", 0.1)
     urls.grant(urls.Access(patience=1.0))
     yield
     urls.grant(urls.Access())
@@ -124,11 +123,11 @@ def test_waiting_ends_with_the_run(site: Web) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     time.sleep(0.2)
-    patience.stopping.set()
+    retry.stopping.set()
     try:
         thread.join(5)
     finally:
-        patience.stopping.clear()
+        retry.stopping.clear()
     assert ended
 
 

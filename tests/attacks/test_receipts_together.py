@@ -160,10 +160,10 @@ def test_file_systems_without_links_publish_and_refuse_alike(
 KILLED = """
 import os, signal, sys
 from blake3 import blake3
-from ggferry.converters.output import OutputSet
-from ggferry.converters.receipt import to_json
-from ggferry.formats.gguf_layout import lay_out
-from ggferry.formats.gguf_values import string
+from ggferry.converters.write.output_files import OutputSet
+from ggferry.converters.proof.receipt import to_json
+from ggferry.formats.gguf.header_layout import lay_out
+from ggferry.formats.gguf.values import string
 from ggferry.quant.codec import block_type
 
 target, shards, force, byte, step = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "force", int(sys.argv[4]), sys.argv[5]

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from ggferry.formats import errors
 from ggferry.formats.errors import GgferryError
-from ggferry.service.apply import job as jobs
+from ggferry.service.apply import job
 from ggferry.service.apply.job import Settings
 from ggferry.service.records.ledger import DONE, FAILED, QUEUED, SKIPPED, Job, LeaseLost, Twin
 from ggferry.service.workers.supervisor import Answer, Limits
@@ -58,18 +58,18 @@ class Desk:
 
 def outcome(
     monkeypatch: pytest.MonkeyPatch, desk: Desk, answer: GgferryError | None = None
-) -> tuple[jobs.Outcome, Worker]:
+) -> tuple[job.Outcome, Worker]:
     """How a job ends whose store says `answer` when it is asked whether the output can go there."""
 
     def prepare(*_: object) -> None:
         if answer is not None:
             raise answer
 
-    monkeypatch.setattr(jobs, "prepare", prepare)
-    monkeypatch.setattr(jobs._Run, "_upload", lambda *_: False)
+    monkeypatch.setattr(job, "prepare", prepare)
+    monkeypatch.setattr(job._Run, "_upload", lambda *_: False)
     worker = Worker()
     entry = {"source": "/s", "output": OUTPUT, "recipe": {}}
-    return jobs.run_job(Job("id", entry, 1, "me", 1), worker, desk, Settings()), worker  # type: ignore[arg-type]
+    return job.run_job(Job("id", entry, 1, "me", 1), worker, desk, Settings()), worker  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ OTHERS = {
     "formats/memory_cap.py": "/proc",
     "formats/files/partial_files.py": "folders, to flush them",
     "service/storage/stores.py": "folders, to flush them",
-    "service/records/ledger.py": "/proc",
+    "service/records/owners.py": "/proc",
     "service/cli/options.py": "texts a person names, which may come through a pipe",
     "support/registry.py": "of the installation",
     "quant/codecs/grids.py": "of the installation",

@@ -20,7 +20,7 @@ from ggferry.formats.files.local_files import Named, confined, open_file, read_t
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.service.records.plan_file import Entry, read_plan
-from ggferry.service.workers import commands as work
+from ggferry.service.workers import commands
 from helpers.archive_tools import command, plan, rows
 from helpers.attack_tools import SECRET, files_with, typed
 from helpers.builders import Llama
@@ -285,9 +285,9 @@ def test_a_worker_refuses_a_link_that_came_after_the_plan(model: Path, secret: P
         "beside": {os.path.basename(each.path): each.path for each in entry.beside},
     }  # fmt: skip
     with pytest.raises(RefusedError, match="a link that leads out"):
-        work.run(job, Parent())
+        commands.run(job, Parent())
     with pytest.raises(RefusedError, match="a link that leads out"):
-        work.run({"op": "analyze", **{key: job[key] for key in ("source", "recipe", "threads", "trees")}}, Parent())
+        commands.run({"op": "analyze", **{key: job[key] for key in ("source", "recipe", "threads", "trees")}}, Parent())
 
 
 def test_a_tree_named_by_a_url_of_this_machine_is_a_local_tree(model: Path, secret: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from helpers.builders import Llama, record
 # The child measures itself: pytest's own memory would hide what it adds.
 RUN = """
 import json, resource, sys
-from ggferry.service.cli import _run
+from ggferry.service.cli.app import _run
 code = _run(sys.argv[1:])
 print(json.dumps({"code": code, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 """

@@ -22,7 +22,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 CONVERT = """
 import sys
-from ggferry.service.cli import _run
+from ggferry.service.cli.app import _run
 code = _run(sys.argv[1:])
 assert "numpy" in sys.modules
 print("imported:", [name for name in ("torch", "transformers", "safetensors") if name in sys.modules])

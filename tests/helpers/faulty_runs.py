@@ -13,12 +13,11 @@ from contextlib import contextmanager
 import pytest
 import s3fs
 
-from ggferry.service.apply import job as jobs
+from ggferry.service.apply import job
 from ggferry.service.apply import local_engine as engine
 from ggferry.service.cli import app as cli
-from ggferry.service.records import ledger as ledgers
-from ggferry.service.storage import publish
-from ggferry.service.storage import retry as patience
+from ggferry.service.records import ledger_database
+from ggferry.service.storage import publish, retry
 from ggferry.service.storage.backends import s3
 from ggferry.service.workers.supervisor import Limits, Supervisor
 
@@ -62,10 +61,10 @@ def hurried(workers: Workers) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "Supervisor", workers)
         patch.setattr(engine, "IDLE", 0.02)
-        patch.setattr(jobs, "RETRY_AFTER", 0.02)
-        patch.setattr(patience, "FIRST", 0.01)
-        patch.setattr(patience, "LONGEST", 0.1)
-        patch.setattr(ledgers, "FIRST_WAIT", 0.05)
+        patch.setattr(job, "RETRY_AFTER", 0.02)
+        patch.setattr(retry, "FIRST", 0.01)
+        patch.setattr(retry, "LONGEST", 0.1)
+        patch.setattr(ledger_database, "FIRST_WAIT", 0.05)
         patch.setattr(s3fs.S3FileSystem, "retries", 1)
         patch.setitem(s3._conditional, "new", True)
         publish._told.clear()

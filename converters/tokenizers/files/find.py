@@ -60,7 +60,7 @@ def load(
 
 
 def _vocabulary(wanted: Wanted) -> Tokenizer:
-    sources: list[Source] = scan("ggferry.converters.tokenizers.files", "SOURCE")
+    sources: tuple[Source, ...] = scan("ggferry.converters.tokenizers.files", "SOURCE")
     for source in sorted(sources, key=lambda source: source.order):
         if source.probe(wanted.sidecars):
             return source.load(wanted)

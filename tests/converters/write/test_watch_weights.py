@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, Result, convert
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
-from ggferry.converters.write import watch_weights as checks
+from ggferry.converters.write import watch_weights
 from ggferry.converters.write.watch_weights import first_bad, is_zero
 from ggferry.formats.errors import (
     BadValueError,
@@ -158,10 +158,10 @@ def test_the_quick_look_misses_nothing(kind: str, blocks: int, random: Any) -> N
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_K"])
 def test_a_bad_block_anywhere_in_a_long_run(kind: str) -> None:
     codec = codecs()[kind]
-    blocks = 3 * checks._PIECE + 7
+    blocks = 3 * watch_weights._PIECE + 7
     data = np.zeros((blocks, codec.type.block_bytes), np.uint8)
     assert first_bad(codec.type, data.reshape(-1)) is None
-    for at in (0, checks._PIECE - 1, checks._PIECE, blocks - 1):
+    for at in (0, watch_weights._PIECE - 1, watch_weights._PIECE, blocks - 1):
         worse = data.copy()
         worse[at, : codec.type.block_bytes if codec.type.elements == 1 else 2] = 0xFF
         found = first_bad(codec.type, worse.reshape(-1))

@@ -405,9 +405,9 @@ def test_a_crash_between_link_and_unlink_does_not_harm_the_published_file(tmp_pa
 
 KILLED = """
 import os, signal, sys
-from ggferry.formats.gguf_layout import lay_out
-from ggferry.formats.gguf_values import string
-from ggferry.formats.gguf_write import GGUFFile
+from ggferry.formats.gguf.header_layout import lay_out
+from ggferry.formats.gguf.values import string
+from ggferry.formats.gguf.write import GGUFFile
 from ggferry.quant.codec import block_type
 file = GGUFFile(sys.argv[1], lay_out({"general.architecture": string("llama")}, [("a", block_type("F32"), (3, 5))]))
 file.pwrite("a", 0, bytes(60))

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ggferry.service.records import ledger as ledgers
 from ggferry.service.records.ledger import (
     DONE,
     FAILED,
+    LOST_AT_MOST,
     QUARANTINED,
     QUEUED,
     RUNNING,
@@ -22,9 +22,8 @@ from ggferry.service.records.ledger import (
     LeaseLost,
     Ledger,
     Twin,
-    is_dead,
-    owner_name,
 )
+from ggferry.service.records.owners import is_dead, owner_name
 from helpers.archive_tools import command, plan, rows, write
 from helpers.builders import Llama
 from helpers.postgres_server import postgres_server
@@ -102,7 +101,7 @@ def test_a_lease_that_runs_out_frees_the_job_and_its_old_holder_can_change_nothi
 
 def test_a_job_that_ends_its_machines_is_quarantined(ledger: Ledger) -> None:
     ledger.register("plan", jobs(1))
-    for _ in range(ledgers.LOST_AT_MOST):
+    for _ in range(LOST_AT_MOST):
         assert ledger.claim("somewhere/else/1:1:1", "plan", -1)
         ledger.reclaim()
     assert ledger.counts("plan")[QUARANTINED] == 1
@@ -166,7 +165,7 @@ def test_delays_and_attempts(ledger: Ledger) -> None:
 
 def test_a_dead_holder_is_known() -> None:
     assert not is_dead(owner_name())
-    script = "from ggferry.service.records.ledger import owner_name; print(owner_name())"
+    script = "from ggferry.service.records.owners import owner_name; print(owner_name())"
     gone = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     assert is_dead(gone) and not is_dead("another/boot/1:1:1:x") and not is_dead("")
 

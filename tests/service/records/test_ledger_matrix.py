@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from ggferry.service.records import ledger as ledgers
 from ggferry.service.records.ledger import Ledger
 from helpers.archive_tools import planned
 from helpers.faulty_runs import Workers, ggferry, hurried
@@ -38,7 +37,7 @@ DAMAGED = "database disk image is malformed"
 KILL = """
 import os, sys, threading, time
 from ggferry.service import cli
-from ggferry.service.ledger import Ledger
+from ggferry.service.records.ledger import Ledger
 written = threading.Event()
 
 def confirm(*_):
@@ -210,7 +209,7 @@ def test_a_fault_of_the_ledger(
     assert cell.words in said and "internal" not in said, said
     with hurried(workers) as patch:
         gone = owners(ledger)  # the run before was of this very process
-        patch.setattr(ledgers, "is_dead", lambda owner: owner in gone)
+        patch.setattr("ggferry.service.records.ledger.is_dead", lambda owner: owner in gone)
         more = ["--retry-failed"] if cell.rerun == "retry-failed" else []
         assert ggferry(*command(plan, ledger), *more) == 0
     assert (state(ledger), left(plan)) == ("done", "output, receipt")

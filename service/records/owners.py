@@ -1,0 +1,38 @@
+"""Who holds a job: names of processes, by which another process of the same machine can tell when one is dead."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+def owner_name() -> str:
+    """Names this process so that another on the same machine can tell when it is dead: host, boot and pid space, pid,
+    start time."""
+    return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}:{os.urandom(4).hex()}"
+
+
+def _machine() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()[:8]
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        boot, space = "", 0
+    return f"{socket.gethostname()}/{boot}/{space}".replace(":", "_")
+
+
+def _start_time(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return "dead" if fields[0] in "ZX" else fields[19]
+    except OSError:
+        return "dead"
+
+
+def is_dead(owner: str) -> bool:
+    """Whether the process `owner` names is of this machine and gone. False where that cannot be known."""
+    machine, _, rest = owner.partition(":")
+    pid, start = (*rest.split(":"), "", "")[:2]
+    return machine == _machine() and pid.isdecimal() and _start_time(int(pid)) != start
