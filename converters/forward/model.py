@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,8 @@ class Result:
 
 class Model:
     """A bound graph, ready to compute with. Tensors are named by role without '.weight': 'blk.0.attn_q'. `inputs`:
-    what else than tokens goes into it, by name ('mel')."""
+    what else than tokens goes into it, by name ('mel'). `number`: the block that the sizes are of, -1 for none.
+    `kept`: what blocks leave for later ones in one pass."""
 
     def __init__(
         self, graph: ModelGraph, weights: Weights | None = None, inputs: Mapping[str, Any] | None = None
@@ -41,6 +43,17 @@ class Model:
         self.weights = weights or Weights(graph)
         self.sizes: Mapping[str, Any] = graph.sizes
         self.recipe: Recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
+        self.lists = tuple(param.name for param in graph.architecture.hparams if param.many == "n_layer")
+        self.number = -1
+        self.kept: dict[Any, Any] = {}
+
+    def at(self, number: int) -> Model:
+        """The model as block `number` sees it: of a size that every block has of its own, this block's."""
+        found = copy(self)
+        own = {name: value for name in self.lists if isinstance(value := self.sizes.get(name), tuple)}
+        found.sizes = {**self.sizes, **{name: value[number] for name, value in own.items()}}
+        found.number = number
+        return found
 
     def has(self, name: str) -> bool:
         return self.weights.has(f"{name}.weight")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ggferry.converters.model_graph.computed_tensors import Computed
-from ggferry.converters.model_graph.hparams import Param, Solver, absents, bound_shape, implied
+from ggferry.converters.model_graph.hparams import Param, Solver, absents, bound_shape, implied, is_size
 from ggferry.converters.model_graph.tensor_roles import Slot, assign, check_conditions, slots
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Role
 from ggferry.converters.schema.derivations import TENSORS
@@ -109,7 +109,7 @@ class ModelGraph:
 def as_value(spec: HParam, data: Any) -> Value:
     """The value of an hparam as GGUF stores it."""
     number = float if spec.kind in (ValueType.FLOAT32, ValueType.FLOAT64) else lambda item: item
-    if spec.many:
+    if isinstance(data, tuple):
         return Value(ValueType.ARRAY, tuple(number(item) for item in data), spec.kind)
     return Value(spec.kind, number(data))
 
@@ -147,7 +147,7 @@ def bind(
 def _nodes(
     checkpoint: Checkpoint, found: Sequence[Slot], values: Mapping[str, Any]
 ) -> tuple[Checkpoint, tuple[Node, ...]]:
-    sizes = {name: value for name, value in values.items() if isinstance(value, int)}
+    sizes = {name: value for name, value in values.items() if is_size(value)}
     source, nodes = Computed(), []
     for slot in found:
         if slot.origin.computed:
@@ -164,7 +164,8 @@ def _compute(checkpoint: Checkpoint, slot: Slot, values: Mapping[str, Any], sour
     name = slot.origin.computed
     try:
         made = TENSORS[name](values)
-        shape = tuple(evaluate(expression, values) for expression in slot.role.shape)
+        sizes = values if slot.n is None else {**values, "n": slot.n}
+        shape = tuple(evaluate(expression, sizes) for expression in slot.role.shape)
         if made is not None and len(made) == math.prod(shape):
             return (source.add(f"({name})", made, shape, len(checkpoint.files)),)
     except KeyError as error:

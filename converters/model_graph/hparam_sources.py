@@ -121,7 +121,7 @@ def _word(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:
 
 
 def _typed(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any:
-    if not param.many:
+    if not param.many or (param.or_one and not isinstance(found, list | tuple)):
         return _item(checkpoint, param, found, origin)
     if not isinstance(found, Sequence) or isinstance(found, str) or len(found) > MAX_ITEMS:
         raise InconsistentError(
@@ -157,7 +157,7 @@ def _item(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any
 
 def parse(param: HParam, text: str) -> Any:
     """The text of `--hparam` as the hparam's type. Raises UsageError."""
-    if param.many:
+    if param.many and not param.or_one:
         raise UsageError(f"--hparam {param.key}: a list cannot be given", found=text)
     try:
         if param.kind == ValueType.BOOL:

@@ -49,7 +49,8 @@ class Solver:
         self.architecture = architecture
         self.dialect = dialect
         self.values: dict[str, Param] = {}
-        self.sizes: dict[str, int] = {}
+        self.sizes: dict[str, Any] = {}
+        self._lists = frozenset(param.name for param in architecture.hparams if param.many == "n_layer")
         self.notes: list[str] = []
         self.statements = Statements(checkpoint, dialect, architecture.name)
         self._take_overrides(overrides)
@@ -80,7 +81,7 @@ class Solver:
     def _learn(self, name: str, param: Param) -> None:
         """`sizes` are those of `values` that are whole numbers: shapes ask for them a thousand times a model."""
         self.values[name] = param
-        if isinstance(param.value, int):
+        if is_size(param.value):
             self.sizes[name] = param.value
 
     def _take_overrides(self, overrides: Mapping[str, str]) -> None:
@@ -174,16 +175,22 @@ class Solver:
     def _solve(self, slot: Slot, expression: str, size: int) -> bool | None:
         """Whether `expression` = `size` told a new value; None when more than one is unknown in it."""
         try:
-            answer = solve(expression, size, self.sizes)
+            sizes = self._sizes_of(slot)
+            answer = solve(expression, size, sizes)
             if answer is None:
-                evaluate(expression, self.sizes)
+                evaluate(expression, sizes)
                 return False
         except KeyError:
             return None
         except ValueError as error:
             raise shape_error(self.checkpoint, slot.refs[0], str(error)) from None
+        if answer[0] in self._lists:
+            return None  # one block says nothing of the others
         self._learn(answer[0], Param(answer[1], f"shape of {slot.refs[0].name}"))
         return True
+
+    def _sizes_of(self, slot: Slot) -> Mapping[str, Any]:
+        return {**self.sizes, "n": slot.n} if self._lists and slot.n is not None else self.sizes
 
     def _output_shape(self, slot: Slot) -> Shape | None:
         try:
@@ -244,7 +251,7 @@ class Solver:
         for slot in filled:
             try:
                 shape = bound_shape(self.checkpoint, slot, self.sizes)[1]
-                declared = tuple(evaluate(expression, self.sizes) for expression in slot.role.shape)
+                declared = tuple(evaluate(expression, self._sizes_of(slot)) for expression in slot.role.shape)
             except KeyError as error:
                 raise MissingError(
                     f"nothing says what {error.args[0]} is, which {slot.name} needs", path=self.checkpoint.path
@@ -271,11 +278,16 @@ class Solver:
         known, path = self.complete, self.checkpoint.path
         for spec in self.architecture.hparams:
             items = known.get(spec.name) if spec.many else None
-            if items is not None and verdict(f"{len(items)} == {spec.many}", known) is False:
+            if isinstance(items, tuple) and verdict(f"{len(items)} == {spec.many}", known) is False:
                 raise InconsistentError(f"items of {spec.name}", path=path, found=len(items), expected=spec.many)
             if spec.check and verdict(spec.check, known) is False:
                 said = {name: known[name] for name in names_in(spec.check) if name in known}
                 raise InconsistentError(spec.key or spec.name, path=path, found=said, expected=spec.check)
+
+
+def is_size(value: Any) -> bool:
+    """Whether shapes may be made of it: a whole number, or one a block."""
+    return isinstance(value, int) or (isinstance(value, tuple) and all(isinstance(item, int) for item in value))
 
 
 def absents(architecture: Architecture) -> dict[str, Any]:
@@ -293,7 +305,7 @@ def implied(param: HParam, values: Mapping[str, Any]) -> Any:
         return None
 
 
-def bound_shape(checkpoint: Checkpoint, slot: Slot, sizes: Mapping[str, int]) -> tuple[Layout, Shape]:
+def bound_shape(checkpoint: Checkpoint, slot: Slot, sizes: Mapping[str, Any]) -> tuple[Layout, Shape]:
     """The slot's layout with its sizes, and the shape it gives. Raises KeyError for an unknown size, ShapeError."""
     try:
         layout = slot.origin.layout

@@ -40,7 +40,9 @@ class HParam:
     (always compared with the former); `derive`; `defaults`; `absent`.
 
     `key` None: known to the source only, or used in shapes; not written. `many`: a tuple of `kind`, of as many as
-    this expression says, written as an array. `check`: a condition that the values must not contradict.
+    this expression says, written as an array; what there are 'n_layer' of may stand in shapes and conditions, where it
+    is that of the block `n`. `or_one`: or one of `kind`, the same for all. `check`: a condition that the values must
+    not contradict.
     `fields`: dialect → place. 'a.b|c' is field b in a, or else c; an explicit null means `null`, by default nothing.
     For 'gguf' it is the key without its architecture, `key` if not given. `words`: what the source's words mean here;
     a word that is not among them is refused. `derive`: an expression over other hparams, 'each CONDITION' (a truth
@@ -61,6 +63,7 @@ class HParam:
     absent: Any = None
     implied: str = ""
     many: str = ""
+    or_one: bool = False
     check: str = ""
     null: Any = None
     unsayable: Any = None

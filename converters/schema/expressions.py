@@ -18,6 +18,7 @@ def _parse(expression: str) -> ast.expr:
 def evaluate(expression: str | int, sizes: Mapping[str, Any]) -> int:
     """The whole number `expression` stands for (+ - * / // % over integers and names; / must divide; `int(…)` cuts a
     fraction off, so that 'int(head_dim * fraction)' is allowed).
+    A tuple holds a size a block: that of block `n` is meant.
 
     Raises KeyError naming a size that is not known, ValueError where a division leaves a rest or the result is not
     whole.
@@ -25,7 +26,7 @@ def evaluate(expression: str | int, sizes: Mapping[str, Any]) -> int:
     if isinstance(expression, int):
         return expression
     node = _parse(expression)
-    value = sizes[node.id] if type(node) is ast.Name else _value(node, sizes)  # nearly all are a name alone
+    value = _named(node.id, sizes) if type(node) is ast.Name else _value(node, sizes)  # nearly all are a name alone
     if not isinstance(value, int):
         raise ValueError(f"{expression} = {value!r} is not a whole number")
     return int(value)
@@ -36,12 +37,22 @@ def _value(node: ast.expr, sizes: Mapping[str, Any]) -> Any:
         case ast.Constant(value=int() | str() as value):
             return value
         case ast.Name(id=name):
-            return sizes[name]
+            return _named(name, sizes)
         case ast.BinOp(left=left, op=op, right=right):
             return _combine(node, op, _value(left, sizes), _value(right, sizes))
         case ast.Call(func=ast.Name(id="int"), args=[inner]):
             return int(_number(inner, _value(inner, sizes)))
     raise ValueError(f"not a size expression: {ast.unparse(node)}")
+
+
+def _named(name: str, sizes: Mapping[str, Any]) -> Any:
+    """The size of that name; of what every block has its own, that of block `n`."""
+    value = sizes[name]
+    if not isinstance(value, tuple) or "n" not in sizes:
+        return value
+    if not 0 <= sizes["n"] < len(value):
+        raise ValueError(f"{name} says nothing of block {sizes['n']}")
+    return value[sizes["n"]]
 
 
 def _combine(node: ast.expr, op: ast.operator, left: Any, right: Any) -> Any:
@@ -70,7 +81,7 @@ def _number(node: ast.expr, value: Any) -> Any:
     return value
 
 
-def solve(expression: str, value: int, sizes: Mapping[str, int]) -> tuple[str, int] | None:
+def solve(expression: str, value: int, sizes: Mapping[str, Any]) -> tuple[str, int] | None:
     """(name, its value) when `expression` = `value` leaves exactly one unknown that appears once, else None.
 
     Raises ValueError when no whole number solves it.
@@ -91,7 +102,7 @@ def solve(expression: str, value: int, sizes: Mapping[str, int]) -> tuple[str, i
                 return None
 
 
-def _known(node: ast.expr, sizes: Mapping[str, int]) -> bool:
+def _known(node: ast.expr, sizes: Mapping[str, Any]) -> bool:
     return all(name in sizes for name in _leaves(node))
 
 

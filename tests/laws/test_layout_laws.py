@@ -233,3 +233,11 @@ def test_expressions() -> None:
         solve("n_kv*head_dim", 49, SIZES)
     assert holds("n_head_kv < n_head and n_embd == 96", SIZES)
     assert not holds("n_head_kv != 3", SIZES) and not holds("unknown < 3", SIZES) and holds("", SIZES)
+
+
+def test_a_size_of_every_block_is_that_of_the_block() -> None:
+    sizes = {"n_head_kv": (2, 0, 4), "head_dim": 8}
+    assert [evaluate("n_head_kv * head_dim", {**sizes, "n": n}) for n in range(3)] == [16, 0, 32]
+    assert [holds("n_head_kv == 0", {**sizes, "n": n}) for n in range(3)] == [False, True, False]
+    with pytest.raises(ValueError, match="nothing of block 3"):
+        evaluate("n_head_kv", {**sizes, "n": 3})

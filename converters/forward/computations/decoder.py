@@ -18,8 +18,6 @@ from ggferry.support.lazy_import import lazy
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from ggferry.converters.forward.blocks.rope import Turn
 else:
     torch = lazy("torch")
 
@@ -28,10 +26,8 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     """Logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
     sizes = model.sizes
     x = _embedded(model, tokens)
-    turns = {windowed: rotation(model, len(tokens), windowed) for windowed in (False, True)}
     for number in range(sizes["n_layer"]):
-        window = _window(model, number)
-        x = _block(model, f"blk.{number}.", x, turns[window > 0], window)
+        x = _block(model.at(number), f"blk.{number}.", x)
         progress(1)
     return _logits(model, model.norm("output_norm", x))
 
@@ -49,14 +45,15 @@ def _embedding_scale(model: Model) -> float:
     return root * float(model.sizes.get("embedding_scale") or 1.0)
 
 
-def _window(model: Model, number: int) -> int:
-    """Tokens that block `number` reaches back, 0 for all."""
-    window, pattern = model.sizes.get("n_swa") or 0, model.sizes.get("swa_layers")
-    return window if pattern is None or pattern[number] else 0
+def _window(model: Model) -> int:
+    """Tokens that the block reaches back, 0 for all."""
+    return model.sizes.get("n_swa") or 0 if model.sizes.get("swa_layers", True) else 0
 
 
-def _block(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
+def _block(model: Model, block: str, x: Tensor) -> Tensor:
     """One block: x and result `(tokens, n_embd)`."""
+    window = _window(model)
+    turn = rotation(model, len(x), window > 0)
     scale = float(model.sizes.get("residual_scale") or 1.0)
     read = _before(model, f"{block}attn_norm", x)
     # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other
