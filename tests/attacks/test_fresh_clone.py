@@ -73,7 +73,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_the_corpus_s_cases_exist_only_where_it_is_named(corpus: Path) -> None:
-    file, case = TESTS / "formats" / "test_ggml_reader.py", "[ggjt3-20230821/another.bin]"
+    file, case = TESTS / "formats" / "readers" / "test_ggml.py", "[ggjt3-20230821/another.bin]"
     alone = run_pytest("--collect-only", file)
     assert alone.returncode == 0 and case not in alone.stdout and "[ggjt3-20230821/q4_0.bin]" in alone.stdout
     assert case in run_pytest("--collect-only", file, GGFERRY_CORPUS=str(corpus)).stdout
