@@ -99,8 +99,12 @@ def parts(x: Tensor, *widths: int) -> list[Tensor]:
     return [x[..., end - width : end] for width, end in zip(widths, ends, strict=True)]
 
 
+def silu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": lambda x: x * torch.sigmoid(x),
+    "silu": silu,
     "gelu": lambda x: torch.nn.functional.gelu(x),
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "relu": lambda x: torch.relu(x),

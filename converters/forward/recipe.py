@@ -24,9 +24,14 @@ class Recipe:
     `attention`: 'grouped' | 'latent' (DeepSeek's, keys and values expanded from a joint low rank). `latent_kv`: the
     expansion is 'split' (a matrix a head for keys, transposed, and one for values) | 'joint' (rows of each head's
     keys, then its values).
+    `indexer_rope`: as `rope`, of the indexer that chooses what attention looks at.
+    `delta_projections`: a gated delta net's queries, keys, values and gates come from matrices that are 'separate' (the
+    gates from one of their own) | 'grouped' (one for all, group by group: the heads that share a key). `delta_values`:
+    value heads of one key are 'grouped' (one after the other) | 'tiled' (every n-th).
     `ffn`: 'gated' (down(act(gate) · up)) | 'plain' (down(act(up))) | 'fused' (gated, gate and up in one matrix).
     `activation`: 'silu' | 'gelu' | 'gelu_tanh' | 'relu'; the hparam wins.
-    `residual`: 'sequential' | 'parallel' (both branches read the block's input); the hparam `parallel_residual` wins.
+    `residual`: 'sequential' | 'parallel' (both branches read the block's input) | 'single' (a block has one branch);
+    the hparam `parallel_residual` wins.
     `embedding_scale`: 'none' | 'sqrt_width'. `logit_scale`: 'multiply' | 'divide' by the hparam of that name.
     `expert_norm`: weights of the chosen experts are made to sum to one; the hparam wins.
     `wkv`: 'rwkv4' | 'rwkv6' | 'rwkv7', the recurrence of RWKV. `decay`: the state's is stored as the 'rate' (-exp(w)) |
@@ -45,6 +50,9 @@ class Recipe:
     transposed: tuple[str, ...] = ()
     attention: str = "grouped"
     latent_kv: str = "split"
+    indexer_rope: str = "halves"
+    delta_projections: str = "separate"
+    delta_values: str = "grouped"
     ffn: str = "gated"
     activation: str = "silu"
     residual: str = "sequential"

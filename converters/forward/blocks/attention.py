@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
+from ggferry.converters.forward.blocks.latent_attention import latent
 from ggferry.converters.forward.blocks.rope import rotate
 from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later
 from ggferry.converters.forward.model import Model, parts
@@ -77,46 +77,3 @@ def _qk_norm(model: Model, name: str, x: Tensor) -> Tensor:
     if model.recipe.qk_norm == "full":
         return (model.normed(x.flatten(1)) * weight).view(x.shape)
     return model.normed(x) * weight.view(-1, x.shape[-1])
-
-
-def latent(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
-    """DeepSeek's multi-head latent attention: keys and values are expanded from one low-rank vector a token, and one
-    rotary key serves all heads."""
-    sizes = model.sizes
-    heads, rank, n_rot, width = sizes["n_head"], sizes["kv_rank"], sizes["n_rot"], sizes["head_dim_mla"]
-    q_plain, q_turned = parts(_latent_queries(model, block, x).view(len(x), heads, width), width - n_rot, n_rot)
-    low, k_turned = parts(model.linear(f"{block}attn_kv_a_mqa", x), rank, n_rot)
-    k_plain, v = _expanded(model, block, model.norm(f"{block}attn_kv_a_norm", low))
-    q_turned = rotate(q_turned, turn, model.recipe.rope)
-    k_turned = rotate(k_turned[:, None], turn, model.recipe.rope).expand(-1, heads, -1)
-    scale = width**-0.5 * _yarn_scale(model)
-    q, k = torch.cat((q_plain, q_turned), -1), torch.cat((k_plain, k_turned), -1)
-    return attend(q, k, v, scale, later(len(x), window))
-
-
-def _latent_queries(model: Model, block: str, x: Tensor) -> Tensor:
-    """Queries at once, or through a low rank of their own."""
-    if not model.has(f"{block}attn_q_a"):
-        return model.linear(f"{block}attn_q", x)
-    low = model.norm(f"{block}attn_q_a_norm", model.linear(f"{block}attn_q_a", x))
-    return model.linear(f"{block}attn_q_b", low)
-
-
-def _expanded(model: Model, block: str, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys without position `(tokens, heads, width - n_rot)` and values, from the low rank."""
-    sizes, weights = model.sizes, model.weights
-    heads, plain = sizes["n_head"], sizes["head_dim_mla"] - sizes["n_rot"]
-    k_name, v_name = f"{block}attn_k_b.weight", f"{block}attn_v_b.weight"
-    if model.recipe.latent_kv == "joint":
-        joint = weights.linear(k_name, low).view(len(low), heads, -1)
-        return joint[..., :plain], joint[..., plain:]
-    keys = [low @ weights.item(k_name, head) for head in range(heads)]
-    values = [weights.item_linear(v_name, head, low) for head in range(heads)]
-    return torch.stack(keys, 1), torch.stack(values, 1)
-
-
-def _yarn_scale(model: Model) -> float:
-    """yarn stretches the scores too: (1 + yarn_log_multiplier · ln factor)² (llama.cpp deepseek2.cpp; transformers
-    `yarn_apply_mscale`)."""
-    multiplier, factor = model.sizes.get("yarn_log_mul") or 0.0, float(model.sizes.get("rope_factor", 1.0))
-    return (1.0 + multiplier * math.log(factor)) ** 2 if factor > 1 else 1.0

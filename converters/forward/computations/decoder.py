@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.blocks.attention import attention
 from ggferry.converters.forward.blocks.feed_forward import feed_forward
+from ggferry.converters.forward.blocks.mixers import mixed
 from ggferry.converters.forward.blocks.rope import rotation
 from ggferry.converters.forward.model import Model
 from ggferry.support.lazy_import import lazy
@@ -58,7 +58,10 @@ def _block(model: Model, block: str, x: Tensor) -> Tensor:
     read = _before(model, f"{block}attn_norm", x)
     # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other
     own = model.norm(f"{block}attn_norm_2", x) if model.has(f"{block}attn_norm_2") else read
-    attended = scale * _after(model, f"{block}post_attention_norm", attention(model, block, own, turn, window))
+    mix = mixed(model, block, own, turn, window)
+    if mix is None or model.recipe.residual == "single":
+        return x + scale * (feed_forward(model, block, read) if mix is None else mix)
+    attended = scale * _after(model, f"{block}post_attention_norm", mix)
     if model.sizes.get("parallel_residual", model.recipe.residual == "parallel"):
         read = model.norm(f"{block}ffn_norm", x) if model.has(f"{block}ffn_norm") else read
         return x + attended + scale * feed_forward(model, block, read)

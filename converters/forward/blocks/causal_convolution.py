@@ -1,0 +1,33 @@
+"""Short causal convolutions: every channel looks back over the few last tokens with a kernel of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.model import Model, parts
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+
+def convolved(model: Model, name: str, x: Tensor) -> Tensor:
+    """x `(tokens, channels)` with the kernels of tensor `name`, whose last axis is the taps, the newest token's last;
+    and its bias, where there is one."""
+    kernel = model.weights.vector(f"{name}.weight").view(x.shape[-1], -1)
+    width = kernel.shape[-1]
+    padded = torch.cat((x.new_zeros(width - 1, x.shape[-1]), x))
+    mixed = torch.stack([kernel[:, tap] * padded[tap : tap + len(x)] for tap in range(width)]).sum(0)
+    return model.biased(name, mixed)
+
+
+def short_convolution(model: Model, block: str, x: Tensor) -> Tensor:
+    """LFM2's mixer: x and result `(tokens, n_embd)`. One gate before the convolution, one after it (llama.cpp
+    `lfm2.cpp`; transformers `Lfm2ShortConv`)."""
+    width = model.sizes["n_embd"]
+    before, after, x = parts(model.linear(f"{block}shortconv.in_proj", x), width, width, width)
+    mixed = after * convolved(model, f"{block}shortconv.conv", before * x)
+    return model.linear(f"{block}shortconv.out_proj", mixed)

@@ -1,0 +1,105 @@
+"""Linear attention by the delta rule: a state a head, in which what a key holds is corrected toward its new value.
+
+Definitions: arXiv 2412.06464 (gated delta net), 2510.26692 (Kimi delta attention); llama.cpp `delta-net-base.cpp`,
+`qwen3next.cpp`, `qwen35.cpp`, `kimi-linear.cpp`; transformers `modeling_{qwen3_next,qwen3_5,kimi_linear}.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.blocks.causal_convolution import convolved
+from ggferry.converters.forward.blocks.state_space import decay_rate
+from ggferry.converters.forward.model import Model, parts, silu
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+EPSILON = 1e-6
+"""Of the norm of queries and keys, fixed in transformers and in flash-linear-attention; llama.cpp takes that of the
+other norms."""
+
+
+def gated_delta_net(model: Model, block: str, x: Tensor) -> Tensor:
+    """Qwen3-Next's mixer: x and result `(tokens, n_embd)`. `n_group` heads of queries and keys serve `n_heads` heads
+    of values; one decay a head."""
+    sizes = model.sizes
+    groups, heads, width = sizes["n_group"], sizes["n_heads"], sizes["n_state"]
+    mixed, gate = _mixed_and_gate(model, block, x)
+    mixed = silu(convolved(model, f"{block}ssm_conv1d", mixed))
+    q, k, v = parts(mixed, groups * width, groups * width, sizes["n_inner"])
+    q, k = (_served(model, unit(part.view(len(x), groups, width)), heads) for part in (q, k))
+    beta, alpha = _beta_and_alpha(model, block, x)
+    step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", alpha))
+    fade = torch.exp(decay_rate(model, block) * step)[..., None]
+    out = model.normed(delta_rule(q, k, v.view(len(x), heads, -1), fade, torch.sigmoid(beta)))
+    out = out * model.weights.vector(f"{block}ssm_norm.weight") * silu(gate.reshape(out.shape))
+    return model.linear(f"{block}ssm_out", out.flatten(1))
+
+
+def _mixed_and_gate(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries, keys and values side by side `(tokens, channels)`, and the gate of the output `(tokens, n_inner)`."""
+    joint = model.linear(f"{block}attn_qkv", x)
+    if model.recipe.delta_projections != "grouped":
+        return joint, model.linear(f"{block}attn_gate", x)
+    groups, width, inner = model.sizes["n_group"], model.sizes["n_state"], model.sizes["n_inner"]
+    share = inner // groups
+    cut = parts(joint.view(len(x), groups, -1), width, width, share, share)
+    q, k, v, gate = (part.flatten(1) for part in cut)
+    return torch.cat((q, k, v), -1), gate
+
+
+def _beta_and_alpha(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """How much a state is corrected and how far it fades, before their functions: both `(tokens, n_heads)`."""
+    if not model.has(f"{block}ssm_ba"):
+        return model.linear(f"{block}ssm_beta", x), model.linear(f"{block}ssm_alpha", x)
+    joint = model.linear(f"{block}ssm_ba", x).view(len(x), model.sizes["n_group"], 2, -1)
+    return joint[:, :, 0].flatten(1), joint[:, :, 1].flatten(1)
+
+
+def _served(model: Model, x: Tensor, heads: int) -> Tensor:
+    """x `(tokens, groups, width)` for every head of values it serves: those that follow each other, or every n-th."""
+    share = heads // x.shape[1]
+    return x.repeat(1, share, 1) if model.recipe.delta_values == "tiled" else x.repeat_interleave(share, 1)
+
+
+def kimi_delta_attention(model: Model, block: str, x: Tensor) -> Tensor:
+    """Kimi's mixer: x and result `(tokens, n_embd)`. Every channel of a key has a decay of its own."""
+    heads, mixed = model.sizes["n_head"], []
+    for name in "qkv":
+        channels = convolved(model, f"{block}ssm_conv1d_{name}", model.linear(f"{block}attn_{name}", x))
+        mixed.append(silu(channels).view(len(x), heads, -1))
+    q, k, v = unit(mixed[0]), unit(mixed[1]), mixed[2]
+    low = model.linear(f"{block}ssm_f_b", model.linear(f"{block}ssm_f_a", x))
+    step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", low)).view(k.shape)
+    fade = torch.exp(decay_rate(model, block)[:, None] * step)
+    out = model.normed(delta_rule(q, k, v, fade, torch.sigmoid(model.linear(f"{block}ssm_beta", x))))
+    gate = model.linear(f"{block}ssm_g_b", model.linear(f"{block}ssm_g_a", x)).view(out.shape)
+    out = out * model.weights.vector(f"{block}ssm_norm.weight") * torch.sigmoid(gate)
+    return model.linear(f"{block}attn_output", out.flatten(1))
+
+
+def delta_rule(q: Tensor, k: Tensor, v: Tensor, fade: Tensor, beta: Tensor) -> Tensor:
+    """Step by step: the state `(heads, keys, values)` fades, what it holds for the key is corrected by `beta` toward
+    the value, and is read by the query over √width.
+
+    q, k `(tokens, heads, keys)`, v `(tokens, heads, values)`, fade `(tokens, heads, keys or 1)`, beta
+    `(tokens, heads)`. Result as v.
+    """
+    state, out = v.new_zeros(v.shape[1], k.shape[-1], v.shape[-1]), torch.empty_like(v)
+    q = q * k.shape[-1] ** -0.5
+    for t in range(len(v)):
+        state = fade[t][..., None] * state
+        held = (state * k[t][..., None]).sum(-2)
+        state = state + k[t][..., None] * (beta[t][:, None] * (v[t] - held))[:, None]
+        out[t] = (state * q[t][..., None]).sum(-2)
+    return out
+
+
+def unit(x: Tensor) -> Tensor:
+    """x with its last axis brought to length one."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPSILON)

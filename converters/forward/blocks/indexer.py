@@ -1,0 +1,52 @@
+"""The lightning indexer of DeepSeek's sparse attention: small heads that choose which tokens attention looks at.
+
+Definitions: DeepSeek-V3.2's report §2.1; transformers `modeling_{deepseek_v32,glm_moe_dsa}.py`; llama.cpp
+`deepseek32.cpp`, `glm-dsa.cpp`, which also turn queries and keys by a Hadamard matrix: their products stay the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.blocks.rope import rotate
+from ggferry.converters.forward.model import Model
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ggferry.converters.forward.blocks.rope import Turn
+else:
+    torch = lazy("torch")
+
+EPSILON = 1e-6
+"""Of the keys' LayerNorm, fixed in every implementation."""
+
+
+def passed_over(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, hidden: Tensor) -> Tensor:
+    """What attention does not see, bool as `hidden` `(tokens, tokens)`, which is hidden anyway: all but the tokens that
+    the block's indexer chooses, or, where it has none, that the last one chose (GLM-5). x `(tokens, n_embd)`; `low_q`:
+    the low rank of the queries."""
+    if model.has(f"{block}indexer.attn_k"):
+        model.kept["not chosen"] = ~_chosen(model, block, x, low_q, turn, hidden)
+    return hidden | model.kept["not chosen"] if "not chosen" in model.kept else hidden
+
+
+def _chosen(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, hidden: Tensor) -> Tensor:
+    """The `index_top_k` tokens of the highest score, by token: bool `(tokens, tokens)`."""
+    sizes, style = model.sizes, model.recipe.indexer_rope
+    q = model.linear(f"{block}indexer.attn_q_b", low_q).view(len(x), sizes["index_heads"], -1)
+    k = _key_norm(model, f"{block}indexer.k_norm", model.linear(f"{block}indexer.attn_k", x))
+    q, k = rotate(q, turn, style), rotate(k[:, None], turn, style)[:, 0]
+    weights = model.linear(f"{block}indexer.proj", x) * sizes["index_heads"] ** -0.5
+    scores = torch.relu(torch.einsum("thd,sd->ths", q, k) * k.shape[-1] ** -0.5)
+    score = torch.einsum("th,ths->ts", weights, scores).masked_fill(hidden, float("-inf"))
+    best = score.topk(min(sizes["index_top_k"], len(x)), -1).indices
+    return torch.zeros_like(hidden).scatter(-1, best, True)
+
+
+def _key_norm(model: Model, name: str, x: Tensor) -> Tensor:
+    x = x - x.mean(-1, keepdim=True)
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
+    return model.biased(name, x * model.weights.vector(f"{name}.weight"))

@@ -1,0 +1,35 @@
+"""What mixes the tokens of a block: attention, a state space, linear attention, a short convolution, or two at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.blocks.attention import attention
+from ggferry.converters.forward.blocks.causal_convolution import short_convolution
+from ggferry.converters.forward.blocks.delta_net import gated_delta_net, kimi_delta_attention
+from ggferry.converters.forward.blocks.state_space import state_space
+from ggferry.converters.forward.model import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ggferry.converters.forward.blocks.rope import Turn
+
+RECURRENT: dict[str, Callable[[Model, str, Tensor], Tensor]] = {
+    "ssm_in": state_space,
+    "ssm_ba": gated_delta_net,
+    "ssm_alpha": gated_delta_net,
+    "ssm_f_a": kimi_delta_attention,
+    "shortconv.in_proj": short_convolution,
+}
+"""By the tensor that no other has."""
+
+
+def mixed(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor | None:
+    """What the mixers of a block make of x `(tokens, n_embd)`, added up: nearly all blocks have one, Falcon-H1's have
+    attention and a state space side by side; None where a block has none."""
+    found = [mix(model, block, x) for name, mix in RECURRENT.items() if model.has(f"{block}{name}")]
+    if model.has(f"{block}attn_output") and not model.has(f"{block}ssm_f_a"):  # Kimi's has an output of that name
+        found.append(attention(model, block, x, turn, window))
+    return sum(found[1:], found[0]) if found else None

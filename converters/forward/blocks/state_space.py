@@ -1,0 +1,90 @@
+"""Mamba and Mamba-2: a short causal convolution, then a state space whose time step and selections follow the input.
+
+Both are one recurrence, step by step as it is defined; in Mamba every channel is a head of width one. Definitions: the
+papers (arXiv 2312.00752 algorithm 2, 2405.21060 §7), llama.cpp's `mamba-base.cpp`, transformers' `modeling_mamba2.py`
+and, for what stands beside attention, `modeling_{jamba,bamba,falcon_h1,nemotron_h}.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.blocks.causal_convolution import convolved
+from ggferry.converters.forward.model import Model, parts, silu
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+
+def state_space(model: Model, block: str, x: Tensor) -> Tensor:
+    """What the state space of a block makes of x `(tokens, n_embd)`: heads that share selections are Mamba-2's."""
+    return mamba2(model, block, x) if "n_group" in model.sizes else mamba(model, block, x)
+
+
+def mamba(model: Model, block: str, x: Tensor) -> Tensor:
+    """Mamba: x and result `(tokens, n_embd)`."""
+    sizes = model.sizes
+    inner, state = sizes["n_inner"], sizes["n_state"]
+    x, gate = parts(model.linear(f"{block}ssm_in", x), inner, inner)
+    x = silu(convolved(model, f"{block}ssm_conv1d", x))
+    selected = parts(model.linear(f"{block}ssm_x", x), sizes["dt_rank"], state, state)
+    names = (f"{block}ssm_{name}_norm" for name in ("dt", "b", "c"))
+    step, b, c = (_selection_norm(model, name, part) for name, part in zip(names, selected, strict=True))
+    step = torch.nn.functional.softplus(model.linear(f"{block}ssm_dt", step))
+    y = scan(model, block, x[..., None], step, b[:, None], c[:, None])
+    return model.linear(f"{block}ssm_out", y.flatten(1) * silu(gate))
+
+
+def _selection_norm(model: Model, name: str, x: Tensor) -> Tensor:
+    """The time step or a selection, normed with weights (Jamba), without (Falcon Mamba), or not at all."""
+    if model.has(name):
+        return model.norm(name, x)
+    if not model.sizes.get("dt_b_c_rms"):
+        return x
+    eps = float(model.sizes.get("mixer_eps") or model.sizes["eps"])
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def mamba2(model: Model, block: str, x: Tensor) -> Tensor:
+    """Mamba-2: x and result `(tokens, n_embd)`. Its five inputs and its result are multiplied by what Falcon-H1's
+    configuration says; GGUF has that in the weights."""
+    sizes = model.sizes
+    count, inner, heads, groups = len(x), sizes["n_inner"], sizes["n_heads"], sizes["n_group"]
+    selection = groups * sizes["n_state"]
+    widths = inner, inner, selection, selection, heads
+    scales = sizes.get("ssm_scales") or (1.0,) * len(widths)
+    inputs = parts(model.linear(f"{block}ssm_in", x * float(sizes.get("ssm_in_scale") or 1.0)), *widths)
+    gate, x, b, c, step = (part * scale for part, scale in zip(inputs, scales, strict=True))
+    mixed = silu(convolved(model, f"{block}ssm_conv1d", torch.cat((x, b, c), -1)))
+    x, b, c = parts(mixed, inner, selection, selection)
+    step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", step)).clamp(float(sizes.get("dt_min") or 0.0))
+    b, c = (part.view(count, groups, -1) for part in (b, c))
+    y = scan(model, block, x.view(count, heads, -1), step, b, c).flatten(1) * silu(gate)
+    if model.has(f"{block}ssm_norm"):
+        grouped = model.normed(y.view(count, groups, -1)).flatten(1)
+        y = grouped * model.weights.vector(f"{block}ssm_norm.weight")
+    return model.linear(f"{block}ssm_out", y) * float(sizes.get("ssm_out_scale") or 1.0)
+
+
+def scan(model: Model, block: str, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """The state space over x `(tokens, heads, width)` with steps `(tokens, heads)`; `b` `(tokens, groups, n_state)`
+    selects what enters the state and `c` what is read from it. Result as x."""
+    heads, share = x.shape[1], x.shape[1] // b.shape[1]
+    fade = torch.exp(step[..., None] * decay_rate(model, block).view(heads, -1))[:, :, None]
+    state = x.new_zeros(heads, x.shape[2], b.shape[2])
+    out = torch.empty_like(x)
+    for t in range(len(x)):
+        enters, leaves = (part[t].repeat_interleave(share, 0)[:, None] for part in (b, c))
+        state = fade[t] * state + (step[t][:, None] * x[t])[..., None] * enters
+        out[t] = (state * leaves).sum(-1)
+    return out + model.weights.vector(f"{block}ssm_d")[:, None] * x
+
+
+def decay_rate(model: Model, block: str) -> Tensor:
+    """By what a state fades a unit of time, negative: stored as it is, or as the logarithm of its size."""
+    stored = model.weights.vector(f"{block}ssm_a")
+    return -torch.exp(stored) if model.recipe.decay == "log" else stored
