@@ -63,4 +63,5 @@ def test_every_page_is_listed(index: str) -> None:
     folder = (ROOT / index).parent
     listed = {(folder / link).resolve() for link in LINK.findall((ROOT / index).read_text())}
     pages = {path.resolve() for path in folder.rglob("*.md")} - {(ROOT / index).resolve()}
-    assert pages and not pages - listed
+    elsewhere = {path for path in pages for page in listed if page.name == "README.md" and page.parent in path.parents}
+    assert pages and not pages - elsewhere - listed
