@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.graph import Node
-from ggferry.converters.schema.layouts import SAME, Elementwise, Layout, Reshape, Then, Transpose, row_count
+from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Rowwise, Then, Transpose, row_count
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.tensor_read import read_rows, read_span_rows
@@ -155,9 +155,9 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
         case Reshape() | Then(first=Reshape()):
             rest = layout.second if isinstance(layout, Then) else SAME
             return laid_out_values(checkpoint, replace(_reshaped(checkpoint, node), layout=rest), start, stop)
-        case Then(first=first, second=Elementwise() as second):
+        case Then(first=first, second=Rowwise() as second):
             return second.apply(_apply(checkpoint, node, first, start, stop))
-        case Elementwise():
+        case Rowwise():
             return layout.apply(_apply(checkpoint, node, SAME, start, stop))
         case Then(first=first, second=Transpose()) if first.block_safe:
             return _turned_items(checkpoint, node, first, start, stop)

@@ -373,20 +373,25 @@ class Transpose(Layout):
 
 
 @dataclass(frozen=True, slots=True)
-class Elementwise(Layout):
-    """Changes every value by itself and moves none. Needs float values."""
+class Rowwise(Layout):
+    """Makes every row of the row in its place, whose inside it looks at: plain element types only."""
 
     @property
     def block_safe(self) -> bool:
         return False
 
-    @property
-    def lossless(self) -> bool:
-        return False
-
     def shape(self, *inputs: Shape) -> Shape:
         (only,) = inputs
         return only
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise(Rowwise):
+    """Changes every value by itself and moves none. Needs float values."""
+
+    @property
+    def lossless(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from ggferry.converters.schema.layouts import (
     heads_to_qkv,
     row_count,
 )
+from ggferry.converters.schema.partial_layouts import Behind, Columns
 from ggferry.quant.codec import codecs
 
 SIZES = {"n_head": 6, "n_head_kv": 3, "head_dim": 16, "n_embd": 96}
@@ -43,6 +44,9 @@ UNARY = {
     "groups": (heads_to_qkv("n_head_kv"), (192, 64)),
     "groups back": (heads_to_qkv("n_head_kv").bind(SIZES).inverse(), (192, 64)),
     "groups of a bias": (heads_to_qkv("n_head"), (288,)),
+    "behind": (Behind("n_embd", heads_halves_to_pairs("n_head")), (192, 64)),
+    "behind, of a stack": (Behind(2, heads_halves_to_pairs("n_head")), (4, 48, 64)),
+    "columns": (Columns(heads_halves_to_pairs("n_head_kv")), (5, 48)),
     "squeeze": (Squeeze(1), (48, 1, 64)),
     "unsqueeze": (Unsqueeze(1), (48, 64)),
     "then": (Then(QKV, heads_halves_to_pairs("n_head")), (288, 64)),
@@ -110,6 +114,14 @@ def test_halving_is_exact_and_undone() -> None:
     y = layout.apply(x)
     assert y.dtype == np.float32 and np.array_equal(y, x / 4) and np.array_equal(layout.inverse().apply(y), x)
     assert Halved("n // every").bind({"n": 2, "every": 3}) == SAME
+
+
+def test_parts_of_a_tensor_are_moved_alone() -> None:
+    x = np.arange(192 * 48).reshape(192, 48)
+    heads, pairs = bound(heads_halves_to_pairs("n_head")), bound(heads_halves_to_pairs("n_head_kv"))
+    expected = np.concatenate((x[:96], heads.apply(x[96:])))
+    assert np.array_equal(bound(Behind("n_embd", heads)).apply(x), expected)
+    assert np.array_equal(Columns(pairs).apply(x), pairs.apply(x.T).T)
 
 
 def test_concat_and_its_parts() -> None:
@@ -196,6 +208,9 @@ def test_any_row_permutation_has_an_inverse(a: int, b: int, c: int, order: list[
         (Pick("n_head", 3, 3), (96, 4)),
         (Pick("n_head", 0, 4), (96,)),
         (Unstack(4), (4, 5, 6)),
+        (Behind("n_embd", heads_halves_to_pairs("n_head")), (96, 4)),
+        (Behind("n_embd", heads_halves_to_pairs("n_head")), (97, 4)),
+        (Columns(heads_halves_to_pairs("n_head")), (4, 97)),
         (Reshape(("n_embd",)), (95,)),
         (Reshape(("n_embd",), of=("n_head", "head_dim")), (8, 12)),
     ],

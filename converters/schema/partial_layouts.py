@@ -1,0 +1,77 @@
+"""Layouts of a part of a tensor: the rows behind a place, the columns of every row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.schema.expressions import evaluate
+from ggferry.converters.schema.layouts import SAME, Layout, Rowwise, Shape, Sizes, row_count
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+else:
+    np = lazy("numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Behind(Layout):
+    """Rows from `start` (an expression over hparams) on, moved among themselves by `layout`; those before stay."""
+
+    start: str | int
+    layout: Layout
+
+    @property
+    def block_safe(self) -> bool:
+        return self.layout.block_safe
+
+    def bind(self, sizes: Sizes) -> Layout:
+        inner = self.layout.bind(sizes)
+        return inner if inner == SAME else Behind(evaluate(self.start, sizes), inner)
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if not 0 <= int(self.start) < only[0] or self.layout.shape(self._rest(only)) != self._rest(only):
+            raise ValueError(f"rows from {self.start} on of {only}")
+        return only
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        (only,) = inputs
+        rest = self._rest(only)
+        first = row_count(only) - row_count(rest)
+        _, moved = self.layout.locate(np.maximum(rows - first, 0), rest)
+        return np.zeros_like(rows), np.where(rows < first, rows, moved + first)
+
+    def inverse(self) -> Layout:
+        return replace(self, layout=self.layout.inverse())
+
+    def _rest(self, shape: Shape) -> Shape:
+        return (shape[0] - int(self.start), *shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Columns(Rowwise):
+    """The columns of every row in the order in which `layout` puts rows."""
+
+    layout: Layout
+
+    def bind(self, sizes: Sizes) -> Layout:
+        inner = self.layout.bind(sizes)
+        return inner if inner == SAME else Columns(inner)
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        self.layout.shape((only[-1],))
+        return only
+
+    def apply(self, *arrays: Array) -> Array:
+        (array,) = arrays
+        _, order = self.layout.locate(np.arange(array.shape[-1]), (array.shape[-1],))
+        out: Array = array[..., order]
+        return out
+
+    def inverse(self) -> Layout:
+        return Columns(self.layout.inverse())
