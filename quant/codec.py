@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,40 @@ class Repack:
     apply: Callable[[Bytes, int], tuple[Bytes, int]]
 
 
+LARGEST_LEVEL = 128
+SUBNORMAL_SCALE = 2.0**-25 * LARGEST_LEVEL
+"""A scale below float16's normal range is off by up to 2^-25, whatever its size, times the level it multiplies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How far rounding to nearest can move one value x: `of_value` · |x|, or `of_block` · the largest |x| of its block,
+    and `least` more, where the result or the block's scale is subnormal. All zero: every float32 is kept."""
+
+    of_value: float = 0.0
+    of_block: float = 0.0
+    least: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """What rounding to a type may cost: numbers that are derived, or measured and measured again by tests.
+
+    `band`: least and most relative RMS error of ordinary weights (`quant.accuracy.bands`); None: nothing is rounded.
+    `block_limit`, `row_limit`: the largest relative RMS error of a block and of a row that rounding explains, and
+    `floor`: values below which the type's scale cannot go (`quant.accuracy.likeness`). The defaults are those of types
+    of two bits and fewer, whose blocks may lie as far from their values as zeros do, with a float16 scale: its smallest
+    step times the largest level. `bound`: of one value (`quant.accuracy.bounds`); None where the type's arithmetic
+    gives none.
+    """
+
+    band: tuple[float, float] | None = None
+    block_limit: float = 1.15
+    row_limit: float = 1.05
+    floor: float = 2.0**-24 * LARGEST_LEVEL
+    bound: Bound | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     """What can be done with one block type.
@@ -37,6 +71,9 @@ class Codec:
     program that defined the type. `encode(values, weights)`: float32 `(R, columns)` and an importance vector float32
     `(columns,)` or None → uint8 `(R, row_bytes)`, byte-equal to llama.cpp's portable build; raises BlockError naming
     the row of a NaN or infinity. All little-endian; rows are independent of each other.
+
+    `file_type`: the value of `general.file_type` that means mostly this type, when nothing else is known. `suspicious`:
+    field → which of its items `(…, count)` may make a value NaN or infinite, for fields that are no plain floats.
     """
 
     type: BlockType
@@ -44,6 +81,9 @@ class Codec:
     encode: Callable[[Floats, Floats | None], Bytes] | None = None
     repack: Repack | None = None
     needs_imatrix: bool = False
+    accuracy: Accuracy = Accuracy()
+    file_type: int | None = None
+    suspicious: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
 
 @cache

@@ -15,7 +15,6 @@ from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.logits import LogitsProof, check_logits
 from ggferry.converters.proof.tensors import Encoding, TensorProof, check_tensor
 from ggferry.formats.errors import VerificationError
-from ggferry.quant.accuracy.bands import BANDS
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Stage, silent
 
@@ -58,11 +57,12 @@ class Proof:
     @property
     def notes(self) -> tuple[str, ...]:
         """A line for each tensor that lost more than its type's rounding explains, the worst first."""
-        outliers = sorted((t for t in self.tensors if t.outlier), key=lambda t: -t.relative_rms / BANDS[t.type][1])
+        banded = [(t, t.band) for t in self.tensors if t.band is not None and t.outlier]
+        outliers = sorted(banded, key=lambda pair: -pair[0].relative_rms / pair[1][1])
         lines = [
             f"{t.name} lost more than {t.type} costs ordinary weights: relative RMS {t.relative_rms:.3g}, "
-            f"band {BANDS[t.type][0]:.3g} to {BANDS[t.type][1]:.3g}"
-            for t in outliers[:_NAMED]
+            f"band {least:.3g} to {most:.3g}"
+            for t, (least, most) in outliers[:_NAMED]
         ]
         if outliers[_NAMED:]:
             lines.append(f"and so did {len(outliers) - _NAMED} more tensors, marked as outliers in the receipt")

@@ -20,7 +20,7 @@ from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.imatrix import Imatrix
-from ggferry.quant.accuracy.bands import BANDS, beyond_band
+from ggferry.quant.accuracy.bands import band_of, beyond_band
 from ggferry.quant.accuracy.bounds import narrowing_bound, rescaling_bound
 from ggferry.quant.accuracy.differences import Bound, Differences, differences
 from ggferry.quant.accuracy.likeness import first_unlike
@@ -55,7 +55,7 @@ class TensorProof:
     @property
     def band(self) -> tuple[float, float] | None:
         """What rounding to its type costs ordinary weights (`quant.accuracy.bands`); None where nothing was rounded."""
-        return BANDS.get(self.type) if self.grade == ROUNDED else None
+        return band_of(self.type) if self.grade == ROUNDED else None
 
     @property
     def outlier(self) -> bool:

@@ -17,7 +17,7 @@ from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import BadValueError
 from ggferry.formats.stated_checksums import verify_checksums
-from ggferry.quant.accuracy.bad_values import scan_bad
+from ggferry.quant.accuracy.bad_values import LEAST_SUSPICIOUS, scan_bad
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
 from ggferry.support.lazy_import import lazy
@@ -37,11 +37,6 @@ _PIECE = 4096
 """Blocks decoded at once to find the one that is bad."""
 _SHOWN = 5
 """Names in a note; the number of the others follows."""
-_EXPONENTS = {"f2": 0x7C00, "bf16": 0x7F80, "f4": (127 + 96) << 23, "f8": (1023 + 127) << 52}
-"""The least bits, without the sign, that are suspicious: infinity and NaN; of the wider floats also what may overflow
-float32 once multiplied by a level (as in `quant.accuracy.bad_values`)."""
-_CODED = frozenset({"MXFP4", "NVFP4", "IQ1_M", "F8_E4M3", "F8_E5M2"})
-"""Types whose scales are not plain floats: always scanned by `scan_bad`."""
 
 
 @cache
@@ -49,7 +44,7 @@ def _float_fields(kind: BlockType) -> tuple[tuple[int, str], ...]:
     """(offset in a block, dtype) of every float of a block."""
     places, at = [], 0
     for field in kind.fields:
-        if field.dtype in _EXPONENTS:
+        if field.dtype in LEAST_SUSPICIOUS:
             places += [(at + number * field.item_bytes, field.dtype) for number in range(field.count)]
         at += field.nbytes
     return tuple(places)
@@ -57,7 +52,7 @@ def _float_fields(kind: BlockType) -> tuple[tuple[int, str], ...]:
 
 def suspicious(kind: BlockType, blocks: Array) -> bool:
     """Whether uint8 `(bytes,)` of whole blocks may hold a NaN or an infinity; False is certain."""
-    if kind.name in _CODED:
+    if codec(kind.name).suspicious:  # its scales are no plain floats: always scanned by `scan_bad`
         return True
     count = len(blocks) // kind.block_bytes
     for at, dtype in _float_fields(kind) if count else ():
@@ -66,7 +61,7 @@ def suspicious(kind: BlockType, blocks: Array) -> bool:
         if kind.block_bytes != size:
             field = field.copy()
         # As unsigned, what is negative and not finite is largest; as signed, what is positive and not finite.
-        limit = _EXPONENTS[dtype]
+        limit = LEAST_SUSPICIOUS[dtype]
         if field.view(f"<i{size}").max() >= limit or field.max() >= limit | 1 << 8 * size - 1:
             return True
     return False

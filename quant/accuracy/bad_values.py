@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, as_blocks, check_rows, cut, tiles
@@ -35,19 +36,9 @@ def refuse_nonfinite(kind: BlockType, values: Floats) -> None:
         raise ValueRefused(row, column, f"{values[row, column]!s} cannot be stored as {kind.name}")
 
 
-_SUSPECT_DTYPES: dict[str, Callable[[Array], Array]] = {
-    # Infinity and NaN; of the wider floats also what may overflow float32 once multiplied by a level.
-    "f2": lambda x: x.view("<u2") & 0x7C00 == 0x7C00,
-    "bf16": lambda x: x & 0x7F80 == 0x7F80,
-    "f4": lambda x: x.view("<u4") & 0x7FFFFFFF >= (127 + 96) << 23,
-    "f8": lambda x: x.view("<u8") & 0x7FFFFFFFFFFFFFFF >= (1023 + 127) << 52,
-}
-_SUSPECT_FIELDS: dict[tuple[str, str], Callable[[Array], Array]] = {
-    ("MXFP4", "e"): lambda e: e >= 252,  # 12 × 2^(e − 128) overflows from 253 on
-    ("IQ1_M", "scales"): lambda s: (s[..., 3:] >> 12 & 7 == 7) & (s[..., 2:3] >> 14 == 3),  # exponent of d: all ones
-    ("F8_E4M3", "x"): lambda x: x & 0x7F == 0x7F,
-    ("F8_E5M2", "x"): lambda x: x & 0x7C == 0x7C,
-}
+LEAST_SUSPICIOUS = {"f2": 0x7C00, "bf16": 0x7F80, "f4": (127 + 96) << 23, "f8": (1023 + 127) << 52}
+"""The least bits of a float, without the sign, that are suspicious: infinity and NaN; of the wider floats also what may
+overflow float32 once multiplied by a level."""
 
 
 def scan_bad(kind: BlockType, rows: Bytes, columns: int) -> int | None:
@@ -74,8 +65,19 @@ def scan_bad(kind: BlockType, rows: Bytes, columns: int) -> int | None:
 
 
 def _checks(kind: BlockType) -> dict[str, Callable[[Array], Array]]:
-    found = {f.name: _SUSPECT_FIELDS.get((kind.name, f.name), _SUSPECT_DTYPES.get(f.dtype)) for f in kind.fields}
+    own = codec(kind.name).suspicious
+    found = {f.name: own.get(f.name) or _float_check(f.dtype) for f in kind.fields}
     return {name: check for name, check in found.items() if check is not None}
+
+
+@cache
+def _float_check(dtype: str) -> Callable[[Array], Array] | None:
+    """Marks the floats of this dtype that are suspicious; None for an integer."""
+    if dtype not in LEAST_SUSPICIOUS:
+        return None
+    size = 8 * (2 if dtype == "bf16" else int(dtype[1]))
+    unsigned, sign, least = f"<u{size // 8}", 1 << size - 1, LEAST_SUSPICIOUS[dtype]
+    return lambda x: x.view(unsigned) & (sign - 1) >= least
 
 
 def _rows_of(kind: BlockType, suspects: Array, tile: tuple[slice, slice], columns: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 A bound here is a proof obligation, not a tolerance: an encoder that rounds to nearest cannot exceed it. Sources: the
 significands of IEEE 754 binary16 (11 bits) and bfloat16 (8 bits), and the scale formula of each block
-(docs/formats/ggml-era.md "Block eras", ggml-common.h).
+(docs/formats/ggml-era.md "Block eras", ggml-common.h). The numbers stand with each codec.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import as_blocks
-from ggferry.quant.codec import codec
+from ggferry.quant.codec import SUBNORMAL_SCALE, Bound, codec
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -20,36 +20,29 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
-HALF_ULP = {"F16": 2.0**-11, "BF16": 2.0**-8}
-"""Largest relative error of rounding to nearest."""
-FLUSH = {"F16": 2.0**-25, "BF16": 2.0**-134}
-"""Largest absolute error where the result is subnormal."""
 _SLACK = 1.001  # the comparison itself is made in float32
 
-ROUND_SHARE = {
-    # |Δ| of rounding float values to the type, as a multiple of max|x| of the block: half a step, and the scale's
-    # own rounding to float16 times the largest level.
-    "Q8_0": (32, 0.5 / 127 + 2.0**-11),
-}
 SCALES = ("d", "m")
-LARGEST_LEVEL = 128
 
 
 def narrowing_bound(target: str, values: Floats) -> Floats | None:
     """Largest |Δ| of each element when float32 `values` `(rows, columns)` are stored as `target`; None where the
     type's arithmetic gives no such bound."""
-    if target == "F32":
+    one = codec(target)
+    limit = one.accuracy.bound
+    if limit is None:
+        return None
+    if limit == Bound():
         return np.zeros_like(values)
-    if target in HALF_ULP:
-        bound = np.abs(values)
-        bound *= np.float32(HALF_ULP[target] * _SLACK)
-        bound += np.float32(FLUSH[target])
-        return bound
-    if target in ROUND_SHARE:
-        elements, share = ROUND_SHARE[target]
-        bound = _largest_of_runs(np.abs(values).reshape(-1), elements) * np.float32(share * _SLACK) + _subnormal_scale()
+    if limit.of_block:
+        elements = one.type.elements
+        largest = _largest_of_runs(np.abs(values).reshape(-1), elements)
+        bound = largest * np.float32(limit.of_block * _SLACK) + np.float32(limit.least)
         return bound.repeat(elements).reshape(values.shape)
-    return None
+    bound = np.abs(values)
+    bound *= np.float32(limit.of_value * _SLACK)
+    bound += np.float32(limit.least)
+    return bound
 
 
 def _largest_of_runs(values: Floats, length: int) -> Floats:
@@ -70,11 +63,6 @@ def rescaling_bound(source: str, rows: Bytes, columns: int) -> Floats:
             np.abs(parts[name], out=parts[name])
     plus = np.abs(codec(source).decode(copy, columns))
     if "m" not in parts:
-        return plus * np.float32(2.0**-11 * _SLACK) + _subnormal_scale()
+        return plus * np.float32(2.0**-11 * _SLACK) + np.float32(SUBNORMAL_SCALE)
     # |d|·q + |m| is what decode gives with both made positive: q is never negative in types that have a minimum.
-    return plus * np.float32(2.0**-11 * _SLACK) + 2 * _subnormal_scale()
-
-
-def _subnormal_scale() -> np.float32:
-    """A scale below float16's normal range is off by up to 2^-25, whatever its size, times the level it multiplies."""
-    return np.float32(2.0**-25 * LARGEST_LEVEL)
+    return plus * np.float32(2.0**-11 * _SLACK) + 2 * np.float32(SUBNORMAL_SCALE)

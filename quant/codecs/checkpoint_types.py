@@ -83,6 +83,6 @@ CODECS = (
     Codec(U16, partial(_decode_integers, dtype="<u2")),
     Codec(U32, partial(_decode_integers, dtype="<u4")),
     Codec(U64, partial(_decode_integers, dtype="<u8")),
-    Codec(F8_E4M3, partial(_decode_byte_floats, values=_e4m3)),
-    Codec(F8_E5M2, partial(_decode_byte_floats, values=_e5m2)),
+    Codec(F8_E4M3, partial(_decode_byte_floats, values=_e4m3), suspicious={"x": lambda x: x & 0x7F == 0x7F}),
+    Codec(F8_E5M2, partial(_decode_byte_floats, values=_e5m2), suspicious={"x": lambda x: x & 0x7C == 0x7C}),
 )

@@ -6,11 +6,12 @@ E2M1 levels are kept doubled, so scales are halved. Layouts: `block_mxfp4`, `blo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, decoder, planes, translate
-from ggferry.quant.codec import Codec
+from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
@@ -75,7 +76,18 @@ UNPACK = {"MXFP4": affine(_mxfp4_levels, _mxfp4_scales), "NVFP4": affine(_nvfp4_
 
 KERNELS = "ggferry.quant.kernels.fp4"
 
+FILE_TYPE = {"MXFP4": 38, "NVFP4": 39}
+ACCURACY = {
+    "MXFP4": Accuracy((0.1150, 0.1420), 0.50, 0.40, floor=2.0**-120),
+    "NVFP4": Accuracy((0.0910, 0.0952), 0.50, 0.40, floor=6 * 2.0**-9),
+}
+# 12 × 2^(e − 128) overflows from 253 on. NVFP4's scales are always finite.
+SUSPICIOUS: Mapping[str, Mapping[str, Callable[[Array], Array]]] = {"MXFP4": {"e": lambda e: e >= 252}}
+
 CODECS = tuple(
-    Codec(kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"))
+    Codec(
+        kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"),
+        accuracy=ACCURACY[name], file_type=FILE_TYPE[name], suspicious=SUSPICIOUS.get(name, {}),
+    )
     for name, kind in TYPES.items()
-)
+)  # fmt: skip

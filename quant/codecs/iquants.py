@@ -6,12 +6,12 @@ struct through a wider pointer (scales of IQ1_M, the last third of IQ3_XXS's qs)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, Unpack, affine, decoder, floats, planes, spread, translate
-from ggferry.quant.codec import Codec
+from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.codecs.grids import even_signs, grid, signs
 from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.types import table
@@ -215,7 +215,35 @@ def _encoder(name: str) -> Callable[[Floats, Floats | None], Bytes]:
     return lazy_kernel(f"ggferry.quant.kernels.{family}", f"encode_{name.lower()}")
 
 
+FILE_TYPE = {
+    "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30,
+    "IQ1_M": 31,
+}  # fmt: skip
+ACCURACY = {
+    "IQ2_XXS": Accuracy((0.3440, 0.4980)),
+    "IQ2_XS": Accuracy((0.3000, 0.4120)),
+    "IQ3_XXS": Accuracy((0.1810, 0.2500), 0.90, 0.80),
+    "IQ1_S": Accuracy((0.4850, 0.6380)),
+    "IQ4_NL": Accuracy((0.0761, 0.1050), 0.50, 0.35),
+    "IQ3_S": Accuracy((0.1660, 0.2170), 0.90, 0.80),
+    "IQ2_S": Accuracy((0.2480, 0.3800)),
+    "IQ4_XS": Accuracy((0.0767, 0.1060), 0.50, 0.35),
+    "IQ1_M": Accuracy((0.4510, 0.5550)),
+}
+
+
+def _not_finite_iq1_m(scales: Array) -> Array:
+    """Where the exponent of the scale, a float16 in the upper nibbles of four words, is all ones."""
+    found: Array = (scales[..., 3:] >> 12 & 7 == 7) & (scales[..., 2:3] >> 14 == 3)
+    return found
+
+
+SUSPICIOUS: Mapping[str, Mapping[str, Callable[[Array], Array]]] = {"IQ1_M": {"scales": _not_finite_iq1_m}}
+
 CODECS = tuple(
-    Codec(kind, decoder(kind, UNPACK[name]), _encoder(name), needs_imatrix=name in NEED_IMATRIX)
+    Codec(
+        kind, decoder(kind, UNPACK[name]), _encoder(name), needs_imatrix=name in NEED_IMATRIX,
+        accuracy=ACCURACY[name], file_type=FILE_TYPE[name], suspicious=SUSPICIOUS.get(name, {}),
+    )
     for name, kind in TYPES.items()
-)
+)  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes
-from ggferry.quant.codec import Codec
+from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
@@ -135,4 +135,17 @@ ENCODE = {
     "Q6_K": lazy_kernel("ggferry.quant.kernels.kquants_symmetric", "encode_q6_k"),
 }
 
-CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name]), ENCODE.get(name)) for name, kind in TYPES.items())
+FILE_TYPE = {"Q2_K": 10, "Q6_K": 18}  # the others have one for each of several recipes
+ACCURACY = {
+    "Q2_K": Accuracy((0.2950, 0.3520), 0.95, 0.75),
+    "Q3_K": Accuracy((0.1510, 0.1960), 0.60, 0.45),
+    "Q4_K": Accuracy((0.0712, 0.0989), 0.50, 0.35),
+    "Q5_K": Accuracy((0.0361, 0.0487), 0.30, 0.20),
+    "Q6_K": Accuracy((0.0177, 0.0276), 0.30, 0.20),
+    "Q8_K": Accuracy(),
+}
+
+CODECS = tuple(
+    Codec(kind, decoder(kind, UNPACK[name]), ENCODE.get(name), accuracy=ACCURACY[name], file_type=FILE_TYPE.get(name))
+    for name, kind in TYPES.items()
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, decoder, floats
-from ggferry.quant.codec import Codec
+from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
@@ -50,7 +50,14 @@ UNPACK = {"Q1_0": affine(_one_bit, floats("d")), "Q2_0": affine(_two_bits, float
 
 KERNELS = "ggferry.quant.kernels.onebit"
 
+FILE_TYPE = {"Q1_0": 40, "Q2_0": 41}
+ACCURACY = Accuracy((0.0, 0.0005))
+"""Of models trained to have these levels: nothing but the scale's rounding to float16."""
+
 CODECS = tuple(
-    Codec(kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"))
+    Codec(
+        kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"),
+        accuracy=ACCURACY, file_type=FILE_TYPE[name],
+    )
     for name, kind in TYPES.items()
-)
+)  # fmt: skip

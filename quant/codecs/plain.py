@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.accuracy.bad_values import ValueRefused, refuse_nonfinite
 from ggferry.quant.blocks import Array, Parts, check_rows, check_values, decoder
-from ggferry.quant.codec import Codec
+from ggferry.quant.codec import Accuracy, Bound, Codec
 from ggferry.quant.types import BlockType, table
 from ggferry.support.lazy_import import lazy
 
@@ -137,4 +137,15 @@ ENCODE: dict[str, Encode] = {
     "BF16": partial(_encode_rounded, kind=TYPES["BF16"], limit=float.fromhex("0x1.ffp127"), rounded=_round_bf16),
 }
 
-CODECS = tuple(Codec(kind, DECODE[name], ENCODE.get(name)) for name, kind in TYPES.items())
+FILE_TYPE = {"F32": 0, "F16": 1, "BF16": 32}
+ACCURACY = {
+    "F32": Accuracy(bound=Bound()),
+    # Half a unit in the last place of 11 and of 8 bits, and half the smallest subnormal.
+    "F16": Accuracy((0.000207, 0.000209), bound=Bound(of_value=2.0**-11, least=2.0**-25)),
+    "BF16": Accuracy((0.00165, 0.00167), bound=Bound(of_value=2.0**-8, least=2.0**-134)),
+}
+
+CODECS = tuple(
+    Codec(kind, DECODE[name], ENCODE.get(name), accuracy=ACCURACY.get(name, Accuracy()), file_type=FILE_TYPE.get(name))
+    for name, kind in TYPES.items()
+)

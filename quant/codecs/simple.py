@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes
-from ggferry.quant.codec import Codec
+from ggferry.quant.codec import SUBNORMAL_SCALE, Accuracy, Bound, Codec
 from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
@@ -81,4 +81,18 @@ ENCODE = {
     "Q8_0": lazy_kernel(KERNELS, "encode_q8_0"),
 }
 
-CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name]), ENCODE.get(name)) for name, kind in TYPES.items())
+FILE_TYPE = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9}
+ACCURACY = {
+    "Q4_0": Accuracy((0.0857, 0.1300), 0.50, 0.35),
+    "Q4_1": Accuracy((0.0781, 0.1010), 0.50, 0.35),
+    "Q5_0": Accuracy((0.0426, 0.0670), 0.30, 0.20),
+    "Q5_1": Accuracy((0.0379, 0.0483), 0.30, 0.20),
+    # Half a step, and the scale's own rounding to float16 times the largest level.
+    "Q8_0": Accuracy((0.00534, 0.00841), 0.25, 0.05, bound=Bound(of_block=0.5 / 127 + 2.0**-11, least=SUBNORMAL_SCALE)),
+    "Q8_1": Accuracy(),
+}
+
+CODECS = tuple(
+    Codec(kind, decoder(kind, UNPACK[name]), ENCODE.get(name), accuracy=ACCURACY[name], file_type=FILE_TYPE.get(name))
+    for name, kind in TYPES.items()
+)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes, translate
-from ggferry.quant.codec import Codec
+from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
@@ -60,7 +60,14 @@ UNPACK = {"TQ1_0": affine(_tq1_levels, floats("d")), "TQ2_0": affine(_tq2_levels
 
 KERNELS = "ggferry.quant.kernels.ternary"
 
+FILE_TYPE = {"TQ1_0": 36, "TQ2_0": 37}
+ACCURACY = Accuracy((0.0, 0.0005))
+"""Of models trained to have these levels: nothing but the scale's rounding to float16."""
+
 CODECS = tuple(
-    Codec(kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"))
+    Codec(
+        kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"),
+        accuracy=ACCURACY, file_type=FILE_TYPE[name],
+    )
     for name, kind in TYPES.items()
-)
+)  # fmt: skip

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ggferry.quant.codec import block_type
-from ggferry.quant.recipes.file_types import FILE_TYPES, file_type_of, parse_file_type
+from ggferry.quant.recipes.file_types import file_type_of, file_types, parse_file_type
 from ggferry.quant.recipes.mixtures import (
     ALSO_NEEDS_IMATRIX,
     FALLBACKS,
-    NEEDS_IMATRIX,
+    needing_imatrix,
     never_quantized,
     recipe_ids,
     rules_of,
@@ -84,7 +84,7 @@ class Recipe:
     default: str
     rules: tuple[Rule, ...] = ()
     file_type: int | None = None
-    needs_imatrix: frozenset[str] = NEEDS_IMATRIX
+    needs_imatrix: frozenset[str] = field(default_factory=needing_imatrix)
 
 
 RAGGED = "are not whole"
@@ -112,8 +112,8 @@ def recipe(name: str) -> Recipe:
     number = int(word) if re.fullmatch("[0-9]{1,4}", word) else parse_file_type(word)
     for known, file_type in ids.items():
         if file_type == number:
-            default = FILE_TYPES[file_type].main[0]
-            needs = NEEDS_IMATRIX | ALSO_NEEDS_IMATRIX.get(known, frozenset())
+            default = file_types()[file_type].main[0]
+            needs = needing_imatrix() | ALSO_NEEDS_IMATRIX.get(known, frozenset())
             return Recipe(known, default, rules_of(known), file_type, needs)
     raise BlockError(f"unknown quantization {name!r}; known: {', '.join([*ids, 'COPY', 'KEEP'])}")
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+
+from ggferry.quant.codec import codecs
 
 GUESSED = 1024
 """LLAMA_FTYPE_GUESSED: no entry describes the file (all tensors i32, say)."""
@@ -22,8 +25,7 @@ class FileType:
 
     `name`: as llama-quantize and file names spell it ('Q4_K_M'; ALL_ and MOSTLY_ are cut). `main`: the block types
     that may dominate such a file, the recipe's own first. `mixture`: other types the recipe gives to whole roles,
-    which outnumber the main one in some architectures. `removed`: no GGUF of today can hold it. `plain`: it is what
-    its main type means when nothing else is known.
+    which outnumber the main one in some architectures. `removed`: no GGUF of today can hold it.
     """
 
     id: int
@@ -31,67 +33,59 @@ class FileType:
     main: tuple[str, ...]
     mixture: frozenset[str] = frozenset()
     removed: bool = False
-    plain: bool = False
 
 
-def _table(text: str) -> dict[int, FileType]:
-    """Lines `ID NAME MAIN… [| MIXTURE…]`; `-` before a removed id, `+` before the one its main type means."""
-    types = {}
-    for line in text.strip().splitlines():
+_RECIPES = """
+    4       Q4_1_SOME_F16  Q4_1
+    -5      Q4_2           Q4_2
+    -6      Q4_3           Q4_3
+    Q2_K    Q2_K           Q2_K     | Q3_K Q4_K
+    11      Q3_K_S         Q3_K
+    12      Q3_K_M         Q3_K     | Q4_K Q5_K
+    13      Q3_K_L         Q3_K     | Q4_K Q5_K
+    14      Q4_K_S         Q4_K     | Q5_K
+    15      Q4_K_M         Q4_K     | Q5_K Q6_K
+    16      Q5_K_S         Q5_K
+    17      Q5_K_M         Q5_K     | Q6_K
+    IQ2_XXS IQ2_XXS        IQ2_XXS  | Q2_K Q4_K
+    IQ2_XS  IQ2_XS         IQ2_XS   | Q2_K Q4_K
+    21      Q2_K_S         Q2_K     | Q4_K
+    22      IQ3_XS         IQ3_S IQ3_XXS | Q4_K
+    IQ3_XXS IQ3_XXS        IQ3_XXS  | IQ3_S IQ2_S Q3_K Q4_K
+    IQ1_S   IQ1_S          IQ1_S    | IQ2_XXS Q2_K Q4_K
+    IQ4_NL  IQ4_NL         IQ4_NL   | Q5_K
+    IQ3_S   IQ3_S          IQ3_S    | Q4_K
+    27      IQ3_M          IQ3_S    | Q4_K
+    IQ2_S   IQ2_S          IQ2_XS IQ2_S | IQ3_S Q4_K
+    29      IQ2_M          IQ2_S    | IQ3_S Q4_K
+    IQ4_XS  IQ4_XS         IQ4_XS   | Q5_K
+    IQ1_M   IQ1_M          IQ1_M    | IQ2_XXS Q2_K Q4_K
+    -33     Q4_0_4_4       Q4_0_4_4
+    -34     Q4_0_4_8       Q4_0_4_8
+    -35     Q4_0_8_8       Q4_0_8_8
+    TQ1_0   TQ1_0          TQ1_0    | Q4_K
+    TQ2_0   TQ2_0          TQ2_0    | Q4_K
+    MXFP4   MXFP4_MOE      MXFP4    | Q8_0
+    Q2_0    Q2_0           Q2_0     | Q4_K
+    1024    GUESSED        -
+"""
+"""Lines `ID NAME MAIN… [| MIXTURE…]` of what is more than one block type and its name; `-` before a removed id, a block
+type in place of the id that stands with its codec."""
+
+
+@cache
+def file_types() -> Mapping[int, FileType]:
+    """Every file type by id: those of recipes, and that of each block type whose codec has one."""
+    own = {one.type.name: one.file_type for one in codecs().values() if one.file_type is not None}
+    types = {id: FileType(id, name, (name,)) for name, id in own.items()}
+    for line in _RECIPES.strip().splitlines():
         head, _, mixture = line.partition("|")
         number, name, *main = head.split()
-        id = abs(int(number))
-        types[id] = FileType(id, name, tuple(main), frozenset(mixture.split()), "-" in number, "+" in number)
-    return types
+        id = own[number] if number in own else abs(int(number))
+        types[id] = FileType(id, name, tuple(main), frozenset(mixture.split()), number.startswith("-"))
+    return dict(sorted(types.items()))
 
 
-FILE_TYPES: Mapping[int, FileType] = _table("""
-    +0   F32            F32
-    +1   F16            F16
-    +2   Q4_0           Q4_0
-    +3   Q4_1           Q4_1
-    4    Q4_1_SOME_F16  Q4_1
-    -5   Q4_2           Q4_2
-    -6   Q4_3           Q4_3
-    +7   Q8_0           Q8_0
-    +8   Q5_0           Q5_0
-    +9   Q5_1           Q5_1
-    +10  Q2_K           Q2_K     | Q3_K Q4_K
-    11   Q3_K_S         Q3_K
-    12   Q3_K_M         Q3_K     | Q4_K Q5_K
-    13   Q3_K_L         Q3_K     | Q4_K Q5_K
-    14   Q4_K_S         Q4_K     | Q5_K
-    15   Q4_K_M         Q4_K     | Q5_K Q6_K
-    16   Q5_K_S         Q5_K
-    17   Q5_K_M         Q5_K     | Q6_K
-    +18  Q6_K           Q6_K
-    +19  IQ2_XXS        IQ2_XXS  | Q2_K Q4_K
-    +20  IQ2_XS         IQ2_XS   | Q2_K Q4_K
-    21   Q2_K_S         Q2_K     | Q4_K
-    22   IQ3_XS         IQ3_S IQ3_XXS | Q4_K
-    +23  IQ3_XXS        IQ3_XXS  | IQ3_S IQ2_S Q3_K Q4_K
-    +24  IQ1_S          IQ1_S    | IQ2_XXS Q2_K Q4_K
-    +25  IQ4_NL         IQ4_NL   | Q5_K
-    +26  IQ3_S          IQ3_S    | Q4_K
-    27   IQ3_M          IQ3_S    | Q4_K
-    28   IQ2_S          IQ2_XS IQ2_S | IQ3_S Q4_K
-    29   IQ2_M          IQ2_S    | IQ3_S Q4_K
-    +30  IQ4_XS         IQ4_XS   | Q5_K
-    +31  IQ1_M          IQ1_M    | IQ2_XXS Q2_K Q4_K
-    +32  BF16           BF16
-    -33  Q4_0_4_4       Q4_0_4_4
-    -34  Q4_0_4_8       Q4_0_4_8
-    -35  Q4_0_8_8       Q4_0_8_8
-    +36  TQ1_0          TQ1_0    | Q4_K
-    +37  TQ2_0          TQ2_0    | Q4_K
-    +38  MXFP4_MOE      MXFP4    | Q8_0
-    +39  NVFP4          NVFP4
-    +40  Q1_0           Q1_0
-    +41  Q2_0           Q2_0     | Q4_K
-    1024 GUESSED        -
-""")
-
-_BY_NAME = {entry.name: entry.id for entry in FILE_TYPES.values()}
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}  # llama-quantize's
 
 Types = Mapping[str, tuple[str, int]]
@@ -99,14 +93,15 @@ Types = Mapping[str, tuple[str, int]]
 
 def file_type_name(id: int) -> str:
     """The name of a file type, as it stands in file names: 15 → 'Q4_K_M'. An unknown id gives 'TYPE_<id>'."""
-    entry = FILE_TYPES.get(id)
+    entry = file_types().get(id)
     return f"TYPE_{id}" if entry is None else entry.name
 
 
 def parse_file_type(text: str) -> int | None:
     """The id of a name in any of its spellings ('q4_k_m', 'MOSTLY_Q4_K_M', 'ALL_F32', 'Q4_K'), or None."""
     name = text.strip().upper().removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
-    return _BY_NAME.get(_ALIASES.get(name, name))
+    wanted = _ALIASES.get(name, name)
+    return next((entry.id for entry in file_types().values() if entry.name == wanted), None)
 
 
 def file_type_of(types: Types, stated: int | None = None) -> int:
@@ -125,13 +120,23 @@ def file_type_of(types: Types, stated: int | None = None) -> int:
     if not counts:
         return 0
     for block_type, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if block_type in _DERIVED:
-            return _DERIVED[block_type](types)
+        meant = _meaning(block_type, types)
+        if meant is not None:
+            return meant
     return GUESSED
 
 
+def _meaning(block_type: str, types: Types) -> int | None:
+    """Which id a dominant block type means when nothing was stated. A recipe that shares its main type with a plainer
+    one (IQ2_M, IQ3_M, Q2_K_S, Q4_1_SOME_F16 …) is never derived: the plain one describes the file as truly."""
+    if block_type in _SHARED:
+        return _SHARED[block_type](types)
+    one = codecs().get(block_type)
+    return None if one is None else one.file_type
+
+
 def _borne_out(stated: int, types: Types, counts: Mapping[str, int]) -> bool:
-    entry = FILE_TYPES.get(stated)
+    entry = file_types().get(stated)
     if entry is None or entry.removed or stated == GUESSED:
         return False
     if not counts:
@@ -143,10 +148,6 @@ def _borne_out(stated: int, types: Types, counts: Mapping[str, int]) -> bool:
     # In GPT-NeoX the Q2_K recipe gives Q3_K to the fused qkv, the attention output and ffn_down: two thirds of the
     # weights. Such a file is what every llama.cpp calls Q2_K; its main type keeps the ffn_up third.
     return main > 0 and (not above or (above <= entry.mixture and 4 * main >= sum(counts.values())))
-
-
-def _always(id: int) -> Callable[[Types], int]:
-    return lambda types: id
 
 
 def _q3_k(types: Types) -> int:
@@ -167,12 +168,9 @@ def _with_q6_k(medium: int, small: int) -> Callable[[Types], int]:
     return choose
 
 
-# Which id a dominant block type means when nothing was stated. A recipe that shares its main type with a plainer one
-# (IQ2_M, IQ3_M, Q2_K_S, Q4_1_SOME_F16 …) is never derived: the plain one describes the file as truly.
-_DERIVED: Mapping[str, Callable[[Types], int]] = {
-    **{entry.main[0]: _always(entry.id) for entry in FILE_TYPES.values() if entry.plain},
-    "IQ2_S": _always(28),
+_SHARED: Mapping[str, Callable[[Types], int]] = {
     "Q3_K": _q3_k,
     "Q4_K": _with_q6_k(15, 14),
     "Q5_K": _with_q6_k(17, 16),
 }
+"""Types of which no recipe is the plain one."""

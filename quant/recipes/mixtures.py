@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, lru_cache
 
-from ggferry.quant.recipes.file_types import FILE_TYPES, GUESSED
+from ggferry.quant.codec import codecs
+from ggferry.quant.recipes.file_types import GUESSED, file_types
 from ggferry.quant.recipes.rules import ANY, Rule, parse_rule
 
 LOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
@@ -141,10 +142,15 @@ NEVER = """
 """Weights no recipe touches (tensor_allows_quantization): `WHY | ARCHITECTURE | what their names contain (=: are)`.
 """
 
-NEEDS_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
-"""Types that are garbage without an importance matrix, except in token_embd and output (tensor_requires_imatrix)."""
 ALSO_NEEDS_IMATRIX: Mapping[str, frozenset[str]] = {"Q2_K_S": frozenset({"Q2_K"})}
-"""The same, in one recipe only."""
+"""Types that one recipe only must not make without an importance matrix."""
+
+
+@cache
+def needing_imatrix() -> frozenset[str]:
+    """Return the types that are garbage without an importance matrix, except in token_embd and output
+    (tensor_requires_imatrix)."""
+    return frozenset(name for name, one in codecs().items() if one.needs_imatrix)
 
 
 def quantizing(name: str) -> bool:
@@ -156,7 +162,7 @@ def quantizing(name: str) -> bool:
 def recipe_ids() -> Mapping[str, int]:
     """Name → file type of every recipe llama-quantize offers, and NVFP4."""
     left_out = {GUESSED, 4}  # nothing makes Q4_1_SOME_F16 since GGML's days
-    return {entry.name: entry.id for entry in FILE_TYPES.values() if not entry.removed and entry.id not in left_out}
+    return {entry.name: entry.id for entry in file_types().values() if not entry.removed and entry.id not in left_out}
 
 
 @cache

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from ggferry.quant.codec import block_type, types_by_id
+from ggferry.quant.codec import block_type, codec, types_by_id
 from ggferry.quant.types import BlockError
 
 KEEP = "keep"
@@ -172,10 +172,7 @@ def target_type(name: str) -> str:
 
 def target_types() -> tuple[str, ...]:
     """The types weights can be written in, by GGUF id. Q8_1 and Q8_K exist for activations only (ggml-quants.c)."""
-    known = types_by_id().values()
-    return tuple(
-        t.name for t in known if t.name in {"F32", "F16", "BF16"} or (t.quantized and t.name not in {"Q8_1", "Q8_K"})
-    )
+    return tuple(kind.name for kind in types_by_id().values() if codec(kind.name).encode is not None)
 
 
 def parse_rule(line: str) -> Rule:

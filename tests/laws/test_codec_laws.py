@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from ggferry.quant.accuracy.bad_values import LEAST_SUSPICIOUS
+from ggferry.quant.accuracy.bands import TOLERANCE
+from ggferry.quant.accuracy.bounds import narrowing_bound
 from ggferry.quant.blocks import as_blocks
 from ggferry.quant.codec import Codec, codec, codecs
 from ggferry.quant.endian import swap
@@ -33,7 +36,8 @@ ROW_RMS = {
     "Q2_0": 0.8, "TQ1_0": 0.9, "TQ2_0": 0.9,
 }  # fmt: skip
 """Relative RMS error that no Gaussian row of `gaussian` exceeds: the worst row measured, and a tenth of it. Ternary
-types are for ternary weights; of a Gaussian they keep only what is over half its largest value."""
+types are for ternary weights; of a Gaussian they keep only what is over half its largest value. Of a type that is not
+listed: what its own band allows."""
 LEAST_SCALE = {"NVFP4": 2.0**-5}
 """Rows scaled below this lie under the type's block scales: NVFP4 has E4M3 numbers, none less than 2⁻⁹."""
 
@@ -108,6 +112,17 @@ def test_rows_of_the_wrong_size_are_refused(one: Codec) -> None:
 
 
 @EVERY
+def test_what_is_said_of_a_type_fits_it(one: Codec) -> None:
+    """Numbers of a type that nothing is written in would be read by nobody; marks of a field that is not there too."""
+    facts = one.accuracy
+    assert set(one.suspicious) <= {field.name for field in one.type.fields if field.dtype not in LEAST_SUSPICIOUS}
+    assert one.encode is not None or (facts.band, facts.bound, one.file_type) == (None, None, None)
+    assert facts.band is None or 0 <= facts.band[0] <= facts.band[1] < facts.block_limit
+    assert 0 < facts.row_limit <= facts.block_limit
+    assert one.file_type is None or sum(other.file_type == one.file_type for other in codecs().values()) == 1
+
+
+@EVERY
 def test_repack_names_a_type_of_todays_with_blocks_of_the_same_elements(one: Codec) -> None:
     if one.repack is not None:
         target = codec(one.repack.target).type
@@ -138,13 +153,15 @@ def test_encoding_keeps_the_values_within_the_types_bound(one: Codec) -> None:
     encoded = one.encode(values, importance(one))
     assert (encoded.dtype, encoded.shape) == (np.uint8, (len(values), one.type.row_bytes(COLUMNS)))
     error = one.decode(encoded, COLUMNS).astype(np.float64) - values
+    bound = narrowing_bound(one.type.name, values)
+    assert bound is None or np.all(np.abs(error) <= bound)
     if one.type.name in HALF_STEP:
         assert np.all(np.abs(error) <= np.abs(values) * HALF_STEP[one.type.name] + 2.0**-25)
     if one.type.quantized:
         relative = np.sqrt((error**2).sum(axis=1) / (values.astype(np.float64) ** 2).sum(axis=1))
         held = LEAST_SCALE.get(one.type.name, 0) <= SCALES
         assert held.sum() >= 3
-        assert relative[held].max() < ROW_RMS[one.type.name]
+        assert relative[held].max() < ROW_RMS.get(one.type.name, TOLERANCE * (one.accuracy.band or (0, 0))[1])
         assert relative.max() <= 1.0001
 
 

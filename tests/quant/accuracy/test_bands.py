@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ggferry.quant.accuracy.bands import BANDS, TOLERANCE, beyond_band
+from ggferry.quant.accuracy.bands import TOLERANCE, beyond_band
 from ggferry.quant.codec import codec, codecs
 
 ROWS, COLUMNS = 64, 4096
 FEW_LEVELS = {"Q1_0": 2, "Q2_0": 3, "TQ1_0": 3, "TQ2_0": 3}
 SLOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+BANDS = {name: one.accuracy.band for name, one in codecs().items() if one.accuracy.band is not None}
 ROUNDED = [name for name in BANDS if name not in FEW_LEVELS]
 EVERY = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in ROUNDED]
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggferry.quant.accuracy.bounds import ROUND_SHARE, narrowing_bound
+from ggferry.quant.accuracy.bounds import narrowing_bound
 from ggferry.quant.accuracy.differences import STEP, differences
-from ggferry.quant.codec import codec
+from ggferry.quant.codec import codec, codecs
 
 SIZES = st.sampled_from([0, 1, 32, STEP - 32, STEP, STEP + 1, 3 * STEP + 64])
 
@@ -59,7 +59,9 @@ def test_what_is_not_finite_is_outside_without_a_bound(value: float) -> None:
 
 def test_the_bound_of_blocks_is_that_of_the_largest_of_each() -> None:
     values = np.random.default_rng(3).standard_normal((5, 320)).astype(np.float32)
-    for kind, (elements, share) in ROUND_SHARE.items():
+    shares = {one.type: one.accuracy.bound.of_block for one in codecs().values() if one.accuracy.bound is not None}
+    assert any(shares.values())
+    for kind, elements, share in ((kind.name, kind.elements, share) for kind, share in shares.items() if share):
         bound = narrowing_bound(kind, values)
         assert bound is not None and bound.shape == values.shape
         largest = np.abs(values).reshape(-1, elements).max(axis=1)

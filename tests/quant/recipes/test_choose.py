@@ -23,8 +23,8 @@ from ggferry.quant.recipes.choose import (
     require_imatrix,
     sorted_names,
 )
-from ggferry.quant.recipes.file_types import FILE_TYPES, file_type_name
-from ggferry.quant.recipes.mixtures import FALLBACKS, NEEDS_IMATRIX, recipe_ids
+from ggferry.quant.recipes.file_types import file_type_name, file_types
+from ggferry.quant.recipes.mixtures import FALLBACKS, needing_imatrix, recipe_ids
 from ggferry.quant.recipes.rules import role_of, target_types
 from ggferry.quant.recipes.text import parse_recipe
 from ggferry.quant.types import BlockError
@@ -225,7 +225,7 @@ def test_names_aliases_and_numbers() -> None:
     for name, file_type in recipe_ids().items():
         assert recipe(name) == recipe(name.lower()) == recipe(f" {name} ") == recipe(str(file_type))
         assert recipe(name).name == name == file_type_name(file_type)
-        assert recipe(name).default == FILE_TYPES[file_type].main[0]
+        assert recipe(name).default == file_types()[file_type].main[0]
     for alias, name in {"q3_k": "Q3_K_M", "Q4_K": "Q4_K_M", "q5_K": "Q5_K_M", "MOSTLY_Q6_K": "Q6_K"}.items():
         assert recipe(alias) == recipe(name)
     assert recipe("COPY") == Recipe("copy", "keep") and recipe("Keep") == Recipe("keep", "keep")
@@ -334,7 +334,7 @@ def test_what_needs_an_importance_matrix() -> None:
     with pytest.raises(BlockError, match=r"is needed for blk\.\d\.\S+ \(IQ2_XXS\), .* and \d+ more$"):
         require_imatrix(choices, tensors, None)
     lacking = {name for name, choice in choices.items() if choice.needs_imatrix}
-    assert {choices[name].type for name in lacking} <= NEEDS_IMATRIX and "token_embd.weight" not in lacking
+    assert {choices[name].type for name in lacking} <= needing_imatrix() and "token_embd.weight" not in lacking
     require_imatrix(choices, tensors, lacking)
     with pytest.raises(BlockError, match=r"has no entry for blk\.5\.ffn_up\.weight \(IQ2_XXS\)$"):
         require_imatrix(choices, tensors, lacking - {"blk.5.ffn_up.weight"})

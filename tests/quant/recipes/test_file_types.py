@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggferry.quant.recipes.file_types import (
-    FILE_TYPES,
     GUESSED,
     file_type_name,
     file_type_of,
+    file_types,
     parse_file_type,
 )
 from helpers.peers import metadata_of
 from helpers.witnesses import cases, listed, read_json, record
 
 MATRICES = ("token_embd", "output", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+
+MAIN = [entry.main[0] for entry in file_types().values()]
 
 
 def uniform(block_type: str, **others: str) -> dict[str, tuple[str, int]]:
@@ -36,10 +38,10 @@ def test_the_table_is_the_gguf_packages() -> None:
     for member in gguf.LlamaFileType:
         assert file_type_name(member.value) == member.name.removeprefix("MOSTLY_").removeprefix("ALL_")
         assert parse_file_type(member.name) == member.value
-    assert set(FILE_TYPES) == {*range(42), 1024}
-    assert {id for id, entry in FILE_TYPES.items() if entry.removed} == {5, 6, 33, 34, 35}
+    assert set(file_types()) == {*range(42), 1024}
+    assert {id for id, entry in file_types().items() if entry.removed} == {5, 6, 33, 34, 35}
     known = {member.name for member in gguf.GGMLQuantizationType} | {"Q2_0"}
-    for entry in FILE_TYPES.values():
+    for entry in file_types().values():
         if not entry.removed and entry.id != GUESSED:
             assert {*entry.main, *entry.mixture} <= known
 
@@ -102,12 +104,12 @@ def test_elements_count_not_tensors() -> None:
 @given(
     types=st.dictionaries(
         st.sampled_from([f"blk.{i}.{role}.weight" for i in range(3) for role in MATRICES]),
-        st.tuples(st.sampled_from([entry.main[0] for entry in FILE_TYPES.values()] + ["I8"]), st.integers(0, 1 << 40)),
+        st.tuples(st.sampled_from(["I8", *MAIN]), st.integers(0, 1 << 40)),
     ),
     stated=st.none() | st.integers(-2, 1030),
 )
 def test_the_answer_names_a_type_that_is_there(types: dict[str, tuple[str, int]], stated: int | None) -> None:
-    entry = FILE_TYPES[file_type_of(types, stated)]
+    entry = file_types()[file_type_of(types, stated)]
     assert not entry.removed
     present = {block_type for block_type, _ in types.values()}
     if types and entry.id != GUESSED:
@@ -158,7 +160,7 @@ def test_every_mixture_of_llama_quantize_is_recognized() -> None:
                 name: (kind.upper(), size) for name, kind in mix.items() if (size := _elements(name, entry["config"]))
             }
             answer = file_type_of(types, stated)
-            own = {FILE_TYPES[stated].main[0]}
+            own = {file_types()[stated].main[0]}
             if own & {kind for kind, _ in types.values()}:
                 kept += 1
                 assert answer == stated, (model, recipe)
@@ -166,5 +168,5 @@ def test_every_mixture_of_llama_quantize_is_recognized() -> None:
                 replaced += 1
                 assert answer != stated, (model, recipe)
                 leading = max(types.values(), key=lambda item: sum(n for k, n in types.values() if k == item[0]))[0]
-                assert leading in FILE_TYPES[answer].main, (model, recipe)
+                assert leading in file_types()[answer].main, (model, recipe)
     assert kept > 250 and replaced > 40
