@@ -20,8 +20,9 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Proof, verify
-from ggferry.converters.proof.metadata_and_tokenizer import check_metadata, check_tokenizer
+from ggferry.converters.proof.metadata import check_metadata
 from ggferry.converters.proof.tensors import Encoding
+from ggferry.converters.proof.vocabulary import check_tokenizer
 from ggferry.converters.tokenizers.llama_cpp_limits import objections
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
@@ -93,12 +94,7 @@ def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenize
             checkpoint, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
             model_name=request.model_name, overrides=request.metadata,
         ), None  # fmt: skip
-    renamed: Mapping[str, str] = {}
-    if request.override_keys or request.prune:
-        checkpoint = _rewritable(checkpoint)
-        checkpoint = override_keys(checkpoint, request.override_keys)
-        if request.prune:
-            checkpoint, renamed = prune_layers(checkpoint, request.prune)
+    checkpoint, renamed = edited(request, checkpoint)
     graph = understand(checkpoint, request.hparams, request.options.vocab_only)
     rows = graph.sizes.get("n_vocab", 0)
     tokenizer = load_tokenizer(checkpoint, rows, request.vocab)
@@ -128,10 +124,15 @@ def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenize
     return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes), tokenizer
 
 
-def _rewritable(checkpoint: Checkpoint) -> Checkpoint:
+def edited(request: Request, checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:
+    """The checkpoint with the keys that were overridden and without the blocks that were pruned, and its tensors' new
+    names → old. Raises UsageError for what is no GGUF file."""
+    if not (request.override_keys or request.prune):
+        return checkpoint, {}
     if checkpoint.container != "gguf":
         raise UsageError("keys are overridden and blocks pruned in GGUF files only", path=checkpoint.path)
-    return checkpoint
+    checkpoint = override_keys(checkpoint, request.override_keys)
+    return prune_layers(checkpoint, request.prune) if request.prune else (checkpoint, {})
 
 
 def _approve(receipt: Mapping[str, Any]) -> None:
@@ -266,6 +267,12 @@ def receipt_options(request: Request) -> dict[str, Any]:
         "arch": request.arch,
         "config": _base_name(request.config),
         "model_name": request.model_name,
+        "metadata": None if request.metadata is None else dict(request.metadata),
+        "override_keys": list(request.override_keys),
+        "prune": request.prune,
+        "imatrix": _base_name(request.imatrix),
+        "include_weights": list(request.include_weights),
+        "exclude_weights": list(request.exclude_weights),
         "verify": request.level,
     }
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ggferry.converters.adapters.plan import is_adapter, understand_adapter
+from ggferry.converters.adapters.plan import is_adapter, plan_adapter
 from ggferry.converters.adapters.prove import prove_adapter
-from ggferry.converters.conversion_plan.steps import Plan
-from ggferry.converters.convert import Request, make_plan, options_of, prove
+from ggferry.converters.conversion_plan.output_metadata import assemble
+from ggferry.converters.conversion_plan.steps import Options, Plan, steps_of_types
+from ggferry.converters.convert import Request, edited, make_plan, options_of, prove
+from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
-from ggferry.converters.proof.compare import Proof, verify
-from ggferry.converters.proof.metadata_and_tokenizer import check_tokenizer
+from ggferry.converters.proof.compare import Proof, check_accounting, check_hparams, verify
+from ggferry.converters.proof.metadata import KeyProof, compare_keys
 from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, how_it_was_proved, make_receipt
 from ggferry.converters.proof.tensors import Encoding
+from ggferry.converters.proof.vocabulary import check_tokenizer
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
@@ -35,6 +38,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.files.digests import Digests, Record, digest, file_record
 from ggferry.formats.files.local_files import read_bytes
+from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.support.progress import Stage
 from ggferry.support.threads import workers
@@ -42,62 +46,136 @@ from ggferry.support.threads import workers
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The proof, what a user should know beside it, and the line that says it."""
+    """The proof, the keys compared, what a user should know beside it, and the line that says it."""
 
     proof: Proof
+    keys: KeyProof
     notes: list[str]
     line: str
 
 
-def reverify(
-    source: str,
-    output: str,
-    *,
-    level: str,
-    hparams: Mapping[str, str],
-    vocab: VocabOptions,
-    jobs: int | None,
-    stage: Stage,
-    base: str | None = None,
-    arch: str | None = None,
-    config: str | None = None,
-    imatrix: str | None = None,
-) -> Report:
-    """Compare `output` with `source`. Where a receipt stands beside the output, its `--hparam` values are taken for
-    what the source does not state, and both files must be the ones it was written for. `base`: of an adapter, its
-    base model. `arch`, `config`: as given to the conversion. `imatrix`: the importance matrix the output was quantized
-    with: then its bytes can be made again. Raises VerificationError."""
-    if level not in ("fast", "full"):
-        raise UsageError("--level", found=level, expected="fast, full")
-    before, after = open_checkpoint(source, arch, config), open_checkpoint(output)
+def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[str] = ()) -> Report:
+    """Compare `output` with the source of `request`. Where a receipt stands beside the output, the options it states
+    are taken for those that `request` leaves at their defaults, and both files must be the ones it was written for.
+
+    The types of the tensors are the output's: what the plan gives beside them must be its keys, but for those that
+    `allow_keys` lets differ. `request.imatrix`: with it an output that was quantized so can be made again. Raises
+    VerificationError.
+    """
+    if request.level not in ("fast", "full"):
+        raise UsageError("--level", found=request.level, expected="fast, full")
+    before, after = open_checkpoint(request.source, request.arch, request.config), open_checkpoint(output)
     try:
         receipt, notes = _receipt(after)
         if receipt:
             _check_digests(receipt, before, after)
-            hparams = {**_stated(receipt), **hparams}
+            notes += _missing_files(request, receipt["options"])
+            request = with_options(request, receipt["options"], after.path + SUFFIX)
         if is_adapter(before) or is_adapter(after):
-            permute = bool(receipt and receipt["options"].get("ggla_permute"))
-            adapter = understand_adapter(before, base, hparams, permute)
-            with stage("verifying", after.nbytes) as progress:
-                proof = prove_adapter(adapter, after, level=level, jobs=jobs, progress=progress)
-            return Report(proof, [*notes, *proof.notes], f"proved   {how_it_was_proved(proof)}")
-        vocab_only = not after.tensors
-        graph, mirror = understand(before, hparams, vocab_only), understand(after, vocab_only=vocab_only)
-        if vocab == VocabOptions() and "tokenizer.ggml.tokens" not in after.metadata:
-            vocab = VocabOptions(none=True)
-            notes.append("the output has no vocabulary; the source's was not looked at")
-        tokens = check_tokenizer(
-            load_tokenizer(before, graph.sizes.get("n_vocab", 0), vocab),
-            load_tokenizer(after, mirror.sizes.get("n_vocab", 0)),
-            before,
-            output,
-        )
-        encoding = Encoding(None if imatrix is None else read_imatrix(imatrix))
-        proof = verify(graph, mirror, level=level, tokenizer=tokens, jobs=jobs, stage=stage, encoding=encoding)
-        return Report(proof, [*notes, *proof.notes], f"proved   {how_it_was_proved(proof)}")
+            proof, keys = _adapter_again(request, before, after, stage, allow_keys)
+        else:
+            if request.vocab == VocabOptions() and "tokenizer.ggml.tokens" not in after.metadata:
+                request = replace(request, vocab=VocabOptions(none=True))
+                notes.append("the output has no vocabulary; the source's was not looked at")
+            proof, keys = _model_again(request, before, after, stage, allow_keys)
+        return Report(proof, keys, [*notes, *keys.notes, *proof.notes], f"proved   {how_it_was_proved(proof)}")
     finally:
         before.close()
         after.close()
+
+
+def _model_again(
+    request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
+) -> tuple[Proof, KeyProof]:
+    before, renamed = edited(request, before)
+    vocab_only = not after.tensors
+    graph, mirror = understand(before, request.hparams, vocab_only), understand(after, vocab_only=vocab_only)
+    check_hparams(graph, mirror)
+    check_accounting(graph, mirror)
+    tokenizer = load_tokenizer(before, graph.sizes.get("n_vocab", 0), request.vocab)
+    steps = steps_of_types(graph, {name: node.inputs[0].type for name, node in mirror.by_name.items()})
+    expected, _ = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
+    keys = compare_keys(_values(expected), after, (graph, mirror), allow)
+    tokens = check_tokenizer(tokenizer, load_tokenizer(after, mirror.sizes.get("n_vocab", 0)), before, after.path)
+    matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
+    encoding = Encoding(matrix.renamed(renamed) if matrix else None)
+    proof = verify(
+        graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
+    )
+    return proof, keys
+
+
+def _adapter_again(
+    request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
+) -> tuple[Proof, KeyProof]:
+    plan = plan_adapter(
+        before, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
+        model_name=request.model_name, overrides=request.metadata,
+    )  # fmt: skip
+    keys = compare_keys(_values(plan.metadata), after, None, allow)
+    with stage("verifying", after.nbytes) as progress:
+        proof = prove_adapter(plan.adapter, after, level=request.level, jobs=request.jobs, progress=progress)
+    return proof, keys
+
+
+def _values(entries: Mapping[str, Entry]) -> dict[str, Value]:
+    return {key: entry.value for key, entry in entries.items()}
+
+
+def _missing_files(request: Request, stated: Mapping[str, Any]) -> list[str]:
+    """A line for every file that the conversion was given and this proof was not."""
+    vocab = stated.get("vocab")
+    of_vocab = vocab if isinstance(vocab, dict) else {}
+    given = (
+        ("--tokenizer-model", of_vocab.get("model"), request.vocab.model),
+        ("--tokenizer", of_vocab.get("source"), request.vocab.source),
+        ("--hf-config", stated.get("config"), request.config),
+        ("--imatrix", stated.get("imatrix"), request.imatrix),
+    )
+    return [
+        f"it was converted with {option} {name}: give it here, too" for option, name, now in given if name and not now
+    ]
+
+
+def with_options(request: Request, stated: Mapping[str, Any], path: str) -> Request:
+    """`request` with the options that a receipt states for what it leaves at its defaults. Files among them are told
+    by name only and must be given again. Raises CorruptError for options of another kind."""
+    try:
+        vocab, asked = stated.get("vocab") or {}, request.vocab
+        options = Options(**{
+            name: _of_kind(stated[name], value) for name, value in asdict(Options()).items() if name in stated
+        })  # fmt: skip
+        return replace(
+            request,
+            options=options if request.options == Options() else request.options,
+            hparams={**_of_kind(stated.get("hparams") or {}, {}), **request.hparams},
+            vocab=replace(
+                asked, pre=asked.pre or _of_kind(vocab.get("pre"), None), trim=asked.trim or vocab.get("trim") is True,
+                keep_json=asked.keep_json or vocab.get("keep_json") is True,
+                none=asked.none or vocab.get("none") is True,
+            ),
+            model_name=request.model_name or _of_kind(stated.get("model_name"), None),
+            metadata=request.metadata or _of_kind(stated.get("metadata"), None, dict),
+            override_keys=request.override_keys or _of_kind(stated.get("override_keys") or [], ()),
+            prune=request.prune or _of_kind(stated.get("prune"), None),
+            include_weights=request.include_weights or _of_kind(stated.get("include_weights") or [], ()),
+            exclude_weights=request.exclude_weights or _of_kind(stated.get("exclude_weights") or [], ()),
+            ggla_permute=request.ggla_permute or stated.get("ggla_permute") is True,
+        )  # fmt: skip
+    except (TypeError, AttributeError) as error:
+        raise CorruptError(f"the receipt's options: {error}", path=path) from None
+
+
+def _of_kind(value: Any, default: Any, kind: type = str) -> Any:
+    """`value`, if it is of the default's kind (of `kind` or None where that is None). Raises TypeError."""
+    if isinstance(default, tuple):
+        if not isinstance(value, list):
+            raise TypeError(f"{value!r} is no list")
+        return tuple(tuple(item) if isinstance(item, list) else _of_kind(item, "") for item in value)
+    wanted = (kind, type(None)) if default is None else (type(default),)
+    if type(value) not in wanted:
+        raise TypeError(f"{value!r} is no {wanted[0].__name__}")
+    return {str(key): str(item) for key, item in value.items()} if default == {} else value
 
 
 def reprove(request: Request, stage: Stage) -> dict[str, Any]:
@@ -151,11 +229,6 @@ def _receipt(output: Checkpoint) -> tuple[dict[str, Any] | None, list[str]]:
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"the receipt cannot be read: {error}", path=path) from None
     return receipt, []
-
-
-def _stated(receipt: Mapping[str, Any]) -> dict[str, str]:
-    stated = receipt["options"].get("hparams")
-    return {str(key): str(value) for key, value in stated.items()} if isinstance(stated, dict) else {}
 
 
 def _check_digests(receipt: Mapping[str, Any], *sides: Checkpoint) -> None:

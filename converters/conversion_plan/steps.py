@@ -141,6 +141,11 @@ def plan_steps(graph: ModelGraph, options: Options, imatrix: Imatrix | None = No
     return [_step(graph, node, *types[node.name]) for node in graph.nodes]
 
 
+def steps_of_types(graph: ModelGraph, types: Mapping[str, BlockType]) -> list[Step]:
+    """The steps that lead to tensors of the given types, by name."""
+    return [_step(graph, node, types[node.name], "") for node in graph.nodes]
+
+
 def place(
     steps: Sequence[Step], metadata: Mapping[str, Entry], options: Options
 ) -> tuple[list[Step], tuple[GGUFLayout, ...]]:

@@ -103,7 +103,7 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
         other = output.hparams.get(name)
         if other is None and source.architecture.hparam(name).key is None:
             continue  # only the source has it: what follows from it is in the other hparams and in the tensors
-        if other is None or not _same(param.value, other.value):
+        if other is None or not same(param.value, other.value):
             key = next((p.key for p in source.architecture.hparams if p.name == name and p.key), name)
             unstated = "default" in param.origin
             hint = f"the source does not state it ({param.origin}): --hparam {key}=…" if unstated else None
@@ -114,7 +114,8 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
     return {name: param.value for name, param in output.hparams.items()}
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
+    """Whether two hparams are one value as GGUF holds it."""
     return bool(np.float32(a) == np.float32(b)) if isinstance(a, float) or isinstance(b, float) else bool(a == b)
 
 

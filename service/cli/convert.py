@@ -17,14 +17,19 @@ from ggferry.service.cli.options import (
     Force,
     HfConfig,
     HParams,
+    HuggingFaceJson,
     ImatrixFile,
     IncludeWeights,
     Jobs,
     Json,
     LeaveOutputTensor,
+    MetadataFile,
+    ModelName,
     NoVocab,
     OutputTensorType,
+    OverrideKv,
     Pre,
+    PruneLayers,
     Pure,
     RecipeFile,
     TensorType,
@@ -79,13 +84,11 @@ def convert(
     hf_config: HfConfig = None,
     arch: Arch = None,
     pre: Pre = None,
-    huggingface_json: Annotated[
-        bool, typer.Option("--huggingface-json", help="Carry tokenizer.json along as tokenizer.huggingface.json.")
-    ] = False,
+    huggingface_json: HuggingFaceJson = False,
     trim_vocab: TrimVocab = False,
     no_vocab: NoVocab = False,
-    model_name: Annotated[str | None, typer.Option("--model-name", help="general.name.")] = None,
-    metadata: Annotated[str | None, typer.Option("--metadata", help="JSON file of general.* values.")] = None,
+    model_name: ModelName = None,
+    metadata: MetadataFile = None,
     base: BaseModel = None,
     ggla_permute: Annotated[
         bool, typer.Option("--ggla-permute", help="Q and K rows of a ggla file as training meant them.")
@@ -171,10 +174,8 @@ def quantize(
     leave_output_tensor: LeaveOutputTensor = False,
     allow_requantize: AllowRequantize = False,
     allow_nonfinite: AllowNonfinite = False,
-    override_kv: Annotated[
-        list[str] | None, typer.Option("--override-kv", metavar="KEY=TYPE:VALUE", help="TYPE int, float, bool or str.")
-    ] = None,
-    prune_layers: Annotated[str | None, typer.Option("--prune-layers", metavar="L,L", help="Blocks to drop.")] = None,
+    override_kv: OverrideKv = None,
+    prune_layers: PruneLayers = None,
     keep_split: Annotated[bool, typer.Option("--keep-split", help="The same shards as the source.")] = False,
     verify: Verify = "full",
     force: Force = False,
@@ -226,34 +227,53 @@ def verify(
     source: Annotated[str, typer.Argument(parser=Named, help="What was converted.")],
     output: Annotated[str, typer.Argument(parser=Named, help="The GGUF file made of it.")],
     level: Annotated[str, typer.Option("--level", help="full or fast (no forward passes).")] = "full",
+    allow_keys: Annotated[
+        list[str] | None, typer.Option("--allow-keys", metavar="GLOB", help="Keys that may differ; repeatable.")
+    ] = None,
     hparam: HParams = None,
     tokenizer_model: TokenizerModel = None,
     base: BaseModel = None,
     tokenizer: TokenizerSource = None,
     hf_config: HfConfig = None,
     imatrix: ImatrixFile = None,
+    include_weights: IncludeWeights = None,
+    exclude_weights: ExcludeWeights = None,
     arch: Arch = None,
     pre: Pre = None,
+    huggingface_json: HuggingFaceJson = False,
     trim_vocab: TrimVocab = False,
     no_vocab: NoVocab = False,
+    model_name: ModelName = None,
+    metadata: MetadataFile = None,
+    override_kv: OverrideKv = None,
+    prune_layers: PruneLayers = None,
     jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a source with its conversion: accounting, hparams, every tensor, tokenizer, logits."""
+    """Compare a source with its conversion: accounting, every key, every tensor, the vocabulary, logits.
+
+    The options of the conversion are taken from the receipt beside the output, where there is one.
+    """
     from dataclasses import asdict
 
+    from ggferry.converters.convert import Request
     from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
     from ggferry.converters.verify import reverify
     from ggferry.service.cli.progress_bar import byte_progress
 
-    report = reverify(
-        source, output, level=level, hparams=key_values(hparam), jobs=jobs,
-        vocab=VocabOptions(tokenizer_model, pre, trim=trim_vocab, none=no_vocab, source=tokenizer),
-        stage=lambda title, total: byte_progress(title, total, wanted=not as_json), base=base, arch=arch,
-        config=hf_config, imatrix=imatrix,
+    request = Request(
+        source, hparams=key_values(hparam), base=base, arch=arch, config=hf_config, imatrix=imatrix,
+        vocab=VocabOptions(tokenizer_model, pre, huggingface_json, trim_vocab, no_vocab, tokenizer),
+        include_weights=tuple(include_weights or ()), exclude_weights=tuple(exclude_weights or ()),
+        model_name=model_name, metadata=json_file(metadata), override_keys=tuple(override_kv or ()),
+        prune=prune_layers, level=level, jobs=jobs,
     )  # fmt: skip
+    report = reverify(
+        request, output, lambda title, total: byte_progress(title, total, wanted=not as_json), allow_keys or ()
+    )
     if as_json:
-        print_json({"verified": True, **asdict(report.proof), "notes": report.notes})
+        keys = asdict(report.keys)
+        print_json({"verified": True, **asdict(report.proof), "keys": keys, "notes": report.notes})
         return
     for note in report.notes:
         say(f"note     {note}")

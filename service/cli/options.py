@@ -65,6 +65,15 @@ TokenizerModel = Annotated[
         "--tokenizer-model", metavar="FILE", parser=Named, help="The original tokenizer.model; checked, and it wins."
     ),
 ]
+HuggingFaceJson = Annotated[
+    bool, typer.Option("--huggingface-json", help="Carry tokenizer.json along as tokenizer.huggingface.json.")
+]
+ModelName = Annotated[str | None, typer.Option("--model-name", help="general.name.")]
+MetadataFile = Annotated[str | None, typer.Option("--metadata", help="JSON file of general.* values.")]
+OverrideKv = Annotated[
+    list[str] | None, typer.Option("--override-kv", metavar="KEY=TYPE:VALUE", help="TYPE int, float, bool or str.")
+]
+PruneLayers = Annotated[str | None, typer.Option("--prune-layers", metavar="L,L", help="Blocks to drop.")]
 BaseModel = Annotated[
     str | None,
     typer.Option("--base", metavar="DIR", parser=Named, help="Of an adapter: its base model, or config.json alone."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from ggferry.converters.convert import convert
@@ -136,11 +136,7 @@ def _recheck(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     """The whole proof again, of a finished output against its source."""
     request = request_of(command["source"], command["recipe"])
     level = "fast" if request.level == "none" else request.level
-    report = reverify(
-        command["source"], command["output"], level=level, hparams=request.hparams, vocab=request.vocab,
-        jobs=command["threads"], stage=parent.stage, base=request.base, arch=request.arch, config=request.config,
-        imatrix=request.imatrix,
-    )  # fmt: skip
+    report = reverify(replace(request, level=level, jobs=command["threads"]), command["output"], parent.stage)
     return {"line": report.line, "proof": asdict(report.proof)}
 
 

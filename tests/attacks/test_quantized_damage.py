@@ -15,7 +15,6 @@ import pytest
 
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.verify import reverify
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import VerificationError
@@ -60,8 +59,7 @@ def damaged(path: Path, to: Path, change: Callable[[Blocks], None]) -> str:
 
 
 def check(output: str, level: str = "fast") -> str:
-    report = reverify(SOURCE, output, level=level, hparams={}, vocab=VocabOptions(), jobs=2, stage=silent)
-    return report.line
+    return reverify(Request(SOURCE, level=level, jobs=2), output, silent).line
 
 
 def one(blocks: Blocks) -> np.ndarray:

@@ -516,10 +516,8 @@ def test_verify_proves_it_again(tmp_path: Path, base: Path) -> None:
     carried(source, tmp_path / "x.gguf", base)
 
     def again(level: str = "full", **more: Any) -> Any:
-        return reverify(
-            str(source), str(tmp_path / "x.gguf"), level=level, hparams={}, vocab=VocabOptions(), jobs=1,
-            stage=silent, base=str(base), **more,
-        )  # fmt: skip
+        request = Request(str(source), level=level, jobs=1, base=str(base), **more)
+        return reverify(request, str(tmp_path / "x.gguf"), silent)
 
     report = again()
     assert report.proof.deltas.pairs == 12 and report.proof.deltas.relative_rms <= 1e-6

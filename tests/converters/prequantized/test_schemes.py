@@ -280,10 +280,7 @@ def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
     assert len(result.receipt["source"]["files"]) == 1
     assert any("quantized already" in note for note in result.receipt["notes"])
     if case == "gptq 4 desc_act":  # the proof can be made again from the file and its receipt
-        again = reverify(
-            str(tmp_path / "in"), result.path, level="full", hparams={}, vocab=VocabOptions(none=True), jobs=None,
-            stage=silent,
-        )  # fmt: skip
+        again = reverify(Request(str(tmp_path / "in"), vocab=VocabOptions(none=True)), result.path, silent)
         assert again.proof.logits is not None
 
 

@@ -10,7 +10,6 @@ import pytest
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.metadata.file_names import parse_filename
-from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.verify import reverify
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
@@ -47,10 +46,7 @@ def test_shards_hold_what_one_file_holds(options: Options, count: int | None, tm
     assert tensor_bytes(split.path) == tensor_bytes(whole.path)
     if not options.tensor_first_split:
         assert {tensor["file"] for tensor in split.receipt["tensors"]} == set(range(1, len(names)))
-    report = reverify(
-        source, split.path, level="full", hparams={}, vocab=VocabOptions(), jobs=None,
-        stage=silent,
-    )  # fmt: skip
+    report = reverify(Request(source), split.path, silent)
     assert report.proof.logits is not None and report.proof.logits.relative_rms == 0
     receipt = json.loads(Path(f"{split.path}.receipt.json").read_text())
     assert receipt["output"] == split.receipt["output"]

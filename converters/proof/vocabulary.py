@@ -1,44 +1,15 @@
-"""The proof of what is no tensor: keys of the plan in the output, and texts through both tokenizers."""
+"""The proof of the vocabulary: texts through both tokenizers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ggferry.converters.conversion_plan.steps import Plan, shard_metadata
 from ggferry.converters.tokenizers.compare import compare
 from ggferry.converters.tokenizers.legacy.byte_level import REBUILT
 from ggferry.converters.tokenizers.legacy.check import check_conversion, check_merges
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UnsupportedError, VerificationError
-from ggferry.formats.gguf.values import u32
-
-
-def check_metadata(plan: Plan, again: Checkpoint) -> None:
-    """Every key of the plan stands in the file with its value, and no other. Raises VerificationError."""
-    expected = shard_metadata(plan.metadata, 0, len(plan.layouts), len(plan.steps))
-    if plan.options.alignment != 32:
-        expected.setdefault("general.alignment", u32(plan.options.alignment))
-    odd = sorted(set(expected) ^ set(again.metadata))
-    if odd:
-        raise VerificationError("metadata key on one side only", path=again.path, found=odd[0])
-    for key, value in expected.items():
-        if not _same_value(value, again.metadata[key]):
-            raise VerificationError(f"metadata {key}", path=again.path, found=again.metadata[key], expected=value)
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    # float32 keys come back rounded to float32: compare what a file can hold.
-    import struct
-
-    def narrow(value: Any) -> Any:
-        if value.type.name == "FLOAT32":
-            return struct.pack("<f", value.data)
-        if value.items is not None and value.items.name == "FLOAT32":
-            return struct.pack(f"<{len(value.data)}f", *value.data)
-        return value.data
-
-    return bool(a.type == b.type and a.items == b.items and narrow(a) == narrow(b))
 
 
 def check_tokenizer(
