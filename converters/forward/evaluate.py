@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.model import Model, Result
+from ggferry.converters.forward.model import Model, Places, Result
 from ggferry.converters.forward.recipe import recipe_of
 from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -32,12 +32,15 @@ def forward(
     weights: Weights | None = None,
     inputs: Mapping[str, Any] | None = None,
     part: str = "logits",
+    places: Places | None = None,
+    routed: dict[str, set[int]] | None = None,
 ) -> Any:
     """What `result_of(graph)` says, by default the logits of every position: numpy float32 `(len(tokens), n_vocab)`.
 
     `graph` may be bound to any side: its dialect's conventions decide how the tensors are read. `weights`: access to
     its tensors, where somebody wants to see what passes through them. `inputs`: what else goes into it ('mel', numpy
-    `(n_mels, frames)`). `part`: 'logits', or 'encode' for the states of the encoder.
+    `(n_mels, frames)`). `part`: 'logits', or 'encode' for the states of the encoder. `places`: where the tokens stand,
+    and which rows are wanted. `routed`: is given the experts that were chosen in each block.
     Raises UsageError for token ids outside the vocabulary, BadValueError for a weight that is not finite,
     InconsistentError for hparams that lead out of all numbers, UnsupportedError for an architecture without a forward
     pass, or a part it does not have.
@@ -51,6 +54,8 @@ def forward(
         raise UnsupportedError(
             "no forward pass is known for this architecture", path=graph.checkpoint.path, found=graph.architecture.name
         )
+    if places is not None and places.positions is not None and not can_place(graph):
+        raise UnsupportedError("tokens cannot be placed", path=graph.checkpoint.path, found=graph.architecture.name)
     foreign = sorted(set(inputs or ()) - set(result_of(graph).inputs))
     if foreign:
         raise UsageError("this model does not read", path=graph.checkpoint.path, found=foreign[0])
@@ -62,7 +67,9 @@ def forward(
             compute = getattr(_computation(graph), part, None)
             if compute is None:
                 raise UnsupportedError("no encoder", path=graph.checkpoint.path, found=graph.architecture.name)
-            return compute(Model(graph, weights, inputs), tokens, progress or (lambda done: None)).numpy()
+            model = Model(graph, weights, inputs, places, routed)
+            found = compute(model, tokens, progress or (lambda done: None))
+            return (model.wanted(found) if len(found) == len(tokens) else found).numpy()
     except (ArithmeticError, ValueError) as error:
         raise InconsistentError(
             f"the hparams cannot be computed with: {error}", path=graph.checkpoint.path, found=graph.architecture.name
@@ -72,6 +79,11 @@ def forward(
 def result_of(graph: ModelGraph) -> Result:
     """What the rows of a forward pass of this model are."""
     return getattr(_computation(graph), "RESULT", Result())
+
+
+def can_place(graph: ModelGraph) -> bool:
+    """Whether tokens may stand anywhere in the text, with gaps between them."""
+    return getattr(_computation(graph), "PLACES", False)
 
 
 def _computation(graph: ModelGraph) -> ModuleType:

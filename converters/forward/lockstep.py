@@ -18,6 +18,9 @@ from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
     import torch
+
+    from ggferry.formats.checkpoint import TensorRef
+    from ggferry.quant.codec import Floats
 else:
     torch = lazy("torch")
 
@@ -67,6 +70,9 @@ class _Shared(Weights):
     def __init__(self, weights: Weights, runner: _Runner, turn: threading.Semaphore) -> None:
         super().__init__(weights.graph)
         self._weights, self._runner, self._turn = weights, runner, turn
+
+    def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
+        return self._weights.values(ref, start, stop)
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return self._ask("linear", name, x=x)

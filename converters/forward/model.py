@@ -22,6 +22,18 @@ else:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Where the tokens of a pass stand in their text. `positions`: of each token, ascending, by default 0, 1, 2, …;
+    with gaps, a few tokens reach as far as thousands. `context`: the length of the text, which decides how rotary
+    embeddings are scaled; by default it ends with the last token. `rows`: the tokens, by index, whose rows are wanted;
+    by default all."""
+
+    positions: tuple[int, ...] | None = None
+    context: int | None = None
+    rows: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What a computation gives a row a token of: `what`, in words, details in brackets; `ranked`: rows are logits, so
     that their order and their softmax mean something. `inputs`: what else than tokens it reads."""
@@ -34,12 +46,19 @@ class Result:
 class Model:
     """A bound graph, ready to compute with. Tensors are named by role without '.weight': 'blk.0.attn_q'. `inputs`:
     what else than tokens goes into it, by name ('mel'). `number`: the block that the sizes are of, -1 for none.
-    `kept`: what blocks leave for later ones in one pass."""
+    `kept`: what blocks leave for later ones in one pass. `places`: where the tokens stand.
+    `routed`: where to note which experts were chosen, by block."""
 
     def __init__(
-        self, graph: ModelGraph, weights: Weights | None = None, inputs: Mapping[str, Any] | None = None
+        self,
+        graph: ModelGraph,
+        weights: Weights | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        places: Places | None = None,
+        routed: dict[str, set[int]] | None = None,
     ) -> None:
         self.inputs: Mapping[str, Any] = inputs or {}
+        self.places, self.routed = places or Places(), routed
         self.weights = weights or Weights(graph)
         self.sizes: Mapping[str, Any] = graph.sizes
         self.recipe: Recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
@@ -67,12 +86,24 @@ class Model:
     def biased(self, name: str, y: Tensor) -> Tensor:
         return y + self.weights.vector(f"{name}.bias") if self.weights.has(f"{name}.bias") else y
 
+    def where(self, count: int) -> Tensor:
+        """Where each of `count` tokens stands, int64 `(count,)`."""
+        return torch.arange(count) if self.places.positions is None else torch.tensor(self.places.positions)
+
+    def context(self, count: int) -> int:
+        """The length of the text that `count` tokens stand in."""
+        return self.places.context or 1 + int(self.where(count)[-1])
+
+    def wanted(self, x: Tensor) -> Tensor:
+        """The rows of x `(tokens, …)` that are wanted."""
+        return x if self.places.rows is None else x[list(self.places.rows)]
+
     def positions(self, name: str, count: int) -> Tensor:
-        """The first learned positions, `(count, width)`. Raises UsageError for more than `n_ctx`."""
-        known = self.sizes["n_ctx"]
-        if count > known:
-            raise UsageError("tokens", found=count, expected=f"at most {known}, the positions that were learned")
-        return self.weights.rows(f"{name}.weight", range(count))
+        """The learned positions of `count` tokens, `(count, width)`. Raises UsageError beyond `n_ctx`."""
+        known, at = self.sizes["n_ctx"], self.where(count).tolist()
+        if at[-1] >= known:
+            raise UsageError("tokens", found=at[-1] + 1, expected=f"at most {known}, the positions that were learned")
+        return self.weights.rows(f"{name}.weight", at)
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """x normed along its last axis, weighted as this model does it."""

@@ -35,9 +35,9 @@ def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Ten
     slopes = alibi_slopes(q.shape[1], float(sizes.get("max_alibi") or 0))
     if model.recipe.alibi == "before":
         slopes = [slope * scale for slope in slopes]
-    ahead = distances(len(x)) if slopes else None
+    ahead = distances(model.where(len(x))) if slopes else None
     bias = None if ahead is None else lambda head: slopes[head] * ahead
-    return attend(q, k, v, scale, later(len(x), window), bias, float(sizes.get("attn_softcap") or 0))
+    return attend(q, k, v, scale, later(model.where(len(x)), window), bias, float(sizes.get("attn_softcap") or 0))
 
 
 def alibi_slopes(heads: int, largest: float) -> list[float]:

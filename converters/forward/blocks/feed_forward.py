@@ -83,6 +83,8 @@ def route(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
         used = sizes.get("expert_groups_used", groups)
         preference = _within_groups(preference, groups, used, best=2 if sigmoid else 1)
     chosen = preference.topk(sizes["n_expert_used"], -1).indices
+    if model.routed is not None:
+        model.routed.setdefault(block, set()).update(chosen.flatten().tolist())
     weights = scores.gather(-1, chosen)
     if sizes.get("expert_norm", model.recipe.expert_norm):
         weights = weights / weights.sum(-1, keepdim=True)

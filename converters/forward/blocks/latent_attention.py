@@ -36,7 +36,7 @@ def latent(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tens
     q_turned = rotate(q_turned, turn, model.recipe.rope)
     k_turned = rotate(k_turned[:, None], turn, model.recipe.rope).expand(-1, heads, -1)
     scale = width**-0.5 * _yarn_scale(model)
-    hidden = passed_over(model, block, x, low_q, turn, later(len(x), window))
+    hidden = passed_over(model, block, x, low_q, turn, later(model.where(len(x)), window))
     return attend(torch.cat((q_plain, q_turned), -1), torch.cat((k_plain, k_turned), -1), v, scale, hidden)
 
 

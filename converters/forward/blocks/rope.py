@@ -23,7 +23,7 @@ else:
 
 
 def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
-    """Cosines and sines of positions 0 … count - 1, `(count, n_rot / 2)`; None where nothing is turned.
+    """Cosines and sines of the positions of `count` tokens, `(count, n_rot / 2)`; None where nothing is turned.
 
     `windowed`: for the blocks with a sliding window, where a model gives those a base of their own (Gemma 3: these
     are not scaled).
@@ -35,9 +35,10 @@ def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
     if own is not None:
         frequencies, magnitude = _plain(sizes["n_rot"], own), 1.0
     else:
-        frequencies = _scaled(model, _plain(sizes["n_rot"], _base(sizes, count)), count)
+        context = model.context(count)
+        frequencies = _scaled(model, _plain(sizes["n_rot"], _base(sizes, context)), context)
         magnitude = _magnitude(sizes)
-    angles = torch.outer(torch.arange(count, dtype=torch.float64), frequencies)
+    angles = torch.outer(model.where(count).double(), frequencies)
     return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
 
 
@@ -62,19 +63,19 @@ def _plain(n_rot: int, base: float) -> Tensor:
     return torch.pow(float(base), -torch.arange(0, n_rot, 2, dtype=torch.float64) / n_rot)
 
 
-def _base(sizes: Mapping[str, Any], count: int) -> float:
+def _base(sizes: Mapping[str, Any], context: int) -> float:
     base, n_rot = float(sizes["rope_base"]), sizes["n_rot"]
-    if sizes.get("rope_kind") == "dynamic" and count > sizes["n_ctx"]:
+    if sizes.get("rope_kind") == "dynamic" and context > sizes["n_ctx"]:
         stretch = float(sizes["rope_stretch"])
-        base *= float(stretch * count / sizes["n_ctx"] - (stretch - 1)) ** (n_rot / (n_rot - 2))
+        base *= float(stretch * context / sizes["n_ctx"] - (stretch - 1)) ** (n_rot / (n_rot - 2))
     return base
 
 
-def _scaled(model: Model, frequencies: Tensor, count: int) -> Tensor:
+def _scaled(model: Model, frequencies: Tensor, context: int) -> Tensor:
     sizes = model.sizes
     if sizes.get("rope_kind") == "llama3":
         return _llama3(sizes, frequencies)
-    divisors = _divisors(model, count)
+    divisors = _divisors(model, context)
     if divisors is not None:
         frequencies = frequencies / divisors
     factor = float(sizes.get("rope_factor", 1.0))
@@ -86,10 +87,10 @@ def _scaled(model: Model, frequencies: Tensor, count: int) -> Tensor:
     return frequencies
 
 
-def _divisors(model: Model, count: int) -> Tensor | None:
+def _divisors(model: Model, context: int) -> Tensor | None:
     """A divisor a frequency: from the tensors GGUF keeps them in, or from the configuration."""
     sizes, weights = model.sizes, model.weights
-    beyond = count > sizes.get("rope_original", sizes["n_ctx"])
+    beyond = context > sizes.get("rope_original", sizes["n_ctx"])
     if sizes.get("rope_kind") == "longrope":
         return torch.tensor(sizes["rope_long" if beyond else "rope_short"], dtype=torch.float64)
     for name in ("rope_freqs", "rope_factors_long" if beyond else "rope_factors_short"):

@@ -69,12 +69,14 @@ def attend(
     return out.flatten(1)
 
 
-def distances(count: int) -> Tensor:
-    """How far each position lies ahead of each other, int64 `(count, count)`: negative for what came before."""
-    return torch.arange(count)[None, :] - torch.arange(count)[:, None]
+def distances(at: Tensor | int) -> Tensor:
+    """How far each token lies ahead of each other, int64 `(count, count)`: negative for what came before. `at`: where
+    each stands, or how many there are, one after the other."""
+    at = torch.arange(at) if isinstance(at, int) else at
+    return at[None, :] - at[:, None]
 
 
-def later(count: int, window: int = 0) -> Tensor:
-    """What causal attention does not see, bool `(count, count)`: later positions, and those `window` or more before."""
-    ahead = distances(count)
+def later(at: Tensor | int, window: int = 0) -> Tensor:
+    """What causal attention does not see, bool `(count, count)`: later tokens, and those `window` or more before."""
+    ahead = distances(at)
     return (ahead > 0) | (ahead <= -window) if window else ahead > 0

@@ -22,6 +22,9 @@ else:
     torch = lazy("torch")
 
 
+PLACES = True
+
+
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
     """Logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
     sizes = model.sizes
@@ -29,7 +32,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     for number in range(sizes["n_layer"]):
         x = _block(model.at(number), f"blk.{number}.", x)
         progress(1)
-    return _logits(model, model.norm("output_norm", x))
+    return _logits(model, model.norm("output_norm", model.wanted(x)))
 
 
 def _embedded(model: Model, tokens: Sequence[int]) -> Tensor:

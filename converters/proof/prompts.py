@@ -1,0 +1,144 @@
+"""The prompts of a proof: short, and yet they reach what only long texts use.
+
+A window of attention, a second regime of rotary embeddings and distances in a bias of position act on positions, not on
+the number of tokens: a dozen tokens with gaps between them stand on either side of each border. Experts are reached by
+more tokens; those that no token was sent to are named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggferry.converters.forward.evaluate import can_place
+from ggferry.converters.forward.model import Places
+from ggferry.converters.model_graph.graph import ModelGraph
+
+PROMPT_LENGTH = 16
+MOST_TOKENS = 96
+"""Of the prompt that is there for the experts: as many rows as a matrix is multiplied by at little more than the cost
+of reading it."""
+_MISSED = 0.01
+"""The chance at which an expert may remain without a token, were they chosen evenly."""
+_ROWS = 5
+"""Rows of the prompts after the first that logits are computed of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One text of the proof: what it is for, its tokens, and where they stand."""
+
+    name: str
+    tokens: tuple[int, ...]
+    places: Places = field(default_factory=Places)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a receipt states it: enough to compute it again."""
+        at = {} if self.places.positions is None else {"positions": list(self.places.positions)}
+        rows = {} if self.places.rows is None else {"rows": list(self.places.rows)}
+        context = {} if self.places.context is None else {"context": self.places.context}
+        return {"name": self.name, "tokens": list(self.tokens), **at, **context, **rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What the prompts of a proof came to, and what they did not."""
+
+    reached: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
+
+
+def spread(n_vocab: int, length: int = PROMPT_LENGTH, start: int = 0) -> tuple[int, ...]:
+    """Token ids spread over the whole vocabulary, the same for every model of that size."""
+    return tuple((1 + i * 0x9E3779B1) % n_vocab for i in range(start, start + length))
+
+
+def prompts(graph: ModelGraph) -> tuple[Prompt, ...]:
+    """The texts both sides are run on: the first tokens, then far ones, then as many as the experts need."""
+    sizes, n_vocab = graph.sizes, graph.sizes["n_vocab"]
+    found = [Prompt("start", spread(n_vocab, min(PROMPT_LENGTH, original_context(sizes) or PROMPT_LENGTH)))]
+    if at := _far_positions(graph, len(found[0].tokens)):
+        places = Places(at, rows=tuple(range(max(0, len(at) - _ROWS), len(at))))
+        found.append(Prompt("far", spread(n_vocab, len(at), PROMPT_LENGTH), places))
+    more = min(tokens_for_experts(sizes), _size(sizes, "n_ctx") or MOST_TOKENS) - sum(len(p.tokens) for p in found)
+    if more > 0:
+        text = spread(n_vocab, more, 2 * PROMPT_LENGTH)
+        found.append(Prompt("experts", text, Places(rows=(more - 1,))))
+    return tuple(found)
+
+
+def original_context(sizes: Mapping[str, Any]) -> int:
+    """The length beyond which rotary embeddings are scaled otherwise, or beyond which a model was not trained."""
+    return _size(sizes, "rope_original") or _size(sizes, "n_ctx")
+
+
+def _size(sizes: Mapping[str, Any], name: str) -> int:
+    """A size, the largest of those that every block has of its own, 0 where there is none."""
+    value = sizes.get(name) or 0
+    return int(max(value)) if isinstance(value, tuple | list) else int(value)
+
+
+def learned_positions(graph: ModelGraph) -> bool:
+    return "position_embd.weight" in graph.by_name
+
+
+def tokens_for_experts(sizes: Mapping[str, Any]) -> int:
+    """How many tokens leave no expert of a block without one, but for a chance of `_MISSED` each."""
+    experts, used = _size(sizes, "n_expert"), _size(sizes, "n_expert_used")
+    if not 0 < used < experts:
+        return 0
+    return min(MOST_TOKENS, math.ceil(math.log(_MISSED) / math.log(1 - used / experts)))
+
+
+def reach(graph: ModelGraph, texts: Sequence[Prompt], routed: Mapping[str, set[int]]) -> Reach:
+    """What the prompts came to. `routed`: the experts that tokens were sent to, by block."""
+    reached: list[str] = []
+    missed: list[str] = []
+    furthest = max((text.places.positions or (len(text.tokens) - 1,))[-1] for text in texts)
+    for what, border in _borders(graph):
+        (reached if furthest >= border else missed).append(f"{what} {border}")
+    for line, ok in _experts(_size(graph.sizes, "n_expert"), routed):
+        (reached if ok else missed).append(line)
+    return Reach(tuple(reached), tuple(missed))
+
+
+def _borders(graph: ModelGraph) -> list[tuple[str, int]]:
+    """Positions at which a model changes what it does; there are none beyond those that were learned."""
+    window, original = _size(graph.sizes, "n_swa"), original_context(graph.sizes)
+    found = [("positions beyond the window of", window)] if window else []
+    if original and _by_position(graph) and not learned_positions(graph):
+        found.append(("positions beyond the original context of", original))
+    return found
+
+
+def _experts(count: int, routed: Mapping[str, set[int]]) -> list[tuple[str, bool]]:
+    if not count or not routed:
+        return []
+    unseen = {block: sorted(set(range(count)) - chosen) for block, chosen in routed.items()}
+    lines = [
+        (f"{block}experts without a token: {', '.join(map(str, names))}", False)
+        for block, names in unseen.items() if names
+    ]  # fmt: skip
+    whole = len(routed) - len(lines)
+    return [(f"all {count} experts of {whole} blocks", True), *lines] if whole else lines
+
+
+def _far_positions(graph: ModelGraph, reached: int) -> tuple[int, ...]:
+    """Where the tokens of the far prompt stand: at the start, at the window's border, and beyond the original
+    context; () where the first prompt has come to all of it."""
+    sizes = graph.sizes
+    window, original = _size(sizes, "n_swa"), original_context(sizes)
+    borders = [border for border in (window, original) if border >= reached]
+    if not can_place(graph) or not borders or not _by_position(graph):
+        return ()
+    at = {0, 1, 2, *(border + step for border in borders for step in (-1, 0, 1))}
+    last = original - 1 if learned_positions(graph) else max(at)
+    return tuple(sorted(position for position in at if position <= last))
+
+
+def _by_position(graph: ModelGraph) -> bool:
+    """Whether the computation knows positions at all."""
+    sizes = graph.sizes
+    return bool(sizes.get("n_swa") or sizes.get("max_alibi") or sizes.get("n_rot") or learned_positions(graph))
