@@ -161,8 +161,9 @@ class Split(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Pick(Layout):
-    """Rows `start` to `stop` of each of `groups` equal groups, the groups along a new first axis: the keys or the
-    values of every head, where a matrix holds both head by head."""
+    """Rows `start` to `stop` of each of `groups` equal groups, the groups along the first axis, which is new unless the
+    input has it: the keys or the values of every head, where a matrix holds both head by head; one half of every
+    matrix of a stack."""
 
     groups: str | int
     start: str | int
@@ -174,13 +175,15 @@ class Pick(Layout):
     def shape(self, *inputs: Shape) -> Shape:
         (only,) = inputs
         groups, start, stop = int(self.groups), int(self.start), int(self.stop)
-        if len(only) != 2 or groups < 1 or only[0] % groups or not 0 <= start < stop <= only[0] // groups:
+        stacked = len(only) == 3 and only[0] == groups
+        rows = row_count(only)
+        if groups < 1 or not (len(only) == 2 or stacked) or rows % groups or not 0 <= start < stop <= rows // groups:
             raise ValueError(f"rows {start}..{stop} of each of {groups} groups of {only}")
-        return (groups, stop - start, only[1])
+        return (groups, stop - start, only[-1])
 
     def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
         group, row = np.divmod(rows, int(self.stop) - int(self.start))
-        return np.zeros_like(rows), group * (inputs[0][0] // int(self.groups)) + int(self.start) + row
+        return np.zeros_like(rows), group * (row_count(inputs[0]) // int(self.groups)) + int(self.start) + row
 
 
 @dataclass(frozen=True, slots=True)

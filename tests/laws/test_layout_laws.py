@@ -150,6 +150,13 @@ def test_pick_takes_its_rows_of_every_group() -> None:
     assert turned.shape(x.shape) == (6, 8, 10) and np.array_equal(turned.apply(x), grouped[:, :10].swapaxes(1, 2))
 
 
+def test_pick_takes_one_half_of_every_matrix_of_a_stack() -> None:
+    """GraniteMoE's input_linear, gate and up of an expert in one matrix: `chunk(2, dim=-2)`."""
+    x = np.arange(6 * 20 * 8).reshape(6, 20, 8)
+    gate, up = bound(Pick("n_head", 0, 10)), bound(Pick("n_head", 10, 20))
+    assert np.array_equal(gate.apply(x), x[:, :10]) and np.array_equal(up.apply(x), x[:, 10:])
+
+
 def test_vectors_are_stacked_as_rows() -> None:
     vectors = [np.arange(5) + 10 * i for i in range(3)]
     assert np.array_equal(Stack().apply(*vectors), np.stack(vectors))
@@ -207,6 +214,8 @@ def test_any_row_permutation_has_an_inverse(a: int, b: int, c: int, order: list[
         (Pick("n_head", 0, "head_dim"), (90, 4)),
         (Pick("n_head", 3, 3), (96, 4)),
         (Pick("n_head", 0, 4), (96,)),
+        (Pick("n_head", 0, 4), (3, 20, 8)),
+        (Pick("n_head", 0, 21), (6, 20, 8)),
         (Unstack(4), (4, 5, 6)),
         (Behind("n_embd", heads_halves_to_pairs("n_head")), (96, 4)),
         (Behind("n_embd", heads_halves_to_pairs("n_head")), (97, 4)),
