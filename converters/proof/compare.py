@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.logits import LogitsProof, check_logits
 from ggferry.converters.proof.tensors import Encoding, TensorProof, check_tensor
+from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.formats.errors import VerificationError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Stage, silent
@@ -40,7 +41,8 @@ class DeltaProof:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The verifier's findings. `tokenizer`: texts compared and equal, or why there was nothing to compare."""
+    """The verifier's findings. `tokenizer`: texts compared and equal, or why there was nothing to compare.
+    `testimonies`: of the programs of others that were asked."""
 
     level: str
     tensors: tuple[TensorProof, ...]
@@ -48,6 +50,7 @@ class Proof:
     logits: LogitsProof | None = None
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     deltas: DeltaProof | None = None
+    testimonies: tuple[Testimony, ...] = ()
 
     @property
     def worst(self) -> TensorProof | None:
@@ -66,6 +69,7 @@ class Proof:
         ]
         if outliers[_NAMED:]:
             lines.append(f"and so did {len(outliers) - _NAMED} more tensors, marked as outliers in the receipt")
+        lines += [note for testimony in self.testimonies if (note := testimony.note)]
         return tuple(lines)
 
 

@@ -13,6 +13,7 @@ import ggferry
 from ggferry.converters.conversion_plan.steps import RESCALED, Plan, count_types, step_record
 from ggferry.converters.model_graph.open_checkpoint import LEGACY
 from ggferry.converters.proof.compare import Proof
+from ggferry.converters.proof.witnesses.testimony import who_testified
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.json_files.kinds import strict
 from ggferry.support.printable import printable_json
@@ -72,6 +73,7 @@ def make_receipt(
         "tokenizer": dict(proof.tokenizer),
         "logits": asdict(proof.logits) if proof.logits else None,
         **({"deltas": asdict(proof.deltas)} if proof.deltas else {}),
+        "testimonies": [asdict(testimony) for testimony in proof.testimonies],
         "verified": proof.level,
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
     }  # fmt: skip
@@ -99,7 +101,7 @@ def what_was_read(checkpoint: Checkpoint) -> str:
 
 
 def how_it_was_proved(proof: Proof) -> str:
-    """The last of the three lines: grades, worst error, logits, tokenizer."""
+    """The last of the three lines: who testified; grades, worst error, logits, tokenizer."""
     grades: dict[str, int] = {}
     for tensor in proof.tensors:
         grades[tensor.grade] = grades.get(tensor.grade, 0) + 1
@@ -125,4 +127,4 @@ def how_it_was_proved(proof: Proof) -> str:
         parts.append("no forward pass (--verify fast)" if proof.level == "fast" else "no forward pass is known")
     if proof.tokenizer.get("texts"):
         parts.append(f"{proof.tokenizer['equal']} of {proof.tokenizer['texts']} texts tokenize alike")
-    return "; ".join(parts)
+    return "; ".join(parts if proof.level == "none" else (who_testified(proof.testimonies), *parts))
