@@ -64,6 +64,10 @@ class Recorder(Weights):
         self._add(name, item, x)
         return super().item_linear(name, item, x)
 
+    def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        self._add(name, item, x)
+        return super().turned_item_linear(name, item, x)
+
     def _add(self, name: str, item: int, x: torch.Tensor) -> None:
         squares = x.double().square().sum(0).numpy()
         rows = self.sums.setdefault(name, {})

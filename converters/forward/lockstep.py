@@ -83,6 +83,9 @@ class _Shared(Weights):
     def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
         return self._ask("item_linear", name, item, x=x)
 
+    def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        return self._ask("turned_item_linear", name, item, x=x)
+
     def _ask(self, method: str, *names: Any, x: torch.Tensor) -> torch.Tensor:
         runner = self._runner
         runner.wish = _Wish(method, names, x)

@@ -121,7 +121,16 @@ class Model:
         return self.weights.vector(f"{name}.weight") + self.recipe.norm_offset
 
     def activate(self, x: Tensor) -> Tensor:
-        return ACTIVATIONS[self.sizes.get("activation") or self.recipe.activation](x)
+        name = self.sizes.get("activation") or self.recipe.activation
+        return self._xielu(x) if name == "xielu" else ACTIVATIONS[name](x)
+
+    def _xielu(self, x: Tensor) -> Tensor:
+        """xIELU (Huang and Schlag, 2411.13010) with this block's numbers, as GGUF has them: already made positive
+        (transformers `XIELUActivation`; llama.cpp `ggml_xielu`)."""
+        names = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta", "xielu_eps")
+        above, below, beta, eps = (float(self.sizes[name]) for name in names)
+        bent = below * (torch.expm1(x.clamp(max=eps)) - x)
+        return torch.where(x > 0, above * x * x, bent) + beta * x
 
 
 def parts(x: Tensor, *widths: int) -> list[Tensor]:
@@ -139,4 +148,5 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: torch.nn.functional.gelu(x),
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "relu": lambda x: torch.relu(x),
+    "relu_squared": lambda x: torch.relu(x).square(),
 }

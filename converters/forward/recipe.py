@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,14 @@ class Recipe:
     `computation`: the module of this folder that computes the logits.
     `norm`: 'rms' | 'layer'. `norm_weights`: the norms have weights. `norm_offset`: what is added to each of them
     (Hugging Face's Gemma stores the distance from one). `pre_norm`: attention and feed-forward read a normed input.
-    `qk_norm`: queries and keys are normed 'head' by head or the 'full' width at once.
+    `qk_norm`: queries and keys are normed where they have norms, 'head' by head or the 'full' width at once, or
+    'unweighted': head by head, without weights, in the blocks that turn them (the hparam `qk_norms` wins).
+    `qk_norm_at`: 'before' rope | 'after'. `v_norm`: values are normed head by head, without weights.
+    `window`: what `n_swa` counts: 'sliding', back from each position | 'chunked', the positions seen begin anew.
+    `temperature`: queries grow with their position, by `temperature_scale` beyond `temperature_length`: 'none' | in
+    'all' blocks | in the 'unrotated' ones. `attn_gate`: 'none' | 'query' (each head of the query projection holds a
+    gate for what it attends to). `gate_activation`: 'sigmoid' | 'softplus', of that gate, or of the tensor `attn_gate`.
+    `ffn_norm`: the tensor that norms what the feed-forward reads.
     `rope`: 'pairs' (2i, 2i+1 turn together: Meta, GGML, GGUF's llama) | 'halves' (i, i+d/2: Hugging Face, NeoX) |
     'none'. `qkv`: 'separate' | 'fused' (queries, keys, values one below the other) | 'grouped' (fused, but group by
     group: the queries of the heads that share a key, that key, its value).
@@ -29,11 +36,16 @@ class Recipe:
     gates from one of their own) | 'grouped' (one for all, group by group: the heads that share a key). `delta_values`:
     value heads of one key are 'grouped' (one after the other) | 'tiled' (every n-th).
     `ffn`: 'gated' (down(act(gate) · up)) | 'plain' (down(act(up))) | 'fused' (gated, gate and up in one matrix).
-    `activation`: 'silu' | 'gelu' | 'gelu_tanh' | 'relu'; the hparam wins.
+    `glu`: act(gate) and up are 'multiplied' | 'clamped' (gpt-oss: both to a limit, up + 1).
+    `activation`: 'silu' | 'gelu' | 'gelu_tanh' | 'relu' | 'relu_squared' | 'xielu'; the hparam wins.
     `residual`: 'sequential' | 'parallel' (both branches read the block's input) | 'single' (a block has one branch);
     the hparam `parallel_residual` wins.
     `embedding_scale`: 'none' | 'sqrt_width'. `logit_scale`: 'multiply' | 'divide' by the hparam of that name.
-    `expert_norm`: weights of the chosen experts are made to sum to one; the hparam wins.
+    `expert_norm`: weights of the chosen experts are made to sum to one; the hparam wins. `routing`: the score of an
+    expert: 'softmax' | 'sigmoid' | 'chosen' (softmax over the chosen alone) | 'root_softplus' | 'sparsemixer'; the
+    hparam `expert_gating` wins. `expert_weight`: multiplies the expert's 'output' | its 'input'. `expert_rows`: its
+    matrices hold a row an output (else a column). `gate_up`: those of gate and up are 'separate' | one matrix, gate
+    then up in 'halves' | 'alternating'.
     `wkv`: 'rwkv4' | 'rwkv6' | 'rwkv7', the recurrence of RWKV. `decay`: the state's is stored as the 'rate' (-exp(w)) |
     as w, its 'log'. `rescaled`: weights are already divided as `rescale_every` asks.
     """
@@ -44,6 +56,8 @@ class Recipe:
     norm_offset: float = 0.0
     pre_norm: bool = True
     qk_norm: str = "head"
+    qk_norm_at: Literal["before", "after"] = "before"
+    v_norm: bool = False
     rope: str = "pairs"
     qkv: str = "separate"
     alibi: str = "after"
@@ -53,12 +67,22 @@ class Recipe:
     indexer_rope: str = "halves"
     delta_projections: str = "separate"
     delta_values: str = "grouped"
+    window: Literal["sliding", "chunked"] = "sliding"
+    temperature: Literal["none", "all", "unrotated"] = "none"
+    attn_gate: Literal["none", "query"] = "none"
+    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
+    ffn_norm: Literal["ffn_norm", "post_attention_norm"] = "ffn_norm"
     ffn: str = "gated"
+    glu: Literal["multiplied", "clamped"] = "multiplied"
     activation: str = "silu"
     residual: str = "sequential"
     embedding_scale: str = "none"
     logit_scale: str = "multiply"
     expert_norm: bool = False
+    routing: Literal["softmax", "sigmoid", "chosen", "root_softplus", "sparsemixer"] = "softmax"
+    expert_weight: Literal["output", "input"] = "output"
+    expert_rows: bool = True
+    gate_up: Literal["separate", "halves", "alternating"] = "separate"
     wkv: str = ""
     decay: str = "log"
     rescaled: bool = False

@@ -85,16 +85,16 @@ class Weights:
     def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """`x @ W` for x `(tokens, rows)`: `(tokens, columns)`, W streamed in row chunks."""
         ref = self.refs(name)[0]
-        out = torch.zeros((len(x), ref.columns))
-        step = max(1, CHUNK // (ref.columns * 4))
-        for start in range(0, ref.rows, step):
-            stop = min(ref.rows, start + step)
-            out.addmm_(x[:, start:stop], self._decode(ref, start, stop))
-        return out
+        return self._turned(ref, 0, ref.rows, x)
 
     def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
         """`x @ W[item].T` of a stack of matrices: one tensor each (Hugging Face), or one of three axes (GGUF)."""
         return self._linear(*self._item(name, item), x)
+
+    def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        """`x @ W[item]` of a stack of matrices that hold a column an output."""
+        ref, first, last = self._item(name, item)
+        return self._turned(ref, first, last, x)
 
     def item(self, name: str, item: int) -> torch.Tensor:
         """A matrix of a stack, whole: for small ones."""
@@ -106,6 +106,14 @@ class Weights:
             return refs[item], 0, refs[item].rows
         rows = refs[0].rows // refs[0].shape[0]
         return refs[0], item * rows, (item + 1) * rows
+
+    def _turned(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros((len(x), ref.columns))
+        step = max(1, CHUNK // (ref.columns * 4))
+        for start in range(first, last, step):
+            stop = min(last, start + step)
+            out.addmm_(x[:, start - first : stop - first], self._decode(ref, start, stop))
+        return out
 
     def _linear(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty((len(x), last - first))

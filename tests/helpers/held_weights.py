@@ -33,6 +33,9 @@ class Held(Weights):
     def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
         return x @ self.tensors[name][item].T
 
+    def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.tensors[name][item]
+
 
 def held_model(tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, Any], **recipe: Any) -> Model:
     """A model of these tensors: what a block is made of, tried on its own."""

@@ -1,13 +1,13 @@
-"""Attention of decoders: projections, norms, positions and caps of each family."""
+"""Attention of decoders: grouped queries, with what families add to it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ggferry.converters.forward.blocks.heads import projected_heads
 from ggferry.converters.forward.blocks.latent_attention import latent
-from ggferry.converters.forward.blocks.rope import rotate
-from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later
-from ggferry.converters.forward.model import Model, parts
+from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later, outside_chunk
+from ggferry.converters.forward.model import Model
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -27,17 +27,30 @@ def attention(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> T
 
 def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
     """Queries share keys and values in groups: `(tokens, n_head · value width)`."""
-    sizes, style = model.sizes, model.recipe.rope
-    q, k, v = (part.view(len(x), -1, width) for part, width in _projections(model, block, x))
-    q = rotate(_qk_norm(model, f"{block}attn_q_norm", q), turn, style)
-    k = rotate(_qk_norm(model, f"{block}attn_k_norm", k), turn, style)
+    sizes = model.sizes
+    q, k, v, gate = projected_heads(model, block, x, turn, window)
     scale = float(sizes.get("attn_scale") or sizes["head_dim"] ** -0.5)
     slopes = alibi_slopes(q.shape[1], float(sizes.get("max_alibi") or 0))
     if model.recipe.alibi == "before":
         slopes = [slope * scale for slope in slopes]
     ahead = distances(model.where(len(x))) if slopes else None
     bias = None if ahead is None else lambda head: slopes[head] * ahead
-    return attend(q, k, v, scale, later(model.where(len(x)), window), bias, float(sizes.get("attn_softcap") or 0))
+    chunked = window and model.recipe.window == "chunked"
+    hidden = (outside_chunk if chunked else later)(model.where(len(x)), window)
+    sinks = model.weights.vector(f"{block}attn_sinks.weight") if model.has(f"{block}attn_sinks") else None
+    out = attend(q, k, v, scale, hidden, bias, float(sizes.get("attn_softcap") or 0), sinks)
+    return _gated(model, block, x, out, gate)
+
+
+def _gated(model: Model, block: str, x: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
+    """`out` `(tokens, n_head · width)` times a gate an element, or one a head: of the queries, or a matrix of its
+    own."""
+    if gate is None:
+        if not model.has(f"{block}attn_gate"):
+            return out
+        gate = model.linear(f"{block}attn_gate", x)
+    act = torch.sigmoid if model.recipe.gate_activation == "sigmoid" else torch.nn.functional.softplus
+    return (out.view(*gate.shape, -1) * act(gate)[..., None]).flatten(1)
 
 
 def alibi_slopes(heads: int, largest: float) -> list[float]:
@@ -49,31 +62,3 @@ def alibi_slopes(heads: int, largest: float) -> list[float]:
     whole = 1 << (heads.bit_length() - 1)
     powers = [(i + 1) / whole if i < whole else (2 * (i - whole) + 1) / (2 * whole) for i in range(heads)]
     return [2 ** (-largest * power) for power in powers] if largest else []
-
-
-def _projections(model: Model, block: str, x: Tensor) -> list[tuple[Tensor, int]]:
-    """Queries, keys and values of all heads, each with the width of a head."""
-    sizes = model.sizes
-    widths = sizes["head_dim"], sizes["head_dim"], sizes.get("head_dim_v", sizes["head_dim"])
-    if model.recipe.qkv == "separate":
-        qkv = [model.linear(f"{block}attn_{name}", x) for name in "qkv"]
-    else:
-        joint = model.linear(f"{block}attn_qkv", x)
-        groups = sizes["n_head_kv"] if model.recipe.qkv == "grouped" else 1
-        heads = sizes["n_head"] // groups, sizes["n_head_kv"] // groups, sizes["n_head_kv"] // groups
-        cut = parts(joint.view(len(x), groups, -1), *(n * width for n, width in zip(heads, widths, strict=True)))
-        qkv = [part.flatten(1) for part in cut]
-    clamp = sizes.get("clamp_kqv")
-    if clamp:
-        qkv = [part.clamp(-clamp, clamp) for part in qkv]
-    return list(zip(qkv, widths, strict=True))
-
-
-def _qk_norm(model: Model, name: str, x: Tensor) -> Tensor:
-    """x `(tokens, heads, width)` normed where the model norms its queries and keys: each head, or all at once."""
-    if not model.has(name):
-        return x
-    weight = model.norm_weight(name)
-    if model.recipe.qk_norm == "full":
-        return (model.normed(x.flatten(1)) * weight).view(x.shape)
-    return model.normed(x) * weight.view(-1, x.shape[-1])

@@ -1,9 +1,10 @@
-"""Feed-forward: one network for every token, or the few experts a router picks for each."""
+"""Feed-forward: one network for every token, experts, or both."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ggferry.converters.forward.blocks.experts import combined, experts
 from ggferry.converters.forward.model import Model
 from ggferry.support.lazy_import import lazy
 
@@ -12,9 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 else:
     torch = lazy("torch")
-
-SIGMOID = 2
-"""LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID; softmax is 1, and the default."""
 
 
 def feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
@@ -32,10 +30,9 @@ def dense(model: Model, block: str, x: Tensor, suffix: str = "") -> Tensor:
     up = model.linear(f"{block}ffn_up{suffix}", x)
     match model.recipe.ffn:
         case "gated":
-            hidden = model.activate(model.linear(f"{block}ffn_gate{suffix}", x)) * up
+            hidden = combined(model, model.linear(f"{block}ffn_gate{suffix}", x), up)
         case "fused":
-            gate, up = up.chunk(2, -1)
-            hidden = model.activate(gate) * up
+            hidden = combined(model, *up.chunk(2, -1))
         case _:
             hidden = model.activate(up)
     return model.linear(f"{block}ffn_down{suffix}", hidden)
@@ -50,51 +47,9 @@ def shared(model: Model, block: str, x: Tensor) -> Tensor:
     return out
 
 
-def experts(model: Model, block: str, x: Tensor) -> Tensor:
-    """Each token through the experts chosen for it, weighted and added up."""
-    weights, chosen = route(model, block, x)
-    out = torch.zeros_like(x)
-    for expert in sorted(set(chosen.flatten().tolist())):
-        token, place = torch.where(chosen == expert)
-        out[token] += weights[token, place, None] * _expert(model, block, expert, x[token])
-    return out
-
-
-def _expert(model: Model, block: str, expert: int, x: Tensor) -> Tensor:
-    gate, up, down = (f"{block}ffn_{name}_exps.weight" for name in ("gate", "up", "down"))
-    hidden = model.activate(model.weights.item_linear(gate, expert, x)) * model.weights.item_linear(up, expert, x)
-    return model.weights.item_linear(down, expert, hidden)
-
-
-def route(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(weights, expert numbers), both `(tokens, n_expert_used)`.
-
-    Experts are chosen by score, plus DeepSeek-V3's correction bias, which does not enter the weights; within the best
-    groups only, where there are groups. A group counts as much as its best expert in DeepSeek-V2, which scores by
-    softmax, and as the sum of its best two in V3, which scores by sigmoid.
-    """
-    sizes = model.sizes
-    logits = model.weights.linear(f"{block}ffn_gate_inp.weight", x)
-    sigmoid = sizes.get("expert_gating") == SIGMOID
-    scores = torch.sigmoid(logits) if sigmoid else logits.softmax(-1)
-    preference = model.biased(f"{block}exp_probs_b", scores)
-    groups = sizes.get("expert_groups") or 1
-    if groups > 1:
-        used = sizes.get("expert_groups_used", groups)
-        preference = _within_groups(preference, groups, used, best=2 if sigmoid else 1)
-    chosen = preference.topk(sizes["n_expert_used"], -1).indices
-    if model.routed is not None:
-        model.routed.setdefault(block, set()).update(chosen.flatten().tolist())
-    weights = scores.gather(-1, chosen)
-    if sizes.get("expert_norm", model.recipe.expert_norm):
-        weights = weights / weights.sum(-1, keepdim=True)
-    return weights * float(sizes.get("expert_scale") or 1.0), chosen
-
-
-def _within_groups(preference: Tensor, groups: int, used: int, best: int) -> Tensor:
-    """`preference` with the experts of all but the `used` best groups out of question. `best`: experts of a group
-    that are added up to rank it."""
-    by_group = preference.view(len(preference), groups, -1)
-    value = by_group.topk(min(best, by_group.shape[-1]), -1).values.sum(-1)
-    out = torch.ones_like(value, dtype=torch.bool).scatter_(-1, value.topk(used, -1).indices, False)
-    return by_group.masked_fill(out[..., None], float("-inf")).view(preference.shape)
+def beside_experts(model: Model, block: str, x: Tensor) -> Tensor:
+    """A network for all tokens and experts, each with norms of its own (Gemma 4): x is the state, not normed yet, which
+    the router sees as it is."""
+    one = dense(model, block, model.norm(f"{block}ffn_norm", x))
+    few = experts(model, block, model.norm(f"{block}pre_ffw_norm_2", x), seen=x)
+    return model.norm(f"{block}post_ffw_norm_1", one) + model.norm(f"{block}post_ffw_norm_2", few)

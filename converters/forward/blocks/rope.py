@@ -26,10 +26,10 @@ def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
     """Cosines and sines of the positions of `count` tokens, `(count, n_rot / 2)`; None where nothing is turned.
 
     `windowed`: for the blocks with a sliding window, where a model gives those a base of their own (Gemma 3: these
-    are not scaled).
+    are not scaled). The hparam `rope_layers` says which blocks turn nothing.
     """
     sizes = model.sizes
-    if model.recipe.rope == "none" or sizes.get("max_alibi"):
+    if model.recipe.rope == "none" or sizes.get("max_alibi") or not sizes.get("rope_layers", True):
         return None
     own = sizes.get("rope_base_swa") if windowed else None
     if own is not None:
@@ -114,8 +114,10 @@ def _yarn(sizes: Mapping[str, Any], frequencies: Tensor, factor: float) -> Tenso
     def dimension(turns: float) -> float:
         return float(n_rot * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)))
 
-    low = max(math.floor(dimension(sizes.get("rope_beta_fast", 32.0))), 0)
-    high = min(math.ceil(dimension(sizes.get("rope_beta_slow", 1.0))), n_rot - 1)
+    low, high = dimension(sizes.get("rope_beta_fast", 32.0)), dimension(sizes.get("rope_beta_slow", 1.0))
+    if sizes.get("rope_truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, n_rot - 1)
     ramp: Tensor = ((torch.arange(n_rot // 2, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
     return frequencies * (1 - ramp) + frequencies / factor * ramp
 

@@ -47,11 +47,13 @@ def attend(
     hidden: Tensor | None = None,
     bias: Bias | None = None,
     cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q `(n, heads, width)` over k, v `(m, groups, width)`, which heads share in groups: `(n, heads · width)`.
 
     `scale`: of the scores, by default 1/√(width of a head). `hidden`: bool `(n, m)`, what is not seen. `bias`: added to
-    the scaled scores. `cap`: then they pass through cap · tanh(score / cap).
+    the scaled scores. `cap`: then they pass through cap · tanh(score / cap). `sinks`: `(heads,)`, a further score a
+    head, which takes its share and gives nothing.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     heads = q.shape[1]
@@ -65,7 +67,9 @@ def attend(
             scores = cap * torch.tanh(scores / cap)
         if hidden is not None:
             scores = scores.masked_fill(hidden, float("-inf"))
-        out[:, head] = scores.softmax(-1) @ v[:, head // share]
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[head].expand(len(q), 1)), -1)
+        out[:, head] = scores.softmax(-1)[:, : len(k)] @ v[:, head // share]
     return out.flatten(1)
 
 
@@ -80,3 +84,9 @@ def later(at: Tensor | int, window: int = 0) -> Tensor:
     """What causal attention does not see, bool `(count, count)`: later tokens, and those `window` or more before."""
     ahead = distances(at)
     return (ahead > 0) | (ahead <= -window) if window else ahead > 0
+
+
+def outside_chunk(at: Tensor, chunk: int) -> Tensor:
+    """What attention in chunks does not see, bool `(count, count)`: later tokens, and those of earlier chunks."""
+    number = at // chunk
+    return later(at) | (number[None, :] != number[:, None])

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.blocks.feed_forward import feed_forward
+from ggferry.converters.forward.blocks.feed_forward import beside_experts, feed_forward
 from ggferry.converters.forward.blocks.mixers import mixed
+from ggferry.converters.forward.blocks.per_layer_inputs import added, per_layer_inputs
 from ggferry.converters.forward.blocks.rope import rotation
 from ggferry.converters.forward.model import Model
 from ggferry.support.lazy_import import lazy
@@ -21,21 +22,25 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-
 PLACES = True
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
     """Logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
-    sizes = model.sizes
-    x = _embedded(model, tokens)
-    for number in range(sizes["n_layer"]):
-        x = _block(model.at(number), f"blk.{number}.", x)
+    x = embedded(model, tokens)
+    own = per_layer_inputs(model, tokens, x)
+    for number in range(model.sizes["n_layer"]):
+        block, name = model.at(number), f"blk.{number}."
+        x = _block(block, name, x)
+        if own is not None:
+            x = x + added(block, name, x, own[:, number])
+        if model.has(f"{name}layer_output_scale"):
+            x = x * model.weights.vector(f"{name}layer_output_scale.weight")
         progress(1)
-    return _logits(model, model.norm("output_norm", model.wanted(x)))
+    return unembedded(model, model.norm("output_norm", model.wanted(x)))
 
 
-def _embedded(model: Model, tokens: Sequence[int]) -> Tensor:
+def embedded(model: Model, tokens: Sequence[int]) -> Tensor:
     """Embedded tokens, `(tokens, n_embd)`: with their learned positions added, or normed, where the model does so."""
     x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
     if model.has("position_embd"):
@@ -48,29 +53,40 @@ def _embedding_scale(model: Model) -> float:
     return root * float(model.sizes.get("embedding_scale") or 1.0)
 
 
+def _block(model: Model, block: str, x: Tensor) -> Tensor:
+    """One block: x and result `(tokens, n_embd)`."""
+    scale = float(model.sizes.get("residual_scale") or 1.0)
+    read = _before(model, f"{block}attn_norm", x)
+    # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other
+    own = model.norm(f"{block}attn_norm_2", x) if model.has(f"{block}attn_norm_2") else read
+    seen = attended(model, block, own)
+    if seen is None or model.recipe.residual == "single":
+        return x + scale * (feed_forward(model, block, read) if seen is None else seen)
+    if model.recipe.ffn_norm != "post_attention_norm":
+        seen = _after(model, f"{block}post_attention_norm", seen)
+    if model.sizes.get("parallel_residual", model.recipe.residual == "parallel"):
+        read = model.norm(f"{block}ffn_norm", x) if model.has(f"{block}ffn_norm") else read
+        return x + scale * seen + scale * feed_forward(model, block, read)
+    x = x + scale * seen
+    return x + scale * _after(model, f"{block}post_ffw_norm", _fed(model, block, x))
+
+
+def attended(model: Model, block: str, x: Tensor) -> Tensor | None:
+    """What mixes the tokens of a block, on its normed input; None where nothing does."""
+    window = _window(model)
+    return mixed(model, block, x, rotation(model, len(x), window > 0), window)
+
+
 def _window(model: Model) -> int:
     """Tokens that the block reaches back, 0 for all."""
     return model.sizes.get("n_swa") or 0 if model.sizes.get("swa_layers", True) else 0
 
 
-def _block(model: Model, block: str, x: Tensor) -> Tensor:
-    """One block: x and result `(tokens, n_embd)`."""
-    window = _window(model)
-    turn = rotation(model, len(x), window > 0)
-    scale = float(model.sizes.get("residual_scale") or 1.0)
-    read = _before(model, f"{block}attn_norm", x)
-    # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other
-    own = model.norm(f"{block}attn_norm_2", x) if model.has(f"{block}attn_norm_2") else read
-    mix = mixed(model, block, own, turn, window)
-    if mix is None or model.recipe.residual == "single":
-        return x + scale * (feed_forward(model, block, read) if mix is None else mix)
-    attended = scale * _after(model, f"{block}post_attention_norm", mix)
-    if model.sizes.get("parallel_residual", model.recipe.residual == "parallel"):
-        read = model.norm(f"{block}ffn_norm", x) if model.has(f"{block}ffn_norm") else read
-        return x + attended + scale * feed_forward(model, block, read)
-    x = x + attended
-    fed = feed_forward(model, block, _before(model, f"{block}ffn_norm", x))
-    return x + scale * _after(model, f"{block}post_ffw_norm", fed)
+def _fed(model: Model, block: str, x: Tensor) -> Tensor:
+    """The feed-forward branch of a block on the state."""
+    if model.has(f"{block}pre_ffw_norm_2"):
+        return beside_experts(model, block, x)
+    return feed_forward(model, block, _before(model, f"{block}{model.recipe.ffn_norm}", x))
 
 
 def _before(model: Model, name: str, x: Tensor) -> Tensor:
@@ -81,7 +97,8 @@ def _after(model: Model, name: str, x: Tensor) -> Tensor:
     return model.norm(name, x) if model.has(name) else x
 
 
-def _logits(model: Model, x: Tensor) -> Tensor:
+def unembedded(model: Model, x: Tensor) -> Tensor:
+    """Logits of the last, normed states."""
     tied = not model.has("output")  # the output's bias is its own even then (Phi-2, GPT-J)
     logits = model.biased("output", model.linear("token_embd", x)) if tied else model.linear("output", x)
     scale = model.sizes.get("logit_scale")

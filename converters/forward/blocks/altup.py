@@ -1,0 +1,63 @@
+"""Alternating updates and the learned augmented residual (Gemma 3n): the state is a few streams, of which a block
+computes one and predicts and corrects the others.
+
+Definition: Baykal et al. (2301.13310), Menghani et al. (2411.07501); transformers `modeling_gemma3n.py`
+(`Gemma3nTextAltUp`, `Gemma3nTextLaurelBlock`); llama.cpp `gemma3n.cpp`. Streams are `(streams, tokens, n_embd)`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.model import Model
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+LEAST = 1e-5
+"""What the mean square of a stream is taken for where it is smaller."""
+
+
+def spread(model: Model, x: Tensor) -> Tensor:
+    """The streams of x `(tokens, n_embd)`: itself, and its projections, as large as it is."""
+    streams = range(model.sizes["n_altup"] - 1)
+    return torch.stack([x, *(_as_large(x, model.weights.item_linear("altup_proj.weight", n, x)) for n in streams)])
+
+
+def gathered(model: Model, streams: Tensor) -> Tensor:
+    """The mean of the streams, each projected back and as large as the first, `(tokens, n_embd)`."""
+    back = (model.weights.item_linear("altup_unembd_proj.weight", n, x) for n, x in enumerate(streams[1:]))
+    return torch.stack([streams[0], *(_as_large(streams[0], x) for x in back)]).mean(0)
+
+
+def _as_large(x: Tensor, other: Tensor) -> Tensor:
+    wanted = x.square().mean(-1, keepdim=True).sqrt()
+    return other * wanted / other.square().mean(-1, keepdim=True).clamp(min=LEAST).sqrt()
+
+
+def predicted(model: Model, block: str, streams: Tensor) -> Tensor:
+    """What a block expects of every stream: each, and a mixture of all that the active one decides."""
+    count = len(streams)
+    coefs = model.linear(f"{block}altup_predict_coef", _modalities(model, block, streams[model.sizes["altup_active"]]))
+    return streams + torch.einsum("ste,tos->ote", streams, coefs.view(-1, count, count))
+
+
+def corrected(model: Model, block: str, streams: Tensor, active: Tensor) -> Tensor:
+    """The predicted streams, each moved by a part of what the computed one differs from its prediction."""
+    coefs = model.linear(f"{block}altup_correct_coef", _modalities(model, block, active)) + 1
+    return streams + (active - streams[model.sizes["altup_active"]]) * coefs.T[..., None]
+
+
+def _modalities(model: Model, block: str, x: Tensor) -> Tensor:
+    routed = model.linear(f"{block}altup_router", model.norm(f"{block}altup_router_norm", x) / x.shape[-1])
+    return torch.tanh(routed)
+
+
+def laurel(model: Model, block: str, x: Tensor) -> Tensor:
+    """The low-rank branch beside attention, with x itself: `(tokens, n_embd)`."""
+    low = model.linear(f"{block}laurel_l", x)
+    return x + model.norm(f"{block}laurel_post_norm", model.linear(f"{block}laurel_r", low))

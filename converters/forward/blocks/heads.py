@@ -1,0 +1,93 @@
+"""Queries, keys and values of all heads, as attention compares them: projected, normed, turned, tempered, or taken over
+from an earlier block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.blocks.rope import rotate
+from ggferry.converters.forward.model import Model, parts
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ggferry.converters.forward.blocks.rope import Turn
+
+    Heads = tuple[Tensor, Tensor, Tensor, Tensor | None]
+    """Queries, keys, values, `(tokens, heads, width)` each, and what `Recipe.attn_gate` finds in the first."""
+else:
+    torch = lazy("torch")
+
+
+def projected_heads(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Heads:
+    """Queries, keys and values of x `(tokens, n_embd)`; of the last `shared_kv_layers` blocks, the keys and values are
+    those of the last block before them that reaches as far back (Gemma 3n and 4)."""
+    shared = model.sizes.get("shared_kv_layers") or 0
+    reused = model.number >= model.sizes["n_layer"] - shared
+    q, k, v, gate = _projected(model, block, x, reused)
+    q = _tempered(model, _placed(model, f"{block}attn_q_norm", q, turn), turn)
+    if reused:
+        return q, *model.kept["keys and values", window > 0], gate
+    k = _placed(model, f"{block}attn_k_norm", k, turn)
+    v = model.normed(v) if model.recipe.v_norm else v
+    if shared:
+        model.kept["keys and values", window > 0] = k, v
+    return q, k, v, gate
+
+
+def _projected(model: Model, block: str, x: Tensor, queries_only: bool) -> Heads:
+    """As the matrices give them. Where there is none for values, they are the keys (Gemma 4)."""
+    sizes, clamp, gate = model.sizes, model.sizes.get("clamp_kqv"), None
+    width, width_v = sizes["head_dim"], sizes.get("head_dim_v", sizes["head_dim"])
+    if model.recipe.qkv == "separate":
+        names = "q" if queries_only else "qkv" if model.has(f"{block}attn_v") else "qkk"
+        flat = [model.linear(f"{block}attn_{name}", x) for name in names]
+    else:
+        flat = _cut(model, model.linear(f"{block}attn_qkv", x), width, width_v)
+    if clamp:
+        flat = [part.clamp(-clamp, clamp) for part in flat]
+    if model.recipe.attn_gate == "query":
+        flat[0], gate = (part.flatten(1) for part in parts(flat[0].view(len(x), -1, 2 * width), width, width))
+    q, k, v = (flat[0], flat[0], flat[0]) if queries_only else flat
+    return q.view(len(x), -1, width), k.view(len(x), -1, width), v.view(len(x), -1, width_v), gate
+
+
+def _cut(model: Model, joint: Tensor, width: int, width_v: int) -> list[Tensor]:
+    """Queries, keys and values of one matrix: one below the other, or group by group."""
+    sizes = model.sizes
+    groups = sizes["n_head_kv"] if model.recipe.qkv == "grouped" else 1
+    counts = sizes["n_head"] // groups * width, sizes["n_head_kv"] // groups * width
+    cut = parts(joint.view(len(joint), groups, -1), *counts, sizes["n_head_kv"] // groups * width_v)
+    return [part.flatten(1) for part in cut]
+
+
+def _placed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
+    """x `(tokens, heads, width)` normed by `name`, where the model norms its queries and keys, and turned."""
+    if model.recipe.qk_norm_at == "after":
+        return _normed(model, name, rotate(x, turn, model.recipe.rope), turn)
+    return rotate(_normed(model, name, x, turn), turn, model.recipe.rope)
+
+
+def _normed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
+    """Each head, or all at once."""
+    if model.recipe.qk_norm == "unweighted":
+        return model.normed(x) if turn is not None and model.sizes.get("qk_norms", True) else x
+    if not model.has(name):
+        return x
+    weight = model.norm_weight(name)
+    if model.recipe.qk_norm == "full":
+        return (model.normed(x.flatten(1)) * weight).view(x.shape)
+    return model.normed(x) * weight.view(-1, x.shape[-1])
+
+
+def _tempered(model: Model, q: Tensor, turn: Turn) -> Tensor:
+    """Queries scaled by 1 + scale · ln(1 + ⌊place / length⌋). The place is the position (Ministral 3), or, in the
+    blocks that turn nothing, the number of tokens so far (LLaMA 4)."""
+    scale, where = model.sizes.get("temperature_scale"), model.recipe.temperature
+    if not scale or where == "none" or (where == "unrotated" and turn is not None):
+        return q
+    place = model.where(len(q)).double() + (where == "unrotated")
+    factor = 1 + float(scale) * torch.log(1 + torch.floor(place / float(model.sizes["temperature_length"])))
+    return q * factor.float()[:, None, None]

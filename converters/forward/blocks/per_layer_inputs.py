@@ -1,0 +1,34 @@
+"""Per-layer embeddings (Gemma 3n and 4): every block has a small embedding of its own for each token, of the token and
+of the model's embedding of it, which gates what the block adds last.
+
+Definition: transformers `modeling_gemma3n.py` and `modeling_gemma4.py` (`project_per_layer_inputs`); llama.cpp
+`gemma3n.cpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.model import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def per_layer_inputs(model: Model, tokens: Sequence[int], x: Tensor) -> Tensor | None:
+    """`(tokens, n_layer, width)` for the tokens and their scaled embeddings x; None where the model has none."""
+    if not model.has("per_layer_token_embd"):
+        return None
+    width = model.sizes["n_embd_per_layer"]
+    shape = len(tokens), model.sizes["n_layer"], width
+    rows = model.weights.rows("per_layer_token_embd.weight", tokens).view(shape) * width**0.5
+    projected = model.linear("per_layer_model_proj", x).view(shape) * x.shape[-1] ** -0.5
+    inputs: Tensor = (model.norm("per_layer_proj_norm", projected) + rows) * 2**-0.5
+    return inputs
+
+
+def added(model: Model, block: str, x: Tensor, own: Tensor) -> Tensor:
+    """What the block's own input `(tokens, width)` adds to the state x, `(tokens, n_embd)`."""
+    gated = model.activate(model.linear(f"{block}inp_gate", x)) * own
+    return model.norm(f"{block}post_norm", model.linear(f"{block}proj", gated))

@@ -1,0 +1,90 @@
+"""Routers: which experts a token goes through, and how much each of them counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.model import Model
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    Routed = tuple[Tensor, Tensor]
+    """(weights, expert numbers), both `(tokens, n_expert_used)`."""
+else:
+    torch = lazy("torch")
+
+GATING = {1: "softmax", 2: "sigmoid", 3: "chosen", 4: "root_softplus"}
+"""llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE as `Recipe.routing` calls it."""
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": lambda logits: torch.sigmoid(logits),
+    "chosen": lambda logits: logits,
+    "root_softplus": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
+}
+
+
+def route(model: Model, block: str, x: Tensor) -> Routed:
+    """The experts of every token of x `(tokens, n_embd)`, and their weights."""
+    sizes = model.sizes
+    kind = GATING.get(sizes.get("expert_gating") or 0, model.recipe.routing)
+    logits = _logits(model, block, x)
+    if kind == "sparsemixer":
+        return sparsemixer(logits, float(sizes["router_jitter"]))
+    weights, chosen = _scored(model, block, logits, kind)
+    if kind == "chosen":
+        weights = weights.softmax(-1)
+    elif sizes.get("expert_norm", model.recipe.expert_norm):
+        weights = weights / weights.sum(-1, keepdim=True)
+    if model.weights.has(f"{block}ffn_down_exps.scale"):
+        weights = weights * model.weights.vector(f"{block}ffn_down_exps.scale")[chosen]
+    return weights * float(sizes.get("expert_scale") or 1.0), chosen
+
+
+def _logits(model: Model, block: str, x: Tensor) -> Tensor:
+    """What the router says of every expert. Gemma 4's sees the state normed, by weights over the root of its width."""
+    name = f"{block}ffn_gate_inp"
+    if model.weights.has(f"{name}.scale"):
+        x = model.normed(x) * model.weights.vector(f"{name}.scale") * x.shape[-1] ** -0.5
+    return model.linear(name, x)
+
+
+def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:
+    """Experts are chosen by score, plus DeepSeek-V3's correction bias, which does not enter the weights; within the
+    best groups only, where there are groups. A group counts as much as its best expert in DeepSeek-V2, which scores by
+    softmax, and as the sum of its best two in V3, which scores by sigmoid."""
+    sizes, scores = model.sizes, SCORES[kind](logits)
+    preference = model.biased(f"{block}exp_probs_b", scores)
+    groups = sizes.get("expert_groups") or 1
+    if groups > 1:
+        used = sizes.get("expert_groups_used", groups)
+        preference = _within_groups(preference, groups, used, best=1 if kind == "softmax" else 2)
+    chosen = preference.topk(sizes["n_expert_used"], -1).indices
+    return scores.gather(-1, chosen), chosen
+
+
+def _within_groups(preference: Tensor, groups: int, used: int, best: int) -> Tensor:
+    """`preference` with the experts of all but the `used` best groups out of question. `best`: experts of a group
+    that are added up to rank it."""
+    by_group = preference.view(len(preference), groups, -1)
+    value = by_group.topk(min(best, by_group.shape[-1]), -1).values.sum(-1)
+    out = torch.ones_like(value, dtype=torch.bool).scatter_(-1, value.topk(used, -1).indices, False)
+    return by_group.masked_fill(out[..., None], float("-inf")).view(preference.shape)
+
+
+def sparsemixer(logits: Tensor, jitter: float) -> Routed:
+    """The two experts of SparseMixer (Liu et al., 2310.00811): the best, weighted by a softmax over those that come
+    near it, and the best of the others, weighted alike among them (transformers `modeling_phimoe.py`)."""
+    weights, numbers, left = [], [], logits
+    for _ in range(2):
+        best, number = left.max(-1, keepdim=True)
+        away = (best - logits) / logits.abs().clamp(min=best) > 2 * jitter
+        near = left.masked_fill(away, float("-inf")).softmax(-1)
+        weights.append(near.gather(-1, number))
+        numbers.append(number)
+        left = left.scatter(-1, number, float("-inf"))
+    return torch.cat(weights, -1), torch.cat(numbers, -1)
