@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.attention import attention
-from ggferry.converters.forward.blocks.causal_convolution import short_convolution
-from ggferry.converters.forward.blocks.delta_net import gated_delta_net, kimi_delta_attention
-from ggferry.converters.forward.blocks.state_space import state_space
+from ggferry.converters.forward.blocks.recurrent.causal_convolution import short_convolution
+from ggferry.converters.forward.blocks.recurrent.delta_net import gated_delta_net, kimi_delta_attention
+from ggferry.converters.forward.blocks.recurrent.state_space import state_space
 from ggferry.converters.forward.model import Model
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.blocks.state_space import state_space
+from ggferry.converters.forward.blocks.recurrent.state_space import state_space
 from ggferry.converters.forward.model import Model
 
 if TYPE_CHECKING:

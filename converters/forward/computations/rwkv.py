@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.blocks.rwkv_mixing import MIXING, Shared, mixed, shifted
+from ggferry.converters.forward.blocks.recurrent.rwkv_mixing import MIXING, Shared, mixed, shifted
 from ggferry.converters.forward.model import Model
 from ggferry.support.lazy_import import lazy
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.blocks.causal_convolution import convolved
+from ggferry.converters.forward.blocks.recurrent.causal_convolution import convolved
 from ggferry.converters.forward.model import Model, parts, silu
 from ggferry.support.lazy_import import lazy
 
