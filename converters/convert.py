@@ -16,6 +16,7 @@ from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
+from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
@@ -37,9 +38,8 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.memory_cap import limited
-from ggferry.quant.recipes.choose import RAGGED
 from ggferry.support.interrupts import interrupts_wait
-from ggferry.support.progress import Stage, silent
+from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.threads import workers
 
 LEVELS = ("none", "fast", "full")
@@ -75,11 +75,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished conversion: the file, its receipt, and the three lines a person reads."""
+    """A finished conversion: the file (of several the first) and all files, the receipt, the proof, the three lines a
+    person reads, and the hparams for which a default stood in."""
 
     path: str
     receipt: Mapping[str, Any]
     lines: tuple[str, str, str]
+    paths: tuple[str, ...]
+    proof: Proof
+    assumed: Mapping[str, Param]
 
 
 def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
@@ -109,12 +113,12 @@ def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenize
     notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
     if graph.nodes and graph.dialect.name != "gguf" and not graph.runtimes:
         notes += (f"no runtime is known to run this {graph.architecture.name} model from GGUF",)
-    ragged = [step for step in steps if RAGGED in step.why]
+    ragged = [step for step in steps if step.ragged]
     if ragged:
         became = ", ".join(dict.fromkeys(f"{step.type}" for step in ragged))
         notes += (
-            f"{len(ragged)} of {len(steps)} tensors became {became}: their rows {RAGGED} blocks of the type they were "
-            "to have (--dry-run and the receipt name them)",
+            f"{len(ragged)} of {len(steps)} tensors became {became}: their rows are not whole blocks of the type they "
+            "were to have (--dry-run and the receipt name them)",
         )
     if request.options.alignment % 32:  # TENSOR_ALIGNMENT in ggml-backend.cpp, asserted for mapped files
         notes += (f"llama.cpp would not load this file: alignment {request.options.alignment} is no multiple of 32",)
@@ -182,7 +186,8 @@ def _carry_out(
         opened.check_unchanged()
         with interrupts_wait():
             output.publish(receipts.to_json(receipt).encode("utf-8", "backslashreplace"))
-    return Result(paths[0], receipt, _lines(plan, proof, paths))
+    assumed = {name: param for name, param in plan.graph.hparams.items() if param.known is Known.ASSUMED}
+    return Result(paths[0], receipt, _lines(plan, proof, paths), tuple(paths), proof, assumed)
 
 
 def _write(
@@ -192,7 +197,7 @@ def _write(
     threads = workers(request.jobs)
     sums = check_sums(plan.graph.checkpoint, stage, threads)
     watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
-    with stage("writing", plan.bytes_written) as progress:
+    with stage(Phase.WRITING, plan.bytes_written) as progress:
         run(plan, output, jobs=threads, progress=progress, watch=watch)
     output.finish()
     written = digests.begin([digests.open(path) for path in output.partials], beside=0)
@@ -208,7 +213,7 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
     try:
         check_metadata(plan, again)
         if isinstance(plan, AdapterPlan):
-            with stage("verifying", plan.bytes_written) as progress:
+            with stage(Phase.VERIFYING, plan.bytes_written) as progress:
                 return prove_adapter(plan.adapter, again, level=request.level, jobs=request.jobs, progress=progress)
         output = understand(again, vocab_only=request.options.vocab_only)
         tokens = check_tokenizer(

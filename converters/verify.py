@@ -40,7 +40,7 @@ from ggferry.formats.files.digests import Digests, Record, digest, file_record
 from ggferry.formats.files.local_files import read_bytes
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
-from ggferry.support.progress import Stage
+from ggferry.support.progress import Phase, Stage
 from ggferry.support.threads import workers
 
 
@@ -113,7 +113,7 @@ def _adapter_again(
         model_name=request.model_name, overrides=request.metadata,
     )  # fmt: skip
     keys = compare_keys(_values(plan.metadata), after, None, allow)
-    with stage("verifying", after.nbytes) as progress:
+    with stage(Phase.VERIFYING, after.nbytes) as progress:
         proof = prove_adapter(plan.adapter, after, level=request.level, jobs=request.jobs, progress=progress)
     return proof, keys
 

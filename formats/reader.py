@@ -115,6 +115,11 @@ def find_reader(path: str) -> tuple[Reader, Match]:
 
 def describe(head: bytes, path: str) -> str:
     """What bytes nobody claims look like, for the error message."""
+    return known_as(head, path) or f"first bytes {head[:8].hex(' ')}"
+
+
+def known_as(head: bytes, path: str) -> str | None:
+    """What else a file that begins with `head` is, in words; None where that is not known."""
     looks: tuple[tuple[bytes, str], ...] = (
         (b"version https://git-lfs", "a git-LFS pointer: the file itself was never downloaded (git lfs pull)"),
         (b"<!DOCTYPE", "an HTML page saved under a model's name"),
@@ -134,4 +139,4 @@ def describe(head: bytes, path: str) -> str:
     for prefix, words in looks:
         if head.lstrip()[: len(prefix)].lower() == prefix.lower():
             return words
-    return f"first bytes {head[:8].hex(' ')}"
+    return None

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """What a long job is at. The words are shown to people, written into events and read by programs."""
+
+    READING = "reading"
+    CHECKING = "checking"
+    WRITING = "writing"
+    VERIFYING = "verifying"
+    COMPUTING = "computing logits"
+    UPLOADING = "uploading"
+
 
 Progress = Callable[[int], None]
 """Called with the number of bytes just finished, from any worker."""
-Stage = Callable[[str, int], AbstractContextManager[Progress]]
-"""Opens a progress display: title, bytes in all → context yielding a function of the bytes just done."""
+Stage = Callable[[Phase, int], AbstractContextManager[Progress]]
+"""Opens a progress display: phase, bytes in all → context yielding a function of the bytes just done."""
 
 
-def silent(title: str, total: int) -> AbstractContextManager[Progress]:
+def silent(phase: Phase, total: int) -> AbstractContextManager[Progress]:
     """The stage that nobody watches."""
     return nullcontext(lambda done: None)

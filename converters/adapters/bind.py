@@ -6,7 +6,6 @@ GGUF states one alpha and scales each pair by alpha / rank: what differs from pa
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.adapters.source import Found, Low
+from ggferry.converters.conversion_plan.grades import is_power_of_two
 from ggferry.converters.model_graph.graph import ModelGraph, Node, losses
 from ggferry.converters.model_graph.hparams import Param
 from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
@@ -284,11 +284,6 @@ def _check_shape(checkpoint: Checkpoint, slot: Slot, found: tuple[int, ...], bas
 
 
 # --- scales --------------------------------------------------------------------------------------------------------
-
-
-def is_power_of_two(factor: float) -> bool:
-    """Whether multiplying by `factor` changes nothing but exponents."""
-    return math.frexp(abs(factor))[0] == 0.5
 
 
 def _common_alpha(alphas: Sequence[float]) -> float:

@@ -11,27 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.adapters.bind import Adapter, Pair, bind_adapter, find_base, is_power_of_two
+from ggferry.converters.adapters.bind import Adapter, Pair, bind_adapter, find_base
 from ggferry.converters.adapters.source import ALORA, ALPHA, TYPE, invocation_value, is_adapter, read_adapter
-from ggferry.converters.conversion_plan.steps import (
-    COPY,
-    GATHER,
-    IDENTICAL,
-    PERMUTED,
-    REPACKED,
-    ROUNDED,
-    TRANSCODE,
-    Options,
-    Plan,
-    Step,
-    place,
-    type_table,
-)
+from ggferry.converters.conversion_plan.grades import promised
+from ggferry.converters.conversion_plan.steps import Options, Plan, Step, place, type_table
 from ggferry.converters.metadata.file_names import guess
 from ggferry.converters.metadata.general_keys import Entry, describe_origin, general_metadata
 from ggferry.converters.metadata.model_card import read_card
 from ggferry.converters.model_graph.graph import Node
-from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UnsupportedTypeError, UsageError
 from ggferry.formats.gguf.values import Value, f32, string
@@ -50,9 +37,6 @@ else:
 __all__ = ["AdapterPlan", "is_adapter", "plan_adapter", "understand_adapter"]
 
 OUTTYPES = ("keep", "f32", "f16", "bf16", "q8_0")
-COMPUTED = "computed"
-"""The grade of a tensor whose values were multiplied by a power of two: other numbers, nothing rounded."""
-_WIDER = {"F16": ("F32",), "BF16": ("F32",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +88,11 @@ def _step(checkpoint: Checkpoint, node: Node, outtype: str, pair: Pair | None, a
     target, why = _target(node, source, outtype)
     if any(ref.type != source for ref in node.inputs):
         raise UnsupportedTypeError(f"{node.name}: parts of different types", path=checkpoint.path)
-    if pair is not None and pair.factor != 1:
-        told = f"times {pair.factor!r}: the file states one alpha, {alpha:g}, and here it is {pair.lows[0].alpha:g}"
-        exact = is_power_of_two(pair.factor) and (target == source or target.name in _WIDER.get(source.name, ()))
-        return Step(node, target, TRANSCODE, COMPUTED if exact else ROUNDED, why="; ".join(filter(None, (told, why))))
-    if target == source:
-        same = node.layout == SAME
-        return Step(node, target, COPY if same else GATHER, IDENTICAL if same else PERMUTED, why=why)
-    exact = target.name in _WIDER.get(source.name, ())
-    return Step(node, target, TRANSCODE, REPACKED if exact else ROUNDED, why=why)
+    factor = 1.0 if pair is None else pair.factor
+    if pair is not None and factor != 1:
+        told = f"times {factor!r}: the file states one alpha, {alpha:g}, and here it is {pair.lows[0].alpha:g}"
+        why = "; ".join(filter(None, (told, why)))
+    return Step(node, target, *promised(source, target, node.layout, factor=factor), why=why)
 
 
 def _target(node: Node, source: BlockType, outtype: str) -> tuple[BlockType, str]:

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.adapters.bind import Adapter, Base, Pair, bind_adapter, is_power_of_two
-from ggferry.converters.adapters.plan import COMPUTED
+from ggferry.converters.adapters.bind import Adapter, Base, Pair, bind_adapter
 from ggferry.converters.adapters.source import ALPHA, read_adapter
-from ggferry.converters.conversion_plan.steps import (
-    ROUNDED,
-)
+from ggferry.converters.conversion_plan.grades import measured
 from ggferry.converters.model_graph import rows
+from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.proof.compare import DeltaProof, Proof, check_accounting
 from ggferry.converters.proof.tensors import TensorProof, check_tensor
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -58,7 +56,7 @@ def prove_adapter(
     check_accounting(adapter.graph, output.graph)
     folded = {pair.b.name: pair.factor for pair in adapter.pairs if pair.factor != 1}
     tensors = tuple(
-        _graded(check_tensor(adapter.graph, output.graph, node, jobs, progress), folded.get(node.name))
+        _graded(check_tensor(adapter.graph, output.graph, node, jobs, progress), node, folded.get(node.name))
         for node in output.graph.nodes
     )
     deltas = check_deltas(adapter, output, tensors) if level == "full" else None
@@ -70,10 +68,11 @@ def _data(checkpoint: Checkpoint, key: str) -> Any:
     return value.data if isinstance(value, Value) else None
 
 
-def _graded(proof: TensorProof, factor: float | None) -> TensorProof:
+def _graded(proof: TensorProof, node: Node, factor: float | None) -> TensorProof:
     if factor is None:
         return proof
-    return replace(proof, grade=COMPUTED if is_power_of_two(factor) and proof.max_error == 0 else ROUNDED)
+    same = proof.max_error == 0
+    return replace(proof, grade=measured(node.layout, same_bytes=False, same_values=same, factor=factor))
 
 
 def check_deltas(source: Adapter, output: Adapter, tensors: Sequence[TensorProof] = ()) -> DeltaProof:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.errors import RefusedError, UnsupportedError, UsageError
@@ -51,10 +52,18 @@ class TypeOptions:
             raise UsageError("--expand", found=self.expand, expected=", ".join(EXPANSIONS))
 
 
+class Decision(NamedTuple):
+    """The type of a tensor in the output, and why where that is not what was asked for. `ragged`: as of `Choice`."""
+
+    type: BlockType
+    why: str = ""
+    ragged: bool = False
+
+
 def choose_types(
     graph: ModelGraph, options: TypeOptions, imatrix: Collection[str] | None = None
-) -> dict[str, tuple[BlockType, str]]:
-    """Tensor name → its type, and why where that is not what was asked for.
+) -> dict[str, Decision]:
+    """Tensor name → what is decided for it.
 
     `imatrix`: names of the entries of the importance matrix, None without one. Raises RefusedError for quantizing what
     is quantized already (a checkpoint's integers too; FP8 is a float) or what needs an importance matrix,
@@ -87,10 +96,10 @@ def choose_types(
         natural, why = kept[node.name]
         choice = choices[node.name]
         if choice.type == natural.name:
-            found[node.name] = natural, why
+            found[node.name] = Decision(natural, why)
         else:
-            found[node.name] = block_type(choice.type), choice.why
-            _check(graph, node, found[node.name][0], options)
+            found[node.name] = Decision(block_type(choice.type), choice.why, choice.ragged)
+            _check(graph, node, found[node.name].type, options)
     return found
 
 

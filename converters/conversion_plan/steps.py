@@ -7,22 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggferry.converters.conversion_plan.choose_types import TypeOptions, choose_types
+from ggferry.converters.conversion_plan.choose_types import Decision, TypeOptions, choose_types
+from ggferry.converters.conversion_plan.grades import Grade, Route, promised
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.graph import ModelGraph, Node
-from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import UnsupportedTypeError
 from ggferry.formats.gguf.values import Value, i32, u16
 from ggferry.formats.gguf.write import GGUFLayout, lay_out
 from ggferry.formats.imatrix import Imatrix
-from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
-
-COPY, GATHER, REPACK, TRANSCODE = "copy", "gather", "repack", "transcode"
-IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED = "identical", "permuted", "repacked", "rescaled", "rounded"
-_EXACT_IN = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
-"""Plain types whose every value another plain type holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +40,22 @@ class Step:
     """One output tensor: where its bytes come from, by which route, and how exact it will be.
 
     `offset`: absolute, in output file number `shard`; `grade`: the promise (a `repacked` tensor whose scales turn out
-    not to be float16 becomes `rescaled` in the receipt); `why`: the reason where the type was not the one asked for.
+    not to be float16 becomes `rescaled` in the receipt); `why`: the reason where the type was not the one asked for;
+    `ragged`: that reason is its rows, which are no whole blocks of the type asked for.
     """
 
     node: Node
     type: BlockType
-    route: str
-    grade: str
+    route: Route
+    grade: Grade
     offset: int = 0
     why: str = ""
     shard: int = 0
+    ragged: bool = False
 
     def at(self, shard: int, offset: int) -> Step:
         """The step with its place in the output."""
-        return Step(self.node, self.type, self.route, self.grade, offset, self.why, shard)
+        return Step(self.node, self.type, self.route, self.grade, offset, self.why, shard, self.ragged)
 
     @property
     def name(self) -> str:
@@ -138,12 +134,12 @@ def step_record(step: Step) -> dict[str, Any]:
 def plan_steps(graph: ModelGraph, options: Options, imatrix: Imatrix | None = None) -> list[Step]:
     """Type, route and promised grade of every tensor, in file order; offsets are set by `place`."""
     types = choose_types(graph, options, None if imatrix is None else imatrix.entries.keys())
-    return [_step(graph, node, *types[node.name]) for node in graph.nodes]
+    return [_step(graph, node, types[node.name]) for node in graph.nodes]
 
 
 def steps_of_types(graph: ModelGraph, types: Mapping[str, BlockType]) -> list[Step]:
     """The steps that lead to tensors of the given types, by name."""
-    return [_step(graph, node, types[node.name], "") for node in graph.nodes]
+    return [_step(graph, node, Decision(types[node.name])) for node in graph.nodes]
 
 
 def place(
@@ -206,20 +202,10 @@ def count_types(refs: Sequence[TensorRef]) -> str:
     return ", ".join(f"{name} ×{n}" for name, n in Counter(ref.type.name for ref in refs).most_common())
 
 
-def _step(graph: ModelGraph, node: Node, target: BlockType, why: str) -> Step:
-    source = node.inputs[0].type
-    if any(ref.type != source for ref in node.inputs):
+def _step(graph: ModelGraph, node: Node, decided: Decision) -> Step:
+    first = node.inputs[0]
+    if any(ref.type != first.type for ref in node.inputs):
         names = ", ".join(sorted({ref.type.name for ref in node.inputs}))
         raise UnsupportedTypeError(f"{node.name}: parts of different types", path=graph.checkpoint.path, found=names)
-    if not node.layout.block_safe:
-        exact = node.layout.lossless and (target == source or target.name in _EXACT_IN.get(source.name, ()))
-        return Step(node, target, TRANSCODE, REPACKED if exact else ROUNDED, why=why)
-    if target == source:
-        same = node.layout == SAME
-        grade = REPACKED if node.inputs[0].derived else IDENTICAL if same else PERMUTED
-        return Step(node, target, COPY if same else GATHER, grade, why=why)
-    repack = codec(source.name).repack
-    if repack is not None and repack.target == target.name:
-        return Step(node, target, REPACK, REPACKED, why=why)
-    exact = target.name in _EXACT_IN.get(source.name, ()) or (source.quantized and target.name == "F32")
-    return Step(node, target, TRANSCODE, REPACKED if exact else ROUNDED, why=why)
+    route, grade = promised(first.type, decided.type, node.layout, derived=first.derived is not None)
+    return Step(node, decided.type, route, grade, why=decided.why, ragged=decided.ragged)

@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.model import Model, Places, Result
+from ggferry.converters.forward.model import LOGITS, Model, Places, Result
 from ggferry.converters.forward.recipe import recipe_of
 from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -78,7 +78,7 @@ def forward(
 
 def result_of(graph: ModelGraph) -> Result:
     """What the rows of a forward pass of this model are."""
-    return getattr(_computation(graph), "RESULT", Result())
+    return getattr(_computation(graph), "RESULT", LOGITS)
 
 
 def can_place(graph: ModelGraph) -> bool:

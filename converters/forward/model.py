@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +35,26 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a computation gives a row a token of: `what`, in words, details in brackets; `ranked`: rows are logits, so
-    that their order and their softmax mean something. `inputs`: what else than tokens it reads."""
+    """What a computation gives a row a token of: its name; how it comes about, where that is not plain, and how when an
+    input is given that is fixed otherwise. `ranked`: rows are logits, so that their order and their softmax mean
+    something. `inputs`: what else than tokens it reads."""
 
-    what: str = "logits"
+    name: str = "logits"
     ranked: bool = True
     inputs: tuple[str, ...] = ()
+    how: str = ""
+    how_given: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.how})" if self.how else self.name
+
+    def of(self, inputs: Iterable[str]) -> Result:
+        """What it is where `inputs` were given."""
+        return replace(self, how=self.how_given) if set(inputs) & set(self.inputs) else self
+
+
+LOGITS = Result()
+ENCODER_STATES = Result("states of the encoder", ranked=False)
 
 
 class Model:

@@ -18,6 +18,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import pairwise
 from urllib.parse import unquote
 
@@ -35,6 +36,17 @@ class NameParts:
     shard: str | None = None
 
 
+class NameOrigin(StrEnum):
+    """Where the name of a model was found, as receipts word it."""
+
+    FILE = "file name"
+    FOLDER = "directory name"
+    REPOSITORY = "repository name"
+    CONFIG = "config.json _name_or_path"
+    ARCHITECTURE = "architecture"
+    """Nowhere: the fallback stands in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guess:
     """What a path says about the model in it.
@@ -49,7 +61,7 @@ class Guess:
     name: str
     organization: str | None = None
     repository: str | None = None
-    origin: str = "file name"
+    origin: NameOrigin = NameOrigin.FILE
     notes: tuple[str, ...] = ()
 
 
@@ -222,13 +234,13 @@ def guess(
         notes = [f"the file name does not name the model; its directory {names[level]!r} does", *notes]
     if dropped:
         notes.append(f"left out of the name, as they tell of the storage only: {', '.join(dropped)}")
-    origin = "file name" if level == 0 and names and _EXTENSIONS.search(names[0]) else "directory name"
+    origin = NameOrigin.FILE if level == 0 and names and _EXTENSIONS.search(names[0]) else NameOrigin.FOLDER
     if not any(tag == "base" for tag, _ in tagged):
         tagged.insert(0, ("base", visible(fallback) or "model"))
         notes.append(f"the path does not name the model; called {tagged[0][1]!r}")
-        origin = "architecture"
+        origin = NameOrigin.ARCHITECTURE
     elif repository and level == len(names) - 1:
-        origin = "repository name"
+        origin = NameOrigin.REPOSITORY
     return Guess(_parts(tagged), title([w for _, w in tagged]), organization or None, repository, origin, tuple(notes))
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from ggferry import __version__
 from ggferry.converters.metadata.file_names import (
     Guess,
+    NameOrigin,
     NameParts,
     guess,
     shown_name,
@@ -278,15 +279,15 @@ def _take_name(found: _Collector, guessed: Guess, config: Mapping[str, Any], par
     stated = config.get("_name_or_path")
     if isinstance(stated, str) and re.fullmatch(r"(?:\w[\w.-]*/)?\w[\w.-]*", stated, re.ASCII):
         told = guess(f"hf://{stated}" if "/" in stated else stated, parameters=parameters, adapter=adapter)
-        if guessed.origin == "architecture" and told.origin != "architecture":
-            guessed = Guess(told.parts, told.name, told.organization, told.repository, "config.json _name_or_path")
+        if guessed.origin is NameOrigin.ARCHITECTURE and told.origin is not NameOrigin.ARCHITECTURE:
+            guessed = Guess(told.parts, told.name, told.organization, told.repository, NameOrigin.CONFIG)
         elif told.repository and told.parts == guessed.parts:
             found.text("organization", told.organization and title(told.organization.split("-")), "config.json")
         elif told.repository:
             found.notes.append(f"config.json names {stated!r}, the path another model; the path's name was taken")
     parts = guessed.parts
     found.text("name", guessed.name, guessed.origin)
-    if guessed.origin != "architecture" and (parts.size_label or parts.fine_tune or parts.version):
+    if guessed.origin is not NameOrigin.ARCHITECTURE and (parts.size_label or parts.fine_tune or parts.version):
         for key, part in (("version", parts.version), ("finetune", parts.fine_tune), ("basename", parts.base_name)):
             found.text(key, part, guessed.origin)
     found.text("size_label", parts.size_label, guessed.origin)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ggferry.converters.model_graph.computed_tensors import Computed
-from ggferry.converters.model_graph.hparams import Param, Solver, absents, bound_shape, implied, is_size
+from ggferry.converters.model_graph.hparams import Known, Param, Solver, absents, bound_shape, implied, is_size
 from ggferry.converters.model_graph.tensor_roles import Slot, assign, check_conditions, slots
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Role
 from ggferry.converters.schema.derivations import TENSORS
@@ -102,7 +102,7 @@ class ModelGraph:
         values = self.sizes
         for spec in self.architecture.hparams:
             param = self.hparams.get(spec.name)
-            if spec.key and param is not None and (param.stated or implied(spec, values) != param.value):
+            if spec.key and param is not None and (param.known is Known.STATED or implied(spec, values) != param.value):
                 yield f"{self.architecture.name}.{spec.key}", as_value(spec, param.value), param.origin
 
 

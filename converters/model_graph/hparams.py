@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from ggferry.converters.model_graph.config_keys import unread_notes
@@ -18,18 +19,30 @@ from ggferry.converters.schema.layouts import SAME, Layout, Shape
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UsageError
 
-OVERRIDDEN = "--hparam"
+
+class Known(Enum):
+    """How the value of an hparam is known."""
+
+    STATED = "the source says so, in so many words"
+    ASKED = "--hparam says so"
+    FIXED = "the dialect has no other"
+    DERIVED = "it follows from tensors or from other values"
+    ASSUMED = "nothing says it, and a default stands"
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
     """The value of an hparam and where it came from: a header field, a key, a tensor's shape, '--hparam', what it was
-    derived from, or 'default: …'."""
+    derived from, or why the default is what it is."""
 
     value: Any
-    origin: str
-    stated: bool = False
-    """The source itself says so, in so many words."""
+    reason: str
+    known: Known = Known.DERIVED
+
+    @property
+    def origin(self) -> str:
+        """The reason as receipts word it."""
+        return f"default: {self.reason}" if self.known is Known.ASSUMED else self.reason
 
 
 def shape_error(checkpoint: Checkpoint, ref: TensorRef, message: str, expected: object = None) -> ShapeError:
@@ -90,21 +103,21 @@ class Solver:
             param = by_key.get(key.removeprefix(f"{self.architecture.name}."))
             if param is None:
                 raise UsageError(f"--hparam {key}: not a key of {self.architecture.name}", expected=", ".join(by_key))
-            self._learn(param.name, Param(parse(param, text), OVERRIDDEN))
+            self._learn(param.name, Param(parse(param, text), "--hparam", Known.ASKED))
 
     def _take_fields(self) -> None:
         for name, value in self.dialect.given.items():
             if name not in self.values:
-                self._learn(name, Param(value, f"as in every {self.dialect.name} model"))
+                self._learn(name, Param(value, f"as in every {self.dialect.name} model", Known.FIXED))
         shown = self._shown() if self.checkpoint.metadata else set()
         for param in self.architecture.hparams:
             if param.name in self.values:
-                known = self.values[param.name]
-                self.statements.pass_over(param, known.value, known.origin == OVERRIDDEN)
+                given = self.values[param.name]
+                self.statements.pass_over(param, given.value, given.known is Known.ASKED)
                 continue
             found = self.statements.of(param, seen=param.key is None and param.name in shown)
             if found is not None:
-                self._learn(param.name, Param(*found, stated=True))
+                self._learn(param.name, Param(*found, Known.STATED))
 
     def _shown(self) -> set[str]:
         """Hparams that the presence of tensors tells, so that a configuration beside a GGML-era file must not: its
@@ -232,7 +245,7 @@ class Solver:
     def _take_default(self, param: HParam) -> bool:
         for default in param.defaults:
             if self._holds(default):
-                self._learn(param.name, Param(default.value, f"default: {default.why}"))
+                self._learn(param.name, Param(default.value, default.why, Known.ASSUMED))
                 return True
         return False
 

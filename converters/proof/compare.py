@@ -8,16 +8,17 @@ tokenizer; `full` = that and the logits of both sides on fixed prompts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.logits import LogitsProof, check_logits
 from ggferry.converters.proof.tensors import Encoding, TensorProof, check_tensor
 from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.formats.errors import VerificationError
 from ggferry.support.lazy_import import lazy
-from ggferry.support.progress import Stage, silent
+from ggferry.support.progress import Phase, Stage, silent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +52,10 @@ class Proof:
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     deltas: DeltaProof | None = None
     testimonies: tuple[Testimony, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The findings as plain data, for JSON."""
+        return {**asdict(self), "logits": self.logits.as_dict() if self.logits else None}
 
     @property
     def worst(self) -> TensorProof | None:
@@ -87,7 +92,7 @@ def verify(
     VerificationError naming the first thing that differs beyond its bound."""
     hparams = check_hparams(source, output)
     check_accounting(source, output)
-    with stage("verifying", output.checkpoint.nbytes) as progress:
+    with stage(Phase.VERIFYING, output.checkpoint.nbytes) as progress:
         tensors = tuple(check_tensor(source, output, node, jobs, progress, encoding) for node in output.nodes)
     computable = bool(output.nodes and output.architecture.recipe)
     logits = check_logits(source, output, tensors, jobs, stage) if level == "full" and computable else None
@@ -109,8 +114,8 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
             continue  # only the source has it: what follows from it is in the other hparams and in the tensors
         if other is None or not same(param.value, other.value):
             key = next((p.key for p in source.architecture.hparams if p.name == name and p.key), name)
-            unstated = "default" in param.origin
-            hint = f"the source does not state it ({param.origin}): --hparam {key}=…" if unstated else None
+            assumed = param.known is Known.ASSUMED
+            hint = f"the source does not state it ({param.origin}): --hparam {key}=…" if assumed else None
             raise VerificationError(
                 f"{key} differs", path=output.checkpoint.path, found=other.value if other else None,
                 expected=param.value, hint=hint,

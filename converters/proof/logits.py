@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.evaluate import forward, result_of
 from ggferry.converters.forward.lockstep import in_lockstep
+from ggferry.converters.forward.model import LOGITS, Result
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -25,7 +26,7 @@ from ggferry.converters.proof.tensors import TensorProof
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import VerificationError
 from ggferry.support.lazy_import import lazy
-from ggferry.support.progress import Progress, Stage, silent
+from ggferry.support.progress import Phase, Progress, Stage, silent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,11 +55,15 @@ class LogitsProof:
     limit: float
     top1_agreement: float | None
     kl_divergence: float | None
-    what: str = "logits"
+    what: Result = LOGITS
     structure: float | None = None
     prompts: tuple[Mapping[str, Any], ...] = ()
     reached: tuple[str, ...] = ()
     not_reached: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures as receipts hold them; `what` in words."""
+        return {**asdict(self), "what": str(self.what)}
 
 
 class SourceValues(Weights):
@@ -88,10 +93,11 @@ def check_logits(
     if any(tensor.max_error for tensor in tensors):
         sides.append(SourceValues(output, source, jobs))
     read = sum(side.graph.checkpoint.nbytes for side in sides)
-    with stage("computing logits", read) as progress:
+    result = result_of(output)
+    with stage(Phase.COMPUTING, read) as progress:
         expected, *found = [run_prompts(side, texts, _by_block(side.graph, progress), routed) for side in sides]
-    proof = replace(_worst(expected, found[0]), limit=exact_limit(source), what=result_of(output).what)
-    if not result_of(output).ranked:
+    proof = replace(_worst(expected, found[0]), limit=exact_limit(source), what=result)
+    if not result.ranked:
         proof = replace(proof, top1_agreement=None, kl_divergence=None)
     if found[1:]:
         proof = replace(proof, structure=_worst(expected, found[1]).relative_rms)

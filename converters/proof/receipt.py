@@ -10,7 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 import ggferry
-from ggferry.converters.conversion_plan.steps import RESCALED, Plan, count_types, step_record
+from ggferry.converters.conversion_plan.grades import Grade
+from ggferry.converters.conversion_plan.steps import Plan, count_types, step_record
 from ggferry.converters.model_graph.open_checkpoint import LEGACY
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.witnesses.testimony import who_testified
@@ -71,7 +72,7 @@ def make_receipt(
             for d in graph.dropped
         ],
         "tokenizer": dict(proof.tokenizer),
-        "logits": asdict(proof.logits) if proof.logits else None,
+        "logits": proof.logits.as_dict() if proof.logits else None,
         **({"deltas": asdict(proof.deltas)} if proof.deltas else {}),
         "testimonies": [asdict(testimony) for testimony in proof.testimonies],
         "verified": proof.level,
@@ -111,7 +112,7 @@ def how_it_was_proved(proof: Proof) -> str:
         parts.append(f"{sum(again)} of {len(again)} rounded tensors encoded again to the same bytes")
     worst = proof.worst
     if worst is not None and worst.relative_rms:
-        word = "scales rounded to f16" if worst.grade == RESCALED else "rounding"
+        word = "scales rounded to f16" if worst.grade is Grade.RESCALED else "rounding"
         parts.append(f"largest relative RMS error {worst.relative_rms:.2g} ({worst.name}, {word})")
     if proof.deltas:
         deltas = proof.deltas
@@ -121,8 +122,7 @@ def how_it_was_proved(proof: Proof) -> str:
     elif proof.logits:
         logits = proof.logits
         top1 = "" if logits.top1_agreement is None else f", top-1 agreement {logits.top1_agreement:.0%}"
-        named = logits.what.partition(" (")[0]
-        parts.append(f"{named} of both sides differ by {logits.relative_rms:.2g} relative RMS{top1}")
+        parts.append(f"{logits.what.name} of both sides differ by {logits.relative_rms:.2g} relative RMS{top1}")
     elif proof.tensors:
         parts.append("no forward pass (--verify fast)" if proof.level == "fast" else "no forward pass is known")
     if proof.tokenizer.get("texts"):

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.conversion_plan.steps import IDENTICAL, PERMUTED, REPACKED, RESCALED, ROUNDED
+from ggferry.converters.conversion_plan.grades import Grade, measured
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
-from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.imatrix import Imatrix
 from ggferry.quant.accuracy.bands import band_of, beyond_band
@@ -47,7 +46,7 @@ class TensorProof:
     name: str
     source_type: str
     type: str
-    grade: str
+    grade: Grade
     max_error: float = 0.0
     relative_rms: float = 0.0
     encoded_again: bool | None = None
@@ -55,7 +54,7 @@ class TensorProof:
     @property
     def band(self) -> tuple[float, float] | None:
         """What rounding to its type costs ordinary weights (`quant.accuracy.bands`); None where nothing was rounded."""
-        return band_of(self.type) if self.grade == ROUNDED else None
+        return band_of(self.type) if self.grade is Grade.ROUNDED else None
 
     @property
     def outlier(self) -> bool:
@@ -113,16 +112,12 @@ class _Comparison:
 
     def _found(self) -> TensorProof:
         largest = max((part.largest for part in self.parts.values()), default=0.0)
-        if self.bitwise and not self.origin.inputs[0].derived:
-            grade = IDENTICAL if self.origin.layout == SAME else PERMUTED
-        elif largest == 0.0:
-            grade = REPACKED
-        else:
-            grade = RESCALED if self.rescaled else ROUNDED
+        same_bytes = self.bitwise and not self.origin.inputs[0].derived
+        grade = measured(self.origin.layout, same_bytes=same_bytes, same_values=largest == 0.0, rescales=self.rescaled)
         return TensorProof(
             self.node.name, self.before.name, self.after.name, grade, largest,
             0.0 if self.bitwise else self._relative_rms(),
-            encoded_again=not self.other_bytes.is_set() if grade == ROUNDED else None,
+            encoded_again=not self.other_bytes.is_set() if grade is Grade.ROUNDED else None,
         )  # fmt: skip
 
     def _relative_rms(self) -> float:

@@ -21,7 +21,7 @@ from ggferry.quant.accuracy.bad_values import LEAST_SUSPICIOUS, scan_bad
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
 from ggferry.support.lazy_import import lazy
-from ggferry.support.progress import Stage
+from ggferry.support.progress import Phase, Stage
 from ggferry.support.threads import each
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def check_sums(checkpoint: Checkpoint, stage: Stage, threads: int) -> tuple[str,
     if not total:
         return ()
 
-    with stage("checking", total) as progress:
+    with stage(Phase.CHECKING, total) as progress:
 
         def check(stated: Any) -> None:
             one = replace(checkpoint, checksums=(stated,))

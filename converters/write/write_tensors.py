@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ggferry.converters.conversion_plan.steps import COPY, GATHER, REPACK, Plan, Step
+from ggferry.converters.conversion_plan.grades import Route
+from ggferry.converters.conversion_plan.steps import Plan, Step
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.write.watch_weights import Watch, place
@@ -87,7 +88,7 @@ def jobs_of(plan: Plan) -> Iterator[Job]:
         plan.steps, key=lambda step: (step.node.inputs[0].spans[0].file, step.node.inputs[0].spans[0].offset)
     )
     for step in order:
-        run = rows.run_of_bytes(step.node) if step.route == COPY and not plan.options.big_endian else None
+        run = rows.run_of_bytes(step.node) if step.route is Route.COPY and not plan.options.big_endian else None
         if run:
             for start, stop in rows.cuts(0, run[2], rows.RUN, step.type.block_bytes):
                 yield Job(step, step.node, start, stop, run)
@@ -101,9 +102,9 @@ def convert(plan: Plan, job: Job, watch: Watch) -> Any:
     """The output bytes of a chunk, uint8 `(rows, bytes a row of the target type)`, little-endian."""
     checkpoint, step = plan.graph.checkpoint, job.step
     try:
-        if step.route in (COPY, GATHER):
+        if step.route in (Route.COPY, Route.GATHER):
             return rows.laid_out(checkpoint, job.node, job.start, job.stop)
-        if step.route == REPACK:
+        if step.route is Route.REPACK:
             repack = codec(step.source_type.name).repack
             assert repack is not None
             return rows.laid_out(checkpoint, job.node, job.start, job.stop, lambda r, c: repack.apply(r, c)[0])

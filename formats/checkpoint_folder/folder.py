@@ -26,7 +26,7 @@ from ggferry.formats.errors import (
 from ggferry.formats.json_files.text import load_json as load_json
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.limits import MAX_PARTS, MAX_SHARDS
-from ggferry.formats.reader import describe
+from ggferry.formats.reader import describe, known_as
 
 INDEX = ".index.json"
 POOLING = "sentence_transformers_pooling"
@@ -291,8 +291,7 @@ def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:
 
 def looks_foreign(head: bytes, path: str) -> str | None:
     """What a file that begins with `head` is instead of a checkpoint, in words; None when nothing known."""
-    words = "an empty file" if not head else describe(head, path)
-    return None if words.startswith("first bytes") else words
+    return known_as(head, path) if head else "an empty file"
 
 
 def refuse_foreign(head: bytes, path: str) -> None:

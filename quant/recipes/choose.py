@@ -87,17 +87,15 @@ class Recipe:
     needs_imatrix: frozenset[str] = field(default_factory=needing_imatrix)
 
 
-RAGGED = "are not whole"
-"""In the reason of every choice that a tensor's shape forced."""
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The type of one tensor, why, and whether it must not be made without an importance matrix."""
+    """The type of one tensor, why, and whether it must not be made without an importance matrix. `ragged`: its rows
+    are no whole blocks of the type it was to have, so that another stands in."""
 
     type: str
     why: str
     needs_imatrix: bool = False
+    ragged: bool = False
 
 
 def recipe(name: str) -> Recipe:
@@ -231,14 +229,15 @@ class _Chooser:
         if kept is not None:
             return Choice(tensor.type, f"kept: {kept}")
         role = role_of(tensor.name)
-        kind, why = self.demanded(tensor, role) or self.fitting(tensor, *self.wanted(tensor, role))
+        demanded = self.demanded(tensor, role)
+        kind, why, ragged = (*demanded, False) if demanded else self.fitting(tensor, *self.wanted(tensor, role))
         if tensor.columns % block_type(kind).elements:
             raise BlockError(
                 f"{tensor.name}: rows of {tensor.columns} are not whole blocks of {block_type(kind).elements} ({why}:"
                 f" {kind}), and there is nothing to fall back to; another type can be named for it"
             )
         exempt = role in {"output", "token_embd"}
-        return Choice(kind, why, kind in self.recipe.needs_imatrix and not exempt)
+        return Choice(kind, why, kind in self.recipe.needs_imatrix and not exempt, ragged)
 
     def kept(self, tensor: TensorInfo) -> str | None:
         """Why no recipe touches this tensor (tensor_allows_quantization)."""
@@ -287,14 +286,14 @@ class _Chooser:
             self.lines_of[roles] = [rule for rule in self.recipe.rules if rule.concerns(roles)]
         return self.lines_of[roles]
 
-    def fitting(self, tensor: TensorInfo, kind: str, why: str) -> tuple[str, str]:
-        """The type itself, or the first of its fallbacks whose blocks fill the rows."""
+    def fitting(self, tensor: TensorInfo, kind: str, why: str) -> tuple[str, str, bool]:
+        """The type itself, or the first of its fallbacks whose blocks fill the rows; whether it is one of these."""
         wanted = kind
         while tensor.columns % block_type(kind).elements and kind in FALLBACKS:
             kind = FALLBACKS[kind]
         if kind == wanted:
-            return kind, why
-        return kind, f"{why}; rows of {tensor.columns} {RAGGED} {wanted} blocks"
+            return kind, why, False
+        return kind, f"{why}; rows of {tensor.columns} are not whole {wanted} blocks", True
 
     def subject(self, tensor: TensorInfo, role: str, kind: str) -> Subject:
         facts, count = self.facts, self.counts[role]

@@ -34,6 +34,7 @@ from ggferry.service.storage.stores import Found, check_unchanged, is_remote, lo
 from ggferry.service.storage.urls import Access, grant
 from ggferry.service.workers.analyze import PATHS
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
+from ggferry.support.progress import Phase
 
 TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
 RETRY_AFTER, RETRY_AT_MOST = 2.0, 60.0  # seconds; doubled with every attempt
@@ -209,7 +210,7 @@ class _Run:
         return self.mirror.url_of(path) if isinstance(path, str) else path
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        if event.get("event") == "stage" and event.get("title") == "verifying":
+        if event.get("event") == "stage" and event.get("title") == Phase.VERIFYING:
             self.desk.verifying(self.job)
         self.desk.event(self.job, event)
 
@@ -235,14 +236,14 @@ class _Run:
 
     def _upload(self, receipt: Mapping[str, Any]) -> bool:
         """Whether it was there already."""
-        self.desk.event(self.job, {"event": "stage", "title": "uploading", "total": os.path.getsize(self.out)})
+        self.desk.event(self.job, {"event": "stage", "title": Phase.UPLOADING, "total": os.path.getsize(self.out)})
         return publish_all(
             receipt, os.path.dirname(self.out), self.output, self.folder, self.writer,
             lambda: self.desk.confirm(self.job), self._sent,
         )  # fmt: skip
 
     def _sent(self, count: int) -> None:
-        self.desk.event(self.job, {"event": "progress", "title": "uploading", "done": count, "more": True})
+        self.desk.event(self.job, {"event": "progress", "title": Phase.UPLOADING, "done": count, "more": True})
 
     def _tell(self, words: str) -> None:
         self.desk.event(self.job, {"event": "warning", "message": words})

@@ -273,7 +273,7 @@ def verify(
     )
     if as_json:
         keys = asdict(report.keys)
-        print_json({"verified": True, **asdict(report.proof), "keys": keys, "notes": report.notes})
+        print_json({"verified": True, **report.proof.as_dict(), "keys": keys, "notes": report.notes})
         return
     for note in report.notes:
         say(f"note     {note}")
@@ -294,9 +294,8 @@ def _convert(request: Any, dry_run: bool, as_json: bool) -> None:
         return
     for note in result.receipt["notes"]:
         say(f"note     {note}")
-    for name, param in result.receipt["hparams"].items():
-        if param["origin"].startswith("default"):
-            say(f"assumed  {name} = {param['value']} ({param['origin'].removeprefix('default: ')})")
+    for name, param in result.assumed.items():
+        say(f"assumed  {name} = {param.value} ({param.reason})")
     for line in result.lines:
         tell(line)
 

@@ -72,6 +72,7 @@ def forward(
 
     from ggferry.converters.forward.evaluate import forward as run
     from ggferry.converters.forward.evaluate import result_of
+    from ggferry.converters.forward.model import ENCODER_STATES
     from ggferry.converters.understand import graph_of
     from ggferry.formats.files.partial_files import check_target, write_file
 
@@ -85,17 +86,15 @@ def forward(
     check_target(out, overwrite=force, sources=opened.identities)
     for note in (*graph.checkpoint.notes, *graph.notes):
         say(f"note     {note}")
-    result = result_of(graph)
+    result = ENCODER_STATES if encoder else result_of(graph).of(inputs)
     found = run(graph, ids, inputs=inputs, part="encode" if encoder else "logits").astype(dtypes[npy_dtype])
     graph.checkpoint.close()
     write_file(out, lambda file: np.save(file, found), overwrite=force, sources=opened.identities)
-    what, ranked = ("states of the encoder", False) if encoder else (result.what, result.ranked)
-    what = what if mel is None else what.replace("a fixed spectrum", "the given spectrum")
     if as_json:
-        top1 = {"top1": found.argmax(-1).tolist()} if ranked else {}
-        print_json({"path": out, "shape": list(found.shape), "dtype": npy_dtype, "what": what, **top1})
+        top1 = {"top1": found.argmax(-1).tolist()} if result.ranked else {}
+        print_json({"path": out, "shape": list(found.shape), "dtype": npy_dtype, "what": str(result), **top1})
     else:
-        tell(f"{out}: {found.shape[0]} × {found.shape[1]} {npy_dtype}, {what}")
+        tell(f"{out}: {found.shape[0]} × {found.shape[1]} {npy_dtype}, {result}")
 
 
 @commands.command()

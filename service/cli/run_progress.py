@@ -14,9 +14,11 @@ from typing import Any
 from ggferry.service.cli.terminal import print_json, say
 from ggferry.service.records.plan_file import Entry
 from ggferry.support.printable import printable
+from ggferry.support.progress import Phase
 
 Emit = Callable[[dict[str, Any]], None]
 WINDOW = 60.0  # seconds over which the rate is taken
+COUNTED = (Phase.READING, Phase.WRITING, Phase.VERIFYING)
 ENDED = ("done", "failed", "quarantined", "skipped")
 
 
@@ -46,9 +48,7 @@ class Tracker:
     @property
     def done(self) -> int:
         with self._lock:
-            stages = [
-                sum(seen.get(t, 0) for t in ("reading", "writing", "verifying")) for seen in self._stages.values()
-            ]
+            stages = [sum(seen.get(phase, 0) for phase in COUNTED) for seen in self._stages.values()]
             return min(self.total, self._done + sum(stages))
 
     def rate(self) -> tuple[float, float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ggferry.converters.convert import convert
@@ -21,12 +21,13 @@ from ggferry.service.storage.broker import BrokeredFile
 from ggferry.service.workers.analyze import PATHS, analyze, request_of
 from ggferry.service.workers.existing_output import adopt, made_of
 from ggferry.support.content_cache import keeping
+from ggferry.support.progress import Phase
 
 
 class Parent(Protocol):
     """The other end: `worker.Channel`."""
 
-    def stage(self, title: str, total: int) -> Any: ...
+    def stage(self, phase: Phase, total: int) -> Any: ...
     def ask(self, question: str, **facts: Any) -> dict[str, Any]: ...
 
 
@@ -104,7 +105,7 @@ def identify(
     """Digests of the weights, and the key: the same for the same bytes under any name, done the same way."""
     total = sum(_size(path) for path in files)
     digests = []
-    with parent.stage("reading", total) as progress:
+    with parent.stage(Phase.READING, total) as progress:
         for path in files:
             with open_source(path) as source:  # type: ignore[attr-defined]
                 digests.append(digest(source, threads, progress))
@@ -137,7 +138,7 @@ def _recheck(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     request = request_of(command["source"], command["recipe"])
     level = "fast" if request.level == "none" else request.level
     report = reverify(replace(request, level=level, jobs=command["threads"]), command["output"], parent.stage)
-    return {"line": report.line, "proof": asdict(report.proof)}
+    return {"line": report.line, "proof": report.proof.as_dict()}
 
 
 def _reopen(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from ggferry.formats.errors import Fault, GgferryError, of_os
 from ggferry.support.interrupts import STOPS
+from ggferry.support.progress import Phase
 
 PARENT_GONE = 75  # exit status; EX_TEMPFAIL of sysexits.h
 STOPPED = 143  # as shells say it: 128 + SIGTERM
@@ -59,9 +60,9 @@ class Channel:
         os._exit(PARENT_GONE)
 
     @contextmanager
-    def stage(self, title: str, total: int) -> Iterator[Any]:
+    def stage(self, phase: Phase, total: int) -> Iterator[Any]:
         """What `converters.convert` calls to show progress."""
-        self.send("stage", title=title, total=total)
+        self.send("stage", title=phase, total=total)
         done, sent, lock = 0, 0.0, threading.Lock()
 
         def advance(count: int) -> None:
@@ -72,10 +73,10 @@ class Channel:
                     return
                 sent = time.monotonic()
                 now = done
-            self.send("progress", title=title, done=now)
+            self.send("progress", title=phase, done=now)
 
         yield advance
-        self.send("progress", title=title, done=done)
+        self.send("progress", title=phase, done=done)
 
 
 def limit(memory: int) -> None:

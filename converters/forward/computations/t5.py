@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-RESULT = Result("decoder logits (the encoder reads the tokens, and the decoder is given them behind its start token)")
+RESULT = Result(
+    "decoder logits", how="the encoder reads the tokens, and the decoder is given them behind its start token"
+)
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:

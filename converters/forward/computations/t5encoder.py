@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ggferry.converters.forward.computations.t5 import encode
-from ggferry.converters.forward.model import Result
+from ggferry.converters.forward.model import ENCODER_STATES
 
-RESULT = Result("states of the encoder", ranked=False)
+RESULT = ENCODER_STATES
 logits = encode
 
 __all__ = ["RESULT", "encode", "logits"]

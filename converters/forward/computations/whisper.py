@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-RESULT = Result("decoder logits (over a fixed spectrum)", inputs=("mel",))
+RESULT = Result("decoder logits", inputs=("mel",), how="over a fixed spectrum", how_given="over the given spectrum")
 FRAMES = 3000
 """Of a spectrum: 30 seconds, ten milliseconds each."""
 STRIDE = 2

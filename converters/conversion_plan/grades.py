@@ -1,0 +1,96 @@
+"""How a tensor travels and how exact it arrives: one answer for models and adapters, planned and measured."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+from ggferry.converters.schema.layouts import SAME, Layout
+from ggferry.quant.codec import codec
+from ggferry.quant.types import BlockType
+
+
+class Route(StrEnum):
+    """What is done with a tensor's bytes."""
+
+    COPY = "copy"
+    """Nothing."""
+    GATHER = "gather"
+    """Rows are moved."""
+    REPACK = "repack"
+    """Blocks are rewritten in today's form of their type."""
+    TRANSCODE = "transcode"
+    """Values are decoded and encoded."""
+
+
+class Grade(StrEnum):
+    """How exact a tensor arrives (README.md, Grades)."""
+
+    IDENTICAL = "identical"
+    """The same bytes."""
+    PERMUTED = "permuted"
+    """The same rows in another order."""
+    REPACKED = "repacked"
+    """Other bits, the same values."""
+    RESCALED = "rescaled"
+    """A float32 scale became float16."""
+    COMPUTED = "computed"
+    """Values times a power of two: other numbers, nothing rounded."""
+    ROUNDED = "rounded"
+    """Quantized, or narrowed."""
+
+
+_EXACT_IN = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
+"""Plain types whose every value another plain type holds."""
+
+
+def promised(
+    source: BlockType, target: BlockType, layout: Layout, *, derived: bool = False, factor: float = 1.0
+) -> tuple[Route, Grade]:
+    """Return the route of a tensor and the grade promised for it, before its data is read.
+
+    `derived`: its rows are dequantized as they are read. `factor`: what every value is multiplied by. A tensor that is
+    REPACKED by promise is found RESCALED where its scales turn out not to be float16.
+    """
+    same_type = target == source
+    widened = target.name in _EXACT_IN.get(source.name, ())
+    if factor != 1:
+        exact = is_power_of_two(factor) and (same_type or widened)
+        return Route.TRANSCODE, Grade.COMPUTED if exact else Grade.ROUNDED
+    if not layout.block_safe:
+        exact = layout.lossless and (same_type or widened)
+        return Route.TRANSCODE, Grade.REPACKED if exact else Grade.ROUNDED
+    if same_type:
+        grade = Grade.REPACKED if derived else unchanged(layout)
+        return Route.COPY if layout == SAME else Route.GATHER, grade
+    repack = codec(source.name).repack
+    if repack is not None and repack.target == target.name:
+        return Route.REPACK, Grade.REPACKED
+    exact = widened or (source.quantized and target.name == "F32")
+    return Route.TRANSCODE, Grade.REPACKED if exact else Grade.ROUNDED
+
+
+def measured(
+    layout: Layout, *, same_bytes: bool, same_values: bool, rescales: bool = False, factor: float = 1.0
+) -> Grade:
+    """Return the grade of a tensor whose two sides were compared, by what was found.
+
+    `rescales`: the route rewrites float32 scales as float16, the one reason for which its values may differ.
+    """
+    if factor != 1:
+        return Grade.COMPUTED if is_power_of_two(factor) and same_values else Grade.ROUNDED
+    if same_bytes:
+        return unchanged(layout)
+    if same_values:
+        return Grade.REPACKED
+    return Grade.RESCALED if rescales else Grade.ROUNDED
+
+
+def unchanged(layout: Layout) -> Grade:
+    """Return the grade of rows whose bytes stay as they are."""
+    return Grade.IDENTICAL if layout == SAME else Grade.PERMUTED
+
+
+def is_power_of_two(factor: float) -> bool:
+    """Return whether multiplying by `factor` changes nothing but exponents."""
+    return math.frexp(abs(factor))[0] == 0.5
