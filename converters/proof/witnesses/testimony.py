@@ -12,9 +12,9 @@ class Testimony:
     """One witness's word on one thing.
 
     `witness`, `version`: the program. `what`: 'logits', 'states', 'texts'. `side`: of which it spoke, 'source' or
-    'output'. `count`: how many rows or texts were compared. `worst`, `limit`: the largest difference and what is allowed (of
-    logits relative RMS; None where things are equal or not). `place`: where the worst was. `why`: the reason why it did
-    not testify, then nothing was compared. `missed`: what its prompts did not come to, or it does not compute.
+    'output'. `count`: how many rows or texts were compared. `worst`, `limit`: the largest difference and what is
+    allowed (of logits relative RMS; None where things are equal or not). `place`: where the worst was. `why`: the
+    reason why it did not testify, then nothing was compared. `missed`: what its prompts did not come to.
     """
 
     witness: str
