@@ -225,6 +225,11 @@ class RefusedError(GgferryError):
     exit_code = 7
 
 
+class TableError(GgferryError):
+    """A table of ggferry, or of a distribution that extends it, is written wrongly. `path`: file and line; `found`: the
+    word (docs/tables.md)."""
+
+
 class BusyError(RefusedError):
     """Another process is at work on the same thing, and will be done."""
 

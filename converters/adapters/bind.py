@@ -22,8 +22,8 @@ from ggferry.converters.schema.architecture import Architecture, From, Role
 from ggferry.converters.schema.expressions import evaluate
 from ggferry.converters.schema.layouts import (
     SAME,
+    Elementwise,
     Layout,
-    Pointwise,
     Rearrange,
     Regroup,
     Shape,
@@ -50,18 +50,17 @@ _CANDIDATES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Times(Pointwise):
+class Times(Elementwise):
     """Every value multiplied by `factor`, in float64 and then rounded to float32."""
 
-    function: str = "times"
-    factor: float = 1.0
+    factor: float
 
     def apply(self, *arrays: Any) -> Any:
         with np.errstate(over="ignore"):  # an overflow is seen, and said where, when the value is encoded
             return (arrays[0].astype(np.float64) * self.factor).astype(np.float32)
 
     def inverse(self) -> Layout:
-        return Times(factor=1 / self.factor)
+        return Times(1 / self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +301,7 @@ def _scaled(pair: Pair, alpha: float) -> Pair:
     factor = pair.lows[0].alpha / alpha
     if factor == 1:
         return pair
-    times = Times(factor=factor)
+    times = Times(factor)
     layout = times if pair.rows == SAME else Then(pair.rows, times)
     return replace(pair, b=replace(pair.b, layout=layout), factor=factor)
 

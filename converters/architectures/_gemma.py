@@ -6,20 +6,16 @@ Source: llama.cpp `conversion/gemma.py`, transformers `modeling_gemma.py` (Gemma
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Default, HParam
-from ggferry.converters.schema.layouts import SAME, Pointwise
+from ggferry.converters.architectures._tensors import norm
+from ggferry.converters.schema.architecture import Default, HParam, Role
+from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
-LAYOUTS = {"q": SAME, "k": SAME, "norm": Pointwise("add_one")}
-RECIPE = {"rope": "halves", "activation": "gelu_tanh", "embedding_scale": "sqrt_width"}
-CONVENTIONS = {"norm_offset": 1.0}
+RECIPE: Conventions = {"rope": "halves", "activation": "gelu_tanh", "embedding_scale": "sqrt_width"}
+CONVENTIONS: Conventions = {"norm_offset": 1.0}
 
-POST_NORMS = """
-blk.{n}.post_attention_norm.weight f32 : n_embd | hf model.layers.{n}.post_attention_layernorm.weight @norm
-blk.{n}.ffn_norm.weight f32            : n_embd | hf model.layers.{n}.pre_feedforward_layernorm.weight @norm
-blk.{n}.post_ffw_norm.weight f32       : n_embd | hf model.layers.{n}.post_feedforward_layernorm.weight @norm
-"""
 QUERY_SCALAR = HParam(
     "query_scalar", None, F32, {"hf": "query_pre_attn_scalar"}, required=False,
     defaults=(Default(256, "transformers' default", dialect="hf"),),
@@ -35,3 +31,12 @@ CAUSAL = HParam(
 SIZES = (*common.SIZES, common.RMS_EPS, common.ALWAYS_TIED, common.GEMMA_GELU, CAUSAL)
 DROPS = common.DROPS
 REMARKS = rope.REMARKS
+
+
+def post_norms() -> tuple[Role, ...]:
+    """Return the norms behind attention and around the feed-forward half, in the order of the file."""
+    return (
+        *norm("post_attention_norm", "post_attention_layernorm", layout=ADD_ONE),
+        *norm("ffn_norm", "pre_feedforward_layernorm", layout=ADD_ONE),
+        *norm("post_ffw_norm", "post_feedforward_layernorm", layout=ADD_ONE),
+    )

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout, VocabLayout
@@ -153,4 +154,4 @@ blk.{n}.ffn_up.bias          model.h.{n}.mlp/c_fc/b
 blk.{n}.ffn_down.weight      model.h.{n}.mlp/c_proj/w
 blk.{n}.ffn_down.bias        model.h.{n}.mlp/c_proj/b
 """
-RECIPE = {"norm": "layer", "rope": "none", "qkv": "fused", "ffn": "plain", "activation": "gelu_tanh"}
+RECIPE: Conventions = {"norm": "layer", "rope": "none", "qkv": "fused", "ffn": "plain", "activation": "gelu_tanh"}

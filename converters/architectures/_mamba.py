@@ -11,12 +11,13 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam, Remark
-from ggferry.converters.schema.layouts import Pointwise, Squeeze
+from ggferry.converters.schema.layouts import Squeeze
+from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
-LAYOUTS = {"conv": Squeeze(1), "rate": Pointwise("neg_exp")}
-RECIPE = {"computation": "mamba", "decay": "rate"}
+CONV = Squeeze(1)
+RECIPE: Conventions = {"computation": "mamba", "decay": "rate"}
 
 N_STATE = HParam("n_state", "ssm.state_size", fields={"hf": "state_size|d_state", "state-spaces": "ssm_cfg.d_state"})
 TIED = HParam(

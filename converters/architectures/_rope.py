@@ -8,6 +8,7 @@ GGUF says it: `converters.schema.derivations`.
 from dataclasses import replace
 
 from ggferry.converters.schema.architecture import Default, HParam, Remark
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 _F32, _STRING = ValueType.FLOAT32, ValueType.STRING
@@ -91,11 +92,11 @@ WHOLE_ROPE_WITH_FACTORS = tuple(
     replace(param, words={1: 1.0}) if param is FRACTION else param for param in ROPE_WITH_FACTORS
 )
 
-FACTOR_ROLES = """
+FACTORS = roles("""
 rope_freqs.weight f32 optional         : n_rot/2 | hf =llama3_factors
 rope_factors_long.weight f32 optional  : n_rot/2 | hf =long_factors
 rope_factors_short.weight f32 optional : n_rot/2 | hf =short_factors
-"""
+""")
 
 DYNAMIC = Remark(
     "rope_kind == 'dynamic'",

@@ -2,7 +2,8 @@
 
 from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, roles
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
+from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     *bert.SIZES, bert.CAUSAL, *bert.POOLING, bert.POOLING_TYPE,

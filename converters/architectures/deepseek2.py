@@ -7,17 +7,10 @@ runtime can absorb the former; it then counts one key-value head as wide as the 
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import (
-    Architecture,
-    Default,
-    Dialect,
-    Drop,
-    Harmless,
-    HParam,
-    Remark,
-    roles,
-)
-from ggferry.converters.schema.layouts import SAME, Pick, Stack, Then, Transpose
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures._latent import latent_attention
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
@@ -67,35 +60,18 @@ HPARAMS = (
     common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU,
 )  # fmt: skip
 
-LATENT = """
-blk.{n}.attn_q.weight when=q_rank==0       : n_head*head_dim_mla n_embd          | hf ATTNq_proj.weight
-blk.{n}.attn_q_a.weight when=q_rank>0      : q_rank n_embd                       | hf ATTNq_a_proj.weight
-blk.{n}.attn_q_a_norm.weight f32 when=q_rank>0 : q_rank                          | hf ATTNq_a_layernorm.weight
-blk.{n}.attn_q_b.weight when=q_rank>0      : n_head*head_dim_mla q_rank          | hf ATTNq_b_proj.weight
-blk.{n}.attn_kv_a_mqa.weight               : kv_rank+n_rot n_embd                | hf ATTNkv_a_proj_with_mqa.weight
-blk.{n}.attn_kv_a_norm.weight f32          : kv_rank                             | hf ATTNkv_a_layernorm.weight
-blk.{n}.attn_k_b.weight                    : n_head kv_rank head_dim_mla-n_rot   | hf ATTNkv_b_proj.weight @keys
-blk.{n}.attn_v_b.weight                    : n_head head_dim_v_mla kv_rank       | hf ATTNkv_b_proj.weight @values
-blk.{n}.attn_output.weight                 : n_embd n_head*head_dim_v_mla        | hf ATTNo_proj.weight
-""".replace("ATTN", "model.layers.{n}.self_attn.")
-SHARED = """
-blk.{n}.exp_probs_b.bias optional when=n_dense<=n : n_expert            | hf MLPgate.e_score_correction_bias
-blk.{n}.ffn_gate_shexp.weight FLAG         : n_shared*n_ff_exp n_embd   | hf MLPshared_experts.gate_proj.weight
-blk.{n}.ffn_down_shexp.weight FLAG         : n_embd n_shared*n_ff_exp   | hf MLPshared_experts.down_proj.weight
-blk.{n}.ffn_up_shexp.weight FLAG           : n_shared*n_ff_exp n_embd   | hf MLPshared_experts.up_proj.weight
-""".replace("MLP", "model.layers.{n}.mlp.")
 ROLES = roles(
-    common.EMBEDDING
-    + common.ATTENTION_NORM
-    + LATENT
-    + common.FFN_NORM
-    + common.GATED.replace("FLAG", "when=n<n_dense")
-    + common.EXPERTS.replace("FLAG", "when=n_dense<=n")
-    + SHARED.replace("FLAG", "when=n_dense<=n&n_shared>0"),
-    norm=SAME, stack=Stack(),
-    keys=Then(Pick("n_head", 0, "head_dim_mla - n_rot"), Transpose()),
-    values=Pick("n_head", "head_dim_mla - n_rot", "head_dim_mla - n_rot + head_dim_v_mla"),
-)  # fmt: skip
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        latent_attention(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(when="n < n_dense"),
+        tensors.experts(when="n_dense <= n"),
+        tensors.selection_bias("mlp.gate.e_score_correction_bias", optional=True, when="n_dense <= n"),
+        tensors.shared_experts("mlp.shared_experts.", width="n_shared*n_ff_exp", when="n_dense <= n and n_shared > 0"),
+    ),
+)
 
 NEXT_TOKENS = Drop(
     "model.layers.{n}.*",

@@ -3,11 +3,19 @@
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Dialect, roles
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.roles import block, roles
 
 ROLES = roles(
-    common.EMBEDDING + common.ATTENTION_NORM + common.ATTENTION + common.FFN_NORM + common.GATED.replace("FLAG", ""),
-    **gemma.LAYOUTS,
+    tensors.embedding(layout=ADD_ONE),
+    block(
+        tensors.norm("attn_norm", "input_layernorm", layout=ADD_ONE),
+        tensors.attention(),
+        tensors.norm("ffn_norm", "post_attention_layernorm", layout=ADD_ONE),
+        tensors.gated(),
+    ),
 )
 
 SPEC = Architecture(

@@ -7,7 +7,10 @@ Source: llama.cpp `src/models/gemma2.cpp` (whose defaults are what an absent key
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *gemma.SIZES, *rope.ROPE,
@@ -25,8 +28,13 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    common.EMBEDDING + common.ATTENTION_NORM + common.ATTENTION + gemma.POST_NORMS + common.GATED.replace("FLAG", ""),
-    **gemma.LAYOUTS,
+    tensors.embedding(layout=ADD_ONE),
+    block(
+        tensors.norm("attn_norm", "input_layernorm", layout=ADD_ONE),
+        tensors.attention(),
+        gemma.post_norms(),
+        tensors.gated(),
+    ),
 )
 
 REMARKS = (

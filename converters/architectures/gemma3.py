@@ -10,15 +10,10 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import (
-    Architecture,
-    Default,
-    Dialect,
-    Drop,
-    Harmless,
-    HParam,
-    roles,
-)
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.roles import block, roles
 
 _HF = "transformers' default, which published configurations leave out"
 
@@ -54,13 +49,14 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    common.EMBEDDING
-    + common.ATTENTION_NORM
-    + common.ATTENTION
-    + common.QK_NORM.replace("FLAG", "")
-    + gemma.POST_NORMS
-    + common.GATED.replace("FLAG", ""),
-    **gemma.LAYOUTS,
+    tensors.embedding(layout=ADD_ONE),
+    block(
+        tensors.norm("attn_norm", "input_layernorm", layout=ADD_ONE),
+        tensors.attention(),
+        tensors.qk_norm(layout=ADD_ONE),
+        gemma.post_norms(),
+        tensors.gated(),
+    ),
 )
 
 _VISION = "the vision half: this file holds the text model"

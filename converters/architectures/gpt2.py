@@ -5,8 +5,9 @@ Source: llama.cpp `src/models/gpt2.cpp`, transformers `modeling_gpt2.py`.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, also, roles, varied
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
 from ggferry.converters.schema.layouts import SAME, Transpose
+from ggferry.converters.schema.roles import also, roles, varied
 
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV, gpt.SCALED, gpt.ATTN_SCALE, common.ALWAYS_TIED, gpt.GELU_TANH,

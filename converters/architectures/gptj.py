@@ -7,8 +7,9 @@ llama.cpp knows the name and has no graph.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, roles, varied
-from ggferry.converters.schema.layouts import SAME, Transpose
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.layouts import Transpose
+from ggferry.converters.schema.roles import roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -35,7 +36,6 @@ ROLES = roles(
     blk.{n}.ffn_down.weight     : n_embd n_ff                | hf transformer.h.{n}.mlp.fc_out.weight
     blk.{n}.ffn_down.bias       : n_embd                     | hf transformer.h.{n}.mlp.fc_out.bias
     """,
-    linear=SAME,
 )
 # Before 29 March 2023 (ggml acd4aeee) all matrices but fc_out lay turned.
 ROLES = varied(

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark, roles
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV, replace(gpt.ATTN_SCALE, required=True, defaults=()),

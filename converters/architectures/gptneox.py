@@ -10,8 +10,9 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _megatron as megatron
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
 from ggferry.converters.schema.layouts import heads_to_qkv
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 

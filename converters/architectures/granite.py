@@ -6,8 +6,9 @@ K as in GGUF's llama.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, roles
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.layouts import SAME, heads_halves_to_pairs
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 F32 = ValueType.FLOAT32
@@ -24,9 +25,9 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    common.EMBEDDING
-    + rope.FACTOR_ROLES
-    + common.ATTENTION_NORM
+    common.EMBEDDING,
+    rope.FACTORS,
+    common.ATTENTION_NORM
     + common.ATTENTION
     + common.QKV_BIAS.replace("FLAG", "when=attention_bias==1")
     + common.OUTPUT_BIAS.replace("FLAG", "when=attention_bias==1")

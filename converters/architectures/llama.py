@@ -10,17 +10,10 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import (
-    Architecture,
-    Default,
-    Dialect,
-    Drop,
-    Harmless,
-    Remark,
-    also,
-    roles,
-)
-from ggferry.converters.schema.layouts import SAME, Stack, heads_halves_to_pairs
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, Remark
+from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.roles import also, block, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -89,29 +82,23 @@ HPARAMS = (
     common.N_EXPERT_USED, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )  # fmt: skip
 
-_MIXTRAL = "model.layers.{n}.block_sparse_moe.experts.{e}."
-MOE = """
-blk.{n}.ffn_gate_inp.weight f32 FLAG : n_expert n_embd      | hf model.layers.{n}.block_sparse_moe.gate.weight
-blk.{n}.ffn_gate_exps.weight FLAG    : n_expert n_ff n_embd | hf EXPERTw1.weight @stack
-blk.{n}.ffn_down_exps.weight FLAG    : n_expert n_embd n_ff | hf EXPERTw2.weight @stack
-blk.{n}.ffn_up_exps.weight FLAG      : n_expert n_ff n_embd | hf EXPERTw3.weight @stack
-""".replace("EXPERT", _MIXTRAL)
 ROLES = also(
     roles(
-        common.EMBEDDING
-        + rope.FACTOR_ROLES
-        + common.ATTENTION_NORM
-        + common.ATTENTION
-        + common.QKV_BIAS.replace("FLAG", "when=attention_bias==1")
-        + common.OUTPUT_BIAS.replace("FLAG", "when=attention_bias==1")
-        + common.FFN_NORM
-        + common.GATED.replace("FLAG", "when=n_expert==0")
-        + common.GATED_BIAS.replace("FLAG", "when=mlp_bias==1")
-        + MOE.replace("FLAG", "when=n_expert>0"),
-        q=heads_halves_to_pairs("n_head"),
-        k=heads_halves_to_pairs("n_head_kv"),
-        norm=SAME,
-        stack=Stack(),
+        tensors.embedding(),
+        rope.FACTORS,
+        block(
+            tensors.norm("attn_norm", "input_layernorm"),
+            tensors.attention(
+                q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"),
+                bias="attention_bias == 1", output_bias="attention_bias == 1",
+            ),
+            tensors.norm("ffn_norm", "post_attention_layernorm"),
+            tensors.gated(when="n_expert == 0", bias="mlp_bias == 1"),
+            tensors.experts(
+                "block_sparse_moe.experts.{e}.", "block_sparse_moe.gate", ("w1", "w2", "w3"), width="n_ff",
+                when="n_expert > 0",
+            ),
+        ),
     ),
     "meta",
     """
@@ -129,7 +116,7 @@ ROLES = also(
     blk.{n}.ffn_down.weight    layers.{n}.feed_forward.w2.weight
     blk.{n}.ffn_up.weight      layers.{n}.feed_forward.w3.weight
     """,
-)
+)  # fmt: skip
 
 _N_FF = "(8 * n_embd // 3 + header_n_mult - 1) // header_n_mult * header_n_mult"
 _META_WIDTHS = " and ".join(f"n_embd != {width}" for width in (4096, 5120, 6656, 8192))

@@ -7,7 +7,9 @@ epsilon of their own that llama.cpp has no key for.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _mamba as mamba
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark, roles
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.layouts import NEG_EXP
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
@@ -47,7 +49,7 @@ SPEC = Architecture(
     display_name="Mamba",
     hf_classes=("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM"),
     hparams=HPARAMS,
-    roles=roles(mamba.FRAME + MIXER, **mamba.LAYOUTS),
+    roles=roles(mamba.FRAME + MIXER, conv=mamba.CONV, rate=NEG_EXP),
     dialects={
         "hf": replace(mamba.HF, remarks=(mamba.EXPANSION, EPSILONS)),
         "state-spaces": replace(

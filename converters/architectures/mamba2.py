@@ -6,8 +6,9 @@ Sources: `_mamba`. In GGUF `ssm.time_step_rank` counts the heads, and the norm a
 from dataclasses import replace
 
 from ggferry.converters.architectures import _mamba as mamba
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, roles
-from ggferry.converters.schema.layouts import Pointwise, Reshape, Then
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
+from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Then
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 _COLUMN = Reshape(("n_heads", 1))
@@ -44,8 +45,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=roles(
         mamba.FRAME + MIXER,
-        conv=mamba.LAYOUTS["conv"],
-        rate=Then(_COLUMN, Pointwise("neg_exp")),
+        conv=mamba.CONV,
+        rate=Then(_COLUMN, NEG_EXP),
         column=_COLUMN,
         groups=Reshape(("n_group", "n_inner / n_group")),
     ),

@@ -9,16 +9,8 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
-from ggferry.converters.schema.architecture import (
-    Architecture,
-    Default,
-    Dialect,
-    Harmless,
-    HParam,
-    Remark,
-    roles,
-)
-from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -80,7 +72,6 @@ ROLES = roles(
     blk.{n}.ffn_down.weight                   : n_embd n_ff            | hf BLOCK.ffn.down_proj.weight
     blk.{n}.ffn_down.bias optional            : n_embd                 | hf BLOCK.ffn.down_proj.bias
     """.replace("FLAG", "when=max_alibi==0").replace("BLOCK", _BLOCK).replace("QKV", gpt.QKV),
-    qkv=SAME,
 )  # fmt: skip
 
 HEADER = HeaderLayout(

@@ -4,17 +4,9 @@ in one matrix) and in transformers'. Sources: `_bert`; Nussbaum et al. (2402.016
 
 from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
-from ggferry.converters.schema.architecture import (
-    Architecture,
-    Default,
-    Dialect,
-    Harmless,
-    HParam,
-    Remark,
-    also,
-    roles,
-)
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import Concat
+from ggferry.converters.schema.roles import also, roles
 
 _NO = {False: False}
 

@@ -6,8 +6,9 @@ GGUF's llama.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, roles
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (

@@ -5,8 +5,9 @@ Source: llama.cpp `src/models/olmo2.cpp`, transformers `modeling_olmo2.py`.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Dialect, Remark, roles
+from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
 from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.roles import roles
 
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU)
 

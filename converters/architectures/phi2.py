@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark, roles
-from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (
@@ -42,7 +42,6 @@ ROLES = roles(
     blk.{n}.ffn_down.weight      : n_embd n_ff                 | hf model.layers.{n}.mlp.fc2.weight
     blk.{n}.ffn_down.bias        : n_embd                      | hf model.layers.{n}.mlp.fc2.bias
     """,
-    q=SAME, k=SAME,
 )  # fmt: skip
 
 TIED = Remark(

@@ -6,8 +6,9 @@ matrices: queries above keys above values, gate above up.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, roles
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_WITH_FACTORS,
@@ -18,9 +19,9 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    common.EMBEDDING
-    + rope.FACTOR_ROLES
-    + common.ATTENTION_NORM
+    common.EMBEDDING,
+    rope.FACTORS,
+    common.ATTENTION_NORM
     + """
     blk.{n}.attn_qkv.weight    : QKV n_embd               | hf model.layers.{n}.self_attn.qkv_proj.weight
     blk.{n}.attn_output.weight : n_embd n_head*head_dim_v | hf model.layers.{n}.self_attn.o_proj.weight

@@ -5,8 +5,9 @@ Source: llama.cpp `src/models/qwen2moe.cpp`, transformers `modeling_qwen2_moe.py
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark, roles
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import SAME, Squeeze, Stack
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (

@@ -5,8 +5,9 @@ Source: llama.cpp `src/models/qwen3.cpp`, transformers `modeling_qwen3.py`.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Dialect, roles
+from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.roles import roles
 
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU)
 

@@ -5,8 +5,9 @@ Source: llama.cpp `src/models/qwen3moe.cpp`, transformers `modeling_qwen3_moe.py
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark, roles
-from ggferry.converters.schema.layouts import SAME, Stack
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (
@@ -20,14 +21,15 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    common.EMBEDDING
-    + common.ATTENTION_NORM
-    + common.ATTENTION
-    + common.QK_NORM.replace("FLAG", "")
-    + common.FFN_NORM
-    + common.EXPERTS.replace("FLAG", ""),
-    q=SAME, k=SAME, norm=SAME, stack=Stack(),
-)  # fmt: skip
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.qk_norm(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.experts(),
+    ),
+)
 
 NOT_NORMED = Remark(
     "expert_norm == 0",

@@ -9,16 +9,9 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rwkv as rwkv
-from ggferry.converters.schema.architecture import (
-    Architecture,
-    Default,
-    Dialect,
-    HParam,
-    Remark,
-    roles,
-    varied,
-)
-from ggferry.converters.schema.layouts import SAME, Pointwise, Reshape
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.layouts import NEG_EXP, SAME, Reshape
+from ggferry.converters.schema.roles import roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -82,7 +75,7 @@ HEADER = HeaderLayout(
 # rwkv.cpp's convert_pytorch_to_ggml.py stores -exp(w), squeezes what is named time_*, and states no context.
 ROLES = varied(
     ROLES, "rwkvcpp", "blinkdl", "blk.{n}.time_mix_decay.weight blocks.{n}.att.time_decay @decay",
-    decay=Pointwise("log_neg"),
+    decay=NEG_EXP.inverse(),
 )  # fmt: skip
 
 RESCALED = Remark(

@@ -11,8 +11,10 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.architectures import _rwkv as rwkv
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, roles
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import Halved, Stack, Transpose
+from ggferry.converters.schema.recipe import Conventions
+from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     rwkv.N_VOCAB, recurrent.NO_LIMIT, rwkv.N_EMBD, rwkv.N_LAYER, rwkv.EPS,
@@ -56,7 +58,10 @@ ROLES = roles(
     vector=rwkv.VECTOR, stack=Stack(), turned=Transpose(), output=Halved("n // rescale_period"),
 )  # fmt: skip
 
-TURNED = {"transposed": ("time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2"), "rescaled": False}
+TURNED: Conventions = {
+    "transposed": ("time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2"),
+    "rescaled": False,
+}
 
 HARMLESS = (
     Harmless("attention_hidden_size", "as wide as the model", follows="n_embd"),

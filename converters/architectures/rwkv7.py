@@ -11,17 +11,10 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.architectures import _rwkv as rwkv
-from ggferry.converters.schema.architecture import (
-    Architecture,
-    Dialect,
-    Drop,
-    Harmless,
-    HParam,
-    also,
-    roles,
-    varied,
-)
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
 from ggferry.converters.schema.layouts import Reshape, Stack, Transpose
+from ggferry.converters.schema.recipe import Conventions
+from ggferry.converters.schema.roles import also, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (
@@ -65,12 +58,7 @@ blk.{n}.channel_mix_lerp_k.weight       : n_embd         | blinkdl blocks.{n}.ff
 blk.{n}.channel_mix_key.weight          : n_ff n_embd    | blinkdl blocks.{n}.ffn.key.weight
 blk.{n}.channel_mix_value.weight        : n_embd n_ff    | blinkdl blocks.{n}.ffn.value.weight
 """.replace(" A", " blocks.{n}.att.")
-_LAYOUTS = {
-    "vector": rwkv.VECTOR,
-    "heads": Reshape(("n_embd",), of=("n_embd / head_size", "head_size")),
-    "stack": Stack(),
-    "turned": Transpose(),
-}
+_HEADS = Reshape(("n_embd",), of=("n_embd / head_size", "head_size"))
 
 FLA = """
 token_embd.weight                  model.embeddings.weight
@@ -112,13 +100,16 @@ blk.{n}.channel_mix_key.weight     Lffn.key.weight
 blk.{n}.channel_mix_value.weight   Lffn.value.weight
 """.replace(" A", " Lattn.").replace(" L", " model.layers.{n}.")
 
-ROLES = also(roles(rwkv.FRAME + TIME_MIX, **_LAYOUTS), "hf", FLA, **_LAYOUTS)
+ROLES = also(
+    roles(rwkv.FRAME + TIME_MIX, vector=rwkv.VECTOR, heads=_HEADS, stack=Stack(), turned=Transpose()),
+    "hf", FLA, vector=rwkv.VECTOR, heads=_HEADS, stack=Stack(),
+)  # fmt: skip
 # Its first checkpoints keep the shares of all six in one tensor.
 JOINED = "blk.{n}.time_mix_lerp_fused.weight model.layers.{n}.attn.x_x @joined"
 ROLES = varied(ROLES, "hf-joined", "hf", JOINED, joined=Reshape((6, 1, 1, "n_embd")))
 
 _UNUSED = "block 0 has no earlier values to take up: never used"
-TURNED = {"transposed": tuple(f"time_mix_{name}{number}" for name in "wavg" for number in (1, 2))}
+TURNED: Conventions = {"transposed": tuple(f"time_mix_{name}{number}" for name in "wavg" for number in (1, 2))}
 HARMLESS = (
     Harmless("attn_mode fuse_* use_l2warp", "how it is computed, not what"),
     Harmless("hidden_ratio num_heads value_dim", "the tensors say it"),

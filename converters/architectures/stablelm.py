@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, roles
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.layouts import SAME, Stack
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 BOOL = ValueType.BOOL

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, also, roles
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import SAME, heads_to_qkv
+from ggferry.converters.schema.roles import also, roles
 
 HPARAMS = (
     *gpt.SIZES, gpt.MULTI_QUERY,

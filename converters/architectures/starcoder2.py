@@ -5,16 +5,9 @@ Source: llama.cpp `src/models/starcoder2.cpp`, transformers `modeling_starcoder2
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
-from ggferry.converters.schema.architecture import (
-    Architecture,
-    Default,
-    Dialect,
-    Harmless,
-    HParam,
-    Remark,
-    roles,
-)
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import SAME
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (

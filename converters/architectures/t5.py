@@ -2,7 +2,8 @@
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _t5 as t5
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, Remark, roles
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, Remark
+from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     *t5.HPARAMS,

@@ -1,7 +1,8 @@
 """The encoder of a T5 alone, which turns texts into states. Pieces and sources: `_t5`."""
 
 from ggferry.converters.architectures import _t5 as t5
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, roles
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.roles import roles
 
 DECODER = Harmless("num_decoder_layers scale_decoder_outputs tie_word_embeddings", "of the decoder, which is not here")
 

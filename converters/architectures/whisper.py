@@ -5,18 +5,9 @@ Sources: the GGUF specification's "Whisper" for the keys it names; openai/whispe
 runtime names the tensors: the names are ours, in the style of llama.cpp's T5 (docs/whisper.md).
 """
 
-from ggferry.converters.schema.architecture import (
-    Architecture,
-    Default,
-    Dialect,
-    Drop,
-    Harmless,
-    HParam,
-    Remark,
-    roles,
-    varied,
-)
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.roles import roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout, VocabLayout

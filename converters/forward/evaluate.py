@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.model import LOGITS, Model, Places, Result
-from ggferry.converters.forward.recipe import recipe_of
 from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.schema.recipe import recipe_of
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
 from ggferry.support.lazy_import import lazy
 

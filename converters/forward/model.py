@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.recipe import Recipe, recipe_of
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.schema.recipe import Recipe, recipe_of
 from ggferry.formats.errors import UsageError
 from ggferry.support.lazy_import import lazy
 

@@ -16,9 +16,10 @@ from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.hparams import Known, Param, Solver, absents, bound_shape, implied, is_size
 from ggferry.converters.model_graph.tensor_roles import Slot, assign, check_conditions, slots
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Role
-from ggferry.converters.schema.derivations import TENSORS
+from ggferry.converters.schema.derivations import TensorFunction, rule_name
 from ggferry.converters.schema.expressions import evaluate, holds
 from ggferry.converters.schema.layouts import Layout, Shape
+from ggferry.converters.schema.validate import validate
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, ShapeError
 from ggferry.formats.gguf.values import Value, ValueType
@@ -67,7 +68,7 @@ class ModelGraph:
     """A checkpoint understood: what `plan`, `forward` and the receipt work from. No tensor data has been read.
 
     `hparams`: what the model says; an hparam at the value that its absence means is not among them. Tensors that no
-    file holds (`derived.TENSORS`) stand in a further file of `checkpoint`, a `derived.Computed`.
+    file holds (`From.computed`) stand in a further file of `checkpoint`, a `derived.Computed`.
     """
 
     architecture: Architecture
@@ -125,9 +126,10 @@ def bind(
     """Give every tensor of `checkpoint` its role in `architecture`.
 
     `overrides`: `--hparam` values, GGUF key without the architecture → text. `tensors`: False for a vocabulary alone.
-    Raises MissingError, UnexpectedTensorError, DuplicateError, ShapeError, InconsistentError or UnsupportedError when
-    the two do not fit.
+    Raises TableError for tables written wrongly, and MissingError, UnexpectedTensorError, DuplicateError, ShapeError,
+    InconsistentError or UnsupportedError when the two do not fit.
     """
+    validate(architecture)
     speech = architecture.dialects[dialect]
     solver = Solver(checkpoint, architecture, speech, overrides or {})
     assigned, dropped = assign(checkpoint, architecture, speech, solver.early)
@@ -151,7 +153,7 @@ def _nodes(
     source, nodes = Computed(), []
     for slot in found:
         if slot.origin.computed:
-            slot = replace(slot, refs=_compute(checkpoint, slot, values, source))
+            slot = replace(slot, refs=_compute(checkpoint, slot, slot.origin.computed, values, source))
         if slot.refs:
             layout, shape = bound_shape(checkpoint, slot, sizes)
             nodes.append(Node(slot.name, slot.role, shape, slot.refs, layout))
@@ -160,10 +162,12 @@ def _nodes(
     return checkpoint, tuple(nodes)
 
 
-def _compute(checkpoint: Checkpoint, slot: Slot, values: Mapping[str, Any], source: Computed) -> tuple[TensorRef, ...]:
-    name = slot.origin.computed
+def _compute(
+    checkpoint: Checkpoint, slot: Slot, function: TensorFunction, values: Mapping[str, Any], source: Computed
+) -> tuple[TensorRef, ...]:
+    name = rule_name(function)
     try:
-        made = TENSORS[name](values)
+        made = function(values)
         sizes = values if slot.n is None else {**values, "n": slot.n}
         shape = tuple(evaluate(expression, sizes) for expression in slot.role.shape)
         if made is not None and len(made) == math.prod(shape):

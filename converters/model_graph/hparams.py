@@ -13,7 +13,7 @@ from ggferry.converters.model_graph.config_keys import unread_notes
 from ggferry.converters.model_graph.hparam_sources import Statements, parse
 from ggferry.converters.model_graph.tensor_roles import Slot
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
-from ggferry.converters.schema.derivations import derive
+from ggferry.converters.schema.derivations import Derivation, derive, rule_name
 from ggferry.converters.schema.expressions import evaluate, holds, names_in, solve, verdict
 from ggferry.converters.schema.layouts import SAME, Layout, Shape
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -217,12 +217,12 @@ class Solver:
             for rule in (param.derive, param.implied) if param.name not in self.values else ():
                 value = self._derived(param, rule) if rule else None
                 if value is not None:
-                    self._learn(param.name, Param(value, rule.removeprefix("@")))
+                    self._learn(param.name, Param(value, rule_name(rule)))
                     progress = True
                     break
         return progress
 
-    def _derived(self, param: HParam, rule: str) -> Any:
+    def _derived(self, param: HParam, rule: str | Derivation) -> Any:
         try:
             return derive(rule, self.known)
         except KeyError:

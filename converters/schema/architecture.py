@@ -1,4 +1,4 @@
-"""What an architecture is: frozen tables. Nothing here computes; `graph.bind` reads the tables.
+"""What an architecture is: frozen tables. Nothing here computes; `graph.bind` reads them, `validate` examines them.
 
 Names: a *role* is a tensor's place in the GGUF model ('blk.{n}.attn_q.weight'); a *dialect* is one naming and
 ordering of the same weights ('meta', 'hf', 'ggml', 'gguf'); an *hparam* has a short name used in shapes ('n_head')
@@ -7,14 +7,16 @@ and a GGUF key without its architecture ('attention.head_count').
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from ggferry.converters.schema.derivations import Derivation, TensorFunction
 from ggferry.converters.schema.layouts import SAME, Layout
+from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout
+from ggferry.support.places import Place, caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class HParam:
     `fields`: dialect → place. 'a.b|c' is field b in a, or else c; an explicit null means `null`, by default nothing.
     For 'gguf' it is the key without its architecture, `key` if not given. `words`: what the source's words mean here;
     a word that is not among them is refused. `derive`: an expression over other hparams, 'each CONDITION' (a truth
-    for every block `n`) or '@name' of a function in `derived`.
+    for every block `n`), '@name' of a function in `derivations.HPARAMS`, or the function itself where one family alone
+    has it.
     `absent`: what a GGUF file without the key means; that value is never written. `implied`: what readers derive it
     by where the key is not there (as `derive`): it is written only where the source states it or it differs.
     `unsayable`: what a configuration may say and GGUF cannot, because its readers take it for 'not stated'; refused.
@@ -56,12 +59,12 @@ class HParam:
     key: str | None = None
     kind: ValueType = ValueType.UINT32
     fields: Mapping[str, str] = field(default_factory=dict)
-    derive: str = ""
+    derive: str | Derivation = ""
     defaults: tuple[Default, ...] = ()
     required: bool = True
     words: Mapping[Any, Any] = field(default_factory=dict)
     absent: Any = None
-    implied: str = ""
+    implied: str | Derivation = ""
     many: str = ""
     or_one: bool = False
     check: str = ""
@@ -74,13 +77,13 @@ class From:
     """Where a dialect keeps a role: name patterns with {n} (block) and {e} (expert), and the layout to GGUF.
 
     Several patterns, and the items of {e}, are the layout's inputs in order. One source tensor may fill several roles
-    (the halves of a fused one). `computed`: no tensor holds it; the function of that name in `derived` makes its
-    float32 values from the hparams, or None where the model has no such tensor.
+    (the halves of a fused one). `computed`: no tensor holds it; this function makes its float32 values from the
+    hparams, or None where the model has no such tensor.
     """
 
     patterns: tuple[str, ...]
     layout: Layout = SAME
-    computed: str = ""
+    computed: TensorFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class Remark:
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One naming of the weights. `names`: the column of the role table it uses (its own name if empty).
-    `conventions`: what its forward pass does differently from GGUF's (`forward.recipe.Recipe` fields). `given`:
+    `conventions`: what its forward pass does differently from GGUF's. `given`:
     hparams that are what they are in this dialect. `within`: the part of the configuration that describes this model,
     where there is one (the text half of a vision model). `renames`: (prefix, replacement), the first that fits; both
     may hold {n}. `marks`: shell patterns of tensor names; weights that have them all speak this dialect, also where no
@@ -170,7 +173,7 @@ class Dialect:
 
     name: str
     names: str = ""
-    conventions: Mapping[str, Any] = field(default_factory=dict)
+    conventions: Conventions = field(default_factory=Conventions)
     drops: tuple[Drop, ...] = ()
     remarks: tuple[Remark, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -200,100 +203,29 @@ class Architecture:
     """Everything ggferry knows of one model family.
 
     `name`: GGUF's `general.architecture`. `hf_classes`: the `architectures` strings of config.json. `headers`: its
-    GGML-era header layouts. `recipe`: the forward pass on the GGUF side (`forward.recipe.Recipe` fields). `runtimes`:
+    GGML-era header layouts. `recipe`: the forward pass on the GGUF side. `runtimes`:
     programs of today that run it. `blocks`: how the names of blocks begin → the hparam that counts them. `remarks`:
-    what the user of any of its files should know.
+    what the user of any of its files should know. `place`: where it is written.
     """
 
     name: str
     hparams: tuple[HParam, ...]
     roles: Sequence[Role]
     dialects: Mapping[str, Dialect]
-    recipe: Mapping[str, Any]
+    recipe: Conventions
     hf_classes: tuple[str, ...] = ()
     headers: tuple[HeaderLayout, ...] = ()
     display_name: str = ""
     runtimes: tuple[str, ...] = ("llama.cpp",)
     blocks: Mapping[str, str] = field(default_factory=lambda: {"blk.": "n_layer"})
     remarks: tuple[Remark, ...] = ()
+    place: Place = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", caller(2))
 
     def role(self, name: str) -> Role:
         return next(role for role in self.roles if role.name == name)
 
     def hparam(self, name: str) -> HParam:
         return next(hparam for hparam in self.hparams if hparam.name == name)
-
-
-class Roles(Sequence[Role]):
-    """A role table, read when somebody first looks at it: `inspect` looks at one of all."""
-
-    __slots__ = ("_read",)
-
-    def __init__(self, read: Callable[[], tuple[Role, ...]]) -> None:
-        self._read = cache(read)
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._read()[index]
-
-    def __iter__(self) -> Iterator[Role]:
-        return iter(self._read())
-
-
-def roles(text: str, **layouts: Layout) -> Roles:
-    """A role table from text. One line a role:
-
-        NAME [flags] : shape … | dialect pattern… [@layout] | dialect =function | dialect …
-
-    Flags: `optional`, `f32`, `when=CONDITION` (without blanks; 'and' is written '&'). Several patterns of one dialect
-    are the layout's inputs in order. '=function' names what computes the tensor.
-    """
-    return Roles(lambda: tuple(_role(line, layouts) for line in filter(str.strip, text.splitlines())))
-
-
-def also(table: Sequence[Role], dialect: str, text: str, **layouts: Layout) -> Roles:
-    """`table` with one more dialect. One line a role: NAME pattern… [@layout]."""
-    return Roles(lambda: _also(table, dialect, text, layouts))
-
-
-def varied(table: Sequence[Role], dialect: str, base: str, text: str = "", **layouts: Layout) -> Roles:
-    """`table` with one more dialect, that of `base` but for the roles in `text` (as for `also`)."""
-
-    def read() -> tuple[Role, ...]:
-        copied = tuple(
-            replace(role, sources={**role.sources, dialect: role.sources[base]}) if base in role.sources else role
-            for role in table
-        )
-        return _also(copied, dialect, text, layouts)
-
-    return Roles(read)
-
-
-def _role(line: str, layouts: Mapping[str, Layout]) -> Role:
-    head, _, rest = line.partition(" : ")
-    name, *flags = head.split()
-    shape, *origins = (part.split() for part in rest.split(" |"))
-    when = next((flag.removeprefix("when=") for flag in flags if flag.startswith("when=")), "")
-    sources = {dialect: _origin(words, layouts) for dialect, *words in origins}
-    return Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.replace("&", " and "))
-
-
-def _also(table: Sequence[Role], dialect: str, text: str, layouts: Mapping[str, Layout]) -> tuple[Role, ...]:
-    words = (line.split() for line in filter(str.strip, text.splitlines()))
-    more = {name: _origin(rest, layouts) for name, *rest in words}
-    unknown = set(more) - {role.name for role in table}
-    if unknown:
-        raise ValueError(f"no such role: {sorted(unknown)[0]}")
-    return tuple(
-        replace(role, sources={**role.sources, dialect: more[role.name]}) if role.name in more else role
-        for role in table
-    )
-
-
-def _origin(words: list[str], layouts: Mapping[str, Layout]) -> From:
-    patterns = tuple(word for word in words if word[0] not in "@=")
-    named = [word[1:] for word in words if word.startswith("@")]
-    computed = [word[1:] for word in words if word.startswith("=")]
-    return From(patterns, layouts[named[0]] if named else SAME, computed[0] if computed else "")

@@ -1,7 +1,8 @@
 """Hparams and small tensors that follow from other hparams by more than a size expression.
 
-Tables name these functions: '@rope_factor' derives an hparam, '=llama3_factors' computes a tensor. Each takes the
-values by short name; None means that the model has no such thing.
+Tables name the functions that several families share: '@rope_factor' derives an hparam, '=llama3_factors' computes a
+tensor; a function of one family alone stands beside its table and is passed itself. Each takes the values by short
+name; None means that the model has no such thing.
 """
 
 from __future__ import annotations
@@ -15,21 +16,33 @@ from ggferry.converters.schema.expressions import evaluate, verdict
 from ggferry.formats.limits import MAX_LAYERS, MAX_WIDTH
 
 Values = Mapping[str, Any]
+Derivation = Callable[[Values], Any]
+"""Makes an hparam of others. Raises KeyError for one that is not known yet, ValueError where they make no sense."""
+TensorFunction = Callable[[Values], Sequence[float] | None]
+"""Makes the values of a small tensor of hparams, in the order of its rows."""
 
 
-def derive(text: str, values: Values) -> Any:
-    """An hparam from others. `text`: a size expression, 'each CONDITION' (one truth a block `n`) or '@function'.
+def derive(rule: str | Derivation, values: Values) -> Any:
+    """An hparam from others. `rule`: a size expression, 'each CONDITION' (one truth a block `n`), '@function' or a
+    function.
 
     Raises KeyError when something it needs is not known yet, ValueError when the values make no sense.
     """
-    if text.startswith("@"):
-        return HPARAMS[text[1:]](values)
-    if text.startswith("each "):
+    if not isinstance(rule, str):
+        return rule(values)
+    if rule.startswith("@"):
+        return HPARAMS[rule[1:]](values)
+    if rule.startswith("each "):
         count = values["n_layer"]
         if not 0 < count <= MAX_LAYERS:
             raise ValueError(f"{count} blocks")
-        return tuple(verdict(text[5:], {**values, "n": n}) is True for n in range(count))
-    return evaluate(text, values)
+        return tuple(verdict(rule[5:], {**values, "n": n}) is True for n in range(count))
+    return evaluate(rule, values)
+
+
+def rule_name(rule: str | Derivation) -> str:
+    """What a receipt calls `rule`: the expression, or the function's name."""
+    return rule.removeprefix("@") if isinstance(rule, str) else rule.__name__
 
 
 # --- rotary scaling: the words of config.json → the keys of GGUF -------------------------------------------
@@ -230,7 +243,7 @@ def pooling_type(values: Values) -> int | None:
     return POOLING[stated.pop()]
 
 
-HPARAMS: dict[str, Callable[[Values], Any]] = {
+HPARAMS: dict[str, Derivation] = {
     "rope_scaling": rope_scaling,
     "rope_factor": rope_factor,
     "rope_original": rope_original,
@@ -327,7 +340,7 @@ def _f32(value: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
-TENSORS: dict[str, Callable[[Values], Sequence[float] | None]] = {
+TENSORS: dict[str, TensorFunction] = {
     "llama3_factors": llama3_factors,
     "long_factors": long_factors,
     "short_factors": short_factors,

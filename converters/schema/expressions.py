@@ -1,5 +1,5 @@
 """Sizes written as text: 'n_head * head_dim', evaluated over the hparams, or solved for the one that is unknown; and
-conditions on them: 'n < n_dense and gating == "sigmoid"'."""
+conditions on them: 'n < n_dense and gating == "sigmoid"'. The grammars: docs/tables.md."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def evaluate(expression: str | int, sizes: Mapping[str, Any]) -> int:
 
 def _value(node: ast.expr, sizes: Mapping[str, Any]) -> Any:
     match node:
-        case ast.Constant(value=int() | str() as value):
+        case ast.Constant(value=int() | float() | str() as value):
             return value
         case ast.Name(id=name):
             return _named(name, sizes)
@@ -163,3 +163,50 @@ def _truth(node: ast.expr, sizes: Mapping[str, Any]) -> bool | None:
             except (KeyError, ValueError, TypeError):
                 return None
     raise ValueError(f"not a condition: {ast.unparse(node)}")
+
+
+def check_size(text: str) -> None:
+    """Raises ValueError, whose message ends in the word, where `text` is no size expression."""
+    _check_size(_parsed(text))
+
+
+def check_condition(text: str) -> None:
+    """Raises ValueError, whose message ends in the word, where `text` is no condition; an empty one always holds."""
+    if text:
+        _check_condition(_parsed(text))
+
+
+def _parsed(text: str) -> ast.expr:
+    try:
+        return _parse(text)
+    except SyntaxError:
+        raise ValueError(f"not an expression: {text.strip()}") from None
+
+
+_OPERATORS = (ast.Mult, ast.Add, ast.Sub, ast.FloorDiv, ast.Mod, ast.Div)
+
+
+def _check_size(node: ast.expr, words: tuple[type, ...] = (int,)) -> None:
+    match node:
+        case ast.Name():
+            return None
+        case ast.Constant(value=value) if isinstance(value, words) and not isinstance(value, bool):
+            return None
+        case ast.Call(func=ast.Name(id="int"), args=[inner], keywords=[]):
+            return _check_size(inner, (int, float))
+        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
+            _check_size(left, words)
+            return _check_size(right, words)
+    raise ValueError(f"not a size expression: {ast.unparse(node)}")
+
+
+def _check_condition(node: ast.expr) -> None:
+    match node:
+        case ast.BoolOp(values=parts):
+            for part in parts:
+                _check_condition(part)
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            for side in (left, right):
+                _check_size(side, (int, float, str))
+        case _:
+            raise ValueError(f"not a condition: {ast.unparse(node)}")

@@ -415,26 +415,49 @@ class Halved(Elementwise):
         return Halved(-int(self.times))
 
 
+Function = Callable[[Any], Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Pointwise(Elementwise):
-    """A named function of every value, with a named inverse."""
+    """A function of every value, and the one that undoes it."""
 
-    function: str
+    function: Function
+    undo: Function
 
     def apply(self, *arrays: Array) -> Array:
-        return POINTWISE[self.function][0](arrays[0])
+        out: Array = self.function(arrays[0])
+        return out
 
     def inverse(self) -> Layout:
-        return Pointwise(POINTWISE[self.function][1])
+        return Pointwise(self.undo, self.function)
+
+    def __repr__(self) -> str:
+        return f"Pointwise({self.function.__name__})"
 
 
-POINTWISE: dict[str, tuple[Callable[[Any], Array], str]] = {
-    # in float64, then rounded once: which libm computed it is not seen in the file
-    "neg_exp": (lambda x: (-np.exp(x.astype(np.float64))).astype(np.float32), "log_neg"),
-    "log_neg": (lambda x: np.log(-x.astype(np.float64)).astype(np.float32), "neg_exp"),
-    "add_one": (lambda x: x + np.float32(1), "sub_one"),
-    "sub_one": (lambda x: x - np.float32(1), "add_one"),
-}
+def neg_exp(x: Array) -> Array:
+    """-eˣ in float64, then rounded once: which libm computed it is not seen in the file."""
+    out: Array = (-np.exp(x.astype(np.float64))).astype(np.float32)
+    return out
+
+
+def log_neg(x: Array) -> Array:
+    """ln(-x), as `neg_exp`."""
+    out: Array = np.log(-x.astype(np.float64)).astype(np.float32)
+    return out
+
+
+def add_one(x: Array) -> Array:
+    """x + 1."""
+    out: Array = x + np.float32(1)
+    return out
+
+
+def sub_one(x: Array) -> Array:
+    """x - 1."""
+    out: Array = x - np.float32(1)
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,6 +493,10 @@ class Then(Layout):
 
 
 SAME = Same()
+NEG_EXP = Pointwise(neg_exp, log_neg)
+"""Mamba's and RWKV's decay: trained as its logarithm, kept as the rate."""
+ADD_ONE = Pointwise(add_one, sub_one)
+"""The weights of norms that the source stores as their distance from one."""
 
 
 def heads_to_qkv(groups: str) -> Regroup:

@@ -12,7 +12,6 @@ from ggferry.converters.model_graph.tensor_roles import _index as index_of
 from ggferry.converters.model_graph.tensor_roles import _places as found_places
 from ggferry.converters.model_graph.tensor_roles import origin_of, pattern_regex, spelled
 from ggferry.converters.schema.architecture import Architecture, Dialect
-from ggferry.converters.schema.expressions import names_in
 from ggferry.formats.gguf.values import KEY_PATTERN
 from ggferry.formats.limits import MAX_GGUF_NAME, MAX_LAYERS
 
@@ -93,24 +92,6 @@ def test_keys_are_ggufs_and_each_has_one_meaning(spec: Architecture) -> None:
     assert len(set(keys)) == len(keys) and all(re.fullmatch(KEY_PATTERN, key) for key in keys)
     names = [hparam.name for hparam in spec.hparams]
     assert len(set(names)) == len(names)
-
-
-@each_architecture
-def test_what_the_tables_speak_of_exists(spec: Architecture) -> None:
-    """A misspelled name in a shape or condition would only be seen by the model that needs it."""
-    known = {hparam.name for hparam in spec.hparams} | {"n", "hf_class"}
-    texts = [text for role in spec.roles for text in (*role.shape, role.when)]
-    texts += [text for hparam in spec.hparams for text in (hparam.check, hparam.many)]
-    texts += [hparam.derive for hparam in spec.hparams if not hparam.derive.startswith(("@", "each "))]
-    texts += [default.when for hparam in spec.hparams for default in hparam.defaults]
-    texts += [remark.when for remark in spec.remarks]
-    for dialect in spec.dialects.values():
-        texts += [drop.when for drop in dialect.drops]
-        texts += [remark.when for remark in dialect.remarks]
-        assert set(dialect.given) <= known
-        assert {drop.same_as for drop in dialect.drops} - {""} <= {role.name for role in spec.roles}
-    named = {name for text in texts if text for name in names_in(text)}
-    assert {name for name in named if not name.startswith("header_")} <= known
 
 
 def test_a_class_belongs_to_one_architecture() -> None:

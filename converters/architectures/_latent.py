@@ -1,0 +1,33 @@
+"""Multi-head latent attention (DeepSeek-V2 and what came of it): keys and values expanded from one low rank.
+
+GGUF splits the expansion into a transposed matrix a head for keys and one for values, so that a runtime can absorb the
+former (llama.cpp `conversion/deepseek.py`).
+"""
+
+from ggferry.converters.architectures._tensors import linear, norm, tensor
+from ggferry.converters.schema.architecture import Role
+from ggferry.converters.schema.layouts import Pick, Then, Transpose
+from ggferry.converters.schema.roles import both
+
+_PLAIN = "head_dim_mla - n_rot"
+KEYS = Then(Pick("n_head", 0, _PLAIN), Transpose())
+VALUES = Pick("n_head", _PLAIN, f"{_PLAIN} + head_dim_v_mla")
+
+
+def latent_attention(source: str = "self_attn.", when: str = "") -> tuple[Role, ...]:
+    """Return the matrices of latent attention; queries come through a low rank of their own where `q_rank` is not 0.
+
+    Sizes it reads: n_head, head_dim_mla (of queries and keys), head_dim_v_mla, n_rot, kv_rank, q_rank.
+    """
+    whole, low = both("q_rank == 0", when), both("q_rank > 0", when)
+    return (
+        *linear("attn_q", "n_head*head_dim_mla n_embd", f"{source}q_proj", when=whole),
+        *linear("attn_q_a", "q_rank n_embd", f"{source}q_a_proj", when=low),
+        *norm("attn_q_a_norm", f"{source}q_a_layernorm", width="q_rank", when=low),
+        *linear("attn_q_b", "n_head*head_dim_mla q_rank", f"{source}q_b_proj", when=low),
+        *linear("attn_kv_a_mqa", "kv_rank+n_rot n_embd", f"{source}kv_a_proj_with_mqa", when=when),
+        *norm("attn_kv_a_norm", f"{source}kv_a_layernorm", width="kv_rank", when=when),
+        tensor("attn_k_b.weight", "n_head kv_rank head_dim_mla-n_rot", f"{source}kv_b_proj.weight", KEYS, when=when),
+        tensor("attn_v_b.weight", "n_head head_dim_v_mla kv_rank", f"{source}kv_b_proj.weight", VALUES, when=when),
+        *linear("attn_output", "n_embd n_head*head_dim_v_mla", f"{source}o_proj", when=when),
+    )

@@ -1,0 +1,251 @@
+"""Role tables: lines of text, and the functions that put shared pieces of them together (docs/tables.md)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Never
+
+from ggferry.converters.schema.architecture import From, Role
+from ggferry.converters.schema.derivations import TENSORS, TensorFunction
+from ggferry.converters.schema.expressions import check_condition, check_size
+from ggferry.converters.schema.layouts import SAME, Layout
+from ggferry.formats.errors import TableError
+from ggferry.support.places import Place, caller
+
+Named = Layout | TensorFunction
+"""What a word of a role line stands for: '@NAME' a layout, '=NAME' a function that computes the tensor."""
+Part = str | Sequence[Role]
+
+
+class Roles(Sequence[Role]):
+    """A role table, read when somebody first looks at it: `inspect` looks at one of all."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self, read: Callable[[], tuple[Role, ...]]) -> None:
+        self._read = cache(read)
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._read()[index]
+
+    def __iter__(self) -> Iterator[Role]:
+        return iter(self._read())
+
+
+def roles(*parts: Part, when: str = "", under: Mapping[str, str] | None = None, **named: Named) -> Roles:
+    """Return a role table: text, what shared functions return (`architectures/_tensors.py`), or both, in order.
+
+    One line of text a role:
+
+        NAME [f32] [optional] [when=CONDITION] : SIZE … | DIALECT PATTERN… [@LAYOUT] | DIALECT =FUNCTION | …
+
+    NAME is GGUF's. `f32`: kept in float32 whatever the model is converted to. `optional`: may be absent. CONDITION goes
+    up to the colon and may hold blanks: 'when=n < n_dense and n_shared > 0'. A SIZE, without blanks, is an expression
+    over hparams, the outermost axis first. DIALECT names a column; several patterns are the layout's inputs in order;
+    in names {n} is the block, {e} the expert. LAYOUT and FUNCTION are arguments of this call, or FUNCTION one of
+    `derivations.TENSORS`.
+
+    Args:
+        when: a condition that every role has besides its own.
+        under: what the names of every role begin with, a prefix a dialect; 'gguf' is the role's own name.
+        named: the layouts and functions that the text names, each at least once.
+
+    Returns: the table, read when somebody first looks at it; then raises TableError with file, line and word for a
+        line that is not of this form, an unknown or unused name, a role that is there twice.
+
+    >>> roles("output.weight when=tied == 0 : n_vocab n_embd | hf lm_head.weight")[0].when
+    'tied == 0'
+    """
+    return _table(parts, when, under or {}, named, caller())
+
+
+def block(
+    *parts: Part, layer: str | Mapping[str, str] = "model.layers.{n}.", name: str = "blk.{n}.", when: str = "",
+    **named: Named,
+) -> Roles:  # fmt: skip
+    """Return the roles of every block: `roles` whose names begin with `name`, and in the source with `layer`.
+
+    Args:
+        layer: Hugging Face's prefix, or a prefix a dialect: {"hf": "model.layers.{n}.", "openai": "blocks.{n}."}.
+        name: GGUF's prefix: 'enc.blk.{n}.' of an encoder.
+        when: the condition of these blocks where not all have the parts: 'n < n_dense', or 'recurrent == 1', which is
+            that of the block `n` where `recurrent` is a list of the blocks.
+
+    >>> [role.name for role in block("ffn_up.weight : n_ff n_embd | hf mlp.up_proj.weight")]
+    ['blk.{n}.ffn_up.weight']
+    """
+    layers = {"hf": layer} if isinstance(layer, str) else layer
+    return _table(parts, when, {"gguf": name, **layers}, named, caller())
+
+
+def also(table: Sequence[Role], dialect: str, text: str, **named: Named) -> Roles:
+    """Return `table` with one more dialect. One line a role: NAME PATTERN… [@LAYOUT], or NAME =FUNCTION."""
+    place = caller()
+    return Roles(lambda: _also(table, dialect, text, _Words(place, named)))
+
+
+def varied(table: Sequence[Role], dialect: str, base: str, text: str = "", **named: Named) -> Roles:
+    """Return `table` with one more dialect: `base` but for the roles in `text`, which is as for `also`."""
+    place = caller()
+
+    def read() -> tuple[Role, ...]:
+        if not any(base in role.sources for role in table):
+            raise TableError("no such dialect in this table", path=place.of(base), found=base)
+        copied = tuple(
+            replace(role, sources={**role.sources, dialect: role.sources[base]}) if base in role.sources else role
+            for role in table
+        )
+        return _also(copied, dialect, text, _Words(place, named))
+
+    return Roles(read)
+
+
+def both(*conditions: str) -> str:
+    """Return the condition that holds where all of these do; '' is none."""
+    stated = [text.strip() for text in conditions if text.strip()]
+    if len(stated) == 1:
+        return stated[0]
+    return " and ".join(f"({text})" if " or " in _INNER.sub("", text) else text for text in stated)
+
+
+_INNER = re.compile(r"\([^()]*\)")
+
+
+class _Words:
+    """The names a text may use, those it did use, and its place for errors."""
+
+    def __init__(self, place: Place, named: Mapping[str, Named]) -> None:
+        self.place, self.named = place, named
+        self.used: set[str] = set()
+
+    def wrong(self, line: str, problem: str, word: object, expected: object = None) -> Never:
+        raise TableError(problem, path=self.place.of(line), found=word, expected=expected)
+
+    def layout(self, name: str, line: str) -> Layout:
+        found = self.named.get(name)
+        self.used.add(name)
+        if not isinstance(found, Layout):
+            known = [f"@{other}" for other, value in self.named.items() if isinstance(value, Layout)]
+            self.wrong(line, "no such layout", f"@{name}", ", ".join(known) or "an argument of this call")
+        return found
+
+    def function(self, name: str, line: str) -> TensorFunction:
+        found = self.named.get(name, TENSORS.get(name))
+        self.used.add(name)
+        if found is None or isinstance(found, Layout):
+            self.wrong(line, "no such function", f"={name}", ", ".join(f"={other}" for other in TENSORS))
+        return found
+
+    def finish(self) -> None:
+        """Raises TableError for a name that no line used."""
+        for name in self.named:
+            if name not in self.used:
+                self.wrong(f"{name}=", "no line of this table names it", name)
+
+
+def _table(
+    parts: Sequence[Part], when: str, under: Mapping[str, str], named: Mapping[str, Named], place: Place
+) -> Roles:
+    def read() -> tuple[Role, ...]:
+        words, found = _Words(place, named), list[Role]()
+        for part in parts:
+            found += _lines(part, words) if isinstance(part, str) else part
+        words.finish()
+        return _once(tuple(_placed(role, when, under, words) for role in found), words)
+
+    return Roles(read)
+
+
+def _once(table: tuple[Role, ...], words: _Words) -> tuple[Role, ...]:
+    seen: set[str] = set()
+    for role in table:
+        if role.name in seen:
+            words.wrong(role.name, "a role that is there twice", role.name)
+        seen.add(role.name)
+    return table
+
+
+def _placed(role: Role, when: str, under: Mapping[str, str], words: _Words) -> Role:
+    """`role` below the prefixes and the condition of a call; its expressions are read once, here."""
+    sources = {
+        dialect: replace(origin, patterns=tuple(under.get(dialect, "") + pattern for pattern in origin.patterns))
+        for dialect, origin in role.sources.items()
+    }
+    _expression(check_condition, when, words)
+    _expression(check_condition, role.when, words)
+    for size in role.shape:
+        _expression(check_size, size, words)
+    return replace(role, name=under.get("gguf", "") + role.name, sources=sources, when=both(when, role.when))
+
+
+def _expression(check: Callable[[str], None], text: str, words: _Words) -> None:
+    try:
+        check(text)
+    except ValueError as error:
+        problem, _, word = str(error).partition(": ")
+        words.wrong(text, problem, word, f"as in {text!r}" if word != text else None)
+
+
+def _lines(text: str, words: _Words) -> list[Role]:
+    return [_role(line, words) for line in text.splitlines() if line.strip()]
+
+
+FLAGS = ("f32", "optional")
+
+
+def _role(line: str, words: _Words) -> Role:
+    head, colon, rest = line.partition(" : ")
+    if not colon:
+        words.wrong(line, "a role line without ' : '", line.strip(), "NAME [FLAG…] : SIZE … | DIALECT PATTERN…")
+    flagged, marker, when = head.partition(" when=")
+    name, *flags = flagged.split() or [""]
+    if marker and not when.strip():
+        words.wrong(line, "no condition after", "when=")
+    for number, flag in enumerate(flags):
+        if flag not in FLAGS or flag in flags[:number]:
+            words.wrong(
+                line,
+                "no such flag" if flag not in FLAGS else "a flag twice",
+                flag,
+                ", ".join((*FLAGS, "when=CONDITION")),
+            )
+    shape, *origins = (part.split() for part in rest.split(" |"))
+    if not name or not shape or not origins or any(len(origin) < 2 for origin in origins):
+        words.wrong(line, "not a role line", line.strip(), "NAME [FLAG…] : SIZE … | DIALECT PATTERN…")
+    sources: dict[str, From] = {}
+    for dialect, *origin in origins:
+        if dialect in sources:
+            words.wrong(line, "a dialect twice", dialect)
+        sources[dialect] = _origin(origin, line, words)
+    return Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.strip())
+
+
+def _also(table: Sequence[Role], dialect: str, text: str, words: _Words) -> tuple[Role, ...]:
+    known, more = {role.name for role in table}, dict[str, From]()
+    for line in filter(str.strip, text.splitlines()):
+        name, *origin = line.split()
+        if name not in known or name in more:
+            words.wrong(line, "no such role" if name not in known else "a role twice", name)
+        more[name] = _origin(origin, line, words)
+    words.finish()
+    return tuple(
+        replace(role, sources={**role.sources, dialect: more[role.name]}) if role.name in more else role
+        for role in table
+    )
+
+
+def _origin(origin: list[str], line: str, words: _Words) -> From:
+    patterns = tuple(word for word in origin if word[0] not in "@=")
+    layouts = [word[1:] for word in origin if word[0] == "@"]
+    functions = [word[1:] for word in origin if word[0] == "="]
+    if len(layouts) > 1 or len(functions) > 1 or bool(functions) == bool(patterns) or (functions and layouts):
+        words.wrong(line, "not an origin", " ".join(origin), "PATTERN… [@LAYOUT], or =FUNCTION")
+    if functions:
+        return From((), SAME, words.function(functions[0], line))
+    return From(patterns, words.layout(layouts[0], line) if layouts else SAME)

@@ -1,0 +1,201 @@
+"""Whether an architecture's tables are written as their grammars say (docs/tables.md): every word in them is known.
+
+What a line of roles looks like is examined as it is read (`roles`); here is what only the whole can tell: the names of
+hparams in sizes and conditions, dialects, derivations, drops, remarks, the conventions of the forward pass.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from typing import Any, Never
+
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Role
+from ggferry.converters.schema.derivations import HPARAMS, Derivation
+from ggferry.converters.schema.expressions import check_condition, check_size, names_in
+from ggferry.converters.schema.layouts import Layout, Rearrange
+from ggferry.converters.schema.recipe import Conventions, recipe_of
+from ggferry.formats.errors import TableError
+from ggferry.formats.gguf.values import KEY_PATTERN
+
+SHARED_COLUMNS = {"hf", "meta", "ggml", "gguf"}
+"""Columns of `HParam.fields` that pieces of several families have, whether or not each family has the dialect."""
+FACTS = {"n", "hf_class"}
+"""What expressions may name besides hparams: the block, and the class that the configuration names."""
+_PLACE = re.compile(r"[^|\s.]+(\.[^|\s.]+)*")
+_seen: dict[int, Architecture] = {}
+
+
+def validate(spec: Architecture) -> None:
+    """Raises TableError, with file, line and word, for the first thing in `spec` that is not as it must be."""
+    if _seen.get(id(spec)) is not spec:
+        _Validator(spec).run()
+        _seen[id(spec)] = spec
+
+
+class _Validator:
+    def __init__(self, spec: Architecture) -> None:
+        self.spec = spec
+        self.hparams = {hparam.name for hparam in spec.hparams}
+        self.known = self.hparams | FACTS
+        self.header = {f"header_{field.name}" for layout in spec.headers for field in layout.header.members}
+        self.columns = {dialect.column for dialect in spec.dialects.values()}
+        self.sources = {dialect.source for dialect in spec.dialects.values()} | SHARED_COLUMNS
+
+    def run(self) -> None:
+        self.once("two hparams of one name", (hparam.name for hparam in self.spec.hparams))
+        self.once("two hparams for one key", (hparam.key for hparam in self.spec.hparams if hparam.key))
+        for hparam in self.spec.hparams:
+            self.hparam(hparam)
+        for name, dialect in self.spec.dialects.items():
+            self.one_of("a dialect stands under its own name", name, {dialect.name})
+            self.dialect(dialect)
+        self.once("two roles of one name", (role.name for role in self.spec.roles))
+        for role in self.spec.roles:
+            self.role(role)
+        self.blocks()
+        self.remarks(self.spec)
+        self.conventions(self.spec.recipe)
+
+    def wrong(self, problem: str, word: object, expected: object = None, text: str = "") -> Never:
+        place = self.spec.place.with_shared().of(text or str(word))
+        raise TableError(f"{self.spec.name}: {problem}", path=place, found=word, expected=expected)
+
+    def one_of(self, problem: str, word: str, known: Iterable[str], text: str = "") -> None:
+        if word not in known:
+            self.wrong(problem, word, ", ".join(sorted(known)), text)
+
+    def once(self, problem: str, words: Iterable[str]) -> None:
+        seen: set[str] = set()
+        for word in words:
+            if word in seen:
+                self.wrong(problem, word)
+            seen.add(word)
+
+    def said(self, check: Callable[[str], None], text: str, known: set[str]) -> None:
+        """`text` is of the form that `check` wants, and names only what is known."""
+        try:
+            check(text)
+        except ValueError as error:
+            problem, _, word = str(error).partition(": ")
+            self.wrong(problem, word, text=text)
+        for name in names_in(text) if text else ():
+            if name not in known:
+                self.wrong("no such hparam", name, f"one of its hparams, in {text!r}", text)
+
+    def size(self, text: str | int) -> None:
+        self.said(check_size, str(text), self.known)
+
+    def condition(self, text: str, more: Iterable[str] = ()) -> None:
+        self.said(check_condition, text, self.known | set(more))
+
+    def rule(self, rule: str | Derivation) -> None:
+        """A derivation: '@NAME', 'each CONDITION' or a size; a function says for itself what it wants."""
+        if not isinstance(rule, str) or not rule:
+            return
+        if rule.startswith("@"):
+            self.one_of("no such derivation", rule[1:], HPARAMS, rule)
+        elif rule.startswith("each "):
+            self.condition(rule[5:])
+        else:
+            self.size(rule)
+
+    def hparam(self, hparam: HParam) -> None:
+        if not hparam.name.isidentifier():
+            self.wrong("not a name for an hparam", hparam.name)
+        if hparam.key is not None and not re.fullmatch(KEY_PATTERN, hparam.key):
+            self.wrong("not a GGUF key", hparam.key)
+        for column, places in hparam.fields.items():
+            self.one_of(f"{hparam.name}: no such dialect", column, self.sources)
+            for place in places.split("|"):
+                if not _PLACE.fullmatch(place):
+                    self.wrong(f"{hparam.name}: not a place", place, "'a.b', others behind '|'", places)
+        for rule in (hparam.derive, hparam.implied):
+            self.rule(rule)
+        if hparam.many:
+            self.size(hparam.many)
+        self.condition(hparam.check)
+        for default in hparam.defaults:
+            self.default(default)
+
+    def default(self, default: Default) -> None:
+        self.condition(default.when)
+        if default.dialect:
+            self.one_of("no such dialect", default.dialect, self.sources | set(self.spec.dialects))
+        try:
+            re.compile(default.named)
+        except re.error as error:
+            self.wrong(f"not a regular expression ({error})", default.named)
+
+    def role(self, role: Role) -> None:
+        for size in role.shape:
+            self.size(size)
+        self.condition(role.when)
+        if not role.sources:
+            self.wrong("a role without a source", role.name)
+        for column, origin in role.sources.items():
+            self.one_of(f"{role.name}: no such dialect", column, self.columns - {"gguf"}, f"| {column} ")
+            for text in expressions(origin.layout):
+                self.size(text)
+            for pattern in origin.patterns:
+                if ("{n}" in pattern) != role.per_block:
+                    self.wrong("{n} stands in both names or in neither", pattern, role.name)
+
+    def dialect(self, dialect: Dialect) -> None:
+        if dialect.name != "gguf" and not any(dialect.column in role.sources for role in self.spec.roles):
+            self.wrong("no role has this dialect", dialect.column)
+        for name in dialect.given:
+            self.one_of("no such hparam", name, self.hparams)
+        roles = {role.name for role in self.spec.roles}
+        for drop in dialect.drops:
+            self.condition(drop.when)
+            if drop.same_as:
+                self.one_of("no such role", drop.same_as, roles)
+        for harmless in dialect.harmless:
+            self.rule(harmless.follows)
+        for layout in dialect.layouts:
+            self.one_of("no such header", layout, {header.name for header in self.spec.headers})
+        for size in dialect.shaped[1:]:
+            self.said(check_size, size, {name.removeprefix("header_") for name in self.header})
+        self.remarks(dialect)
+        self.conventions(dialect.conventions)
+
+    def remarks(self, owner: Architecture | Dialect) -> None:
+        for remark in owner.remarks:
+            self.condition(remark.when, self.header)
+            for _, name, _, _ in string.Formatter().parse(remark.text):
+                if name is not None:
+                    self.one_of("no such hparam", name, self.known | self.header, f"{{{name}}}")
+            if remark.stops:
+                self.one_of("no such runtime", remark.stops, self.spec.runtimes)
+
+    def conventions(self, conventions: Conventions) -> None:
+        try:
+            recipe_of(conventions)
+        except ValueError as error:
+            problem, _, word = str(error).rpartition(": ")
+            self.wrong(problem, word.strip("'"), text=word.replace("'", '"'))
+        stems = {role.name.split(".")[-2] for role in self.spec.roles if role.name.endswith(".weight")}
+        for name in conventions.get("transposed", ()):
+            self.one_of("no such role", name, stems)
+
+    def blocks(self) -> None:
+        for series in {role.series for role in self.spec.roles} - {""}:
+            self.one_of("blocks that nothing counts", series, self.spec.blocks)
+        for counter in self.spec.blocks.values():
+            self.one_of("no such hparam", counter, self.hparams)
+
+
+def expressions(layout: Layout) -> Iterator[str]:
+    """The sizes that `layout` is bound to."""
+    for field in fields(layout):
+        value: Any = getattr(layout, field.name)
+        if isinstance(layout, Rearrange):
+            yield from (size for _, size in layout.sizes if isinstance(size, str)) if field.name == "sizes" else ()
+        elif isinstance(value, Layout):
+            yield from expressions(value)
+        else:
+            items = value if isinstance(value, tuple) else (value,)
+            yield from (item for item in items if isinstance(item, str))

@@ -1,0 +1,178 @@
+"""Tables are parsed strictly: a word that nobody knows is an error that names file, line and word."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from typing import Any, get_type_hints
+
+import pytest
+
+from ggferry.converters.architectures import qwen2
+from ggferry.converters.model_graph.open_checkpoint import architectures
+from ggferry.converters.schema.architecture import Architecture, Default, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.layouts import SAME, Split
+from ggferry.converters.schema.recipe import Conventions, Recipe, recipe_of
+from ggferry.converters.schema.roles import also, block, roles, varied
+from ggferry.converters.schema.validate import validate
+from ggferry.formats.errors import TableError
+
+NORM = "output_norm.weight f32 : n_embd | hf model.norm.weight"
+
+
+@pytest.mark.parametrize("spec", architectures().values(), ids=architectures())
+def test_every_table_is_valid(spec: Architecture) -> None:
+    validate(spec)
+
+
+LINES = {
+    "output_norm.weight optinal : n_embd | hf model.norm.weight": "optinal",
+    "output_norm.weight f32 f32 : n_embd | hf model.norm.weight": "f32",
+    "output_norm.weight when= : n_embd | hf model.norm.weight": "when=",
+    "output_norm.weight when=n>0 and m : n_embd | hf model.norm.weight": "m",
+    "output_norm.weight when=n = 0 : n_embd | hf model.norm.weight": "n = 0",
+    "output_norm.weight when=n in m : n_embd | hf model.norm.weight": "n in m",
+    "output_norm.weight when=0 < n < 3 : n_embd | hf model.norm.weight": "0 < n < 3",
+    "output_norm.weight n_embd | hf model.norm.weight": "output_norm.weight n_embd | hf model.norm.weight",
+    "output_norm.weight : | hf model.norm.weight": "output_norm.weight : | hf model.norm.weight",
+    "output_norm.weight : n_embd": "output_norm.weight : n_embd",
+    "output_norm.weight : n_embd | hf": "output_norm.weight : n_embd | hf",
+    "output_norm.weight : n_embd | hf model.norm.weight | hf model.norm.bias": "hf",
+    "output_norm.weight : n_embd | hf model.norm.weight @turn": "@turn",
+    "output_norm.weight : n_embd | hf =llama3_factor": "=llama3_factor",
+    "output_norm.weight : n_embd | hf model.norm.weight =llama3_factors": "model.norm.weight =llama3_factors",
+    "output_norm.weight : n_embd**2 | hf model.norm.weight": "n_embd ** 2",
+    "output_norm.weight : n_embd/ | hf model.norm.weight": "n_embd/",
+    "output_norm.weight : round(n_embd) | hf model.norm.weight": "round(n_embd)",
+    "output_norm.weight : -1 | hf model.norm.weight": "-1",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_wrong_line_is_refused_with_its_word(line: str) -> None:
+    table = roles(line)
+    with pytest.raises(TableError) as caught:
+        list(table)
+    assert caught.value.found == LINES[line]
+
+
+def test_an_error_names_the_line_it_is_on() -> None:
+    table = block(
+        """
+        attn_norm.weight f32 : n_embd | hf input_layernorm.weight
+        ffn_norm.weight optinal : n_embd | hf post_attention_layernorm.weight
+        """
+    )
+    with pytest.raises(TableError) as caught:
+        len(table)
+    file, _, line = str(caught.value.path).rpartition(":")
+    assert file == __file__
+    with open(file) as text:
+        assert "optinal : n_embd | hf post_attention" in text.read().splitlines()[int(line) - 1]
+    assert "found optinal, expected f32, optional, when=CONDITION" in str(caught.value)
+
+
+CALLS: dict[str, Any] = {
+    "a role twice": lambda: roles(NORM, roles(NORM)),
+    "an unused layout": lambda: roles(NORM, norm=SAME),
+    "an unused layout of also": lambda: also(roles(NORM), "meta", "output_norm.weight norm.weight", norm=SAME),
+    "no such role": lambda: also(roles(NORM), "meta", "output_nrom.weight norm.weight"),
+    "a role twice in also": lambda: also(roles(NORM), "meta", "output_norm.weight a\noutput_norm.weight b"),
+    "no origin": lambda: also(roles(NORM), "meta", "output_norm.weight"),
+    "no such base": lambda: varied(roles(NORM), "meta", "fh"),
+    "a function for a layout": lambda: roles("a.weight : n | hf b @f", f=lambda values: None),
+    "a layout for a function": lambda: roles("a.weight : n | hf =f", f=SAME),
+    "a condition of a call": lambda: roles(NORM, when="n>0 and m"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_call_is_refused(name: str) -> None:
+    table = CALLS[name]()
+    with pytest.raises(TableError):
+        list(table)
+
+
+def test_prefixes_and_conditions_add_up() -> None:
+    inner = block("attn_q.weight when=a == 1 or b == 1 : n_embd | hf q.weight", layer="l.{n}.", when="n > 2")
+    (role,) = roles(inner, when="c == 1", under={"hf": "model."})
+    assert role.name == "blk.{n}.attn_q.weight" and role.sources["hf"].patterns == ("model.l.{n}.q.weight",)
+    assert role.when == "c == 1 and n > 2 and (a == 1 or b == 1)"
+
+
+def changed(**changes: Any) -> Architecture:
+    return replace(qwen2.SPEC, **changes)
+
+
+def with_hparam(**facts: Any) -> Architecture:
+    return changed(hparams=(*qwen2.HPARAMS, HParam("more", **facts)))
+
+
+def with_dialect(**facts: Any) -> Architecture:
+    hf = replace(qwen2.SPEC.dialects["hf"], **facts)
+    return changed(dialects={**qwen2.SPEC.dialects, "hf": hf})
+
+
+def with_role(line: str, **named: Any) -> Architecture:
+    return changed(roles=roles(qwen2.ROLES, line, **named))
+
+
+SPECS: dict[str, tuple[Architecture, str]] = {
+    "an hparam in a size": (with_role("a.weight : n_embed | hf a"), "n_embed"),
+    "an hparam in a condition": (with_role("a.weight when=tide == 0 : n_embd | hf a"), "tide"),
+    "an hparam in a layout": (with_role("a.weight : n_embd | hf a @l", l=Split(0, "n_embed")), "n_embed"),
+    "a dialect in a role": (with_role("a.weight : n_embd | fh a"), "fh"),
+    "a block in one name": (with_role("blk.{n}.a.weight : n_embd | hf a"), "a"),
+    "blocks nobody counts": (with_role("enc.blk.{n}.a.weight : n_embd | hf a.{n}"), "enc.blk."),
+    "a derivation": (with_hparam(derive="@rope_dimension"), "rope_dimension"),
+    "an hparam in a derivation": (with_hparam(derive="n_embed / n_head"), "n_embed"),
+    "no derivation": (with_hparam(derive="n_embd if tied else 0"), "n_embd if tied else 0"),
+    "a condition of each block": (with_hparam(implied="each n"), "n"),
+    "a check": (with_hparam(check="0 < mroe"), "mroe"),
+    "a number of items": (with_hparam(many="n_layers"), "n_layers"),
+    "a place": (with_hparam(fields={"hf": "a||b"}), ""),
+    "a blank in a place": (with_hparam(fields={"hf": "a b"}), "a b"),
+    "a dialect of a place": (with_hparam(fields={"fh": "a"}), "fh"),
+    "a key": (with_hparam(key="Attention Head"), "Attention Head"),
+    "a default's condition": (with_hparam(defaults=(Default(1, "", when="tied"),)), "tied"),
+    "a default's dialect": (with_hparam(defaults=(Default(1, "", dialect="fh"),)), "fh"),
+    "a default's name": (with_hparam(defaults=(Default(1, "", named="("),)), "("),
+    "an hparam twice": (changed(hparams=(*qwen2.HPARAMS, qwen2.HPARAMS[0])), "n_vocab"),
+    "what is given": (with_dialect(given={"tide": False}), "tide"),
+    "a drop's condition": (with_dialect(drops=(Drop("a", "", when="tied"),)), "tied"),
+    "what a drop repeats": (with_dialect(drops=(Drop("a", "", same_as="b"),)), "b"),
+    "what follows": (with_dialect(harmless=(Harmless("a", "", follows="n_embed"),)), "n_embed"),
+    "a remark's condition": (with_dialect(remarks=(Remark("n_embed > 0", ""),)), "n_embed"),
+    "a remark's text": (with_dialect(remarks=(Remark("", "{n_embed}"),)), "n_embed"),
+    "a remark's runtime": (with_dialect(remarks=(Remark("", "", stops="lama.cpp"),)), "lama.cpp"),
+    "a column": (with_dialect(names="fh"), "fh"),
+    "a header": (with_dialect(layouts=("qwen",)), "qwen"),
+    "a convention": (changed(recipe={"robe": "halves"}), "robe"),
+    "a word of the recipe": (changed(recipe={"ffn": "gatted"}), "gatted"),
+    "a word of a dialect's conventions": (with_dialect(conventions={"rope": "halfs"}), "halfs"),
+    "a transposed role": (with_dialect(conventions={"transposed": ("attn_qvk",)}), "attn_qvk"),
+    "who counts blocks": (changed(blocks={"blk.": "n_layers"}), "n_layers"),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_wrong_word_in_an_architecture_is_refused(name: str) -> None:
+    spec, word = SPECS[name]
+    with pytest.raises(TableError) as caught:
+        validate(spec)
+    assert caught.value.found == word and re.search(r"\.py:\d+$", str(caught.value.path))
+
+
+def test_what_a_table_says_of_a_recipe_has_the_recipes_fields_and_types() -> None:
+    assert get_type_hints(Conventions) == get_type_hints(Recipe)
+    for field in fields(Recipe):
+        recipe_of({field.name: field.default})  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "conventions",
+    [{"norm": "RMS"}, {"pre_norm": "no"}, {"norm_offset": "1"}, {"transposed": "attn_q"}, {"transposed": (1,)}],
+)
+def test_a_convention_of_another_type_is_refused(conventions: Any) -> None:
+    with pytest.raises(ValueError, match=str(next(iter(conventions)))):
+        recipe_of(conventions)
