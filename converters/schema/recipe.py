@@ -72,8 +72,8 @@ class Recipe:
     `computation`: the module of `converters/forward/computations` that computes the logits, or the full name of one
     elsewhere. `norm_weights`: the norms have weights. `norm_offset`: what is added to each of them (Hugging Face's
     Gemma stores the distance from one). `pre_norm`: attention and feed-forward read a normed input. `v_norm`: values
-    are normed head by head, without weights. `indexer_rope`: as `rope`, of the indexer that chooses what attention looks
-    at. `transposed`: linear layers by role whose matrices hold a column an output (GPT-2's Conv1D). `logit_scale`: what
+    are normed head by head, without weights. `indexer_rope`: as `rope`, of the indexer that says what is looked at.
+    `transposed`: linear layers by role whose matrices hold a column an output (GPT-2's Conv1D). `logit_scale`: what
     is done with the hparam of that name. `expert_norm`: weights of the chosen experts are made to sum to one.
     `expert_rows`: an expert's matrices hold a row an output (else a column). `rescaled`: weights are already divided as
     `rescale_every` asks. An hparam wins over `activation`, `expert_norm` and, by the name `parallel_residual`, over
