@@ -372,13 +372,16 @@ def begin_file(path: str, *, overwrite: bool = False, sources: Mapping[Identity,
 
 def write_file(
     path: str, write: Callable[[BinaryIO], object], *, overwrite: bool = False,
-    sources: Mapping[Identity, str] | None = None,
+    sources: Mapping[Identity, str] | None = None, private: bool = False,
 ) -> None:  # fmt: skip
-    """Write a file whole or not at all: `write` is given it, open and empty. Raises as `begin_file`."""
+    """Write a file whole or not at all: `write` is given it, open and empty. `private`: its owner alone may read it.
+    Raises as `begin_file`."""
     with ExitStack() as stack:
         with interrupts_wait():
             partial = stack.enter_context(begin_file(path, overwrite=overwrite, sources=sources))
         try:
+            if private:
+                os.fchmod(partial.fd, 0o600)
             with os.fdopen(partial.fd, "wb", closefd=False) as file:
                 write(file)
             os.fsync(partial.fd)
@@ -386,3 +389,17 @@ def write_file(
             raise of_os(error, "cannot be written", path) from None
         with interrupts_wait():
             publish([partial], overwrite=overwrite)
+
+
+def write_text(
+    path: str, lines: Iterable[str], *, overwrite: bool = False, sources: Mapping[Identity, str] | None = None,
+    private: bool = False,
+) -> None:  # fmt: skip
+    """Write lines of text, each with its line end, whole or not at all: UTF-8, in which what no character stands for
+    is escaped as in Python. Raises as `write_file`."""
+
+    def write(file: BinaryIO) -> None:
+        for line in lines:
+            file.write(f"{line}\n".encode("utf-8", "backslashreplace"))
+
+    write_file(path, write, overwrite=overwrite, sources=sources, private=private)

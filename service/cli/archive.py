@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggferry.formats.errors import RefusedError, UsageError
-from ggferry.service.cli.options import print_json, say, tell
+from ggferry.service.cli.options import print_json, say, size_of, tell
 
 if TYPE_CHECKING:
     from ggferry.service.apply.delete_sources import Deletion
@@ -21,7 +21,10 @@ ledger = typer.Typer(help="What a migration's ledger knows.", no_args_is_help=Tr
 commands.add_typer(ledger, name="ledger")
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
-Memory = Annotated[str, typer.Option("--memory", metavar="N(K|M|G)", help="Cap of each worker process.")]
+SIZES = "4G is 4·10⁹ bytes, 4GiB is 4·2³⁰."
+Memory = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help=f"Memory cap of each worker process; 0: none. {SIZES}")
+]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads a worker (default: cores / jobs).")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Where = Annotated[str, typer.Argument(metavar="LEDGER", help="A ledger's path or URL, or env:NAME.")]
@@ -53,7 +56,7 @@ def plan(
         bool, typer.Option("--follow-redirects", help="Let web servers send us to other servers.")
     ] = False,
     patience: Patience = 30.0,
-    memory: Memory = "4G",
+    memory: Memory = "4GiB",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -80,7 +83,8 @@ def plan(
         tuple(roots), dest, outtype, verify, recipe, digest, count, Limits(size_of(memory, "--memory"), 1),
         Access(redirects=follow, patience=patience),
     )  # fmt: skip
-    head, entries = make(wanted, model_counter(not as_json))
+    with model_counter(not as_json) as count_models:
+        head, entries = make(wanted, count_models)
     write_plan(out, head, entries, overwrite=force)
     kept = write_secrets(out, secrets_of({each.path for entry in entries for each in (*entry.files, *entry.beside)}))
     facts = summary(entries)
@@ -113,15 +117,17 @@ def apply(
         bool, typer.Option("--retry-failed", help="Try what failed or was quarantined again.")
     ] = False,
     max_disk: Annotated[
-        str | None, typer.Option("--max-disk", metavar="N(K|M|G|T)", help="Refuse to take more.")
+        str | None, typer.Option("--max-disk", metavar="SIZE", help="Refuse to take more room than this.")
     ] = None,
-    memory: Memory = "4G",
+    memory: Memory = "4GiB",
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0, help="Seconds a model (default: by size).")
     ] = None,
     attempts: Annotated[int, typer.Option("--attempts", min=1, help="Times a model may end its worker.")] = 3,
     scratch: Annotated[str | None, typer.Option("--scratch", help="Folder for what passes through.")] = None,
-    cache: Annotated[str, typer.Option("--cache", help="Bytes kept of a remote model while it is converted.")] = "64G",
+    cache: Annotated[
+        str, typer.Option("--cache", metavar="SIZE", help="Kept of a remote model while it is converted.")
+    ] = "64GiB",
     lease: Annotated[
         float, typer.Option("--lease", min=1, help="Seconds until another run takes a dead one's job.")
     ] = 60.0,
@@ -280,7 +286,7 @@ def recheck(
         str, typer.Option("--sample", metavar="N%", help="Share of the outputs, the same ones each time.")
     ] = "100%",
     full: Annotated[bool, typer.Option("--full", help="The whole proof against the source, not only digests.")] = False,
-    memory: Memory = "4G",
+    memory: Memory = "4GiB",
     as_json: Json = False,
 ) -> None:
     """Look at finished outputs again: their bytes against their receipts. Exits 1 when one is not what it was."""
@@ -299,15 +305,6 @@ def recheck(
 
 
 # --- values --------------------------------------------------------------------------------------------------------
-
-
-def size_of(text: str, option: str) -> int:
-    """'4G' → 4 · 2³⁰: memory and disks are counted in powers of two here."""
-    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    shift = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}.get(unit)
-    if shift is None or not number.isdecimal():
-        raise UsageError(option, found=text, expected="a number with K, M, G or T")
-    return int(number) << shift
 
 
 def shard_of(text: str | None) -> tuple[int, int]:

@@ -43,6 +43,7 @@ from ggferry.service.cli.options import (
     key_values,
     print_json,
     say,
+    size_of,
     tell,
     text_lines,
 )
@@ -98,7 +99,8 @@ def convert(
     alignment: Annotated[int, typer.Option("--alignment", help="Bytes each tensor's data is aligned to.")] = 32,
     split_max_tensors: Annotated[int, typer.Option("--split-max-tensors", min=0, help="Tensors a shard.")] = 0,
     split_max_size: Annotated[
-        str | None, typer.Option("--split-max-size", metavar="N(K|M|G)", help="Bytes of tensors a shard, decimal.")
+        str | None,
+        typer.Option("--split-max-size", metavar="SIZE", help="Bytes of tensors a shard: 4G is 4·10⁹, 4GiB is 4·2³⁰."),
     ] = None,
     no_tensor_first_split: Annotated[
         bool, typer.Option("--no-tensor-first-split", help="Metadata alone in the first shard.")
@@ -125,7 +127,7 @@ def convert(
         big_endian=bigendian,
         vocab_only=vocab_only,
         split_max_tensors=split_max_tensors,
-        split_max_size=_bytes(split_max_size),
+        split_max_size=0 if split_max_size is None else size_of(split_max_size, "--split-max-size"),
         tensor_first_split=not no_tensor_first_split,
         allow_nonfinite=allow_nonfinite,
         **_types(
@@ -259,7 +261,7 @@ def verify(
     from ggferry.converters.convert import Request
     from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
     from ggferry.converters.verify import reverify
-    from ggferry.service.cli.progress_bar import byte_progress
+    from ggferry.service.cli.progress_bar import progress
 
     request = Request(
         source, hparams=key_values(hparam), base=base, arch=arch, config=hf_config, imatrix=imatrix,
@@ -269,7 +271,7 @@ def verify(
         prune=prune_layers, level=level, jobs=jobs,
     )  # fmt: skip
     report = reverify(
-        request, output, lambda title, total: byte_progress(title, total, wanted=not as_json), allow_keys or ()
+        request, output, lambda title, total: progress(title, total, wanted=not as_json), allow_keys or ()
     )
     if as_json:
         keys = asdict(report.keys)
@@ -283,12 +285,12 @@ def verify(
 def _convert(request: Any, dry_run: bool, as_json: bool) -> None:
     """Carry a request out and say what was done, or print its plan."""
     from ggferry.converters.convert import convert as run
-    from ggferry.service.cli.progress_bar import byte_progress
+    from ggferry.service.cli.progress_bar import progress
 
     if dry_run:
         _print_plan(request, as_json)
         return
-    result = run(request, lambda title, total: byte_progress(title, total, wanted=not as_json))
+    result = run(request, lambda title, total: progress(title, total, wanted=not as_json))
     if as_json:
         print_json({"path": result.path, "receipt": result.receipt})
         return
@@ -351,14 +353,3 @@ def _types(
         "tensor_types": tuple(pairs),
         "leave_output_tensor": leave_output,
     }
-
-
-def _bytes(text: str | None) -> int:
-    """'2G' → 2 000 000 000, as llama-gguf-split and convert_hf_to_gguf count."""
-    if text is None:
-        return 0
-    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    factor = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}.get(unit)
-    if factor is None or not number.isdecimal() or not int(number):
-        raise UsageError("--split-max-size", found=text, expected="a number with K, M or G")
-    return int(number) * factor

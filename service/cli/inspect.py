@@ -114,7 +114,7 @@ def imatrix(
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
     from ggferry.converters.understand import graph_of
     from ggferry.formats.files.partial_files import check_target
-    from ggferry.service.cli.progress_bar import byte_progress
+    from ggferry.service.cli.progress_bar import progress as shown
 
     with recorded() as opened:
         graph = graph_of(file, arch=arch)
@@ -123,7 +123,7 @@ def imatrix(
             raise RefusedError("the file has no vocabulary", path=file)
         parts = chunks_of(tokenizer, whole_text(text), chunk_size, chunks)
     check_target(out, overwrite=force, sources=opened.identities)
-    with byte_progress("tokens", sum(map(len, parts)), wanted=not as_json) as progress:
+    with shown("tokens", sum(map(len, parts)), wanted=not as_json, counts=True) as progress:
         recorder = measure(graph, parts, progress)
     opened.check_unchanged()
     count = write_imatrix(

@@ -12,6 +12,7 @@ from ggferry.formats.files.opened_files import note
 from ggferry.service.cli.terminal import print_json as print_json
 from ggferry.service.cli.terminal import say as say
 from ggferry.service.cli.terminal import tell as tell
+from ggferry.support.sizes import parse_size
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 HParams = Annotated[
@@ -78,6 +79,14 @@ BaseModel = Annotated[
     str | None,
     typer.Option("--base", metavar="DIR", parser=Named, help="Of an adapter: its base model, or config.json alone."),
 ]
+
+
+def size_of(text: str, option: str) -> int:
+    """Return the bytes of an option's value. Raises UsageError."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise UsageError(option, found=text, expected=error) from None
 
 
 def key_values(items: list[str] | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Progress on a terminal: bytes, bytes per second, time left. Silent everywhere else."""
+"""The bar on a terminal: how much is done, how fast, time left. Silent everywhere else."""
 
 from __future__ import annotations
 
@@ -6,30 +6,75 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-Advance = Callable[[int], None]
+from ggferry.support.printable import printable
+from ggferry.support.progress import Progress
+
+
+def has_terminal() -> bool:
+    """Whether stderr is a terminal that can redraw a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar that is being drawn. `drawing`, `task`: rich's."""
+
+    drawing: Any
+    task: Any
+
+    def advance(self, done: int) -> None:
+        self.drawing.advance(self.task, done)
+
+    def show(self, done: int, total: int, title: str) -> None:
+        self.drawing.update(self.task, completed=done, total=total, description=printable(title))
+
+    def line(self, text: str) -> None:
+        """Print one line above the bar."""
+        self.drawing.console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def byte_progress(title: str, total: int, wanted: bool = True) -> Iterator[Advance]:
-    """Yields a function to call with the bytes just done; draws on stderr only when that is a terminal."""
-    if not wanted or not total or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+def bar(title: str, total: int, *, counts: bool = False) -> Iterator[Bar]:
+    """Draw a bar on stderr of `total` bytes, or of things that are counted. What is drawn goes when it ends."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    amount: list[ProgressColumn] = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+    columns = [
+        TextColumn("{task.description}", markup=False), BarColumn(), *([MofNCompleteColumn()] if counts else amount),
+        TimeRemainingColumn(),
+    ]  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as drawing:
+        yield Bar(drawing, drawing.add_task(title, total=total))
+
+
+@contextmanager
+def progress(title: str, total: int, *, wanted: bool = True, counts: bool = False) -> Iterator[Progress]:
+    """Yield a function to call with what was just done: bytes, or what `counts`."""
+    if not wanted or not total or not has_terminal():
         yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True),
-        TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda done: bar.advance(task, done)
+    with bar(title, total, counts=counts) as drawn:
+        yield drawn.advance
 
 
-def model_counter(wanted: bool) -> Callable[[int, int], None]:
-    """Shows how many of all models were looked at, on a terminal."""
-    if not wanted or not sys.stderr.isatty():
-        return lambda done, total: None
-    return lambda done, total: print(f"\r{done}/{total} models", end="\n" if done == total else "", file=sys.stderr)
+@contextmanager
+def model_counter(wanted: bool) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function to call with how many of how many models were looked at."""
+    if not wanted or not has_terminal():
+        yield lambda done, total: None
+        return
+    with bar("models", 0, counts=True) as drawn:
+        yield lambda done, total: drawn.show(done, total, "models")

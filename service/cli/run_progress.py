@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -11,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ggferry.service.cli.progress_bar import bar, has_terminal
 from ggferry.service.cli.terminal import print_json, say
 from ggferry.service.records.plan_file import Entry
-from ggferry.support.printable import printable
 from ggferry.support.progress import Phase
 
 Emit = Callable[[dict[str, Any]], None]
@@ -76,8 +74,16 @@ def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
                 print_json(event, default=str)
 
         yield emit
-    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        with _bar(tracker) as draw:
+    elif has_terminal():
+        with bar("", tracker.total) as drawn:
+
+            def draw(event: dict[str, Any]) -> None:
+                tracker.see(event)
+                ended = sum(tracker.states.values())
+                drawn.show(tracker.done, tracker.total, f"{ended}/{tracker.jobs} models")
+                if line := words(event):
+                    drawn.line(line)
+
             yield draw
     else:
 
@@ -85,28 +91,6 @@ def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
             tracker.see(event)
             if line := words(event):
                 say(line)
-
-        yield emit
-
-
-@contextmanager
-def _bar(tracker: Tracker) -> Iterator[Emit]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True),
-        TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=tracker.total)
-
-        def emit(event: dict[str, Any]) -> None:
-            tracker.see(event)
-            ended = sum(tracker.states.values())
-            bar.update(task, completed=tracker.done, description=f"{ended}/{tracker.jobs} models")
-            if line := words(event):
-                bar.console.print(printable(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
         yield emit
 

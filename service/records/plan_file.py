@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from math import isfinite
-from typing import Any, BinaryIO
+from typing import Any
 
 import ggferry
 from ggferry.converters.proof.receipt import SUFFIX as RECEIPT
 from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
 from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.opened_files import Identity
-from ggferry.formats.files.partial_files import write_file
+from ggferry.formats.files.partial_files import write_text
 from ggferry.service.storage.stores import Found, is_remote, local_path, local_roots
 from ggferry.support.printable import printable_json
 
@@ -186,12 +187,8 @@ def _found(files: Iterable[Found]) -> list[dict[str, Any]]:
 def write_plan(path: str, head: Head, entries: Sequence[Entry], *, overwrite: bool = False) -> None:
     """Write whole or not at all. Raises RefusedError where there is a file (a plan is edited by hand: it is replaced
     only by `overwrite`, and a model that it plans never)."""
-
-    def write(file: BinaryIO) -> None:
-        for line in (to_line(head), *map(to_line, entries)):
-            file.write(f"{line}\n".encode())
-
-    write_file(path, write, overwrite=overwrite, sources=_model_files(entries))
+    lines = chain([to_line(head)], map(to_line, entries))
+    write_text(path, lines, overwrite=overwrite, sources=_model_files(entries))
 
 
 def _model_files(entries: Iterable[Entry]) -> dict[Identity, str]:

@@ -6,12 +6,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, BinaryIO
+from typing import Any
 
 import ggferry
 from ggferry.formats.errors import Fault, GgferryError, RefusedError, UsageError, fault_of
-from ggferry.formats.files.partial_files import check_target, write_file
+from ggferry.formats.files.partial_files import check_target, write_text
 from ggferry.formats.files.sources import LocalFile
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
 from ggferry.service.records.plan_file import CONVERT, VERDICTS, Entry, Head
@@ -97,15 +96,9 @@ def write_report(
 
     check_report(stem, overwrite=overwrite)
     facts = collect(ledger.rows(None if head is None else head.id), head)
-    for suffix, text in ((".json", printable_json(facts, indent=1) + "\n"), (".html", page(facts))):
-        data = text.encode("utf-8", "backslashreplace")
-        replaces = overwrite or _is_report(stem, suffix)
-        write_file(stem + suffix, partial(_put, data), overwrite=replaces)
+    for suffix, text in ((".json", printable_json(facts, indent=1)), (".html", page(facts))):
+        write_text(stem + suffix, [text], overwrite=overwrite or _is_report(stem, suffix))
     return facts
-
-
-def _put(data: bytes, file: BinaryIO) -> None:
-    file.write(data)
 
 
 def _is_report(stem: str, suffix: str) -> bool:

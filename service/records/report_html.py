@@ -46,9 +46,7 @@ def page(facts: Mapping[str, Any]) -> str:
         f"<p class=sub>{facts['other_files']:,} other files are in the tree that are no models.</p>",
     ]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Migration to GGUF</title>'
-    return (
-        f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
-    )
+    return f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{''.join(body)}</body></html>"
 
 
 def size(count: int | None) -> str:

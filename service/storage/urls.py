@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError
+from ggferry.formats.errors import CorruptError, GgferryError
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.opened_files import unrecorded
+from ggferry.formats.files.partial_files import write_text
 
 WEB = ("http", "https")
 PATIENCE = 30.0
@@ -112,21 +113,14 @@ SUFFIX = ".secrets"
 
 def write_secrets(plan: str, secrets: Mapping[str, str]) -> str | None:
     """Keep what a plan must not show in a file that its owner alone may read; its path. Without secrets, an older one
-    of ours is removed. Raises NotFoundError."""
+    of ours is removed. Raises what `write_text` raises."""
     path = plan + SUFFIX
     if not secrets:
         if _read(path) is not None:
             os.unlink(path)
         return None
-    partial = f"{path}.{os.urandom(6).hex()}.partial"
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"ggferry_secrets": 1, "urls": dict(secrets)}, file, indent=1)
-            file.write("\n")
-        os.replace(partial, path)
-    except OSError as error:
-        raise NotFoundError(f"cannot be written: {error.strerror}", path=path) from None
+    text = json.dumps({"ggferry_secrets": 1, "urls": dict(secrets)}, indent=1)
+    write_text(path, [text], overwrite=True, private=True)
     return path
 
 

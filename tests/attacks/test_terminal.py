@@ -253,8 +253,8 @@ def test_a_run_on_a_terminal_prints_names_to_the_letter(tmp_path: Path) -> None:
     assert r"[bold]x[red]:bomb:\udcff" in shown and r"\x1b[31m" in shown
 
 
-PRINTS = {"service/cli/terminal.py", "service/cli/progress_bar.py", "service/cli/run_progress.py"}
-"""Where printing is done: lines, JSON, and the two bars."""
+PRINTS = {"service/cli/terminal.py", "service/cli/progress_bar.py"}
+"""Where printing is done: lines, JSON, and the bar."""
 
 
 def test_nothing_prints_past_the_one_place() -> None:
