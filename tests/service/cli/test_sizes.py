@@ -18,7 +18,7 @@ from ggferry.service.workers.supervisor import Limits
 
 def test_decimal_and_binary() -> None:
     assert size_of("4G", "--memory") == 4 * 10**9 and size_of("4GiB", "--memory") == 4 << 30 == Limits().memory
-    with pytest.raises(UsageError, match="--memory: found '?4X"):
+    with pytest.raises(UsageError, match=r"--memory: found '?4X"):
         size_of("4X", "--memory")
 
 
