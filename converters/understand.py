@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ggferry.converters.model_graph.gguf_edits import architecture_name, undescribed
 from ggferry.converters.model_graph.graph import ModelGraph, bind
-from ggferry.converters.model_graph.open_checkpoint import LEGACY, architectures, open_checkpoint
+from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
 from ggferry.converters.schema.architecture import Architecture
 from ggferry.converters.schema.expressions import evaluate
@@ -19,8 +19,7 @@ from ggferry.formats.errors import (
     UnexpectedTensorError,
     UnsupportedError,
 )
-
-TRAINING = ("safetensors", "pytorch")
+from ggferry.formats.reader import Kind, kind_of
 
 
 def understand(
@@ -60,13 +59,14 @@ def _plain(checkpoint: Checkpoint) -> Checkpoint:
 
 def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     known = architectures()
-    if checkpoint.container in LEGACY:
+    kind = kind_of(checkpoint.container)
+    if kind is Kind.LEGACY:
         return _by_layout(checkpoint, known)
-    if checkpoint.container == "gguf":
+    if kind is Kind.GGUF:
         return known[architecture_name(checkpoint)], "gguf"
-    if checkpoint.container == "pytorch-meta":
+    if kind is Kind.META:
         return known["llama"], "meta"
-    if checkpoint.container in TRAINING:
+    if kind is Kind.TRAINING:
         named = "architectures" in checkpoint.metadata
         return _by_class(checkpoint, known) if named else _by_marks(checkpoint, known)
     raise UnsupportedError(

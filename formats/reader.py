@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
 from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint
@@ -78,15 +81,105 @@ class HeaderLayout:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Kind(Enum):
+    """How a container says which model it holds."""
+
+    GGUF = "by its metadata: general.architecture"
+    LEGACY = "by the shape of its header, which an architecture gave it and no field names"
+    TRAINING = "by the configuration beside it, or by the names of its tensors"
+    META = "by params.json, of which LLaMA alone has one"
+    ADAPTER = "not at all: it is no model and changes one"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container as `Checkpoint.container` names it. `label`: the same for people. `magics`: first bytes that only it
+    has. `versions`: those that exist, (None,) where it has none. `storage_word`: its name, in a file's name, tells of
+    the storage only, and not of the model."""
+
+    name: str
+    label: str
+    kind: Kind
+    magics: tuple[bytes, ...] = ()
+    versions: tuple[int | None, ...] = (None,)
+    storage_word: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsName:
+    """What the weights of a model are called in the folder of a training checkpoint: `STEM.SUFFIX`, or
+    `STEM-00001-of-00002.SUFFIX` … with `STEM.SUFFIX.index.json`; where `numbered`, `STEM.00.SUFFIX` … and nothing else.
+    `rank`: of several forms in one folder the lowest is taken."""
+
+    rank: int
+    container: str
+    stem: str
+    suffix: str
+    numbered: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A container format. `probe(head, path, size)` looks at the first HEAD_BYTES of a file (b"" for a directory)
-    and claims it or not, without I/O of its own beyond listing that directory; `open(path, layouts)` builds the
-    Checkpoint or raises one of `formats.errors`."""
+    """A container format, or several that are read alike. `probe(head, path, size)` looks at the first HEAD_BYTES of a
+    file (b"" for a directory) and claims it or not, without I/O of its own beyond listing that directory;
+    `open(path, layouts)` builds the Checkpoint or raises one of `formats.errors`.
+
+    `suffixes`: of files that may be such a container, with the dot and in lower case. `weights`: how it is called in a
+    folder; `lone`: suffixes by which a single file of any other name is the model of its folder, the preferred first.
+    """
 
     name: str
     probe: Callable[[bytes, str, int], Match | None]
     open: Callable[[str, Sequence[HeaderLayout]], Checkpoint]
+    containers: tuple[Container, ...]
+    suffixes: tuple[str, ...] = ()
+    weights: tuple[WeightsName, ...] = ()
+    lone: tuple[str, ...] = ()
+
+
+def readers() -> tuple[Reader, ...]:
+    """Return every reader, in the order in which they are asked."""
+    return scan("ggferry.formats.readers", "SPEC")
+
+
+@cache
+def containers() -> Mapping[str, Container]:
+    """Return every container by name."""
+    return {container.name: container for reader in readers() for container in reader.containers}
+
+
+def kind_of(container: str) -> Kind | None:
+    """Return how a container says what it holds; None for one that only its reader knows, to refuse it."""
+    return containers()[container].kind if container in containers() else None
+
+
+def label_of(container: str) -> str:
+    """Return the name of a container for people."""
+    return containers()[container].label if container in containers() else container.upper()
+
+
+@cache
+def model_suffixes() -> tuple[str, ...]:
+    """Return the suffixes of files that may hold a model, with the dot and in lower case."""
+    return tuple(dict.fromkeys(suffix for reader in readers() for suffix in reader.suffixes))
+
+
+def container_by_magic(head: bytes) -> Container | None:
+    """Return the container that alone begins with these bytes."""
+    return next((one for one in containers().values() if one.magics and head.startswith(one.magics)), None)
+
+
+@cache
+def weights_names() -> tuple[WeightsName, ...]:
+    """Return all names of weights in a folder, the preferred first."""
+    return tuple(sorted((name for reader in readers() for name in reader.weights), key=lambda name: name.rank))
+
+
+@cache
+def lone_suffixes() -> Mapping[str, str]:
+    """Return suffix → container of single files that are their folder's model, the preferred first."""
+    by_rank = sorted(readers(), key=lambda one: min((name.rank for name in one.weights), default=math.inf))
+    return {suffix: reader.containers[0].name for reader in by_rank for suffix in reader.lone}
 
 
 def find_reader(path: str) -> tuple[Reader, Match]:
@@ -104,7 +197,7 @@ def find_reader(path: str) -> tuple[Reader, Match]:
             raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
         finally:
             source.close()
-    for reader in scan("ggferry.formats.readers", "SPEC"):
+    for reader in readers():
         match = reader.probe(head, path, size)
         if match is not None:
             return reader, match

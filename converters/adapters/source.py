@@ -24,8 +24,8 @@ from ggferry.formats.errors import (
     UnsupportedTypeError,
 )
 from ggferry.formats.gguf.values import Value, ValueType
+from ggferry.formats.reader import Kind, kind_of
 
-TRAINING = ("safetensors", "pytorch")
 FLOATS = ("F32", "F16", "BF16", "F64")
 TYPE, ALPHA, ALORA = "adapter.type", "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 
@@ -89,12 +89,13 @@ class Found:
 
 def is_adapter(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint changes a model instead of being one."""
-    if checkpoint.container == "gguf":
-        kind = checkpoint.metadata.get("general.type")
-        return isinstance(kind, Value) and kind.data == "adapter"
-    if checkpoint.container in TRAINING:
+    kind = kind_of(checkpoint.container)
+    if kind is Kind.GGUF:
+        stated = checkpoint.metadata.get("general.type")
+        return isinstance(stated, Value) and stated.data == "adapter"
+    if kind is Kind.TRAINING:
         return "peft_type" in checkpoint.metadata or any(".lora_A" in name for name in checkpoint.tensors)
-    return checkpoint.container == "ggla"
+    return kind is Kind.ADAPTER
 
 
 def read_adapter(checkpoint: Checkpoint) -> Found:

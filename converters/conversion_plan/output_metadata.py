@@ -11,11 +11,11 @@ from ggferry.converters.metadata.file_names import file_name, guess
 from ggferry.converters.metadata.general_keys import Entry, describe_origin, general_metadata, name_parts
 from ggferry.converters.metadata.model_card import read_card
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.model_graph.open_checkpoint import LEGACY
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.text import load_object
+from ggferry.formats.reader import Kind, kind_of
 from ggferry.quant.recipes.file_types import file_type_of
 
 SPLIT = "split."
@@ -67,7 +67,8 @@ def assemble(
 def _origin(checkpoint: Checkpoint) -> str:
     """Where a legacy file's successor came from, in words. Training checkpoints of the same weights must give the same
     bytes whatever container they lie in; their origin is in the receipt."""
-    if checkpoint.container in LEGACY or (checkpoint.container == "gguf" and checkpoint.version != 3):
+    kind = kind_of(checkpoint.container)
+    if kind is Kind.LEGACY or (kind is Kind.GGUF and checkpoint.version != 3):
         return describe_origin(checkpoint.path, checkpoint.container, checkpoint.version, checkpoint.era)
     return ""
 

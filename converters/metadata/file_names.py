@@ -19,8 +19,11 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from itertools import pairwise
 from urllib.parse import unquote
+
+from ggferry.formats.reader import Kind, containers, model_suffixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,21 +181,33 @@ def visible(text: str) -> str:
     return unicodedata.normalize("NFC", " ".join(shown.split()))
 
 
-_EXTENSIONS = re.compile(
-    r"(?:\.(?:gguf|ggml|bin|pth|pt|ckpt|safetensors|json|index|model|partial|part|tmp|old|orig|bak|zip|tar|gz)"
-    r"(?:\.\d{1,3})?)+$",
-    re.IGNORECASE | re.ASCII,
-)
-_STORAGE = re.compile(
-    r"(?<![^\W_])(?:"
-    r"gg(?:ml|mf|jt|cc|uf|la)(?:v?\d)?|safetensors|"  # containers
-    r"i?q\d(?:_(?:\d|k|xxs|xs|nl|s|m|l|some_f16))*|tq\d_\d|(?:mx|nv)?fp4|nf4|int[48]|"  # block types
-    r"b?f(?:p|loat)?(?:8|16|32)|"  # number types
-    r"\d{1,2}-?bits?(?:-\d{1,4}g)?|(?:32|64|128|1024)g|gptq|awq|exl2|bnb|(?:no-)?act-?order|quanti[sz]ed|"
-    r"\d{5}-of-\d{5}|part\d+of\d+|split-[a-z]"  # pieces
-    r")(?![^\W_])",
-    re.IGNORECASE | re.ASCII,
-)
+_ENDINGS = "json|index|model|partial|part|tmp|old|orig|bak|zip|tar|gz"
+"""Of names of files, beside those of the containers."""
+
+
+@cache
+def _extensions() -> re.Pattern[str]:
+    """The end of a file's name that says what kind of file it is."""
+    ends = "|".join((*(re.escape(suffix[1:]) for suffix in model_suffixes()), _ENDINGS))
+    return re.compile(rf"(?:\.(?:{ends})(?:\.\d{{1,3}})?)+$", re.IGNORECASE | re.ASCII)
+
+
+@cache
+def _storage() -> re.Pattern[str]:
+    """Words that tell how a model is stored, and nothing of the model."""
+    words = [one for one in containers().values() if one.storage_word]
+    named = "|".join(re.escape(one.name) + ("" if one.kind is Kind.TRAINING else r"(?:v?\d)?") for one in words)
+    return re.compile(
+        rf"(?<![^\W_])(?:{named}|"
+        r"i?q\d(?:_(?:\d|k|xxs|xs|nl|s|m|l|some_f16))*|tq\d_\d|(?:mx|nv)?fp4|nf4|int[48]|"  # block types
+        r"b?f(?:p|loat)?(?:8|16|32)|"  # number types
+        r"\d{1,2}-?bits?(?:-\d{1,4}g)?|(?:32|64|128|1024)g|gptq|awq|exl2|bnb|(?:no-)?act-?order|quanti[sz]ed|"
+        r"\d{5}-of-\d{5}|part\d+of\d+|split-[a-z]"  # pieces
+        r")(?![^\W_])",
+        re.IGNORECASE | re.ASCII,
+    )
+
+
 _VERSION_WORD = re.compile(r"v\d{1,3}(?:\.\d{1,4}){0,3}|\d{1,3}(?:\.\d{1,4}){1,3}", re.IGNORECASE | re.ASCII)
 _GENERIC = re.compile(
     r"(?:(?:pytorch |adapter |tf |flax )?models?|adapter|consolidated|weights?|checkpoints?|ckpt|original|params|"
@@ -221,7 +236,7 @@ def guess(
     """
     names, repository = _candidates(os.fsdecode(path)[-_LONGEST_PATH:])
     organization, _, name = (repository or "").partition("/")
-    organization = "" if _STORAGE.search(name) else organization  # who repacked it is not who made it
+    organization = "" if _storage().search(name) else organization  # who repacked it is not who made it
     convention = parse_filename(visible(names[0])) if names else None
     if convention and not _GENERIC.fullmatch(convention.base_name.replace("-", " ").removeprefix("ggml ")):
         parts = replace(convention, encoding=None, shard=None)
@@ -234,7 +249,7 @@ def guess(
         notes = [f"the file name does not name the model; its directory {names[level]!r} does", *notes]
     if dropped:
         notes.append(f"left out of the name, as they tell of the storage only: {', '.join(dropped)}")
-    origin = NameOrigin.FILE if level == 0 and names and _EXTENSIONS.search(names[0]) else NameOrigin.FOLDER
+    origin = NameOrigin.FILE if level == 0 and names and _extensions().search(names[0]) else NameOrigin.FOLDER
     if not any(tag == "base" for tag, _ in tagged):
         tagged.insert(0, ("base", visible(fallback) or "model"))
         notes.append(f"the path does not name the model; called {tagged[0][1]!r}")
@@ -268,7 +283,7 @@ def _candidates(path: str) -> tuple[list[str], str | None]:
             return [*below[::-1][:2], match[2]], f"{match[1]}/{match[2]}"
     parts = [part for part in path.split("/") if part not in {"", ".", ".."}]
     people = {part for above, part in pairwise(parts) if above.lower() in {"home", "users"}}
-    if parts and _EXTENSIONS.search(parts[-1]):
+    if parts and _extensions().search(parts[-1]):
         people.discard(parts[-1])
     return [part for part in reversed(parts) if part not in people][:3], None
 
@@ -291,9 +306,9 @@ def _usable(names: list[str]) -> tuple[list[str], list[str], int]:
 
 def _words(name: str) -> tuple[list[str], list[str]]:
     """The words of one path component, and the storage words found among them."""
-    stem = _EXTENSIONS.sub("", visible(name).lstrip("."))
-    storage = _STORAGE.findall(stem)
-    stem = re.sub(r"(?<![^\W_])(\d)_(?=\d+[bm](?![^\W_]))", r"\1.", _STORAGE.sub(" ", stem), flags=re.I)  # 1_3b
+    stem = _extensions().sub("", visible(name).lstrip("."))
+    storage = _storage().findall(stem)
+    stem = re.sub(r"(?<![^\W_])(\d)_(?=\d+[bm](?![^\W_]))", r"\1.", _storage().sub(" ", stem), flags=re.I)  # 1_3b
     found = re.split(r"[-_\s+,;:()\[\]{}'\"!?&~=@#]+|(?<!\d)\.|\.(?!\d)", stem)
     words = [word for word in found if any(c.isalnum() for c in word)]
     if len(words) > 1 and words[-1].lower() == "hf":  # stored by transformers

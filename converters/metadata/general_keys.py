@@ -48,6 +48,7 @@ from ggferry.converters.metadata.key_table import (
     sampling_value,
 )
 from ggferry.formats.gguf.values import Value, ValueType, array, string, u32
+from ggferry.formats.reader import label_of
 from ggferry.quant.recipes.file_types import file_type_name
 
 CARD = "README.md front matter"
@@ -122,8 +123,7 @@ def describe_origin(
 
     Of `path` only what `naming.shown_name` leaves is told; of `era` not the commits in brackets.
     """
-    names = {"safetensors": "safetensors", "pytorch": "PyTorch", "pytorch-meta": "PyTorch, Meta's layout"}
-    what = names.get(container, container.upper()) + ("" if version is None else f" v{version}")
+    what = label_of(container) + ("" if version is None else f" v{version}")
     when = f", {era.partition(' (')[0]}" if era and not era.startswith("unknown") else ""
     return f"Converted from {shown_name(path)} ({what}{when}) by {tool}"
 

@@ -15,11 +15,8 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UsageError
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.memory_cap import limited
-from ggferry.formats.reader import HeaderLayout, find_reader
+from ggferry.formats.reader import HeaderLayout, Kind, find_reader, kind_of
 from ggferry.support.registry import scan
-
-LEGACY = ("ggml", "ggmf", "ggjt", "ggcc")
-"""Containers of the GGML era: the header is shaped by an architecture that no field names."""
 
 
 @cache
@@ -49,7 +46,7 @@ def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
     reader, match = find_reader(path)
     if arch is None and config is None:
         return reader.open(path, header_layouts())
-    if match.container not in LEGACY:
+    if kind_of(match.container) is not Kind.LEGACY:
         flag = "--arch" if arch else "--hf-config"
         raise UsageError(f"{flag} is for GGML-era files", path=path, found=match.container)
     checkpoint = reader.open(path, header_layouts() if arch is None else _layouts_of(arch))

@@ -13,6 +13,7 @@ from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, FP8, Con
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Dropped, TensorRef
 from ggferry.formats.checkpoint_folder.folder import load_json
 from ggferry.formats.errors import InconsistentError, UnsupportedError
+from ggferry.formats.reader import Kind, kind_of
 from ggferry.quant.codec import block_type
 from ggferry.support.registry import scan
 
@@ -33,7 +34,7 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     Raises UnsupportedError naming a scheme that is not carried, MissingError, ShapeError or InconsistentError where the
     tensors contradict it.
     """
-    if checkpoint.container not in ("safetensors", "pytorch"):
+    if kind_of(checkpoint.container) is not Kind.TRAINING:
         return checkpoint
     packed = [ref for ref in checkpoint.tensors.values() if ref.type.name not in PLAIN]
     config = configuration(checkpoint)

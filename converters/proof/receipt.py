@@ -12,11 +12,11 @@ from typing import Any
 import ggferry
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Plan, count_types, step_record
-from ggferry.converters.model_graph.open_checkpoint import LEGACY
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.witnesses.testimony import who_testified
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.json_files.kinds import strict
+from ggferry.formats.reader import Kind, kind_of, label_of
 from ggferry.support.printable import printable_json
 
 FORMAT = 1
@@ -93,11 +93,10 @@ def to_json(receipt: Mapping[str, Any]) -> str:
 
 def what_was_read(checkpoint: Checkpoint) -> str:
     """'GGJT v3, llama, 5 June – 21 August 2023 …, Q4_K ×13, F32 ×5'."""
-    spelled = {"safetensors": "safetensors", "pytorch": "PyTorch", "pytorch-meta": "PyTorch (Meta)"}
-    name = spelled.get(checkpoint.container, checkpoint.container.upper())
+    name = label_of(checkpoint.container)
     name += f" v{checkpoint.version}" if checkpoint.version is not None else ""
     types = count_types(list(checkpoint.tensors.values())) or "no tensors"
-    family = checkpoint.layout if checkpoint.container in LEGACY else None
+    family = checkpoint.layout if kind_of(checkpoint.container) is Kind.LEGACY else None
     return ", ".join(part for part in (name, family, checkpoint.era, types) if part)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ggferry.converters.model_graph.open_checkpoint import LEGACY, header_layouts
+from ggferry.converters.model_graph.open_checkpoint import header_layouts
 from ggferry.converters.tokenizers.files.find import files_of, load
 from ggferry.converters.tokenizers.files.rwkv_world import KEY, read_world
 from ggferry.converters.tokenizers.legacy.families import from_family
@@ -13,6 +13,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import MissingError, UsageError
 from ggferry.formats.gguf.values import Value
+from ggferry.formats.reader import Kind, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = Vo
     if checkpoint.container == "gguf":
         return _of_gguf(checkpoint, rows)
     rule = next((layout.vocab for layout in header_layouts() if layout.name == checkpoint.layout), None)
-    if checkpoint.container in LEGACY and rule is not None and (rule.texts != "llama" or options.source):
+    if kind_of(checkpoint.container) is Kind.LEGACY and rule is not None and (rule.texts != "llama" or options.source):
         return from_family(
             checkpoint.vocab, rule, rows=rows, source=options.source or options.model, pre=options.pre,
             keep_json=options.keep_json, path=checkpoint.path,

@@ -1,8 +1,8 @@
 """The folder a training checkpoint lives in: which files hold the weights, and what stands beside them.
 
 Names are those of `transformers` (`model.safetensors`, `pytorch_model.bin`, their `.index.json` and `-00001-of-00002`
-shards), `peft` (`adapter_model.*`), Mistral (`consolidated.safetensors`) and Meta (`consolidated.00.pth`). Finding the
-weights lists the folder and opens nothing.
+shards), `peft` (`adapter_model.*`), Mistral (`consolidated.safetensors`) and Meta (`consolidated.00.pth`); the readers
+state them (`formats.reader.WeightsName`). Finding the weights lists the folder and opens nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ggferry.formats.errors import (
@@ -26,27 +27,19 @@ from ggferry.formats.errors import (
 from ggferry.formats.json_files.text import load_json as load_json
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.limits import MAX_PARTS, MAX_SHARDS
-from ggferry.formats.reader import describe, known_as
+from ggferry.formats.reader import (
+    Kind,
+    WeightsName,
+    describe,
+    kind_of,
+    known_as,
+    lone_suffixes,
+    weights_names,
+)
 
 INDEX = ".index.json"
 POOLING = "sentence_transformers_pooling"
 """Where `configuration` puts what a module beside the model says of it."""
-META = "pytorch-meta"  # the container of Meta's parts
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<kind>safetensors|bin)", re.ASCII)
-_META = re.compile(r"consolidated\.(?P<number>\d\d)\.pth", re.ASCII)
-
-# Preferred first. Safetensors before pickles; the whole model before an adapter to another one.
-_STEMS = (
-    ("safetensors", "model", "safetensors"),
-    ("safetensors", "consolidated", "safetensors"),
-    ("pytorch", "pytorch_model", "bin"),
-    (META, "consolidated", "pth"),
-    ("safetensors", "adapter_model", "safetensors"),
-    ("pytorch", "adapter_model", "bin"),
-)
-_CONTAINERS = {"safetensors": "safetensors", "bin": "pytorch", "pth": "pytorch", "pt": "pytorch"}
-_LONE = ("safetensors", "pth", "pt")  # a single file of another name; a .bin may be anything
-
 _SIDECARS = {
     # role: names, the first that exists is it
     "config": ("config.json",),
@@ -89,6 +82,41 @@ class Weights:
 # --- which files ------------------------------------------------------------
 
 
+@cache
+def _shard() -> re.Pattern[str]:
+    """What names of shards look like: stem, number, count and suffix."""
+    suffixes = "|".join(dict.fromkeys(re.escape(each.suffix) for each in weights_names() if not each.numbered))
+    return re.compile(rf"(?P<stem>.+)-(?P<number>\d{{5}})-of-(?P<count>\d{{5}})\.(?P<suffix>{suffixes})", re.ASCII)
+
+
+def _part_number(name: str, of: WeightsName) -> int | None:
+    """The number of a part, from 0; None for a name that is no such part's."""
+    match = re.fullmatch(rf"{re.escape(of.stem)}\.(\d\d)\.{re.escape(of.suffix)}", name, re.ASCII)
+    return int(match[1]) if match else None
+
+
+def _as_part(path: str) -> WeightsName | None:
+    """The numbered name that the file at `path` has."""
+    name = os.path.basename(path)
+    numbered = (each for each in weights_names() if each.numbered)
+    return next((each for each in numbered if _part_number(name, each) is not None), None)
+
+
+def is_part(path: str) -> bool:
+    """Whether `path` is named like a numbered part of a model (one of Meta's)."""
+    return _as_part(path) is not None
+
+
+def is_weights_name(name: str) -> bool:
+    """Whether a file of this name is a piece of a model in several files, or lists them."""
+    return _shard().fullmatch(name) is not None or is_part(name) or name.endswith(INDEX)
+
+
+def weights_suffixes() -> tuple[str, ...]:
+    """Return how the names of files end that make a folder a model's, with the dot and in lower case."""
+    return (*lone_suffixes(), *(f".{each.suffix}" for each in weights_names()), ".json")
+
+
 def find_weights(folder: str) -> Weights | None:
     """The weights in `folder`, or None when nothing in it is a training checkpoint.
 
@@ -107,7 +135,7 @@ def find_weights(folder: str) -> Weights | None:
 def find_forms(folder: str) -> list[Weights]:
     """Everything in `folder` that has the name of a model's weights, the preferred form first. Raises as above."""
     names = _list(folder)
-    return [weights for rule in _STEMS if (weights := _by_stem(folder, names, *rule)) is not None]
+    return [weights for each in weights_names() if (weights := _by_name(folder, names, each)) is not None]
 
 
 def claim(folder: str, *containers: str) -> str | None:
@@ -118,11 +146,6 @@ def claim(folder: str, *containers: str) -> str | None:
     except (CorruptError, NotFoundError, AmbiguousError):
         return containers[0]
     return weights.container if weights is not None and weights.container in containers else None
-
-
-def is_meta_part(path: str) -> bool:
-    """Whether `path` is named like a part of one of Meta's models."""
-    return _META.fullmatch(os.path.basename(path)) is not None
 
 
 def locate(path: str, container: str) -> Weights:
@@ -139,11 +162,11 @@ def locate(path: str, container: str) -> Weights:
         return weights
     if name.endswith(INDEX):
         return Weights(container, folder, (), path)
-    shard, whole = _SHARD.fullmatch(name), None
-    if is_meta_part(path):
-        whole = _meta_parts(folder, _list(folder))
+    shard, part, whole = _shard().fullmatch(name), _as_part(path), None
+    if part is not None:
+        whole = _parts(folder, _list(folder), part)
     elif shard is not None and int(shard["count"]) > 1:
-        whole = _sharded(folder, _list(folder), shard["stem"], shard["kind"])
+        whole = _sharded(folder, _list(folder), shard["stem"], shard["suffix"])
     if whole is None:
         return Weights(container, folder, (path,))
     also = f"{name} is one file of a model in several: the whole model was opened"
@@ -159,22 +182,23 @@ def _list(folder: str) -> frozenset[str]:
         raise NotFoundError(f"cannot be listed: {error.strerror}", path=folder) from None
 
 
-def _by_stem(folder: str, names: frozenset[str], container: str, stem: str, kind: str) -> Weights | None:
-    if container == META:
-        return _meta_parts(folder, names) if any(map(_META.fullmatch, names)) else None
-    single = f"{stem}.{kind}"
+def _by_name(folder: str, names: frozenset[str], of: WeightsName) -> Weights | None:
+    if of.numbered:
+        return _parts(folder, names, of) if any(_part_number(name, of) is not None for name in names) else None
+    single = f"{of.stem}.{of.suffix}"
     if single in names:  # transformers too takes the single file before the index
         stale = (f"{single}{INDEX} is there too and was not read",) if single + INDEX in names else ()
-        return Weights(container, folder, (os.path.join(folder, single),), None, stale)
-    return _sharded(folder, names, stem, kind)
+        return Weights(of.container, folder, (os.path.join(folder, single),), None, stale)
+    return _sharded(folder, names, of.stem, of.suffix)
 
 
-def _sharded(folder: str, names: frozenset[str], stem: str, kind: str) -> Weights | None:
-    container, index = _CONTAINERS[kind], f"{stem}.{kind}{INDEX}"
+def _sharded(folder: str, names: frozenset[str], stem: str, suffix: str) -> Weights | None:
+    container = next(each.container for each in weights_names() if each.suffix == suffix and not each.numbered)
+    index = f"{stem}.{suffix}{INDEX}"
     if index in names:
         return Weights(container, folder, (), os.path.join(folder, index))
-    shards = [match for match in map(_SHARD.fullmatch, sorted(names)) if match and match["stem"] == stem]
-    shards = [match for match in shards if match["kind"] == kind]
+    shards = [match for match in map(_shard().fullmatch, sorted(names)) if match and match["stem"] == stem]
+    shards = [match for match in shards if match["suffix"] == suffix]
     if not shards:
         return None
     counts = {int(match["count"]) for match in shards}
@@ -183,29 +207,29 @@ def _sharded(folder: str, names: frozenset[str], stem: str, kind: str) -> Weight
     count = counts.pop()
     if not 0 < count <= MAX_SHARDS:
         raise OutOfRangeError("number of shards", path=folder, found=count, expected=f"1 to {MAX_SHARDS}")
-    wanted = [f"{stem}-{i:05}-of-{count:05}.{kind}" for i in range(1, count + 1)]
+    wanted = [f"{stem}-{i:05}-of-{count:05}.{suffix}" for i in range(1, count + 1)]
     _require(folder, names, wanted)
     note = (f"no {index}: the shards are taken as numbered",)
     return Weights(container, folder, tuple(os.path.join(folder, name) for name in wanted), None, note)
 
 
-def _meta_parts(folder: str, names: frozenset[str]) -> Weights:
-    count = 1 + max(int(match["number"]) for match in map(_META.fullmatch, names) if match)
+def _parts(folder: str, names: frozenset[str], of: WeightsName) -> Weights:
+    count = 1 + max(number for name in names if (number := _part_number(name, of)) is not None)
     if count > MAX_PARTS:
         raise OutOfRangeError("number of parts", path=folder, found=count, expected=f"≤ {MAX_PARTS}")
-    wanted = [f"consolidated.{i:02}.pth" for i in range(count)]
+    wanted = [f"{of.stem}.{i:02}.{of.suffix}" for i in range(count)]
     _require(folder, names, wanted)
-    return Weights(META, folder, tuple(os.path.join(folder, name) for name in wanted))
+    return Weights(of.container, folder, tuple(os.path.join(folder, name) for name in wanted))
 
 
 def _lone(folder: str, names: frozenset[str]) -> Weights | None:
-    for kind in _LONE:
-        mine = sorted(name for name in names if name.lower().endswith(f".{kind}"))
-        stems = {match["stem"] for match in map(_SHARD.fullmatch, mine) if match}
-        if len(stems) == 1 and all(map(_SHARD.fullmatch, mine)):
-            return _sharded(folder, names, stems.pop(), kind)
+    for suffix, container in lone_suffixes().items():
+        mine = sorted(name for name in names if name.lower().endswith(suffix))
+        stems = {match["stem"] for match in map(_shard().fullmatch, mine) if match}
+        if len(stems) == 1 and all(map(_shard().fullmatch, mine)):
+            return _sharded(folder, names, stems.pop(), suffix[1:])
         if len(mine) == 1:
-            return Weights(_CONTAINERS[kind], folder, (os.path.join(folder, mine[0]),))
+            return Weights(container, folder, (os.path.join(folder, mine[0]),))
         if mine:
             raise AmbiguousError("several files could be the model", path=folder, found=mine[:6], hint="name one")
     return None
@@ -239,7 +263,7 @@ def sidecars(weights: Weights) -> dict[str, str]:
             if name.endswith(".jinja"):
                 found[f"chat_template:{name.removesuffix('.jinja')}"] = os.path.join(weights.folder, _TEMPLATES, name)
     above = os.path.join(weights.folder or ".", os.pardir, "tokenizer.model")
-    if weights.container == META and "tokenizer.model" not in found and os.path.isfile(above):
+    if kind_of(weights.container) is Kind.META and "tokenizer.model" not in found and os.path.isfile(above):
         found["tokenizer.model"] = os.path.normpath(above)
     return found
 
@@ -248,7 +272,7 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str
     """The model's own configuration as found (config.json, Meta's params.json or adapter_config.json; {} without one)
     and what a user should know about it. Raises EncodingError, DuplicateError or CorruptError for a broken file."""
     adapter = os.path.basename(weights.index or weights.files[0]).startswith("adapter_model")
-    roles = ("params.json", "config") if weights.container == META else ("config", "params.json")
+    roles = ("params.json", "config") if kind_of(weights.container) is Kind.META else ("config", "params.json")
     role = next((role for role in ("adapter_config", *roles) if role in beside and (role in roles or adapter)), None)
     notes = []
     if role is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint
@@ -22,6 +22,22 @@ from ggferry.formats.tensor_table import joined
 _SHARD = re.compile(
     r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.gguf(?:\.ggferry-[0-9a-f]{16}\.partial)?)", re.DOTALL
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardName:
+    """What the name of a finished shard says: whose it is, and of how many."""
+
+    stem: str
+    count: int
+
+
+def shard_of(name: str) -> ShardName | None:
+    """The model of which a file of this name is a shard; None for any other name."""
+    match = _SHARD.fullmatch(name)
+    whole = match is not None and match["stem"] and match["tail"] == ".gguf"
+    return ShardName(match["stem"], int(match["count"])) if match is not None and whole else None
+
 
 Parse = Callable[[Source, int], Checkpoint]
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ggferry.formats.checkpoint import Dropped, TensorRef
-from ggferry.formats.checkpoint_folder.folder import META
 from ggferry.formats.errors import (
     InconsistentError,
     MissingError,
@@ -21,7 +20,7 @@ from ggferry.formats.errors import (
     UnexpectedTensorError,
     UnsupportedError,
 )
-from ggferry.formats.reader import HeaderLayout
+from ggferry.formats.reader import HeaderLayout, Kind, kind_of
 
 Parts = Sequence[Mapping[str, TensorRef]]
 
@@ -77,7 +76,7 @@ def _check_alike(paths: Sequence[str], parts: Parts) -> None:
 
 
 def _describes(layout: HeaderLayout, part: Mapping[str, TensorRef]) -> bool:
-    if not any(container == META for container, _ in layout.containers):
+    if not any(kind_of(container) is Kind.META for container, _ in layout.containers):
         return False
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in layout.names for name in part)
 

@@ -24,7 +24,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.fields import Cursor, Struct
 from ggferry.formats.files.sources import Source, open_source
-from ggferry.formats.reader import HeaderLayout, Match, Reader
+from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader
 from ggferry.quant.codec import block_type
 
 CONTAINER = "ggla"
@@ -142,4 +142,6 @@ def _check_pairs(source: Source, tensors: dict[str, TensorRef]) -> None:
             raise MissingError(f"tensor {other!r} missing", path=source.path, offset=source.size)
 
 
-SPEC = Reader(CONTAINER, probe, open_checkpoint)
+SPEC = Reader(
+    CONTAINER, probe, open_checkpoint, (Container(CONTAINER, "GGLA", Kind.ADAPTER, (MAGIC,), (1,)),), (".bin",)
+)

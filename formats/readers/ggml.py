@@ -33,11 +33,17 @@ from ggferry.formats.ggml.prelude import Runs, read_prelude
 from ggferry.formats.ggml.records import ALIGNMENT, Records, read_records, with_planes
 from ggferry.formats.ggml.split_files import join_parts
 from ggferry.formats.ggml.types import Version, era_of
-from ggferry.formats.reader import HeaderLayout, Match, Reader
+from ggferry.formats.reader import Container, HeaderLayout, Kind, Match, Reader
 
-MAGIC = {b"lmgg": "ggml", b"fmgg": "ggmf", b"tjgg": "ggjt", b"ccgg": "ggcc", b"nsgg": "ggsn"}
+CONTAINERS = (
+    Container("ggml", "GGML", Kind.LEGACY, (b"lmgg",)),
+    Container("ggmf", "GGMF", Kind.LEGACY, (b"fmgg",), (1, 100, 101)),
+    Container("ggjt", "GGJT", Kind.LEGACY, (b"tjgg",), (1, 2, 3)),
+    Container("ggcc", "GGCC", Kind.LEGACY, (b"ccgg",), (10,)),
+)
+MAGIC = {one.magics[0]: one.name for one in CONTAINERS} | {b"nsgg": "ggsn"}
 """The four bytes on disk: a little-endian u32 such as 0x67676d6c stands reversed."""
-VERSIONS = {"ggml": (None,), "ggmf": (1, 100, 101), "ggjt": (1, 2, 3), "ggcc": (10,)}
+VERSIONS = {one.name: one.versions for one in CONTAINERS}
 NOT_MODELS = {
     "ggsn": "a saved llama.cpp session (GGSN): the state of a conversation, not a model",
 }
@@ -47,8 +53,9 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
     """Claims the four magics and the ones that mark byte-reversed files."""
     container = MAGIC.get(head[:4])
     if container is None:
-        return Match("ggml-big-endian") if head[:4] in (b"ggml", b"ggmf", b"ggjt", b"ggcc") else None
-    version = struct.unpack("<i", head[4:8])[0] if container in ("ggmf", "ggjt", "ggcc") and len(head) >= 8 else None
+        return Match("ggml-big-endian") if head[:4] in {one.magics[0][::-1] for one in CONTAINERS} else None
+    versioned = VERSIONS.get(container, (None,)) != (None,)
+    version = struct.unpack("<i", head[4:8])[0] if versioned and len(head) >= 8 else None
     return Match(container, version)
 
 
@@ -114,7 +121,7 @@ def _version(source: Source) -> Version:
         )  # fmt: skip
     if container in NOT_MODELS:
         raise UnsupportedError(f"this is {NOT_MODELS[container]}", path=source.path, offset=0)
-    if container == "ggml":
+    if VERSIONS[container] == (None,):
         return container, None
     version = cursor.integer("i32", f"{container} version")
     if version not in VERSIONS[container]:
@@ -150,4 +157,4 @@ def _read_as(source: Source, version: Version, layout: HeaderLayout, runs: Runs,
     )
 
 
-SPEC = Reader("ggml", probe, read)
+SPEC = Reader("ggml", probe, read, CONTAINERS, (".bin", ".ggml"))

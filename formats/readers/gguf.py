@@ -40,7 +40,15 @@ from ggferry.formats.gguf.values import (
     align,
     is_alignment,
 )
-from ggferry.formats.reader import HeaderLayout, Match, Reader, describe
+from ggferry.formats.reader import (
+    Container,
+    HeaderLayout,
+    Kind,
+    Match,
+    Reader,
+    container_by_magic,
+    describe,
+)
 from ggferry.formats.tensor_table import TensorTable
 from ggferry.quant.codec import types_by_id
 from ggferry.quant.types import BlockError
@@ -65,7 +73,6 @@ REMOVED_TYPES = {
     4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
     36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
 }  # fmt: skip
-LEGACY_MAGICS = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "ggla (a LoRA adapter)", b"ccgg": "ggcc"}
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
@@ -294,8 +301,8 @@ def _version(source: Source) -> tuple[int, bool]:
     cursor = Cursor(source)
     magic = source.read(0, min(4, source.size))
     if magic != MAGIC and not MAGIC.startswith(magic):
-        legacy = LEGACY_MAGICS.get(magic)
-        found = f"the magic of {legacy}" if legacy else describe(source.read(0, min(64, source.size)), source.path)
+        other = container_by_magic(magic)
+        found = f"the magic of {other.label}" if other else describe(source.read(0, min(64, source.size)), source.path)
         raise cursor.error(UnknownFormatError, "not a GGUF file", found=found, expected="the magic GGUF")
     cursor.skip(4, "the magic")
     version, swapped = _version_of(cursor.take(4, "the version"))
@@ -304,4 +311,7 @@ def _version(source: Source) -> tuple[int, bool]:
     return version, swapped
 
 
-SPEC = Reader("gguf", probe, open_gguf)
+# The magic reversed: nobody reads that, but it is a model's file, and to be told as one.
+CONTAINERS = (Container("gguf", "GGUF", Kind.GGUF, (MAGIC, MAGIC[::-1]), tuple(COUNTS)),)
+
+SPEC = Reader("gguf", probe, open_gguf, CONTAINERS, (".gguf",))

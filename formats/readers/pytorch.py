@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.checkpoint_folder.folder import (
-    META,
     claim,
     configuration,
-    is_meta_part,
+    is_part,
     locate,
     refuse_container,
     refuse_foreign,
@@ -24,12 +23,13 @@ from ggferry.formats.checkpoint_folder.folder import (
 from ggferry.formats.errors import OutOfRangeError, UnknownFormatError, UnsafePickleError, UnsupportedError
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.limits import MAX_TENSORS
-from ggferry.formats.reader import HEAD_BYTES, HeaderLayout, Match, Reader
+from ggferry.formats.reader import HEAD_BYTES, Container, HeaderLayout, Kind, Match, Reader, WeightsName
 
 if TYPE_CHECKING:
     from ggferry.formats.pytorch.torch_file import Contents
 
 CONTAINER = "pytorch"
+META = "pytorch-meta"  # of the parts of Meta's models
 SUFFIXES = (".pth", ".pt", ".bin", ".ckpt")
 ZIP = b"PK\3\4"
 # torch.save before 1.6: pickles of a magic number, a version, system facts and the object (torch/serialization.py)
@@ -48,7 +48,7 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
     ours = path.lower().endswith(SUFFIXES)
     if head.startswith(ZIP):
         first = head[30 : 30 + int.from_bytes(head[26:28], "little")]
-        return Match(META if is_meta_part(path) else CONTAINER) if ours or first.endswith(b"/data.pkl") else None
+        return Match(META if is_part(path) else CONTAINER) if ours or first.endswith(b"/data.pkl") else None
     old = head.startswith(STREAM_MAGIC) or (ours and head[:1] == b"\x80" and head[1:2] <= b"\5")
     return Match(CONTAINER) if old or _is_old_tar(head) else None
 
@@ -136,4 +136,15 @@ def _refuse_older(source: Source) -> None:
     raise UnknownFormatError("not a PyTorch checkpoint", path=source.path, offset=0, found=first)
 
 
-SPEC = Reader(CONTAINER, probe, open_checkpoint)
+CONTAINERS = (
+    Container(CONTAINER, "PyTorch", Kind.TRAINING, storage_word=False),
+    Container(META, "PyTorch (Meta)", Kind.META, storage_word=False),
+)
+WEIGHTS = (
+    WeightsName(3, CONTAINER, "pytorch_model", "bin"),
+    WeightsName(4, META, "consolidated", "pth", numbered=True),
+    WeightsName(6, CONTAINER, "adapter_model", "bin"),
+)
+LONE = (".pth", ".pt")  # a .bin may be anything
+
+SPEC = Reader(CONTAINER, probe, open_checkpoint, CONTAINERS, SUFFIXES, WEIGHTS, LONE)

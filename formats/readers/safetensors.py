@@ -50,12 +50,13 @@ from ggferry.formats.limits import (
     MAX_RANK,
     MAX_TENSORS,
 )
-from ggferry.formats.reader import HEAD_BYTES, HeaderLayout, Match, Reader
+from ggferry.formats.reader import HEAD_BYTES, Container, HeaderLayout, Kind, Match, Reader, WeightsName
 from ggferry.formats.tensor_table import TensorTable
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockType
 
 CONTAINER = "safetensors"
+SUFFIXES = (".safetensors",)
 PREFIX = 8  # bytes of the header's length, u64 little-endian
 WHITESPACE = " \t\r\n"
 
@@ -110,7 +111,7 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
     plausible = 2 <= length <= min(size - PREFIX, MAX_JSON)
     if plausible and head[PREFIX:].lstrip(WHITESPACE.encode()).startswith((b'{"', b"{}")):
         return Match(CONTAINER)
-    if path.lower().endswith(".safetensors") and not looks_foreign(head, path):
+    if path.lower().endswith(SUFFIXES) and not looks_foreign(head, path):
         return Match(CONTAINER)
     return None
 
@@ -349,4 +350,12 @@ def _sizes(what: str, found: Any, place: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(found)
 
 
-SPEC = Reader(CONTAINER, probe, open_checkpoint)
+CONTAINERS = (Container(CONTAINER, "safetensors", Kind.TRAINING),)
+# Before pickles; a whole model before an adapter to another one.
+WEIGHTS = (
+    WeightsName(1, CONTAINER, "model", "safetensors"),
+    WeightsName(2, CONTAINER, "consolidated", "safetensors"),
+    WeightsName(5, CONTAINER, "adapter_model", "safetensors"),
+)
+
+SPEC = Reader(CONTAINER, probe, open_checkpoint, CONTAINERS, SUFFIXES, WEIGHTS, SUFFIXES)

@@ -11,6 +11,7 @@ from ggferry.formats.errors import GgferryError
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.formats.json_files.kinds import shown, strict
 from ggferry.formats.limits import MAX_JSON
+from ggferry.formats.reader import label_of
 from ggferry.support.printable import printable
 
 SHOWN_ITEMS = 8
@@ -141,7 +142,7 @@ def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
     version = "" if facts["version"] is None else f" v{facts['version']}"
     endian = ", big-endian" if facts["big_endian"] else ""
     family = facts["layout"] if facts["header"] else None
-    told = (f"{facts['container'].upper()}{version}{endian}", family, facts["era"])
+    told = (f"{label_of(facts['container'])}{version}{endian}", family, facts["era"])
     yield ", ".join(part for part in told if part)
     for file in facts["files"]:
         yield f"  {file['path']}  {file['bytes']:,} bytes"

@@ -17,12 +17,12 @@ from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError, 
 from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.opened_files import unrecorded
 from ggferry.formats.files.partial_files import is_partial
+from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.json_files.text import load_object
-from ggferry.formats.reader import HEAD_BYTES, describe
+from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, describe, kind_of, model_suffixes
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.stores import LINK, Found
 
-MODEL_SUFFIXES = (".bin", ".gguf", ".ggml", ".pth", ".pt", ".ckpt", ".safetensors")
 _TAR, _ONE = "a compressed tar archive", "a compressed file"
 ARCHIVES = (
     (".tar", "a tar archive"), (".zip", "a zip archive"), (".tgz", _TAR), (".tar.gz", _TAR), (".tar.bz2", _TAR),
@@ -30,10 +30,7 @@ ARCHIVES = (
     (".bz2", _ONE), (".xz", _ONE), (".zst", _ONE),
 )  # fmt: skip
 NO_MODELS = ((".receipt.json", "a receipt of ggferry"), (".partial", "an unfinished file of another program"))
-GGML_MAGIC = (b"lmgg", b"fmgg", b"tjgg")
 _PART = re.compile(r"(?P<base>.+)\.(?P<number>[1-9]\d?)", re.DOTALL)
-_GGUF_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-_TRAINING = (".safetensors", ".bin", ".pth", ".pt", ".json")
 
 # A group's kind, and what is done with it.
 FILE, PARTS, SHARDS, FOLDER, ADAPTER = "file", "parts", "shards", "folder", "adapter"
@@ -124,7 +121,7 @@ class _Folder:
 
     def _link_out(self, path: str, target: str) -> Group:
         self._take([path])
-        if not path.lower().endswith(MODEL_SUFFIXES):
+        if not path.lower().endswith(model_suffixes()):
             return Group(OTHER, path, (path,), reason=f"a link that leads out of the tree, to {target}")
         hint = "plan the folder it leads into too, or put the file itself in the link's place"
         error = RefusedError("a link that leads out of the tree", path=path, found=target, hint=hint)
@@ -137,7 +134,7 @@ class _Folder:
     # --- training checkpoints ---
 
     def _training(self) -> Iterator[Group]:
-        if not any(name.lower().endswith(_TRAINING) for name in self.left):
+        if not any(name.lower().endswith(folders.weights_suffixes()) for name in self.left):
             return
         try:
             forms = folders.find_forms(self.path) or [w for w in [folders.find_weights(self.path)] if w]
@@ -170,7 +167,7 @@ class _Folder:
         beside = tuple(sorted({*folders.sidecars(weights).values(), *([index] if index else [])}))
         alone = len(files) == 1 and not index
         source = self.path if preferred and not adapter else (index or files[0])
-        if alone and not adapter and "config" not in folders.sidecars(weights) and weights.container != folders.META:
+        if alone and not adapter and "config" not in folders.sidecars(weights) and not _is_metas(weights):
             source = files[0]  # a lone file without a configuration stands for itself
         if self._is_odd(source):
             return None
@@ -181,8 +178,7 @@ class _Folder:
 
     def _broken(self, error: GgferryError, weights: folders.Weights | None = None) -> Group:
         """A model whose files do not add up: everything with a weights' name shares its fate."""
-        named = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)|consolidated\.\d\d\.pth|.+\.index\.json", re.ASCII)
-        files = [self._in(name) for name in sorted(self.left) if named.fullmatch(name)]
+        files = [self._in(name) for name in sorted(self.left) if folders.is_weights_name(name)]
         if weights is not None and weights.index and weights.index not in files:
             files.append(weights.index)
         return Group(BROKEN, self.path, self._take(files), error=error)
@@ -192,8 +188,8 @@ class _Folder:
     def _gguf_shards(self) -> Iterator[Group]:
         models = defaultdict(list)
         for name in sorted(self.left):
-            if (match := _GGUF_SHARD.fullmatch(name)) and int(match["count"]) > 1:
-                models[match["stem"], match["count"]].append(self._in(name))
+            if (shard := shard_of(name)) is not None and shard.count > 1:
+                models[shard.stem, shard.count].append(self._in(name))
         for paths in models.values():
             yield Group(SHARDS, paths[0], self._take(paths))
 
@@ -201,7 +197,7 @@ class _Folder:
         models: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for name in self.left:
             match = _PART.fullmatch(name)
-            if match and head_of(self._in(name))[:4] in GGML_MAGIC:
+            if match and is_legacy(head_of(self._in(name))):
                 models[match["base"]].append((int(match["number"]), name))
         for base, numbered in sorted(models.items()):
             parts = [self._in(name) for _, name in sorted(numbered)]
@@ -240,10 +236,20 @@ class _Folder:
 
     def _single(self, path: str, lower: str) -> Group:
         head = head_of(path)
-        if lower.endswith(MODEL_SUFFIXES) or head[:4] in (*GGML_MAGIC, b"GGUF", b"FUGG", b"algg"):
-            return self._legacy(FILE, (path,)) if head[:4] in GGML_MAGIC else Group(FILE, path, (path,))
+        if lower.endswith(model_suffixes()) or container_by_magic(head) is not None:
+            return self._legacy(FILE, (path,)) if is_legacy(head) else Group(FILE, path, (path,))
         words = "an empty file" if not head else describe(head, path)
         return Group(OTHER, path, (path,), reason=f"not a model: {words}")
+
+
+def is_legacy(head: bytes) -> bool:
+    """Whether a file that begins so is of the GGML era."""
+    container = container_by_magic(head)
+    return container is not None and container.kind is Kind.LEGACY
+
+
+def _is_metas(weights: folders.Weights) -> bool:
+    return kind_of(weights.container) is Kind.META
 
 
 def head_of(path: str) -> bytes:

@@ -16,6 +16,7 @@ from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, UsageError, fault_of
 from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.sources import LocalFile, Source
+from ggferry.formats.reader import model_suffixes
 from ggferry.service.plan import duplicates
 from ggferry.service.plan import group_files as archive
 from ggferry.service.plan.group_files import Group, Tree
@@ -131,7 +132,7 @@ def _places(roots: Sequence[str]) -> Iterator[tuple[Tree, Mirror]]:
 def _is_navigation(found: Found) -> bool:
     """Whether this is a link from a web page to somewhere else that is not named like a model."""
     outside = found.trouble is not None and found.trouble["message"] == OUTSIDE
-    return outside and not found.path.lower().endswith(archive.MODEL_SUFFIXES)
+    return outside and not found.path.lower().endswith(model_suffixes())
 
 
 def _all_staged(remote: Sequence[Found], mirror: Mirror) -> Iterator[Found]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from itertools import chain, count
 
 from ggferry.converters.proof.receipt import SUFFIX
-from ggferry.service.plan.group_files import ADAPTER, FOLDER, MODEL_SUFFIXES, SHARDS, Group
+from ggferry.formats.gguf.shards import shard_of
+from ggferry.formats.reader import model_suffixes
+from ggferry.service.plan.group_files import ADAPTER, FOLDER, SHARDS, Group
 from ggferry.service.records.plan_file import Head
 from ggferry.service.storage.safe_names import mark_of, safe_name
 from ggferry.service.storage.stores import join
@@ -29,7 +30,7 @@ class Names:
         stem = _stem(name, group) + self._type()
         if group.kind in (FOLDER, ADAPTER):
             stem = conventional.removesuffix(".gguf")
-            if not name.lower().endswith((*MODEL_SUFFIXES, ".json")):
+            if not name.lower().endswith((*model_suffixes(), ".json")):
                 folder = source
         candidates = map(_short, chain((stem, name + self._type()), (f"{stem}-{n}" for n in count(2))))
         place = self._place(folder)
@@ -68,8 +69,9 @@ def _short(stem: str) -> str:
 
 def _stem(name: str, group: Group) -> str:
     if group.kind == SHARDS:
-        return re.sub(r"-\d{5}-of-\d{5}\.gguf$", "", name)
+        shard = shard_of(name)
+        return shard.stem if shard is not None else name
     stem, suffix = os.path.splitext(name)
     if suffix.lower() == ".gguf":
         return f"{stem}-v3"  # a rewritten GGUF stands beside the old one
-    return stem if suffix.lower() in MODEL_SUFFIXES else name
+    return stem if suffix.lower() in model_suffixes() else name

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from ggferry.converters.model_graph.open_checkpoint import (
-    LEGACY,
     architectures,
     header_layouts,
     open_checkpoint,
 )
 from ggferry.converters.model_graph.rows import values_of
 from ggferry.formats.errors import AmbiguousError, CorruptError, UnsupportedError, UsageError
-from ggferry.formats.reader import HeaderLayout
+from ggferry.formats.reader import HeaderLayout, Kind, kind_of
 from ggferry.formats.readers import ggml
 from helpers.witnesses import FIXTURES, entry_cases, legacy_other
 
@@ -125,7 +124,7 @@ def test_the_user_may_say_which() -> None:
 def test_every_layout_is_read_by_a_dialect_of_its_owners() -> None:
     for spec in architectures().values():
         readers = [dialect for dialect in spec.dialects.values() if dialect.source == "ggml"]
-        legacy = [layout for layout in spec.headers if layout.containers[0][0] in LEGACY]
+        legacy = [layout for layout in spec.headers if kind_of(layout.containers[0][0]) is Kind.LEGACY]
         for layout in legacy:
             assert any(not dialect.layouts or layout.name in dialect.layouts for dialect in readers), layout.name
             fields = {member.name for member in layout.header.members}
