@@ -6,6 +6,7 @@ llama.cpp `src/models/bert.cpp`, `nomic-bert.cpp` and convert_hf_to_gguf for key
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam
+from ggferry.converters.schema.roles import roles
 
 _POOL = "sentence_transformers_pooling."
 
@@ -39,12 +40,12 @@ POOLING = tuple(
 )  # fmt: skip
 POOLING_TYPE = HParam("pooling", "pooling_type", derive="@pooling_type", required=False)
 
-EMBEDDING = """
-token_embd.weight                     : n_vocab n_embd | hf embeddings.word_embeddings.weight
-token_types.weight f32 when=n_types>0 : n_types n_embd | hf embeddings.token_type_embeddings.weight
-token_embd_norm.weight f32            : n_embd         | hf embeddings.LayerNorm.weight
-token_embd_norm.bias                  : n_embd         | hf embeddings.LayerNorm.bias
-"""
+EMBEDDING = roles("""
+token_embd.weight                       : n_vocab n_embd | hf embeddings.word_embeddings.weight
+token_types.weight f32 when=n_types > 0 : n_types n_embd | hf embeddings.token_type_embeddings.weight
+token_embd_norm.weight f32              : n_embd         | hf embeddings.LayerNorm.weight
+token_embd_norm.bias                    : n_embd         | hf embeddings.LayerNorm.bias
+""")
 
 HARMLESS = (
     Harmless("tie_word_embeddings", "of the output layer, which is not here"),

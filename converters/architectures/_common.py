@@ -1,7 +1,6 @@
-"""Table pieces that the decoder families share: hparams, role lines, drops, remarks.
+"""Table pieces that the decoder families share: hparams, drops, remarks. Roles: `_tensors`.
 
-The `hf` places are those of config.json; GGUF keys: gguf-py `constants.Keys`, llama.cpp `llama-arch.cpp`. Layouts that
-the lines name: q, k (how query and key rows are ordered), norm (Gemma's offset), stack (experts).
+The `hf` places are those of config.json; GGUF keys: gguf-py `constants.Keys`, llama.cpp `llama-arch.cpp`.
 """
 
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
@@ -101,51 +100,3 @@ WINDOW = Remark(
     "n_swa > 0",
     "attention reaches back {n_swa} tokens: written, but llama.cpp lets this architecture attend to all of its context",
 )
-
-# --- role lines, for `spec.roles`; FLAG stands for what an architecture puts there --------------------------
-
-EMBEDDING = """
-token_embd.weight            : n_vocab n_embd | hf model.embed_tokens.weight
-output_norm.weight f32       : n_embd         | hf model.norm.weight @norm
-output.weight when=tied==0   : n_vocab n_embd | hf lm_head.weight
-"""
-ATTENTION_NORM = """
-blk.{n}.attn_norm.weight f32 : n_embd                      | hf model.layers.{n}.input_layernorm.weight @norm
-"""
-ATTENTION = """
-blk.{n}.attn_q.weight        : n_head*head_dim n_embd      | hf model.layers.{n}.self_attn.q_proj.weight @q
-blk.{n}.attn_k.weight        : n_head_kv*head_dim n_embd   | hf model.layers.{n}.self_attn.k_proj.weight @k
-blk.{n}.attn_v.weight        : n_head_kv*head_dim_v n_embd | hf model.layers.{n}.self_attn.v_proj.weight
-blk.{n}.attn_output.weight   : n_embd n_head*head_dim_v    | hf model.layers.{n}.self_attn.o_proj.weight
-"""
-QKV_BIAS = """
-blk.{n}.attn_q.bias FLAG     : n_head*head_dim             | hf model.layers.{n}.self_attn.q_proj.bias @q
-blk.{n}.attn_k.bias FLAG     : n_head_kv*head_dim          | hf model.layers.{n}.self_attn.k_proj.bias @k
-blk.{n}.attn_v.bias FLAG     : n_head_kv*head_dim_v        | hf model.layers.{n}.self_attn.v_proj.bias
-"""
-OUTPUT_BIAS = """
-blk.{n}.attn_output.bias FLAG : n_embd                     | hf model.layers.{n}.self_attn.o_proj.bias
-"""
-FFN_NORM = """
-blk.{n}.ffn_norm.weight f32  : n_embd                      | hf model.layers.{n}.post_attention_layernorm.weight @norm
-"""
-GATED = """
-blk.{n}.ffn_gate.weight FLAG : n_ff n_embd                 | hf model.layers.{n}.mlp.gate_proj.weight
-blk.{n}.ffn_down.weight FLAG : n_embd n_ff                 | hf model.layers.{n}.mlp.down_proj.weight
-blk.{n}.ffn_up.weight FLAG   : n_ff n_embd                 | hf model.layers.{n}.mlp.up_proj.weight
-"""
-GATED_BIAS = """
-blk.{n}.ffn_gate.bias FLAG   : n_ff                        | hf model.layers.{n}.mlp.gate_proj.bias
-blk.{n}.ffn_down.bias FLAG   : n_embd                      | hf model.layers.{n}.mlp.down_proj.bias
-blk.{n}.ffn_up.bias FLAG     : n_ff                        | hf model.layers.{n}.mlp.up_proj.bias
-"""
-EXPERTS = """
-blk.{n}.ffn_gate_inp.weight f32 FLAG : n_expert n_embd          | hf model.layers.{n}.mlp.gate.weight
-blk.{n}.ffn_gate_exps.weight FLAG    : n_expert n_ff_exp n_embd | hf EXPERTgate_proj.weight @stack
-blk.{n}.ffn_down_exps.weight FLAG    : n_expert n_embd n_ff_exp | hf EXPERTdown_proj.weight @stack
-blk.{n}.ffn_up_exps.weight FLAG      : n_expert n_ff_exp n_embd | hf EXPERTup_proj.weight @stack
-""".replace("EXPERT", "model.layers.{n}.mlp.experts.{e}.")
-QK_NORM = """
-blk.{n}.attn_q_norm.weight f32 FLAG : head_dim | hf model.layers.{n}.self_attn.q_norm.weight @norm
-blk.{n}.attn_k_norm.weight f32 FLAG : head_dim | hf model.layers.{n}.self_attn.k_norm.weight @norm
-"""

@@ -8,6 +8,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures._tensors import norm
 from ggferry.converters.schema.architecture import Default, HParam, Role
+from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
@@ -40,3 +41,28 @@ def post_norms() -> tuple[Role, ...]:
         *norm("ffn_norm", "pre_feedforward_layernorm", layout=ADD_ONE),
         *norm("post_ffw_norm", "post_feedforward_layernorm", layout=ADD_ONE),
     )
+
+
+def query_scale(values: Values) -> float | None:
+    """attention.scale from Gemma's query_pre_attn_scalar."""
+    scalar = values.get("query_scalar")
+    if scalar is not None and not scalar > 0:
+        raise ValueError(f"query_pre_attn_scalar {scalar}")
+    return None if scalar is None else float(scalar**-0.5)
+
+
+def gemma2_scale(values: Values) -> float:
+    """What a reader takes for attention.scale of a Gemma 2 without the key."""
+    return _scale(values, 46)
+
+
+def gemma3_scale(values: Values) -> float:
+    """What a reader takes for attention.scale of a Gemma 3 without the key."""
+    return _scale(values, 62)
+
+
+def _scale(values: Values, largest: int) -> float:
+    """What llama.cpp scales Gemma's scores by, which no key says: the 27B models divide by the width a head would
+    have, the others by the one it has (gemma2.cpp, gemma3.cpp)."""
+    width = values["n_embd"] // values["n_head"] if values["n_layer"] == largest else values["head_dim"]
+    return float(width**-0.5)

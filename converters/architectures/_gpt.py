@@ -8,7 +8,11 @@ keys: gguf-spec.md, llama.cpp `llama-arch.cpp`; `feed_forward_activation` is our
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures._tensors import norm, plain, tensor
+from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark, Role
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.layouts import SAME, Layout
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf.values import ValueType
@@ -84,34 +88,33 @@ DROPS = (*common.DROPS, *DROP_MASKS)
 # Checkpoints of the model without its head, as GPT-2 and BLOOM were published.
 HEADLESS = tuple((name, f"transformer.{name}") for name in ("wte.", "wpe.", "word_embeddings", "h.", "ln_f."))
 
-EMBEDDING = """
-token_embd.weight            : n_vocab n_embd | hf transformer.wte.weight
-output_norm.weight f32       : n_embd         | hf transformer.ln_f.weight
-output_norm.bias             : n_embd         | hf transformer.ln_f.bias
-output.weight when=tied==0   : n_vocab n_embd | hf lm_head.weight
-"""
-POSITIONS = """
-position_embd.weight f32     : n_ctx n_embd   | hf transformer.wpe.weight
-"""
-ATTENTION_NORM = """
-blk.{n}.attn_norm.weight f32 : n_embd | hf transformer.h.{n}.ln_1.weight
-blk.{n}.attn_norm.bias       : n_embd | hf transformer.h.{n}.ln_1.bias
-"""
+LAYER = "transformer.h.{n}."
+POSITIONS = (tensor("position_embd.weight", "n_ctx n_embd", "transformer.wpe.weight", f32=True),)
 QKV = "(n_head+2*n_head_kv)*head_dim"
-ATTENTION = """
-blk.{n}.attn_qkv.weight      : QKV n_embd             | hf transformer.h.{n}.attn.c_attn.weight @qkv
-blk.{n}.attn_qkv.bias        : QKV                    | hf transformer.h.{n}.attn.c_attn.bias @qkv_bias
-blk.{n}.attn_output.weight   : n_embd n_head*head_dim | hf transformer.h.{n}.attn.c_proj.weight @linear
-blk.{n}.attn_output.bias     : n_embd                 | hf transformer.h.{n}.attn.c_proj.bias
-""".replace("QKV", QKV)
-FFN = """
-blk.{n}.ffn_norm.weight f32  : n_embd      | hf transformer.h.{n}.ln_2.weight
-blk.{n}.ffn_norm.bias        : n_embd      | hf transformer.h.{n}.ln_2.bias
-blk.{n}.ffn_up.weight        : n_ff n_embd | hf transformer.h.{n}.mlp.c_fc.weight @linear
-blk.{n}.ffn_up.bias          : n_ff        | hf transformer.h.{n}.mlp.c_fc.bias
-blk.{n}.ffn_down.weight      : n_embd n_ff | hf transformer.h.{n}.mlp.c_proj.weight @linear
-blk.{n}.ffn_down.bias        : n_embd      | hf transformer.h.{n}.mlp.c_proj.bias
-"""
+
+
+def embedding(token: str = "wte") -> tuple[Role, ...]:
+    """Return what stands before and behind the blocks."""
+    return tensors.embedding(f"transformer.{token}", "transformer.ln_f", bias=True)
+
+
+def attention_norm() -> tuple[Role, ...]:
+    """Return the norm before attention."""
+    return norm("attn_norm", "ln_1", bias=True)
+
+
+def attention(qkv: Layout, bias: Layout, output: Layout) -> tuple[Role, ...]:
+    """Return fused attention; `qkv`, `bias`: the order of its rows and of their bias; `output`: as GPT-2 transposes."""
+    return tensors.fused_attention(
+        "attn.c_attn", "attn.c_proj", layout=qkv, bias_layout=bias, output_layout=output, bias=True
+    )
+
+
+def feed_forward(layout: Layout = SAME) -> tuple[Role, ...]:
+    """Return the second norm and the plain network behind it."""
+    return (*norm("ffn_norm", "ln_2", bias=True), *plain(names=("c_fc", "c_proj"), layout=layout, bias=True))
+
+
 # --- the GGML era (docs/formats/ggml-era.md) ---------------------------------------------------------------
 
 GGML_CONTAINERS = (("ggml", None), ("ggjt", 1), ("ggjt", 2), ("ggjt", 3))
@@ -155,3 +158,8 @@ blk.{n}.ffn_down.weight      model.h.{n}.mlp/c_proj/w
 blk.{n}.ffn_down.bias        model.h.{n}.mlp/c_proj/b
 """
 RECIPE: Conventions = {"norm": "layer", "rope": "none", "qkv": "fused", "ffn": "plain", "activation": "gelu_tanh"}
+
+
+def query_groups(values: Values) -> int:
+    """attention.head_count_kv of a model whose heads share one key and value, or none."""
+    return 1 if values["multi_query"] else int(values["n_head"])

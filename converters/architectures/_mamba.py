@@ -13,6 +13,7 @@ from ggferry.converters.architectures import _recurrent as recurrent
 from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import Squeeze
 from ggferry.converters.schema.recipe import Conventions
+from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
@@ -47,13 +48,14 @@ PLAIN = (
     HParam("rms_norm", None, BOOL, {"state-spaces": "rms_norm"}, words={True: True}, required=False),
 )  # fmt: skip
 
-FRAME = """
+FRAME = roles("""
 token_embd.weight             : n_vocab n_embd | hf backbone.embeddings.weight
 output_norm.weight f32        : n_embd         | hf backbone.norm_f.weight
-output.weight when=tied==0    : n_vocab n_embd | hf lm_head.weight
+output.weight when=tied == 0    : n_vocab n_embd | hf lm_head.weight
 blk.{n}.attn_norm.weight f32  : n_embd         | hf backbone.layers.{n}.norm.weight
 blk.{n}.ssm_out.weight        : n_embd n_inner | hf backbone.layers.{n}.mixer.out_proj.weight
-"""
+""")
+MIXER = "backbone.layers.{n}.mixer."
 
 EXPANSION = Remark(
     "n_inner != 2 * n_embd",

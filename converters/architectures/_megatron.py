@@ -1,27 +1,25 @@
-"""Role lines of the families that took their names from Megatron: GPT-NeoX, BLOOM, Falcon.
+"""Roles of the families that took their names from Megatron: GPT-NeoX, BLOOM, Falcon."""
 
-LAYER and ATTN stand for an architecture's prefixes, BIASED for the condition under which its linear layers have biases.
-"""
+from ggferry.converters.architectures._tensors import Condition, fused_attention, norm, plain
+from ggferry.converters.schema.architecture import Role
+from ggferry.converters.schema.layouts import heads_to_qkv
 
-from ggferry.converters.architectures import _gpt as gpt
 
-FIRST_NORM = """
-blk.{n}.attn_norm.weight f32 : n_embd | hf LAYER.input_layernorm.weight
-blk.{n}.attn_norm.bias       : n_embd | hf LAYER.input_layernorm.bias
-"""
-ATTENTION = """
-blk.{n}.attn_qkv.weight         : QKV n_embd             | hf LAYER.ATTN.query_key_value.weight @qkv
-blk.{n}.attn_qkv.bias BIASED    : QKV                    | hf LAYER.ATTN.query_key_value.bias @qkv
-blk.{n}.attn_output.weight      : n_embd n_head*head_dim | hf LAYER.ATTN.dense.weight
-blk.{n}.attn_output.bias BIASED : n_embd                 | hf LAYER.ATTN.dense.bias
-""".replace("QKV", gpt.QKV)
-SECOND_NORM = """
-blk.{n}.ffn_norm.weight f32 FLAG : n_embd | hf LAYER.post_attention_layernorm.weight
-blk.{n}.ffn_norm.bias FLAG       : n_embd | hf LAYER.post_attention_layernorm.bias
-"""
-FFN = """
-blk.{n}.ffn_up.weight           : n_ff n_embd            | hf LAYER.mlp.dense_h_to_4h.weight
-blk.{n}.ffn_up.bias BIASED      : n_ff                   | hf LAYER.mlp.dense_h_to_4h.bias
-blk.{n}.ffn_down.weight         : n_embd n_ff            | hf LAYER.mlp.dense_4h_to_h.weight
-blk.{n}.ffn_down.bias BIASED    : n_embd                 | hf LAYER.mlp.dense_4h_to_h.bias
-"""
+def first_norm() -> tuple[Role, ...]:
+    """Return the norm before attention."""
+    return norm("attn_norm", "input_layernorm", bias=True)
+
+
+def second_norm(when: str = "") -> tuple[Role, ...]:
+    """Return the norm before the feed-forward half."""
+    return norm("ffn_norm", "post_attention_layernorm", bias=True, when=when)
+
+
+def attention(source: str, bias: Condition = True) -> tuple[Role, ...]:
+    """Return attention whose fused rows lie group by group; `source`: 'self_attention.'."""
+    return fused_attention(f"{source}query_key_value", f"{source}dense", layout=heads_to_qkv("n_head_kv"), bias=bias)
+
+
+def feed_forward(bias: Condition = True) -> tuple[Role, ...]:
+    """Return a plain feed-forward network."""
+    return plain(names=("dense_h_to_4h", "dense_4h_to_h"), bias=bias)

@@ -11,8 +11,13 @@ from ggferry.converters.schema.architecture import Default, HParam, Remark
 from ggferry.converters.schema.roles import roles
 from ggferry.formats.gguf.values import ValueType
 
+
+def scaling_place(key: str) -> str:
+    """Return where config.json keeps `key` of the scaling."""
+    return f"rope_parameters.full_attention.{key}|rope_parameters.{key}|rope_scaling.{key}"
+
+
 _F32, _STRING = ValueType.FLOAT32, ValueType.STRING
-_IN = "rope_parameters.full_attention.KEY|rope_parameters.KEY|rope_scaling.KEY"
 _META = "Meta's own code for LLaMA 3.1"
 _LLAMA3 = "rope_kind == 'llama3'"
 
@@ -30,25 +35,25 @@ FRACTION = HParam(
 
 _KINDS = {"default": "default", "linear": "linear", "dynamic": "dynamic", "yarn": "yarn"}
 _FACTOR_KINDS = {"longrope": "longrope", "su": "longrope", "llama3": "llama3", True: "llama3", False: "default"}
-_KIND_PLACES = {"hf": _IN.replace("KEY", "rope_type") + "|" + _IN.replace("KEY", "type"), "meta": "use_scaled_rope"}
+_KIND_PLACES = {"hf": scaling_place("rope_type") + "|" + scaling_place("type"), "meta": "use_scaled_rope"}
 KIND = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS, required=False)
 KIND_OR_FACTORS = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS | _FACTOR_KINDS, required=False)
 
 # What the configuration says, and what GGUF makes of it.
 STRETCH = HParam(
-    "rope_stretch", None, _F32, {"hf": _IN.replace("KEY", "factor")}, required=False,
+    "rope_stretch", None, _F32, {"hf": scaling_place("factor")}, required=False,
     defaults=(Default(8.0, _META, when=_LLAMA3, dialect="meta"),),
 )  # fmt: skip
 ORIGINAL_STATED = HParam(
     "rope_original_stated", None, required=False,
-    fields={"hf": "original_max_position_embeddings|" + _IN.replace("KEY", "original_max_position_embeddings")},
+    fields={"hf": "original_max_position_embeddings|" + scaling_place("original_max_position_embeddings")},
     defaults=(Default(8192, _META, when=_LLAMA3, dialect="meta"),),
 )  # fmt: skip
-MAGNITUDE = HParam("rope_magnitude", None, _F32, {"hf": _IN.replace("KEY", "attention_factor")}, required=False)
-MSCALE = HParam("rope_mscale", None, _F32, {"hf": _IN.replace("KEY", "mscale")}, required=False)
-MSCALE_ALL = HParam("rope_mscale_all", None, _F32, {"hf": _IN.replace("KEY", "mscale_all_dim")}, required=False)
+MAGNITUDE = HParam("rope_magnitude", None, _F32, {"hf": scaling_place("attention_factor")}, required=False)
+MSCALE = HParam("rope_mscale", None, _F32, {"hf": scaling_place("mscale")}, required=False)
+MSCALE_ALL = HParam("rope_mscale_all", None, _F32, {"hf": scaling_place("mscale_all_dim")}, required=False)
 TRUNCATE = HParam(
-    "rope_truncate", None, ValueType.BOOL, {"hf": _IN.replace("KEY", "truncate")}, words={True: True}, required=False
+    "rope_truncate", None, ValueType.BOOL, {"hf": scaling_place("truncate")}, words={True: True}, required=False
 )
 TYPE = HParam("rope_scaling", "rope.scaling.type", _STRING, derive="@rope_scaling", absent="")
 FACTOR = HParam(
@@ -61,11 +66,11 @@ ORIGINAL = HParam(
 )  # fmt: skip
 ATTN_FACTOR = HParam("rope_attn_factor", "rope.scaling.attn_factor", _F32, derive="@rope_attn_factor", absent=1.0)
 BETA_FAST = HParam(
-    "rope_beta_fast", "rope.scaling.yarn_beta_fast", _F32, {"hf": _IN.replace("KEY", "beta_fast")}, absent=32.0,
+    "rope_beta_fast", "rope.scaling.yarn_beta_fast", _F32, {"hf": scaling_place("beta_fast")}, absent=32.0,
     check="rope_beta_fast > 0",
 )  # fmt: skip
 BETA_SLOW = HParam(
-    "rope_beta_slow", "rope.scaling.yarn_beta_slow", _F32, {"hf": _IN.replace("KEY", "beta_slow")}, absent=1.0,
+    "rope_beta_slow", "rope.scaling.yarn_beta_slow", _F32, {"hf": scaling_place("beta_slow")}, absent=1.0,
     check="rope_beta_slow > 0",
 )  # fmt: skip
 SCALING = (
@@ -74,15 +79,15 @@ SCALING = (
 )  # fmt: skip
 
 LOW = HParam(
-    "rope_low", None, _F32, {"hf": _IN.replace("KEY", "low_freq_factor")}, required=False,
+    "rope_low", None, _F32, {"hf": scaling_place("low_freq_factor")}, required=False,
     defaults=(Default(1.0, _META, when=_LLAMA3, dialect="meta"),),
 )  # fmt: skip
 HIGH = HParam(
-    "rope_high", None, _F32, {"hf": _IN.replace("KEY", "high_freq_factor")}, required=False,
+    "rope_high", None, _F32, {"hf": scaling_place("high_freq_factor")}, required=False,
     defaults=(Default(4.0, _META, when=_LLAMA3, dialect="meta"),),
 )  # fmt: skip
-LONG = HParam("rope_long", None, _F32, {"hf": _IN.replace("KEY", "long_factor")}, required=False, many="n_rot/2")
-SHORT = HParam("rope_short", None, _F32, {"hf": _IN.replace("KEY", "short_factor")}, required=False, many="n_rot/2")
+LONG = HParam("rope_long", None, _F32, {"hf": scaling_place("long_factor")}, required=False, many="n_rot/2")
+SHORT = HParam("rope_short", None, _F32, {"hf": scaling_place("short_factor")}, required=False, many="n_rot/2")
 
 ROPE = (BASE, N_ROT, KIND, *SCALING)
 PARTIAL_ROPE = (BASE, FRACTION, N_ROT, KIND, *SCALING)

@@ -7,8 +7,11 @@ code fixes. Names of GGUF: llama.cpp's for RWKV-6 and 7, which this project also
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.schema.architecture import Default, Dialect, HParam
-from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.layouts import SAME, Layout, Reshape
+from ggferry.converters.schema.roles import Roles, block, roles
 from ggferry.formats.gguf.values import ValueType
+from ggferry.formats.limits import MAX_LAYERS
 
 F32 = ValueType.FLOAT32
 VECTOR = Reshape(("n_embd",))  # (1, 1, n) in most checkpoints, (n,) in some
@@ -27,24 +30,39 @@ HEAD_SIZE = HParam(
 )
 
 # Of the columns, `hf` is that of RwkvForCausalLM and Rwkv6ForCausalLM.
-FRAME = """
+FRAME = roles("""
 token_embd.weight              : n_vocab n_embd | hf rwkv.embeddings.weight | blinkdl emb.weight
 token_embd_norm.weight f32     : n_embd         | hf rwkv.blocks.0.pre_ln.weight | blinkdl blocks.0.ln0.weight
 token_embd_norm.bias           : n_embd         | hf rwkv.blocks.0.pre_ln.bias | blinkdl blocks.0.ln0.bias
 output_norm.weight f32         : n_embd         | hf rwkv.ln_out.weight | blinkdl ln_out.weight
 output_norm.bias               : n_embd         | hf rwkv.ln_out.bias | blinkdl ln_out.bias
-output.weight when=tied==0     : n_vocab n_embd | hf head.weight | blinkdl head.weight
+output.weight when=tied == 0     : n_vocab n_embd | hf head.weight | blinkdl head.weight
 blk.{n}.attn_norm.weight f32   : n_embd         | hf rwkv.blocks.{n}.ln1.weight | blinkdl blocks.{n}.ln1.weight
 blk.{n}.attn_norm.bias         : n_embd         | hf rwkv.blocks.{n}.ln1.bias | blinkdl blocks.{n}.ln1.bias
 blk.{n}.attn_norm_2.weight f32 : n_embd         | hf rwkv.blocks.{n}.ln2.weight | blinkdl blocks.{n}.ln2.weight
 blk.{n}.attn_norm_2.bias       : n_embd         | hf rwkv.blocks.{n}.ln2.bias | blinkdl blocks.{n}.ln2.bias
-"""
-CHANNEL_MIX = """
-blk.{n}.channel_mix_key.weight        : n_ff n_embd   | hf HFkey.weight | blinkdl PTHkey.weight
-blk.{n}.channel_mix_receptance.weight : n_embd n_embd | hf HFreceptance.weight | blinkdl PTHreceptance.weight
-blk.{n}.channel_mix_value.weight      : n_embd n_ff   | hf HFvalue.weight @output | blinkdl PTHvalue.weight
-blk.{n}.channel_mix_lerp_k.weight     : n_embd        | hf HFMIX_k @vector | blinkdl PTHMIX_k @vector
-blk.{n}.channel_mix_lerp_r.weight     : n_embd        | hf HFMIX_r @vector | blinkdl PTHMIX_r @vector
-""".replace("HF", "rwkv.blocks.{n}.feed_forward.").replace("PTH", "blocks.{n}.ffn.")
+""")
 
+TIME_MIX = {"hf": "rwkv.blocks.{n}.attention.", "blinkdl": "blocks.{n}.att."}
 BLINKDL = Dialect("blinkdl", given={"tied": False})
+
+
+def channel_mix(hf: tuple[str, str], blinkdl: tuple[str, str], value: Layout = SAME) -> Roles:
+    """Return the feed-forward half of RWKV-4 and 6; `hf`, `blinkdl`: what each calls the shares of the token before in
+    keys and receptances; `value`: the layout of its last matrix."""
+    return block(
+        f"""
+        channel_mix_key.weight        : n_ff n_embd   | hf,blinkdl key.weight
+        channel_mix_receptance.weight : n_embd n_embd | hf,blinkdl receptance.weight
+        channel_mix_value.weight      : n_embd n_ff   | hf value.weight @value | blinkdl value.weight
+        channel_mix_lerp_k.weight     : n_embd        | hf {hf[0]} @vector | blinkdl {blinkdl[0]} @vector
+        channel_mix_lerp_r.weight     : n_embd        | hf {hf[1]} @vector | blinkdl {blinkdl[1]} @vector
+        """,
+        layer={"hf": "rwkv.blocks.{n}.feed_forward.", "blinkdl": "blocks.{n}.ffn."},
+        value=value, vector=VECTOR,
+    )  # fmt: skip
+
+
+def rescale_period(values: Values) -> int:
+    """Blocks after which RWKV-6 halves its stream; more than there can be where it never does."""
+    return int(values.get("rescale_every") or MAX_LAYERS)

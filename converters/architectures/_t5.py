@@ -6,6 +6,8 @@ a T5; UMT5 has a bias of distance in every block instead of one for all.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.roles import Roles, block, roles
 
 HPARAMS = (
     common.N_VOCAB,
@@ -31,42 +33,40 @@ HPARAMS = (
            defaults=(Default(False, "T5 has one bias of distance for all blocks", dialect="hf"),), required=False),
 )  # fmt: skip
 
-_SELF = """
-PART.blk.{n}.attn_norm.weight f32 : n_embd                   | hf LAYER.0.layer_norm.weight
-PART.blk.{n}.attn_q.weight        : n_head*head_dim n_embd   | hf LAYER.0.SelfAttention.q.weight
-PART.blk.{n}.attn_k.weight        : n_head*head_dim n_embd   | hf LAYER.0.SelfAttention.k.weight
-PART.blk.{n}.attn_v.weight        : n_head*head_dim_v n_embd | hf LAYER.0.SelfAttention.v.weight
-PART.blk.{n}.attn_o.weight        : n_embd n_head*head_dim_v | hf LAYER.0.SelfAttention.o.weight
-PART.blk.{n}.attn_rel_b.weight f32 when=n*(1-every_block)==0 : n_buckets n_head | hf LAYER.0.SelfAttention.BIAS.weight
-"""
-_CROSS = """
-PART.blk.{n}.cross_attn_norm.weight f32 : n_embd                   | hf LAYER.1.layer_norm.weight
-PART.blk.{n}.cross_attn_q.weight        : n_head*head_dim n_embd   | hf LAYER.1.EncDecAttention.q.weight
-PART.blk.{n}.cross_attn_k.weight        : n_head*head_dim n_embd   | hf LAYER.1.EncDecAttention.k.weight
-PART.blk.{n}.cross_attn_v.weight        : n_head*head_dim_v n_embd | hf LAYER.1.EncDecAttention.v.weight
-PART.blk.{n}.cross_attn_o.weight        : n_embd n_head*head_dim_v | hf LAYER.1.EncDecAttention.o.weight
-PART.blk.{n}.cross_attn_rel_b.weight f32 optional : n_buckets n_head         | hf LAYER.1.EncDecAttention.BIAS.weight
-"""
-_FEED_FORWARD = """
-PART.blk.{n}.ffn_norm.weight f32           : n_embd      | hf LAYER.LAST.layer_norm.weight
-PART.blk.{n}.ffn_gate.weight when=gated==1 : n_ff n_embd | hf LAYER.LAST.DenseReluDense.wi_0.weight
-PART.blk.{n}.ffn_up.weight                 : n_ff n_embd | hf LAYER.LAST.DenseReluDense.wi_1.weight
-PART.blk.{n}.ffn_down.weight               : n_embd n_ff | hf LAYER.LAST.DenseReluDense.wo.weight
-"""
-ENCODER = (
-    (_SELF + _FEED_FORWARD)
-    .replace("PART", "enc").replace("LAYER", "encoder.block.{n}.layer").replace("LAST", "1")
-    .replace("BIAS", "relative_attention_bias")
-)  # fmt: skip
-DECODER = (
-    (_SELF + _CROSS + _FEED_FORWARD)
-    .replace("PART", "dec").replace("LAYER", "decoder.block.{n}.layer").replace("LAST", "2")
-    .replace("BIAS", "relative_attention_bias")
-)  # fmt: skip
-ENDS = """
+_SELF = roles("""
+attn_norm.weight f32 : n_embd                   | hf 0.layer_norm.weight
+attn_q.weight        : n_head*head_dim n_embd   | hf 0.SelfAttention.q.weight
+attn_k.weight        : n_head*head_dim n_embd   | hf 0.SelfAttention.k.weight
+attn_v.weight        : n_head*head_dim_v n_embd | hf 0.SelfAttention.v.weight
+attn_o.weight        : n_embd n_head*head_dim_v | hf 0.SelfAttention.o.weight
+attn_rel_b.weight f32 when=n*(1-every_block) == 0 : n_buckets n_head | hf 0.SelfAttention.relative_attention_bias.weight
+""")
+_CROSS = roles("""
+cross_attn_norm.weight f32 : n_embd                   | hf 1.layer_norm.weight
+cross_attn_q.weight        : n_head*head_dim n_embd   | hf 1.EncDecAttention.q.weight
+cross_attn_k.weight        : n_head*head_dim n_embd   | hf 1.EncDecAttention.k.weight
+cross_attn_v.weight        : n_head*head_dim_v n_embd | hf 1.EncDecAttention.v.weight
+cross_attn_o.weight        : n_embd n_head*head_dim_v | hf 1.EncDecAttention.o.weight
+cross_attn_rel_b.weight f32 optional : n_buckets n_head | hf 1.EncDecAttention.relative_attention_bias.weight
+""")
+
+
+def _feed_forward(layer: str) -> Roles:
+    """Return the network that is part `layer` of a block."""
+    return roles(f"""
+        ffn_norm.weight f32             : n_embd      | hf {layer}.layer_norm.weight
+        ffn_gate.weight when=gated == 1 : n_ff n_embd | hf {layer}.DenseReluDense.wi_0.weight
+        ffn_up.weight                   : n_ff n_embd | hf {layer}.DenseReluDense.wi_1.weight
+        ffn_down.weight                 : n_embd n_ff | hf {layer}.DenseReluDense.wo.weight
+        """)
+
+
+ENCODER = block(_SELF, _feed_forward("1"), name="enc.blk.{n}.", layer="encoder.block.{n}.layer.")
+DECODER = block(_SELF, _CROSS, _feed_forward("2"), name="dec.blk.{n}.", layer="decoder.block.{n}.layer.")
+ENDS = roles("""
 token_embd.weight          : n_vocab n_embd | hf shared.weight
 enc.output_norm.weight f32 : n_embd         | hf encoder.final_layer_norm.weight
-"""
+""")
 
 # A plain network's one matrix is the gated one's second: what is not passed through the activation's gate.
 RENAMES = (
@@ -91,3 +91,11 @@ REMARKS = (
         "than this model where texts are longer than a few tokens",
     ),
 )
+
+
+def t5_scale(values: Values) -> float | None:
+    """logit_scale: T5 divides its decoder's states by √n_embd where its output layer is its embedding. transformers
+    since 5 ties every T5 as it is built, and says apart from that whether it scales."""
+    stated = values.get("scale_stated")
+    scaled = values["tied"] if stated is None else stated
+    return float(values["n_embd"] ** -0.5) if scaled else 1.0

@@ -2,8 +2,9 @@
 
 from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *bert.SIZES, bert.CAUSAL, *bert.POOLING, bert.POOLING_TYPE,
@@ -14,26 +15,18 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    bert.EMBEDDING
-    + """
-    position_embd.weight f32            : n_ctx n_embd  | hf embeddings.position_embeddings.weight
-    blk.{n}.attn_q.weight               : n_embd n_embd | hf LAYER.attention.self.query.weight
-    blk.{n}.attn_q.bias                 : n_embd        | hf LAYER.attention.self.query.bias
-    blk.{n}.attn_k.weight               : n_embd n_embd | hf LAYER.attention.self.key.weight
-    blk.{n}.attn_k.bias                 : n_embd        | hf LAYER.attention.self.key.bias
-    blk.{n}.attn_v.weight               : n_embd n_embd | hf LAYER.attention.self.value.weight
-    blk.{n}.attn_v.bias                 : n_embd        | hf LAYER.attention.self.value.bias
-    blk.{n}.attn_output.weight          : n_embd n_embd | hf LAYER.attention.output.dense.weight
-    blk.{n}.attn_output.bias            : n_embd        | hf LAYER.attention.output.dense.bias
-    blk.{n}.attn_output_norm.weight f32 : n_embd        | hf LAYER.attention.output.LayerNorm.weight
-    blk.{n}.attn_output_norm.bias       : n_embd        | hf LAYER.attention.output.LayerNorm.bias
-    blk.{n}.ffn_up.weight               : n_ff n_embd   | hf LAYER.intermediate.dense.weight
-    blk.{n}.ffn_up.bias                 : n_ff          | hf LAYER.intermediate.dense.bias
-    blk.{n}.ffn_down.weight             : n_embd n_ff   | hf LAYER.output.dense.weight
-    blk.{n}.ffn_down.bias               : n_embd        | hf LAYER.output.dense.bias
-    blk.{n}.layer_output_norm.weight f32 : n_embd       | hf LAYER.output.LayerNorm.weight
-    blk.{n}.layer_output_norm.bias      : n_embd        | hf LAYER.output.LayerNorm.bias
-    """.replace("LAYER", "encoder.layer.{n}")
+    bert.EMBEDDING,
+    "position_embd.weight f32 : n_ctx n_embd | hf embeddings.position_embeddings.weight",
+    block(
+        tensors.linear("attn_q", "n_embd n_embd", "attention.self.query", bias=True),
+        tensors.linear("attn_k", "n_embd n_embd", "attention.self.key", bias=True),
+        tensors.linear("attn_v", "n_embd n_embd", "attention.self.value", bias=True),
+        tensors.linear("attn_output", "n_embd n_embd", "attention.output.dense", bias=True),
+        tensors.norm("attn_output_norm", "attention.output.LayerNorm", bias=True),
+        tensors.plain("", ("intermediate.dense", "output.dense"), bias=True),
+        tensors.norm("layer_output_norm", "output.LayerNorm", bias=True),
+        layer="encoder.layer.{n}.",
+    ),
 )
 
 SPEC = Architecture(

@@ -8,9 +8,9 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _megatron as megatron
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
-from ggferry.converters.schema.layouts import heads_to_qkv
-from ggferry.converters.schema.roles import also, roles
+from ggferry.converters.schema.roles import also, block, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -26,17 +26,13 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    gpt.EMBEDDING.replace("wte", "word_embeddings")
-    + """
-    token_embd_norm.weight f32 : n_embd | hf transformer.word_embeddings_layernorm.weight
-    token_embd_norm.bias       : n_embd | hf transformer.word_embeddings_layernorm.bias
-    """
-    + megatron.FIRST_NORM.replace("LAYER", "transformer.h.{n}")
-    + megatron.ATTENTION.replace("LAYER.ATTN", "transformer.h.{n}.self_attention").replace("BIASED", "")
-    + megatron.SECOND_NORM.replace("LAYER", "transformer.h.{n}").replace("FLAG", "")
-    + megatron.FFN.replace("LAYER", "transformer.h.{n}").replace("BIASED", ""),
-    qkv=heads_to_qkv("n_head_kv"),
-)
+    gpt.embedding("word_embeddings"),
+    tensors.norm("token_embd_norm", "transformer.word_embeddings_layernorm", bias=True),
+    block(
+        megatron.first_norm(), megatron.attention("self_attention."), megatron.second_norm(), megatron.feed_forward(),
+        layer=gpt.LAYER,
+    ),
+)  # fmt: skip
 # LLaMA's names, some with another meaning: `norm` is the embedding's, w1 leads up and w2 down. The converters of
 # bloomz.cpp and llm-rs take the fused rows apart.
 ROLES = also(

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
-from ggferry.converters.schema.layouts import SAME
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (
@@ -27,21 +27,14 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    """
-    token_embd.weight      : n_vocab n_embd | hf model.embed_tokens.weight
-    output_norm.weight f32 : n_embd         | hf model.norm.weight
-    """
-    + common.ATTENTION_NORM
-    + common.ATTENTION
-    + common.QKV_BIAS.replace("FLAG", "when=attention_bias==1")
-    + common.OUTPUT_BIAS.replace("FLAG", "when=attention_bias==1")
-    + """
-    blk.{n}.attn_q_norm.weight f32 when=qk_norms==1 : n_head head_dim    | hf model.layers.{n}.self_attn.q_norm.weight
-    blk.{n}.attn_k_norm.weight f32 when=qk_norms==1 : n_head_kv head_dim | hf model.layers.{n}.self_attn.k_norm.weight
-    """
-    + common.GATED.replace("FLAG", ""),
-    q=SAME, k=SAME, norm=SAME,
-)  # fmt: skip
+    tensors.embedding(output=""),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+        tensors.qk_norm(shapes=tensors.EACH_HEAD, when="qk_norms == 1"),
+        tensors.gated(),
+    ),
+)
 
 NORMS = Remark(
     "qk_norms == 1 and n_layer < 64",

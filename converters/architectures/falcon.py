@@ -9,12 +9,13 @@ turn, as Falcon-RW has them.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _falcon as falcon
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _megatron as megatron
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
-from ggferry.converters.schema.layouts import heads_to_qkv
-from ggferry.converters.schema.roles import roles, varied
+from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -32,7 +33,7 @@ HPARAMS = (
     HParam("new_decoder", None, gpt.BOOL, {"hf": "new_decoder_architecture"}, required=False,
            defaults=(Default(True, _REFINED_WEB, when="refined_web_groups > 1", dialect="hf"),
                      Default(False, "transformers' default", dialect="hf"))),
-    replace(gpt.N_HEAD_KV_WRITTEN, fields={"ggml": "n_head_kv"}, derive="@falcon_groups",
+    replace(gpt.N_HEAD_KV_WRITTEN, fields={"ggml": "n_head_kv"}, derive=falcon.falcon_groups,
             defaults=(_ONE_GROUP,)),
     gpt.HEAD_DIM, gpt.EPS,
     HParam("n_norms", None, fields={"hf": "num_ln_in_parallel_attn"}, required=False,
@@ -45,31 +46,29 @@ HPARAMS = (
            absent=0.0),
     HParam("data_layout", "tensor_data_layout", gpt.STRING, required=False, check="data_layout == 'jploski'"),
     replace(rope.BASE, name="rope_base_stated", key=None),
-    replace(rope.BASE, fields={}, derive="@rotary_base", defaults=(), required=False),
+    replace(rope.BASE, fields={}, derive=falcon.rotary_base, defaults=(), required=False),
     replace(rope.N_ROT, required=False), rope.KIND, *rope.SCALING,
     common.ALWAYS_TIED, gpt.GELU,
 )  # fmt: skip
 
-_LAYER = "transformer.h.{n}"
-_LN_MLP = ((f"{_LAYER}.ln_mlp.", f"{_LAYER}.input_layernorm."),)
+_LN_MLP = ((f"{gpt.LAYER}ln_mlp.", f"{gpt.LAYER}input_layernorm."),)
 ROLES = roles(
-    gpt.EMBEDDING.replace("wte", "word_embeddings")
-    + megatron.FIRST_NORM.replace("LAYER", _LAYER)
-    + """
-    blk.{n}.attn_norm_2.weight f32 when=n_norms==2 : n_embd | hf transformer.h.{n}.ln_attn.weight
-    blk.{n}.attn_norm_2.bias when=n_norms==2       : n_embd | hf transformer.h.{n}.ln_attn.bias
-    """
-    + megatron.ATTENTION.replace("LAYER.ATTN", f"{_LAYER}.self_attention").replace("BIASED", "when=biased==1")
-    + megatron.SECOND_NORM.replace("LAYER", _LAYER).replace("FLAG", "when=parallel_residual==0")
-    + megatron.FFN.replace("LAYER", _LAYER).replace("BIASED", "when=biased==1"),
-    qkv=heads_to_qkv("n_head_kv"),
+    gpt.embedding("word_embeddings"),
+    block(
+        megatron.first_norm(),
+        tensors.norm("attn_norm_2", "ln_attn", bias=True, when="n_norms == 2"),
+        megatron.attention("self_attention.", bias="biased == 1"),
+        megatron.second_norm(when="parallel_residual == 0"),
+        megatron.feed_forward(bias="biased == 1"),
+        layer=gpt.LAYER,
+    ),
 )
 # Since 14 June 2023 (jploski/ggml 5ee0488) the fused rows lie as GGUF has them.
 ROLES = varied(
     ROLES, "ggml", "hf",
-    f"""
-    blk.{{n}}.attn_qkv.weight {_LAYER}.self_attention.query_key_value.weight
-    blk.{{n}}.attn_qkv.bias   {_LAYER}.self_attention.query_key_value.bias
+    """
+    blk.{n}.attn_qkv.weight transformer.h.{n}.self_attention.query_key_value.weight
+    blk.{n}.attn_qkv.bias   transformer.h.{n}.self_attention.query_key_value.bias
     """,
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ HPARAMS = (
     HParam("swa_layers", "attention.sliding_window_pattern", gemma.BOOL, derive="@window_layers",
            implied="each n % 2 == 0", many="n_layer", required=False),
     gemma.QUERY_SCALAR,
-    HParam("attn_scale", "attention.scale", gemma.F32, derive="@query_scale", implied="@gemma2_scale"),
+    HParam("attn_scale", "attention.scale", gemma.F32, derive=gemma.query_scale, implied=gemma.gemma2_scale),
 )  # fmt: skip
 
 ROLES = roles(

@@ -45,7 +45,7 @@ HPARAMS = (
     HParam("attn_softcap", None, gemma.F32, {"hf": "attn_logit_softcapping"}, absent=0.0, check="attn_softcap == 0",
            unsayable=0.0),
     gemma.QUERY_SCALAR,
-    HParam("attn_scale", "attention.scale", gemma.F32, derive="@query_scale", implied="@gemma3_scale"),
+    HParam("attn_scale", "attention.scale", gemma.F32, derive=gemma.query_scale, implied=gemma.gemma3_scale),
 )  # fmt: skip
 
 ROLES = roles(

@@ -7,7 +7,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
 from ggferry.converters.schema.layouts import SAME, Transpose
-from ggferry.converters.schema.roles import also, roles, varied
+from ggferry.converters.schema.roles import also, block, roles, varied
 
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV, gpt.SCALED, gpt.ATTN_SCALE, common.ALWAYS_TIED, gpt.GELU_TANH,
@@ -17,8 +17,12 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    gpt.EMBEDDING + gpt.POSITIONS + gpt.ATTENTION_NORM + gpt.ATTENTION + gpt.FFN,
-    qkv=Transpose(), qkv_bias=SAME, linear=Transpose(),
+    gpt.embedding(),
+    gpt.POSITIONS,
+    block(
+        gpt.attention_norm(), gpt.attention(Transpose(), SAME, Transpose()),
+        gpt.feed_forward(Transpose()), layer=gpt.LAYER,
+    ),
 )  # fmt: skip
 ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
 # Before 29 March 2023 (ggml acd4aeee), and by convert-h5-to-ggml.py ever since, only mlp/c_proj was turned.

@@ -7,9 +7,10 @@ llama.cpp knows the name and has no graph.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import Transpose
-from ggferry.converters.schema.roles import roles, varied
+from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -21,21 +22,14 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    gpt.EMBEDDING
-    + """
-    output.bias                 : n_vocab                    | hf lm_head.bias
-    """
-    + gpt.ATTENTION_NORM
-    + """
-    blk.{n}.attn_q.weight       : n_head*head_dim n_embd     | hf transformer.h.{n}.attn.q_proj.weight
-    blk.{n}.attn_k.weight       : n_head_kv*head_dim n_embd  | hf transformer.h.{n}.attn.k_proj.weight
-    blk.{n}.attn_v.weight       : n_head_kv*head_dim n_embd  | hf transformer.h.{n}.attn.v_proj.weight
-    blk.{n}.attn_output.weight  : n_embd n_head*head_dim     | hf transformer.h.{n}.attn.out_proj.weight
-    blk.{n}.ffn_up.weight       : n_ff n_embd                | hf transformer.h.{n}.mlp.fc_in.weight
-    blk.{n}.ffn_up.bias         : n_ff                       | hf transformer.h.{n}.mlp.fc_in.bias
-    blk.{n}.ffn_down.weight     : n_embd n_ff                | hf transformer.h.{n}.mlp.fc_out.weight
-    blk.{n}.ffn_down.bias       : n_embd                     | hf transformer.h.{n}.mlp.fc_out.bias
-    """,
+    gpt.embedding(),
+    "output.bias : n_vocab | hf lm_head.bias",
+    block(
+        gpt.attention_norm(),
+        tensors.attention("attn.", ("q_proj", "k_proj", "v_proj", "out_proj"), width_v="head_dim"),
+        tensors.plain(names=("fc_in", "fc_out"), bias=True),
+        layer=gpt.LAYER,
+    ),
 )
 # Before 29 March 2023 (ggml acd4aeee) all matrices but fc_out lay turned.
 ROLES = varied(

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
-from ggferry.converters.schema.layouts import SAME
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *gpt.SIZES, gpt.N_HEAD_KV, replace(gpt.ATTN_SCALE, required=True, defaults=()),
@@ -22,19 +22,18 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    gpt.EMBEDDING
-    + gpt.POSITIONS
-    + gpt.ATTENTION_NORM
-    + """
-    blk.{n}.attn_q.weight       : n_head*head_dim n_embd     | hf ATTNq_proj.weight
-    blk.{n}.attn_k.weight       : n_head_kv*head_dim n_embd  | hf ATTNk_proj.weight
-    blk.{n}.attn_v.weight       : n_head_kv*head_dim n_embd  | hf ATTNv_proj.weight
-    blk.{n}.attn_output.weight  : n_embd n_head*head_dim     | hf ATTNout_proj.weight
-    blk.{n}.attn_output.bias    : n_embd                     | hf ATTNout_proj.bias
-    """.replace("ATTN", "transformer.h.{n}.attn.attention.")
-    + gpt.FFN,
-    linear=SAME,
+    gpt.embedding(),
+    gpt.POSITIONS,
+    block(
+        gpt.attention_norm(),
+        tensors.attention(
+            "attn.attention.", ("q_proj", "k_proj", "v_proj", "out_proj"), width_v="head_dim", output_bias=True
+        ),
+        gpt.feed_forward(),
+        layer=gpt.LAYER,
+    ),
 )
+
 OURS = Remark("", "the specification has no GPT-Neo: the architecture's name 'gptneo' and its keys are ggferry's own")
 
 SPEC = Architecture(

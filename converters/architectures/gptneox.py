@@ -10,9 +10,9 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _megatron as megatron
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
-from ggferry.converters.schema.layouts import heads_to_qkv
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -35,18 +35,12 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    """
-    token_embd.weight            : n_vocab n_embd | hf gpt_neox.embed_in.weight
-    output_norm.weight f32       : n_embd         | hf gpt_neox.final_layer_norm.weight
-    output_norm.bias             : n_embd         | hf gpt_neox.final_layer_norm.bias
-    output.weight when=tied==0   : n_vocab n_embd | hf embed_out.weight
-    """
-    + megatron.FIRST_NORM.replace("LAYER", "gpt_neox.layers.{n}")
-    + megatron.ATTENTION.replace("LAYER.ATTN", "gpt_neox.layers.{n}.attention").replace("BIASED", "when=biased==1")
-    + megatron.SECOND_NORM.replace("LAYER", "gpt_neox.layers.{n}").replace("FLAG", "")
-    + megatron.FFN.replace("LAYER", "gpt_neox.layers.{n}").replace("BIASED", ""),
-    qkv=heads_to_qkv("n_head_kv"),
-)
+    tensors.embedding("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out", bias=True),
+    block(
+        megatron.first_norm(), megatron.attention("attention.", bias="biased == 1"), megatron.second_norm(),
+        megatron.feed_forward(), layer="gpt_neox.layers.{n}.",
+    ),
+)  # fmt: skip
 
 HEADER = HeaderLayout(
     name="gptneox",

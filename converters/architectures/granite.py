@@ -6,9 +6,10 @@ K as in GGUF's llama.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
-from ggferry.converters.schema.layouts import SAME, heads_halves_to_pairs
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 F32 = ValueType.FLOAT32
@@ -25,19 +26,18 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    common.EMBEDDING,
+    tensors.embedding(),
     rope.FACTORS,
-    common.ATTENTION_NORM
-    + common.ATTENTION
-    + common.QKV_BIAS.replace("FLAG", "when=attention_bias==1")
-    + common.OUTPUT_BIAS.replace("FLAG", "when=attention_bias==1")
-    + common.FFN_NORM
-    + common.GATED.replace("FLAG", "")
-    + common.GATED_BIAS.replace("FLAG", "when=mlp_bias==1"),
-    q=heads_halves_to_pairs("n_head"),
-    k=heads_halves_to_pairs("n_head_kv"),
-    norm=SAME,
-)
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(
+            q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"),
+            bias="attention_bias == 1", output_bias="attention_bias == 1",
+        ),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(bias="mlp_bias == 1"),
+    ),
+)  # fmt: skip
 
 SPEC = Architecture(
     name="granite",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _mamba as mamba
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
 from ggferry.converters.schema.layouts import NEG_EXP
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
@@ -27,16 +27,22 @@ HPARAMS = (
     mamba.TIED,
 )  # fmt: skip
 
-MIXER = """
-blk.{n}.ssm_in.weight          : 2*n_inner n_embd        | hf MIXin_proj.weight
-blk.{n}.ssm_conv1d.weight f32  : n_inner n_conv          | hf MIXconv1d.weight @conv
-blk.{n}.ssm_conv1d.bias        : n_inner                 | hf MIXconv1d.bias
-blk.{n}.ssm_x.weight           : dt_rank+2*n_state n_inner | hf MIXx_proj.weight
-blk.{n}.ssm_dt.weight          : n_inner dt_rank         | hf MIXdt_proj.weight
-blk.{n}.ssm_dt.bias            : n_inner                 | hf MIXdt_proj.bias
-blk.{n}.ssm_a f32              : n_inner n_state         | hf MIXA_log @rate
-blk.{n}.ssm_d f32              : n_inner                 | hf MIXD
-""".replace("MIX", "backbone.layers.{n}.mixer.")
+ROLES = roles(
+    mamba.FRAME,
+    block(
+        """
+        ssm_in.weight         : 2*n_inner n_embd          | hf in_proj.weight
+        ssm_conv1d.weight f32 : n_inner n_conv            | hf conv1d.weight @conv
+        ssm_conv1d.bias       : n_inner                   | hf conv1d.bias
+        ssm_x.weight          : dt_rank+2*n_state n_inner | hf x_proj.weight
+        ssm_dt.weight         : n_inner dt_rank           | hf dt_proj.weight
+        ssm_dt.bias           : n_inner                   | hf dt_proj.bias
+        ssm_a f32             : n_inner n_state           | hf A_log @rate
+        ssm_d f32             : n_inner                   | hf D
+        """,
+        layer=mamba.MIXER, conv=mamba.CONV, rate=NEG_EXP,
+    ),
+)  # fmt: skip
 
 EPSILONS = Remark(
     "dt_b_c_rms == 1",
@@ -49,7 +55,7 @@ SPEC = Architecture(
     display_name="Mamba",
     hf_classes=("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM"),
     hparams=HPARAMS,
-    roles=roles(mamba.FRAME + MIXER, conv=mamba.CONV, rate=NEG_EXP),
+    roles=ROLES,
     dialects={
         "hf": replace(mamba.HF, remarks=(mamba.EXPANSION, EPSILONS)),
         "state-spaces": replace(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ggferry.converters.architectures import _mamba as mamba
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Then
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 _COLUMN = Reshape(("n_heads", 1))
@@ -28,28 +28,29 @@ HPARAMS = (
     replace(mamba.TIED, defaults=(Default(False, "transformers' default", dialect="hf"), mamba.TIED.defaults[1])),
 )  # fmt: skip
 
-MIXER = """
-blk.{n}.ssm_in.weight          : 2*n_inner+2*n_group*n_state+n_heads n_embd | hf MIXin_proj.weight
-blk.{n}.ssm_conv1d.weight f32  : n_inner+2*n_group*n_state n_conv | hf MIXconv1d.weight @conv
-blk.{n}.ssm_conv1d.bias        : n_inner+2*n_group*n_state        | hf MIXconv1d.bias
-blk.{n}.ssm_dt.bias            : n_heads                 | hf MIXdt_bias
-blk.{n}.ssm_a f32              : n_heads 1               | hf MIXA_log @rate
-blk.{n}.ssm_d f32              : n_heads 1               | hf MIXD @column
-blk.{n}.ssm_norm.weight f32    : n_group n_inner/n_group | hf MIXnorm.weight @groups
-""".replace("MIX", "backbone.layers.{n}.mixer.")
+ROLES = roles(
+    mamba.FRAME,
+    block(
+        """
+        ssm_in.weight         : 2*n_inner+2*n_group*n_state+n_heads n_embd | hf in_proj.weight
+        ssm_conv1d.weight f32 : n_inner+2*n_group*n_state n_conv           | hf conv1d.weight @conv
+        ssm_conv1d.bias       : n_inner+2*n_group*n_state                  | hf conv1d.bias
+        ssm_dt.bias           : n_heads                                    | hf dt_bias
+        ssm_a f32             : n_heads 1                                  | hf A_log @rate
+        ssm_d f32             : n_heads 1                                  | hf D @column
+        ssm_norm.weight f32   : n_group n_inner/n_group                    | hf norm.weight @groups
+        """,
+        layer=mamba.MIXER, conv=mamba.CONV, rate=Then(_COLUMN, NEG_EXP), column=_COLUMN,
+        groups=Reshape(("n_group", "n_inner / n_group")),
+    ),
+)  # fmt: skip
 
 SPEC = Architecture(
     name="mamba2",
     display_name="Mamba-2",
     hf_classes=("Mamba2ForCausalLM",),
     hparams=HPARAMS,
-    roles=roles(
-        mamba.FRAME + MIXER,
-        conv=mamba.CONV,
-        rate=Then(_COLUMN, NEG_EXP),
-        column=_COLUMN,
-        groups=Reshape(("n_group", "n_inner / n_group")),
-    ),
+    roles=ROLES,
     dialects={
         "hf": mamba.HF,
         "state-spaces": replace(

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
+from ggferry.converters.architectures import _mpt as mpt
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -31,7 +32,7 @@ HPARAMS = (
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("alibi_stated", None, gpt.F32,
            {"hf": "attn_config.alibi_bias_max|alibi_bias_max", "ggml": "alibi_bias_max"}, required=False),
-    HParam("max_alibi", "attention.max_alibi_bias", gpt.F32, _ALIBI, derive="@alibi_bias", absent=0.0),
+    HParam("max_alibi", "attention.max_alibi_bias", gpt.F32, _ALIBI, derive=mpt.alibi_bias, absent=0.0),
     HParam("attn_scale", "attention.scale", gpt.F32, {"hf": "attn_config.softmax_scale|softmax_scale"}, required=False,
            check="attn_scale > 0"),
     HParam("expansion", None, gpt.F32, {"hf": "expansion_ratio|mlp_ratio"}, required=False),
@@ -46,33 +47,37 @@ HPARAMS = (
     HParam("logit_scaled", None, fields={"hf": "logit_scale"}, words={None: None}, required=False),
 )  # fmt: skip
 
-_BLOCK = "transformer.blocks.{n}"
 # Biases: MosaicML has them where no_bias is false, transformers never; llama.cpp takes what there is.
 ROLES = roles(
     """
-    token_embd.weight                         : n_vocab n_embd         | hf transformer.wte.weight
-    position_embd.weight f32 optional FLAG    : n_ctx n_embd           | hf transformer.wpe.weight
-    output_norm.weight f32                    : n_embd                 | hf transformer.norm_f.weight
-    output_norm.bias optional                 : n_embd                 | hf transformer.norm_f.bias
-    output.weight when=tied==0                : n_vocab n_embd         | hf lm_head.weight
-    blk.{n}.attn_norm.weight f32              : n_embd                 | hf BLOCK.norm_1.weight
-    blk.{n}.attn_norm.bias optional           : n_embd                 | hf BLOCK.norm_1.bias
-    blk.{n}.attn_qkv.weight                   : QKV n_embd             | hf BLOCK.attn.Wqkv.weight
-    blk.{n}.attn_qkv.bias optional            : QKV                    | hf BLOCK.attn.Wqkv.bias
-    blk.{n}.attn_q_norm.weight f32 optional   : n_embd                 | hf BLOCK.attn.q_ln.weight
-    blk.{n}.attn_q_norm.bias optional         : n_embd                 | hf BLOCK.attn.q_ln.bias
-    blk.{n}.attn_k_norm.weight f32 optional   : n_head_kv*head_dim     | hf BLOCK.attn.k_ln.weight
-    blk.{n}.attn_k_norm.bias optional         : n_head_kv*head_dim     | hf BLOCK.attn.k_ln.bias
-    blk.{n}.attn_output.weight                : n_embd n_head*head_dim | hf BLOCK.attn.out_proj.weight
-    blk.{n}.attn_output.bias optional         : n_embd                 | hf BLOCK.attn.out_proj.bias
-    blk.{n}.ffn_norm.weight f32               : n_embd                 | hf BLOCK.norm_2.weight
-    blk.{n}.ffn_norm.bias optional            : n_embd                 | hf BLOCK.norm_2.bias
-    blk.{n}.ffn_up.weight                     : n_ff n_embd            | hf BLOCK.ffn.up_proj.weight
-    blk.{n}.ffn_up.bias optional              : n_ff                   | hf BLOCK.ffn.up_proj.bias
-    blk.{n}.ffn_down.weight                   : n_embd n_ff            | hf BLOCK.ffn.down_proj.weight
-    blk.{n}.ffn_down.bias optional            : n_embd                 | hf BLOCK.ffn.down_proj.bias
-    """.replace("FLAG", "when=max_alibi==0").replace("BLOCK", _BLOCK).replace("QKV", gpt.QKV),
-)  # fmt: skip
+    token_embd.weight                                     : n_vocab n_embd | hf transformer.wte.weight
+    position_embd.weight f32 optional when=max_alibi == 0 : n_ctx n_embd   | hf transformer.wpe.weight
+    output_norm.weight f32                                : n_embd         | hf transformer.norm_f.weight
+    output_norm.bias optional                             : n_embd         | hf transformer.norm_f.bias
+    output.weight when=tied == 0                          : n_vocab n_embd | hf lm_head.weight
+    """,
+    block(
+        f"""
+        attn_norm.weight f32            : n_embd                 | hf norm_1.weight
+        attn_norm.bias optional         : n_embd                 | hf norm_1.bias
+        attn_qkv.weight                 : {gpt.QKV} n_embd       | hf attn.Wqkv.weight
+        attn_qkv.bias optional          : {gpt.QKV}              | hf attn.Wqkv.bias
+        attn_q_norm.weight f32 optional : n_embd                 | hf attn.q_ln.weight
+        attn_q_norm.bias optional       : n_embd                 | hf attn.q_ln.bias
+        attn_k_norm.weight f32 optional : n_head_kv*head_dim     | hf attn.k_ln.weight
+        attn_k_norm.bias optional       : n_head_kv*head_dim     | hf attn.k_ln.bias
+        attn_output.weight              : n_embd n_head*head_dim | hf attn.out_proj.weight
+        attn_output.bias optional       : n_embd                 | hf attn.out_proj.bias
+        ffn_norm.weight f32             : n_embd                 | hf norm_2.weight
+        ffn_norm.bias optional          : n_embd                 | hf norm_2.bias
+        ffn_up.weight                   : n_ff n_embd            | hf ffn.up_proj.weight
+        ffn_up.bias optional            : n_ff                   | hf ffn.up_proj.bias
+        ffn_down.weight                 : n_embd n_ff            | hf ffn.down_proj.weight
+        ffn_down.bias optional          : n_embd                 | hf ffn.down_proj.bias
+        """,
+        layer="transformer.blocks.{n}.",
+    ),
+)
 
 HEADER = HeaderLayout(
     name="mpt",

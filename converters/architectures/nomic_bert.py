@@ -4,9 +4,10 @@ in one matrix) and in transformers'. Sources: `_bert`; Nussbaum et al. (2402.016
 
 from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import Concat
-from ggferry.converters.schema.roles import also, roles
+from ggferry.converters.schema.roles import also, block, roles
 
 _NO = {False: False}
 
@@ -40,19 +41,25 @@ _STRETCH = Remark(
 
 ROLES = also(
     roles(
-        bert.EMBEDDING
-        + """
-    blk.{n}.attn_qkv.weight          : 3*n_embd n_embd | hf ATTNq_proj.weight ATTNk_proj.weight ATTNv_proj.weight @qkv
-    blk.{n}.attn_output.weight          : n_embd n_embd | hf ATTNo_proj.weight
-    blk.{n}.attn_output_norm.weight f32 : n_embd        | hf LAYER.post_attention_layernorm.weight
-    blk.{n}.attn_output_norm.bias       : n_embd        | hf LAYER.post_attention_layernorm.bias
-    blk.{n}.ffn_up.weight               : n_ff n_embd   | hf LAYER.mlp.up_proj.weight
-    blk.{n}.ffn_gate.weight             : n_ff n_embd   | hf LAYER.mlp.gate_proj.weight
-    blk.{n}.ffn_down.weight             : n_embd n_ff   | hf LAYER.mlp.down_proj.weight
-    blk.{n}.layer_output_norm.weight f32 : n_embd       | hf LAYER.post_mlp_layernorm.weight
-    blk.{n}.layer_output_norm.bias      : n_embd        | hf LAYER.post_mlp_layernorm.bias
-    """.replace("ATTN", "LAYER.self_attn.").replace("LAYER", "layers.{n}"),
-        qkv=Concat(),
+        bert.EMBEDDING,
+        block(
+            """
+            attn_qkv.weight    : 3*n_embd n_embd | hf q_proj.weight k_proj.weight v_proj.weight @qkv
+            attn_output.weight : n_embd n_embd   | hf o_proj.weight
+            """,
+            layer="layers.{n}.self_attn.",
+            qkv=Concat(),
+        ),
+        block(
+            tensors.norm("attn_output_norm", "post_attention_layernorm", bias=True),
+            """
+            ffn_up.weight   : n_ff n_embd | hf mlp.up_proj.weight
+            ffn_gate.weight : n_ff n_embd | hf mlp.gate_proj.weight
+            ffn_down.weight : n_embd n_ff | hf mlp.down_proj.weight
+            """,
+            tensors.norm("layer_output_norm", "post_mlp_layernorm", bias=True),
+            layer="layers.{n}.",
+        ),
     ),
     "nomic",
     """
@@ -60,16 +67,16 @@ ROLES = also(
     token_types.weight               embeddings.token_type_embeddings.weight
     token_embd_norm.weight           emb_ln.weight
     token_embd_norm.bias             emb_ln.bias
-    blk.{n}.attn_qkv.weight          LAYER.attn.Wqkv.weight
-    blk.{n}.attn_output.weight       LAYER.attn.out_proj.weight
-    blk.{n}.attn_output_norm.weight  LAYER.norm1.weight
-    blk.{n}.attn_output_norm.bias    LAYER.norm1.bias
-    blk.{n}.ffn_up.weight            LAYER.mlp.fc11.weight
-    blk.{n}.ffn_gate.weight          LAYER.mlp.fc12.weight
-    blk.{n}.ffn_down.weight          LAYER.mlp.fc2.weight
-    blk.{n}.layer_output_norm.weight LAYER.norm2.weight
-    blk.{n}.layer_output_norm.bias   LAYER.norm2.bias
-    """.replace("LAYER", "encoder.layers.{n}"),
+    blk.{n}.attn_qkv.weight          encoder.layers.{n}.attn.Wqkv.weight
+    blk.{n}.attn_output.weight       encoder.layers.{n}.attn.out_proj.weight
+    blk.{n}.attn_output_norm.weight  encoder.layers.{n}.norm1.weight
+    blk.{n}.attn_output_norm.bias    encoder.layers.{n}.norm1.bias
+    blk.{n}.ffn_up.weight            encoder.layers.{n}.mlp.fc11.weight
+    blk.{n}.ffn_gate.weight          encoder.layers.{n}.mlp.fc12.weight
+    blk.{n}.ffn_down.weight          encoder.layers.{n}.mlp.fc2.weight
+    blk.{n}.layer_output_norm.weight encoder.layers.{n}.norm2.weight
+    blk.{n}.layer_output_norm.bias   encoder.layers.{n}.norm2.bias
+    """,
 )
 
 HARMLESS = (

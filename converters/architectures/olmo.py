@@ -6,9 +6,10 @@ GGUF's llama.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (
@@ -20,14 +21,11 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    """
-    token_embd.weight          : n_vocab n_embd | hf model.embed_tokens.weight
-    output.weight when=tied==0 : n_vocab n_embd | hf lm_head.weight
-    """
-    + common.ATTENTION
-    + common.GATED.replace("FLAG", ""),
-    q=heads_halves_to_pairs("n_head"),
-    k=heads_halves_to_pairs("n_head_kv"),
+    tensors.embedding(last_norm=""),
+    block(
+        tensors.attention(q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv")),
+        tensors.gated(),
+    ),
 )
 
 SPEC = Architecture(

@@ -5,19 +5,22 @@ Source: llama.cpp `src/models/olmo2.cpp`, transformers `modeling_olmo2.py`.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
-from ggferry.converters.schema.layouts import SAME
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU)
 
-NORMS = """
-blk.{n}.attn_q_norm.weight f32         : n_head*head_dim    | hf model.layers.{n}.self_attn.q_norm.weight
-blk.{n}.attn_k_norm.weight f32         : n_head_kv*head_dim | hf model.layers.{n}.self_attn.k_norm.weight
-blk.{n}.post_attention_norm.weight f32 : n_embd             | hf model.layers.{n}.post_attention_layernorm.weight
-blk.{n}.post_ffw_norm.weight f32       : n_embd             | hf model.layers.{n}.post_feedforward_layernorm.weight
-"""
-ROLES = roles(common.EMBEDDING + common.ATTENTION + NORMS + common.GATED.replace("FLAG", ""), q=SAME, k=SAME, norm=SAME)
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.attention(),
+        tensors.qk_norm(shapes=tensors.FULL_WIDTH),
+        tensors.norm("post_attention_norm", "post_attention_layernorm"),
+        tensors.norm("post_ffw_norm", "post_feedforward_layernorm"),
+        tensors.gated(),
+    ),
+)
 
 TIED = Remark(
     "tied == 1",

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (
@@ -21,28 +22,17 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    """
-    token_embd.weight            : n_vocab n_embd              | hf model.embed_tokens.weight
-    output_norm.weight f32       : n_embd                      | hf model.final_layernorm.weight
-    output_norm.bias             : n_embd                      | hf model.final_layernorm.bias
-    output.weight when=tied==0   : n_vocab n_embd              | hf lm_head.weight
-    output.bias                  : n_vocab                     | hf lm_head.bias
-    blk.{n}.attn_norm.weight f32 : n_embd                      | hf model.layers.{n}.input_layernorm.weight
-    blk.{n}.attn_norm.bias       : n_embd                      | hf model.layers.{n}.input_layernorm.bias
-    blk.{n}.attn_q.weight        : n_head*head_dim n_embd      | hf model.layers.{n}.self_attn.q_proj.weight
-    blk.{n}.attn_q.bias          : n_head*head_dim             | hf model.layers.{n}.self_attn.q_proj.bias
-    blk.{n}.attn_k.weight        : n_head_kv*head_dim n_embd   | hf model.layers.{n}.self_attn.k_proj.weight
-    blk.{n}.attn_k.bias          : n_head_kv*head_dim          | hf model.layers.{n}.self_attn.k_proj.bias
-    blk.{n}.attn_v.weight        : n_head_kv*head_dim_v n_embd | hf model.layers.{n}.self_attn.v_proj.weight
-    blk.{n}.attn_v.bias          : n_head_kv*head_dim_v        | hf model.layers.{n}.self_attn.v_proj.bias
-    blk.{n}.attn_output.weight   : n_embd n_head*head_dim_v    | hf model.layers.{n}.self_attn.dense.weight
-    blk.{n}.attn_output.bias     : n_embd                      | hf model.layers.{n}.self_attn.dense.bias
-    blk.{n}.ffn_up.weight        : n_ff n_embd                 | hf model.layers.{n}.mlp.fc1.weight
-    blk.{n}.ffn_up.bias          : n_ff                        | hf model.layers.{n}.mlp.fc1.bias
-    blk.{n}.ffn_down.weight      : n_embd n_ff                 | hf model.layers.{n}.mlp.fc2.weight
-    blk.{n}.ffn_down.bias        : n_embd                      | hf model.layers.{n}.mlp.fc2.bias
-    """,
-)  # fmt: skip
+    tensors.embedding(last_norm="model.final_layernorm", bias=True),
+    "output.bias : n_vocab | hf lm_head.bias",
+    block(
+        tensors.norm("attn_norm", "input_layernorm", bias=True),
+        tensors.linear("attn_q", "n_head*head_dim n_embd", "self_attn.q_proj", bias=True),
+        tensors.linear("attn_k", "n_head_kv*head_dim n_embd", "self_attn.k_proj", bias=True),
+        tensors.linear("attn_v", "n_head_kv*head_dim_v n_embd", "self_attn.v_proj", bias=True),
+        tensors.linear("attn_output", "n_embd n_head*head_dim_v", "self_attn.dense", bias=True),
+        tensors.plain(names=("fc1", "fc2"), bias=True),
+    ),
+)
 
 TIED = Remark(
     "tied == 1",

@@ -6,9 +6,9 @@ matrices: queries above keys above values, gate above up.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
-from ggferry.converters.schema.layouts import SAME
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_WITH_FACTORS,
@@ -19,20 +19,19 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    common.EMBEDDING,
+    tensors.embedding(),
     rope.FACTORS,
-    common.ATTENTION_NORM
-    + """
-    blk.{n}.attn_qkv.weight    : QKV n_embd               | hf model.layers.{n}.self_attn.qkv_proj.weight
-    blk.{n}.attn_output.weight : n_embd n_head*head_dim_v | hf model.layers.{n}.self_attn.o_proj.weight
-    """.replace("QKV", "n_head*head_dim+n_head_kv*(head_dim+head_dim_v)")
-    + common.FFN_NORM
-    + """
-    blk.{n}.ffn_up.weight      : 2*n_ff n_embd            | hf model.layers.{n}.mlp.gate_up_proj.weight
-    blk.{n}.ffn_down.weight    : n_embd n_ff              | hf model.layers.{n}.mlp.down_proj.weight
-    """,
-    norm=SAME,
-)
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.fused_attention(
+            "self_attn.qkv_proj", "self_attn.o_proj", columns="n_head*head_dim_v",
+            rows="n_head*head_dim+n_head_kv*(head_dim+head_dim_v)",
+        ),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.linear("ffn_up", "2*n_ff n_embd", "mlp.gate_up_proj"),
+        tensors.linear("ffn_down", "n_embd n_ff", "mlp.down_proj"),
+    ),
+)  # fmt: skip
 
 HARMLESS = (
     common.UNBIASED,

@@ -5,9 +5,9 @@ Source: llama.cpp `src/models/qwen2moe.cpp`, transformers `modeling_qwen2_moe.py
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
-from ggferry.converters.schema.layouts import SAME, Squeeze, Stack
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (
@@ -18,22 +18,16 @@ HPARAMS = (
     *common.ALL_SPARSE, common.TIED, common.SILU,
 )  # fmt: skip
 
-SHARED = """
-blk.{n}.ffn_gate_inp_shexp.weight f32 : n_embd            | hf model.layers.{n}.mlp.shared_expert_gate.weight @gate
-blk.{n}.ffn_gate_shexp.weight         : n_ff_shexp n_embd | hf model.layers.{n}.mlp.shared_expert.gate_proj.weight
-blk.{n}.ffn_down_shexp.weight         : n_embd n_ff_shexp | hf model.layers.{n}.mlp.shared_expert.down_proj.weight
-blk.{n}.ffn_up_shexp.weight           : n_ff_shexp n_embd | hf model.layers.{n}.mlp.shared_expert.up_proj.weight
-"""
 ROLES = roles(
-    common.EMBEDDING
-    + common.ATTENTION_NORM
-    + common.ATTENTION
-    + common.QKV_BIAS.replace("FLAG", "")
-    + common.FFN_NORM
-    + common.EXPERTS.replace("FLAG", "")
-    + SHARED,
-    q=SAME, k=SAME, norm=SAME, stack=Stack(), gate=Squeeze(0),
-)  # fmt: skip
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(bias=True),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.experts(),
+        tensors.shared_experts("mlp.shared_expert.", width="n_ff_shexp", gate="mlp.shared_expert_gate"),
+    ),
+)
 
 NORMED = Remark(
     "expert_norm == 1",

@@ -5,21 +5,22 @@ Source: llama.cpp `src/models/qwen3.cpp`, transformers `modeling_qwen3.py`.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect
-from ggferry.converters.schema.layouts import SAME
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU)
 
 ROLES = roles(
-    common.EMBEDDING
-    + common.ATTENTION_NORM
-    + common.ATTENTION
-    + common.QK_NORM.replace("FLAG", "")
-    + common.FFN_NORM
-    + common.GATED.replace("FLAG", ""),
-    q=SAME, k=SAME, norm=SAME,
-)  # fmt: skip
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.qk_norm(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
 
 SPEC = Architecture(
     name="qwen3",

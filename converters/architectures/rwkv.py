@@ -10,8 +10,8 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rwkv as rwkv
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
-from ggferry.converters.schema.layouts import NEG_EXP, SAME, Reshape
-from ggferry.converters.schema.roles import roles, varied
+from ggferry.converters.schema.layouts import NEG_EXP, Reshape
+from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
@@ -30,24 +30,23 @@ HPARAMS = (
     common.TIED,
 )  # fmt: skip
 
-TIME_MIX = """
-blk.{n}.time_mix_decay.weight      : n_state        | hf HFtime_decay @state | blinkdl PTHtime_decay @state
-blk.{n}.time_mix_first.weight      : n_state        | hf HFtime_first @state | blinkdl PTHtime_first @state
-blk.{n}.time_mix_lerp_k.weight     : n_embd         | hf HFtime_mix_key @vector | blinkdl PTHtime_mix_k @vector
-blk.{n}.time_mix_lerp_v.weight     : n_embd         | hf HFtime_mix_value @vector | blinkdl PTHtime_mix_v @vector
-blk.{n}.time_mix_lerp_r.weight     : n_embd         | hf HFtime_mix_receptance @vector | blinkdl PTHtime_mix_r @vector
-blk.{n}.time_mix_key.weight        : n_state n_embd | hf HFkey.weight | blinkdl PTHkey.weight
-blk.{n}.time_mix_value.weight      : n_state n_embd | hf HFvalue.weight | blinkdl PTHvalue.weight
-blk.{n}.time_mix_receptance.weight : n_state n_embd | hf HFreceptance.weight | blinkdl PTHreceptance.weight
-blk.{n}.time_mix_output.weight     : n_embd n_state | hf HFoutput.weight | blinkdl PTHoutput.weight
-""".replace("HF", "rwkv.blocks.{n}.attention.").replace("PTH", "blocks.{n}.att.")
 ROLES = roles(
-    rwkv.FRAME
-    + TIME_MIX
-    + rwkv.CHANNEL_MIX.replace("feed_forward.MIX_k", "feed_forward.time_mix_key")
-    .replace("feed_forward.MIX_r", "feed_forward.time_mix_receptance")
-    .replace("MIX", "time_mix"),
-    vector=rwkv.VECTOR, state=Reshape(("n_state",)), output=SAME,
+    rwkv.FRAME,
+    block(
+        """
+        time_mix_decay.weight      : n_state        | hf,blinkdl time_decay @state
+        time_mix_first.weight      : n_state        | hf,blinkdl time_first @state
+        time_mix_lerp_k.weight     : n_embd         | hf time_mix_key @vector | blinkdl time_mix_k @vector
+        time_mix_lerp_v.weight     : n_embd         | hf time_mix_value @vector | blinkdl time_mix_v @vector
+        time_mix_lerp_r.weight     : n_embd         | hf time_mix_receptance @vector | blinkdl time_mix_r @vector
+        time_mix_key.weight        : n_state n_embd | hf,blinkdl key.weight
+        time_mix_value.weight      : n_state n_embd | hf,blinkdl value.weight
+        time_mix_receptance.weight : n_state n_embd | hf,blinkdl receptance.weight
+        time_mix_output.weight     : n_embd n_state | hf,blinkdl output.weight
+        """,
+        layer=rwkv.TIME_MIX, vector=rwkv.VECTOR, state=Reshape(("n_state",)),
+    ),
+    rwkv.channel_mix(hf=("time_mix_key", "time_mix_receptance"), blinkdl=("time_mix_k", "time_mix_r")),
 )  # fmt: skip
 
 HEADER = HeaderLayout(

@@ -14,13 +14,13 @@ from ggferry.converters.architectures import _rwkv as rwkv
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import Halved, Stack, Transpose
 from ggferry.converters.schema.recipe import Conventions
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     rwkv.N_VOCAB, recurrent.NO_LIMIT, rwkv.N_EMBD, rwkv.N_LAYER, rwkv.EPS,
     HParam("rescale_every", "rescale_every_n_layers", fields={"hf": "rescale_every"}, absent=0,
            defaults=(Default(6, "transformers' default", dialect="hf"),)),
-    HParam("rescale_period", None, derive="@rescale_period"),
+    HParam("rescale_period", None, derive=rwkv.rescale_period),
     rwkv.HEAD_SIZE,
     HParam("n_mix", "time_mix_extra_dim"),
     HParam("n_decay", "time_decay_extra_dim"),
@@ -29,33 +29,32 @@ HPARAMS = (
     HParam("norm_divisor", None, fields={"hf": "head_size_divisor"}, words={8: 8}, required=False),
 )  # fmt: skip
 
-TIME_MIX = """
-blk.{n}.time_mix_lerp_x.weight          : n_embd         | hf HFtime_maa_x @vector | blinkdl PTHtime_maa_x @vector
-blk.{n}.time_mix_lerp_fused.weight f32  : 5 1 1 n_embd   | hf LERP(HF) @stack | blinkdl LERP(PTH) @stack
-blk.{n}.time_mix_w1.weight f32          : 5*n_mix n_embd | hf HFtime_maa_w1 @turned | blinkdl PTHtime_maa_w1 @turned
-blk.{n}.time_mix_w2.weight f32          : 5 n_embd n_mix | hf HFtime_maa_w2 @turned | blinkdl PTHtime_maa_w2 @turned
-blk.{n}.time_mix_first.weight f32       : n_embd/head_size head_size | hf HFtime_faaaa | blinkdl PTHtime_faaaa
-blk.{n}.time_mix_decay.weight           : n_embd         | hf HFtime_decay @vector | blinkdl PTHtime_decay @vector
-blk.{n}.time_mix_decay_w1.weight f32    : n_decay n_embd | hf HFtime_decay_w1 @turned | blinkdl PTHtime_decay_w1 @turned
-blk.{n}.time_mix_decay_w2.weight f32    : n_embd n_decay | hf HFtime_decay_w2 @turned | blinkdl PTHtime_decay_w2 @turned
-blk.{n}.time_mix_key.weight             : n_embd n_embd  | hf HFkey.weight | blinkdl PTHkey.weight
-blk.{n}.time_mix_value.weight           : n_embd n_embd  | hf HFvalue.weight | blinkdl PTHvalue.weight
-blk.{n}.time_mix_receptance.weight      : n_embd n_embd  | hf HFreceptance.weight | blinkdl PTHreceptance.weight
-blk.{n}.time_mix_gate.weight            : n_embd n_embd  | hf HFgate.weight | blinkdl PTHgate.weight
-blk.{n}.time_mix_output.weight          : n_embd n_embd  | hf HFoutput.weight @output | blinkdl PTHoutput.weight
-blk.{n}.time_mix_ln.weight f32          : n_embd         | hf HFln_x.weight | blinkdl PTHln_x.weight
-blk.{n}.time_mix_ln.bias                : n_embd         | hf HFln_x.bias | blinkdl PTHln_x.bias
+_TIME_MIX = """
+time_mix_lerp_x.weight         : n_embd         | hf,blinkdl time_maa_x @vector
+time_mix_lerp_fused.weight f32 : 5 1 1 n_embd | hf,blinkdl time_maa_w time_maa_k time_maa_v time_maa_r time_maa_g @stack
+time_mix_w1.weight f32         : 5*n_mix n_embd | hf,blinkdl time_maa_w1 @turned
+time_mix_w2.weight f32         : 5 n_embd n_mix | hf,blinkdl time_maa_w2 @turned
+time_mix_first.weight f32      : n_embd/head_size head_size | hf,blinkdl time_faaaa
+time_mix_decay.weight          : n_embd         | hf,blinkdl time_decay @vector
+time_mix_decay_w1.weight f32   : n_decay n_embd | hf,blinkdl time_decay_w1 @turned
+time_mix_decay_w2.weight f32   : n_embd n_decay | hf,blinkdl time_decay_w2 @turned
+time_mix_key.weight            : n_embd n_embd  | hf,blinkdl key.weight
+time_mix_value.weight          : n_embd n_embd  | hf,blinkdl value.weight
+time_mix_receptance.weight     : n_embd n_embd  | hf,blinkdl receptance.weight
+time_mix_gate.weight           : n_embd n_embd  | hf,blinkdl gate.weight
+time_mix_output.weight         : n_embd n_embd  | hf output.weight @output | blinkdl output.weight
+time_mix_ln.weight f32         : n_embd         | hf,blinkdl ln_x.weight
+time_mix_ln.bias               : n_embd         | hf,blinkdl ln_x.bias
 """
-_LERP = "NAMEtime_maa_w NAMEtime_maa_k NAMEtime_maa_v NAMEtime_maa_r NAMEtime_maa_g"
+_OUTPUT = Halved("n // rescale_period")
+_MAA = ("time_maa_k", "time_maa_r")
 ROLES = roles(
-    (
-        rwkv.FRAME
-        + TIME_MIX.replace("LERP(HF)", _LERP.replace("NAME", "HF")).replace("LERP(PTH)", _LERP.replace("NAME", "PTH"))
-        + rwkv.CHANNEL_MIX.replace("MIX", "time_maa")
-    )
-    .replace("HF", "rwkv.blocks.{n}.attention.")
-    .replace("PTH", "blocks.{n}.att."),
-    vector=rwkv.VECTOR, stack=Stack(), turned=Transpose(), output=Halved("n // rescale_period"),
+    rwkv.FRAME,
+    block(
+        _TIME_MIX,
+        layer=rwkv.TIME_MIX, vector=rwkv.VECTOR, stack=Stack(), turned=Transpose(), output=_OUTPUT,
+    ),
+    rwkv.channel_mix(hf=_MAA, blinkdl=_MAA, value=_OUTPUT),
 )  # fmt: skip
 
 TURNED: Conventions = {

@@ -14,7 +14,7 @@ from ggferry.converters.architectures import _rwkv as rwkv
 from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
 from ggferry.converters.schema.layouts import Reshape, Stack, Transpose
 from ggferry.converters.schema.recipe import Conventions
-from ggferry.converters.schema.roles import also, roles, varied
+from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (
@@ -29,80 +29,67 @@ HPARAMS = (
     HParam("activation", None, ValueType.STRING, {"hf": "hidden_act"}, words={"sqrelu": "relu"}, required=False),
 )  # fmt: skip
 
-TIME_MIX = """
-blk.{n}.time_mix_lerp_fused.weight f32  : 6 1 1 n_embd   | blinkdl Ax_r Ax_w Ax_k Ax_v Ax_a Ax_g @stack
-blk.{n}.time_mix_w0.weight              : n_embd         | blinkdl Aw0 @vector
-blk.{n}.time_mix_w1.weight f32          : n_decay n_embd | blinkdl Aw1 @turned
-blk.{n}.time_mix_w2.weight f32          : n_embd n_decay | blinkdl Aw2 @turned
-blk.{n}.time_mix_a0.weight              : n_embd         | blinkdl Aa0 @vector
-blk.{n}.time_mix_a1.weight              : n_rate n_embd  | blinkdl Aa1 @turned
-blk.{n}.time_mix_a2.weight              : n_embd n_rate  | blinkdl Aa2 @turned
-blk.0.time_mix_v0.weight                : n_embd         | blinkdl blocks.0.att.a0 @vector
-blk.0.time_mix_v1.weight                : n_rate n_embd  | blinkdl blocks.0.att.a1 @turned
-blk.0.time_mix_v2.weight                : n_embd n_rate  | blinkdl blocks.0.att.a2 @turned
-blk.{n}.time_mix_v0.weight when=n>0     : n_embd         | blinkdl Av0 @vector
-blk.{n}.time_mix_v1.weight when=n>0     : n_value n_embd | blinkdl Av1 @turned
-blk.{n}.time_mix_v2.weight when=n>0     : n_embd n_value | blinkdl Av2 @turned
-blk.{n}.time_mix_g1.weight              : n_gate n_embd  | blinkdl Ag1 @turned
-blk.{n}.time_mix_g2.weight              : n_embd n_gate  | blinkdl Ag2 @turned
-blk.{n}.time_mix_k_k.weight             : n_embd         | blinkdl Ak_k @vector
-blk.{n}.time_mix_k_a.weight             : n_embd         | blinkdl Ak_a @vector
-blk.{n}.time_mix_r_k.weight             : n_embd         | blinkdl Ar_k @heads
-blk.{n}.time_mix_key.weight             : n_embd n_embd  | blinkdl Akey.weight
-blk.{n}.time_mix_value.weight           : n_embd n_embd  | blinkdl Avalue.weight
-blk.{n}.time_mix_receptance.weight      : n_embd n_embd  | blinkdl Areceptance.weight
-blk.{n}.time_mix_output.weight          : n_embd n_embd  | blinkdl Aoutput.weight
-blk.{n}.time_mix_ln.weight f32          : n_embd         | blinkdl Aln_x.weight
-blk.{n}.time_mix_ln.bias                : n_embd         | blinkdl Aln_x.bias
-blk.{n}.channel_mix_lerp_k.weight       : n_embd         | blinkdl blocks.{n}.ffn.x_k @vector
-blk.{n}.channel_mix_key.weight          : n_ff n_embd    | blinkdl blocks.{n}.ffn.key.weight
-blk.{n}.channel_mix_value.weight        : n_embd n_ff    | blinkdl blocks.{n}.ffn.value.weight
-""".replace(" A", " blocks.{n}.att.")
 _HEADS = Reshape(("n_embd",), of=("n_embd / head_size", "head_size"))
-
-FLA = """
-token_embd.weight                  model.embeddings.weight
-token_embd_norm.weight             model.layers.0.pre_norm.weight
-token_embd_norm.bias               model.layers.0.pre_norm.bias
-output_norm.weight                 model.norm.weight
-output_norm.bias                   model.norm.bias
-output.weight                      lm_head.weight
-blk.{n}.attn_norm.weight           Lattn_norm.weight
-blk.{n}.attn_norm.bias             Lattn_norm.bias
-blk.{n}.attn_norm_2.weight         Lffn_norm.weight
-blk.{n}.attn_norm_2.bias           Lffn_norm.bias
-blk.{n}.time_mix_lerp_fused.weight Ax_r Ax_w Ax_k Ax_v Ax_a Ax_g @stack
-blk.{n}.time_mix_w0.weight         Aw_lora.lora.2.bias
-blk.{n}.time_mix_w1.weight         Aw_lora.lora.0.weight
-blk.{n}.time_mix_w2.weight         Aw_lora.lora.2.weight
-blk.{n}.time_mix_a0.weight         Aa_lora.lora.2.bias
-blk.{n}.time_mix_a1.weight         Aa_lora.lora.0.weight
-blk.{n}.time_mix_a2.weight         Aa_lora.lora.2.weight
-blk.0.time_mix_v0.weight           model.layers.0.attn.a_lora.lora.2.bias
-blk.0.time_mix_v1.weight           model.layers.0.attn.a_lora.lora.0.weight
-blk.0.time_mix_v2.weight           model.layers.0.attn.a_lora.lora.2.weight
-blk.{n}.time_mix_v0.weight         Av_lora.lora.2.bias
-blk.{n}.time_mix_v1.weight         Av_lora.lora.0.weight
-blk.{n}.time_mix_v2.weight         Av_lora.lora.2.weight
-blk.{n}.time_mix_g1.weight         Ag_lora.lora.0.weight
-blk.{n}.time_mix_g2.weight         Ag_lora.lora.2.weight
-blk.{n}.time_mix_k_k.weight        Ak_k @vector
-blk.{n}.time_mix_k_a.weight        Ak_a @vector
-blk.{n}.time_mix_r_k.weight        Ar_k @heads
-blk.{n}.time_mix_key.weight        Ak_proj.weight
-blk.{n}.time_mix_value.weight      Av_proj.weight
-blk.{n}.time_mix_receptance.weight Ar_proj.weight
-blk.{n}.time_mix_output.weight     Ao_proj.weight
-blk.{n}.time_mix_ln.weight         Ag_norm.weight
-blk.{n}.time_mix_ln.bias           Ag_norm.bias
-blk.{n}.channel_mix_lerp_k.weight  Lffn.x_k @vector
-blk.{n}.channel_mix_key.weight     Lffn.key.weight
-blk.{n}.channel_mix_value.weight   Lffn.value.weight
-""".replace(" A", " Lattn.").replace(" L", " model.layers.{n}.")
-
-ROLES = also(
-    roles(rwkv.FRAME + TIME_MIX, vector=rwkv.VECTOR, heads=_HEADS, stack=Stack(), turned=Transpose()),
-    "hf", FLA, vector=rwkv.VECTOR, heads=_HEADS, stack=Stack(),
+ROLES = roles(
+    also(
+        rwkv.FRAME, "hf",
+        """
+        token_embd.weight          model.embeddings.weight
+        token_embd_norm.weight     model.layers.0.pre_norm.weight
+        token_embd_norm.bias       model.layers.0.pre_norm.bias
+        output_norm.weight         model.norm.weight
+        output_norm.bias           model.norm.bias
+        output.weight              lm_head.weight
+        blk.{n}.attn_norm.weight   model.layers.{n}.attn_norm.weight
+        blk.{n}.attn_norm.bias     model.layers.{n}.attn_norm.bias
+        blk.{n}.attn_norm_2.weight model.layers.{n}.ffn_norm.weight
+        blk.{n}.attn_norm_2.bias   model.layers.{n}.ffn_norm.bias
+        """,
+    ),
+    roles(
+        """
+        time_mix_v0.weight : n_embd        | hf a_lora.lora.2.bias | blinkdl a0 @vector
+        time_mix_v1.weight : n_rate n_embd | hf a_lora.lora.0.weight | blinkdl a1 @turned
+        time_mix_v2.weight : n_embd n_rate | hf a_lora.lora.2.weight | blinkdl a2 @turned
+        """,
+        under={"gguf": "blk.0.", "hf": "model.layers.0.attn.", "blinkdl": "blocks.0.att."},
+        vector=rwkv.VECTOR, turned=Transpose(),
+    ),
+    block(
+        """
+        time_mix_lerp_fused.weight f32 : 6 1 1 n_embd   | hf,blinkdl x_r x_w x_k x_v x_a x_g @stack
+        time_mix_w0.weight             : n_embd         | hf w_lora.lora.2.bias | blinkdl w0 @vector
+        time_mix_w1.weight f32         : n_decay n_embd | hf w_lora.lora.0.weight | blinkdl w1 @turned
+        time_mix_w2.weight f32         : n_embd n_decay | hf w_lora.lora.2.weight | blinkdl w2 @turned
+        time_mix_a0.weight             : n_embd         | hf a_lora.lora.2.bias | blinkdl a0 @vector
+        time_mix_a1.weight             : n_rate n_embd  | hf a_lora.lora.0.weight | blinkdl a1 @turned
+        time_mix_a2.weight             : n_embd n_rate  | hf a_lora.lora.2.weight | blinkdl a2 @turned
+        time_mix_v0.weight when=n > 0  : n_embd         | hf v_lora.lora.2.bias | blinkdl v0 @vector
+        time_mix_v1.weight when=n > 0  : n_value n_embd | hf v_lora.lora.0.weight | blinkdl v1 @turned
+        time_mix_v2.weight when=n > 0  : n_embd n_value | hf v_lora.lora.2.weight | blinkdl v2 @turned
+        time_mix_g1.weight             : n_gate n_embd  | hf g_lora.lora.0.weight | blinkdl g1 @turned
+        time_mix_g2.weight             : n_embd n_gate  | hf g_lora.lora.2.weight | blinkdl g2 @turned
+        time_mix_k_k.weight            : n_embd         | hf,blinkdl k_k @vector
+        time_mix_k_a.weight            : n_embd         | hf,blinkdl k_a @vector
+        time_mix_r_k.weight            : n_embd         | hf,blinkdl r_k @heads
+        time_mix_key.weight            : n_embd n_embd  | hf k_proj.weight | blinkdl key.weight
+        time_mix_value.weight          : n_embd n_embd  | hf v_proj.weight | blinkdl value.weight
+        time_mix_receptance.weight     : n_embd n_embd  | hf r_proj.weight | blinkdl receptance.weight
+        time_mix_output.weight         : n_embd n_embd  | hf o_proj.weight | blinkdl output.weight
+        time_mix_ln.weight f32         : n_embd         | hf g_norm.weight | blinkdl ln_x.weight
+        time_mix_ln.bias               : n_embd         | hf g_norm.bias | blinkdl ln_x.bias
+        """,
+        layer={"hf": "model.layers.{n}.attn.", "blinkdl": "blocks.{n}.att."},
+        vector=rwkv.VECTOR, heads=_HEADS, stack=Stack(), turned=Transpose(),
+    ),
+    block(
+        """
+        channel_mix_lerp_k.weight : n_embd      | hf,blinkdl x_k @vector
+        channel_mix_key.weight    : n_ff n_embd | hf,blinkdl key.weight
+        channel_mix_value.weight  : n_embd n_ff | hf,blinkdl value.weight
+        """,
+        layer={"hf": "model.layers.{n}.ffn.", "blinkdl": "blocks.{n}.ffn."}, vector=rwkv.VECTOR,
+    ),
 )  # fmt: skip
 # Its first checkpoints keep the shares of all six in one tensor.
 JOINED = "blk.{n}.time_mix_lerp_fused.weight model.layers.{n}.attn.x_x @joined"

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
-from ggferry.converters.schema.layouts import SAME, Stack
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.layouts import Stack
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 BOOL = ValueType.BOOL
@@ -30,26 +31,24 @@ HPARAMS = (
     common.TIED, common.SILU,
 )  # fmt: skip
 
-HEAD_NORMS = """
-blk.{n}.attn_q_norm.weight f32 FLAG : n_head head_dim    | hf ATTNq_layernorm.norms.{e}.weight @stack
-blk.{n}.attn_k_norm.weight f32 FLAG : n_head_kv head_dim | hf ATTNk_layernorm.norms.{e}.weight @stack
-""".replace("ATTN", "model.layers.{n}.self_attn.")
-BIASES = """
-output_norm.bias            : n_embd | hf model.norm.bias
-blk.{n}.attn_norm.bias      : n_embd | hf model.layers.{n}.input_layernorm.bias
-blk.{n}.ffn_norm.bias FLAG  : n_embd | hf model.layers.{n}.post_attention_layernorm.bias
-"""
-_SEQUENTIAL = "when=parallel_residual==0"
+_SEQUENTIAL = "parallel_residual == 0"
 ROLES = roles(
-    common.EMBEDDING
-    + BIASES.replace("FLAG", _SEQUENTIAL)
-    + common.ATTENTION_NORM
-    + common.ATTENTION
-    + common.QKV_BIAS.replace("FLAG", "when=qkv_bias==1")
-    + HEAD_NORMS.replace("FLAG", "when=qk_norms==1")
-    + common.FFN_NORM.replace(" f32 ", f" f32 {_SEQUENTIAL} ")
-    + common.GATED.replace("FLAG", ""),
-    q=SAME, k=SAME, norm=SAME, stack=Stack(),
+    tensors.embedding(),
+    "output_norm.bias : n_embd | hf model.norm.bias",
+    block(
+        f"""
+        attn_norm.bias                     : n_embd | hf input_layernorm.bias
+        ffn_norm.bias when={_SEQUENTIAL} : n_embd | hf post_attention_layernorm.bias
+        """,
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(bias="qkv_bias == 1"),
+        tensors.qk_norm(
+            names=("q_layernorm.norms.{e}", "k_layernorm.norms.{e}"), shapes=tensors.EACH_HEAD, layout=Stack(),
+            when="qk_norms == 1",
+        ),
+        tensors.norm("ffn_norm", "post_attention_layernorm", when=_SEQUENTIAL),
+        tensors.gated(),
+    ),
 )  # fmt: skip
 
 SPEC = Architecture(

@@ -11,18 +11,22 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import SAME, heads_to_qkv
-from ggferry.converters.schema.roles import also, roles
+from ggferry.converters.schema.roles import also, block, roles
 
 HPARAMS = (
     *gpt.SIZES, gpt.MULTI_QUERY,
-    replace(gpt.N_HEAD_KV_WRITTEN, derive="@query_groups", implied="n_head"),
+    replace(gpt.N_HEAD_KV_WRITTEN, derive=gpt.query_groups, implied="n_head"),
     gpt.SCALED, gpt.ATTN_SCALE, common.ALWAYS_TIED, gpt.GELU_TANH,
     HParam("crossed", None, gpt.BOOL, {"hf": "add_cross_attention"}, words=gpt.FALSE, required=False),
 )  # fmt: skip
 
 ROLES = roles(
-    gpt.EMBEDDING + gpt.POSITIONS + gpt.ATTENTION_NORM + gpt.ATTENTION + gpt.FFN,
-    qkv=heads_to_qkv("n_head_kv"), qkv_bias=heads_to_qkv("n_head_kv"), linear=SAME,
+    gpt.embedding(),
+    gpt.POSITIONS,
+    block(
+        gpt.attention_norm(), gpt.attention(heads_to_qkv("n_head_kv"), heads_to_qkv("n_head_kv"), SAME),
+        gpt.feed_forward(), layer=gpt.LAYER,
+    ),
 )  # fmt: skip
 ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
 

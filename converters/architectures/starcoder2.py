@@ -5,9 +5,9 @@ Source: llama.cpp `src/models/starcoder2.cpp`, transformers `modeling_starcoder2
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
-from ggferry.converters.schema.layouts import SAME
-from ggferry.converters.schema.roles import roles
+from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (
@@ -17,29 +17,21 @@ HPARAMS = (
     common.ALWAYS_TIED, common.GELU_TANH,
 )  # fmt: skip
 
-_BIASED = "when=biased==1"
-NORM_BIASES = """
-output_norm.bias             : n_embd      | hf model.norm.bias
-blk.{n}.attn_norm.bias       : n_embd      | hf model.layers.{n}.input_layernorm.bias
-blk.{n}.ffn_norm.bias        : n_embd      | hf model.layers.{n}.post_attention_layernorm.bias
-"""
-PLAIN = """
-blk.{n}.ffn_up.weight        : n_ff n_embd | hf model.layers.{n}.mlp.c_fc.weight
-blk.{n}.ffn_up.bias FLAG     : n_ff        | hf model.layers.{n}.mlp.c_fc.bias
-blk.{n}.ffn_down.weight      : n_embd n_ff | hf model.layers.{n}.mlp.c_proj.weight
-blk.{n}.ffn_down.bias FLAG   : n_embd      | hf model.layers.{n}.mlp.c_proj.bias
-"""
+_BIASED = "biased == 1"
 ROLES = roles(
-    common.EMBEDDING
-    + NORM_BIASES
-    + common.ATTENTION_NORM
-    + common.ATTENTION
-    + common.QKV_BIAS.replace("FLAG", _BIASED)
-    + common.OUTPUT_BIAS.replace("FLAG", _BIASED)
-    + common.FFN_NORM
-    + PLAIN.replace("FLAG", _BIASED),
-    q=SAME, k=SAME, norm=SAME,
-)  # fmt: skip
+    tensors.embedding(),
+    "output_norm.bias : n_embd | hf model.norm.bias",
+    block(
+        """
+        attn_norm.bias : n_embd | hf input_layernorm.bias
+        ffn_norm.bias  : n_embd | hf post_attention_layernorm.bias
+        """,
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(bias=_BIASED, output_bias=_BIASED),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.plain(names=("c_fc", "c_proj"), bias=_BIASED),
+    ),
+)
 
 BIASED = Remark("biased == 0", "a model without biases: llama.cpp expects them in starcoder2", stops="llama.cpp")
 

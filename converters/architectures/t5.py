@@ -13,17 +13,17 @@ HPARAMS = (
     HParam("tied", None, common.BOOL, {"hf": "tie_word_embeddings"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("scale_stated", None, common.BOOL, {"hf": "scale_decoder_outputs"}, required=False, absent="nowhere"),
-    HParam("logit_scale", "logit_scale", common.F32, derive="@t5_scale", required=False),
+    HParam("logit_scale", "logit_scale", common.F32, derive=t5.t5_scale, required=False),
 )  # fmt: skip
 
 ROLES = roles(
-    t5.ENDS
-    + """
+    t5.ENDS,
+    """
     dec.output_norm.weight f32 : n_embd         | hf decoder.final_layer_norm.weight
     output.weight optional     : n_vocab n_embd | hf lm_head.weight
-    """
-    + t5.ENCODER
-    + t5.DECODER
+    """,
+    t5.ENCODER,
+    t5.DECODER,
 )
 
 # Since 5 transformers says 'tied' of every T5; then an output layer of its own is known by being there.

@@ -11,7 +11,7 @@ SPEC = Architecture(
     display_name="T5 encoder",
     hf_classes=("T5EncoderModel", "MT5EncoderModel", "UMT5EncoderModel"),
     hparams=t5.HPARAMS,
-    roles=roles(t5.ENDS + t5.ENCODER),
+    roles=roles(t5.ENDS, t5.ENCODER),
     dialects={
         "hf": Dialect(
             "hf",

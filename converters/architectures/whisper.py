@@ -5,9 +5,10 @@ Sources: the GGUF specification's "Whisper" for the keys it names; openai/whispe
 runtime names the tensors: the names are ours, in the style of llama.cpp's T5 (docs/whisper.md).
 """
 
+from ggferry.converters.architectures import _whisper as whisper
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import Reshape
-from ggferry.converters.schema.roles import roles, varied
+from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout, VocabLayout
@@ -48,56 +49,48 @@ HPARAMS = (
     HParam("scaled", None, ValueType.BOOL, {"hf": "scale_embedding"}, words={False: False}, required=False),
 )  # fmt: skip
 
-# One template each: encoder and decoder blocks, self-attention and attention to the encoder are named alike.
-_ATTENTION = """
-PART.blk.{n}.GGUF_norm.weight f32  : WIDTH       | hf LAYER.HF_layer_norm.weight | openai BLOCK.OPENAI_ln.weight
-PART.blk.{n}.GGUF_norm.bias        : WIDTH       | hf LAYER.HF_layer_norm.bias   | openai BLOCK.OPENAI_ln.bias
-PART.blk.{n}.GGUF_q.weight         : WIDTH WIDTH | hf LAYER.HF.q_proj.weight     | openai BLOCK.OPENAI.query.weight
-PART.blk.{n}.GGUF_q.bias           : WIDTH       | hf LAYER.HF.q_proj.bias       | openai BLOCK.OPENAI.query.bias
-PART.blk.{n}.GGUF_k.weight         : WIDTH WIDTH | hf LAYER.HF.k_proj.weight     | openai BLOCK.OPENAI.key.weight
-PART.blk.{n}.GGUF_v.weight         : WIDTH WIDTH | hf LAYER.HF.v_proj.weight     | openai BLOCK.OPENAI.value.weight
-PART.blk.{n}.GGUF_v.bias           : WIDTH       | hf LAYER.HF.v_proj.bias       | openai BLOCK.OPENAI.value.bias
-PART.blk.{n}.GGUF_output.weight    : WIDTH WIDTH | hf LAYER.HF.out_proj.weight   | openai BLOCK.OPENAI.out.weight
-PART.blk.{n}.GGUF_output.bias      : WIDTH       | hf LAYER.HF.out_proj.bias     | openai BLOCK.OPENAI.out.bias
-"""
-_SELF = _ATTENTION.replace("GGUF", "attn").replace("HF", "self_attn").replace("OPENAI", "attn")
-_CROSS = _ATTENTION.replace("GGUF", "cross_attn").replace("HF", "encoder_attn").replace("OPENAI", "cross_attn")
-_FEED_FORWARD = """
-PART.blk.{n}.ffn_norm.weight f32   : WIDTH       | hf LAYER.final_layer_norm.weight | openai BLOCK.mlp_ln.weight
-PART.blk.{n}.ffn_norm.bias         : WIDTH       | hf LAYER.final_layer_norm.bias   | openai BLOCK.mlp_ln.bias
-PART.blk.{n}.ffn_up.weight         : INNER WIDTH | hf LAYER.fc1.weight              | openai BLOCK.mlp.0.weight
-PART.blk.{n}.ffn_up.bias           : INNER       | hf LAYER.fc1.bias                | openai BLOCK.mlp.0.bias
-PART.blk.{n}.ffn_down.weight       : WIDTH INNER | hf LAYER.fc2.weight              | openai BLOCK.mlp.2.weight
-PART.blk.{n}.ffn_down.bias         : WIDTH       | hf LAYER.fc2.bias                | openai BLOCK.mlp.2.bias
-"""
-_ENDS = """
-enc.conv1.weight           : n_embd_enc n_mels 3     | hf E.conv1.weight           | openai encoder.conv1.weight
-enc.conv1.bias             : n_embd_enc              | hf E.conv1.bias             | openai encoder.conv1.bias
-enc.conv2.weight           : n_embd_enc n_embd_enc 3 | hf E.conv2.weight           | openai encoder.conv2.weight
-enc.conv2.bias             : n_embd_enc              | hf E.conv2.bias             | openai encoder.conv2.bias
-enc.position_embd.weight   : n_ctx_enc n_embd_enc    | hf E.embed_positions.weight | openai encoder.positional_embedding
-enc.output_norm.weight f32 : n_embd_enc              | hf E.layer_norm.weight      | openai encoder.ln_post.weight
-enc.output_norm.bias       : n_embd_enc              | hf E.layer_norm.bias        | openai encoder.ln_post.bias
-token_embd.weight          : n_vocab n_embd          | hf D.embed_tokens.weight  | openai decoder.token_embedding.weight
-dec.position_embd.weight   : n_ctx n_embd            | hf D.embed_positions.weight | openai decoder.positional_embedding
-dec.output_norm.weight f32 : n_embd                  | hf D.layer_norm.weight      | openai decoder.ln.weight
-dec.output_norm.bias       : n_embd                  | hf D.layer_norm.bias        | openai decoder.ln.bias
-mel_filters.weight f32     : n_mels 201              | hf =mel_filters             | openai =mel_filters
-""".replace("hf E.", "hf model.encoder.").replace("hf D.", "hf model.decoder.")
-_ENCODER = (
-    (_SELF + _FEED_FORWARD)
-    .replace("PART", "enc").replace("LAYER", "model.encoder.layers.{n}").replace("BLOCK", "encoder.blocks.{n}")
-    .replace("WIDTH", "n_embd_enc").replace("INNER", "n_ff_enc")
-)  # fmt: skip
-_DECODER = (
-    (_SELF + _CROSS + _FEED_FORWARD)
-    .replace("PART", "dec").replace("LAYER", "model.decoder.layers.{n}").replace("BLOCK", "decoder.blocks.{n}")
-    .replace("WIDTH", "n_embd").replace("INNER", "n_ff")
-)  # fmt: skip
+_ENDS = roles(
+    roles(
+        """
+        conv1.weight           : n_embd_enc n_mels 3     | hf,openai conv1.weight
+        conv1.bias             : n_embd_enc              | hf,openai conv1.bias
+        conv2.weight           : n_embd_enc n_embd_enc 3 | hf,openai conv2.weight
+        conv2.bias             : n_embd_enc              | hf,openai conv2.bias
+        position_embd.weight   : n_ctx_enc n_embd_enc    | hf embed_positions.weight | openai positional_embedding
+        output_norm.weight f32 : n_embd_enc              | hf layer_norm.weight | openai ln_post.weight
+        output_norm.bias       : n_embd_enc              | hf layer_norm.bias | openai ln_post.bias
+        """,
+        under={"gguf": "enc.", "hf": "model.encoder.", "openai": "encoder."},
+    ),
+    "token_embd.weight : n_vocab n_embd | hf model.decoder.embed_tokens.weight | openai decoder.token_embedding.weight",
+    roles(
+        """
+        position_embd.weight   : n_ctx n_embd | hf embed_positions.weight | openai positional_embedding
+        output_norm.weight f32 : n_embd       | hf layer_norm.weight | openai ln.weight
+        output_norm.bias       : n_embd       | hf layer_norm.bias | openai ln.bias
+        """,
+        under={"gguf": "dec.", "hf": "model.decoder.", "openai": "decoder."},
+    ),
+    "mel_filters.weight f32 : n_mels 201 | hf,openai =mel_filters",
+    mel_filters=whisper.mel_filters,
+)
+_ENCODER = block(
+    whisper.attention("attn", "self_attn", "attn", "n_embd_enc"),
+    whisper.feed_forward("n_embd_enc", "n_ff_enc"),
+    name="enc.blk.{n}.",
+    layer={"hf": "model.encoder.layers.{n}.", "openai": "encoder.blocks.{n}."},
+)
+_DECODER = block(
+    whisper.attention("attn", "self_attn", "attn", "n_embd"),
+    whisper.attention("cross_attn", "encoder_attn", "cross_attn", "n_embd"),
+    whisper.feed_forward("n_embd", "n_ff"),
+    name="dec.blk.{n}.",
+    layer={"hf": "model.decoder.layers.{n}.", "openai": "decoder.blocks.{n}."},
+)
 
 # whisper.cpp's files: OpenAI's names, the filters of the spectrum, and convolutions' biases as columns.
 ROLES = varied(
-    roles(_ENDS + _ENCODER + _DECODER), "ggml", "openai",
+    roles(_ENDS, _ENCODER, _DECODER), "ggml", "openai",
     """
     mel_filters.weight mel_filters
     enc.conv1.bias     encoder.conv1.bias @column

@@ -131,32 +131,6 @@ def rope_dimensions(values: Values) -> int | None:
     return turned
 
 
-def rotary_base(values: Values) -> float | None:
-    """rope.freq_base; none where ALiBi takes the place of rotation."""
-    return None if values.get("max_alibi") else float(values["rope_base_stated"])
-
-
-# --- heads and distances -----------------------------------------------------------------------------------
-
-
-def query_groups(values: Values) -> int:
-    """attention.head_count_kv of a model whose heads share one key and value, or none."""
-    return 1 if values["multi_query"] else int(values["n_head"])
-
-
-def falcon_groups(values: Values) -> int:
-    """attention.head_count_kv: the number that is stated counts in the new decoder only (transformers
-    `FalconAttention`)."""
-    if values["new_decoder"]:
-        return int(values.get("groups_stated", values["n_head"]))
-    return query_groups(values)
-
-
-def alibi_bias(values: Values) -> float:
-    """attention.max_alibi_bias: 8 unless the configuration says another, nothing where it says no ALiBi."""
-    return float(values.get("alibi_stated", 8.0)) if values["alibi"] else 0.0
-
-
 # --- windows -----------------------------------------------------------------------------------------------
 
 
@@ -178,21 +152,6 @@ def qwen_window_layers(values: Values) -> tuple[bool, ...] | None:
     return tuple(n >= first for n in range(min(count, MAX_LAYERS)))
 
 
-def gemma_scale(values: Values, largest: int) -> float:
-    """What llama.cpp scales Gemma's scores by, which no key says: the 27B models divide by the width a head would
-    have, the others by the one it has (gemma2.cpp, gemma3.cpp)."""
-    width = values["n_embd"] // values["n_head"] if values["n_layer"] == largest else values["head_dim"]
-    return float(width**-0.5)
-
-
-def query_scale(values: Values) -> float | None:
-    """attention.scale from Gemma's query_pre_attn_scalar."""
-    scalar = values.get("query_scalar")
-    if scalar is not None and not scalar > 0:
-        raise ValueError(f"query_pre_attn_scalar {scalar}")
-    return None if scalar is None else float(scalar**-0.5)
-
-
 # --- experts -----------------------------------------------------------------------------------------------
 
 
@@ -209,23 +168,7 @@ def expert_groups_used(values: Values) -> int | None:
     return 1 if groups == 1 else int(used)
 
 
-# --- recurrent models --------------------------------------------------------------------------------------
-
-
-def rescale_period(values: Values) -> int:
-    """Blocks after which RWKV-6 halves its stream; more than there can be where it never does."""
-    return int(values.get("rescale_every") or MAX_LAYERS)
-
-
 # --- outputs -----------------------------------------------------------------------------------------------
-
-
-def t5_scale(values: Values) -> float | None:
-    """logit_scale: T5 divides its decoder's states by √n_embd where its output layer is its embedding. transformers
-    since 5 ties every T5 as it is built, and says apart from that whether it scales."""
-    stated = values.get("scale_stated")
-    scaled = values["tied"] if stated is None else stated
-    return float(values["n_embd"] ** -0.5) if scaled else 1.0
 
 
 POOLING = {"mean": 1, "cls": 2, "lasttoken": 3}
@@ -250,20 +193,11 @@ HPARAMS: dict[str, Derivation] = {
     "rope_attn_factor": rope_attn_factor,
     "yarn_log_multiplier": yarn_log_multiplier,
     "rope_dimensions": rope_dimensions,
-    "rotary_base": rotary_base,
-    "query_groups": query_groups,
-    "falcon_groups": falcon_groups,
-    "alibi_bias": alibi_bias,
     "window_layers": window_layers,
     "qwen_window_layers": qwen_window_layers,
-    "gemma2_scale": lambda values: gemma_scale(values, 46),
-    "gemma3_scale": lambda values: gemma_scale(values, 62),
-    "query_scale": query_scale,
     "expert_groups": expert_groups,
     "expert_groups_used": expert_groups_used,
-    "t5_scale": t5_scale,
     "pooling_type": pooling_type,
-    "rescale_period": rescale_period,
 }
 
 
@@ -302,33 +236,6 @@ def short_factors(values: Values) -> Sequence[float] | None:
     return values["rope_short"] if values.get("rope_kind") == "longrope" else None
 
 
-def mel_filters(values: Values) -> Sequence[float]:
-    """What Whisper multiplies a power spectrum by, `(n_mels, 201)` in rows: triangles over the 201 frequencies of a
-    window of 400 samples at 16 kHz, their corners evenly spaced in mels from 0 to 8000 Hz, each of area 1.
-
-    Mels are Slaney's: linear below 1000 Hz (15 = 1000 Hz), from there 27 to a factor of 6.4 (Auditory Toolbox, 1998;
-    librosa.filters.mel, from which OpenAI's mel_filters.npz was made; transformers `mel_filter_bank`).
-    """
-    count = values["n_mels"]
-    if not 0 < count <= MAX_WIDTH:
-        raise ValueError(f"{count} mel channels")
-    top = 15 + 27 * math.log(8) / math.log(6.4)
-    corners = [_hertz(top * i / (count + 1)) for i in range(count + 2)]
-    bins = [8000 * i / (MEL_BINS - 1) for i in range(MEL_BINS)]
-    return [
-        max(0.0, min((f - low) / (middle - low), (high - f) / (high - middle))) * 2 / (high - low)
-        for low, middle, high in zip(corners, corners[1:], corners[2:], strict=False)
-        for f in bins
-    ]
-
-
-MEL_BINS = 201
-
-
-def _hertz(mel: float) -> float:
-    return mel * 200 / 3 if mel < 15 else 1000 * math.exp(math.log(6.4) / 27 * (mel - 15))
-
-
 def _frequencies(values: Values) -> list[float]:
     n_rot, base = values["n_rot"], values["rope_base"]
     if not 0 < n_rot <= MAX_WIDTH or not base > 0:
@@ -344,5 +251,4 @@ TENSORS: dict[str, TensorFunction] = {
     "llama3_factors": llama3_factors,
     "long_factors": long_factors,
     "short_factors": short_factors,
-    "mel_filters": mel_filters,
 }

@@ -47,9 +47,9 @@ def roles(*parts: Part, when: str = "", under: Mapping[str, str] | None = None, 
 
     NAME is GGUF's. `f32`: kept in float32 whatever the model is converted to. `optional`: may be absent. CONDITION goes
     up to the colon and may hold blanks: 'when=n < n_dense and n_shared > 0'. A SIZE, without blanks, is an expression
-    over hparams, the outermost axis first. DIALECT names a column; several patterns are the layout's inputs in order;
-    in names {n} is the block, {e} the expert. LAYOUT and FUNCTION are arguments of this call, or FUNCTION one of
-    `derivations.TENSORS`.
+    over hparams, the outermost axis first. DIALECT names a column, or several alike: 'hf,blinkdl'. Several
+    patterns are the layout's inputs in order; in names {n} is the block, {e} the expert. LAYOUT and FUNCTION are
+    arguments of this call, or FUNCTION one of `derivations.TENSORS`.
 
     Args:
         when: a condition that every role has besides its own.
@@ -219,10 +219,11 @@ def _role(line: str, words: _Words) -> Role:
     if not name or not shape or not origins or any(len(origin) < 2 for origin in origins):
         words.wrong(line, "not a role line", line.strip(), "NAME [FLAG…] : SIZE … | DIALECT PATTERN…")
     sources: dict[str, From] = {}
-    for dialect, *origin in origins:
-        if dialect in sources:
-            words.wrong(line, "a dialect twice", dialect)
-        sources[dialect] = _origin(origin, line, words)
+    for dialects, *origin in origins:
+        for dialect in dialects.split(","):
+            if dialect in sources:
+                words.wrong(line, "a dialect twice", dialect)
+            sources[dialect] = _origin(origin, line, words)
     return Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.strip())
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggferry.converters.architectures._whisper import mel_filters
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.importance_matrix import measure
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.logits import EXACT_LOGITS
-from ggferry.converters.schema.derivations import mel_filters
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import encoder
