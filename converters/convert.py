@@ -22,6 +22,8 @@ from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Proof, verify
 from ggferry.converters.proof.metadata import check_metadata
+from ggferry.converters.proof.runtime_keys import architectures
+from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import check_tokenizer
 from ggferry.converters.tokenizers.llama_cpp_limits import objections
@@ -111,7 +113,8 @@ def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenize
         metadata |= {key: Entry(value, "--imatrix") for key, value in imatrix.quantize_keys().items()}
     placed, layouts = place(steps, metadata, request.options)
     notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
-    if graph.nodes and graph.dialect.name != "gguf" and not graph.runtimes:
+    loadable = graph.architecture.name in architectures()  # else `runtime_notes` says so
+    if graph.nodes and graph.dialect.name != "gguf" and not graph.runtimes and loadable:
         notes += (f"no runtime is known to run this {graph.architecture.name} model from GGUF",)
     ragged = [step for step in steps if step.ragged]
     if ragged:
@@ -125,6 +128,10 @@ def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenize
     if tokenizer is not None:
         name = metadata["general.name"].value.data if "general.name" in metadata else ""
         notes += tuple(f"llama.cpp would not load this vocabulary: {why}" for why in objections(tokenizer, name))
+    notes += runtime_notes(
+        graph.architecture.name, {key: entry.value for key, entry in metadata.items()}, [step.name for step in steps],
+        (*graph.notes, *notes), vocab_only=request.options.vocab_only,
+    )  # fmt: skip
     return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes), tokenizer
 
 

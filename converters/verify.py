@@ -20,6 +20,7 @@ from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof.compare import Proof, check_accounting, check_hparams, verify
 from ggferry.converters.proof.metadata import KeyProof, compare_keys
 from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, how_it_was_proved, make_receipt
+from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import check_tokenizer
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
@@ -73,12 +74,15 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
             request = with_options(request, receipt["options"], after.path + SUFFIX)
         if is_adapter(before) or is_adapter(after):
             proof, keys = _adapter_again(request, before, after, stage, allow_keys)
+            runtime: tuple[str, ...] = ()
         else:
             if request.vocab == VocabOptions() and "tokenizer.ggml.tokens" not in after.metadata:
                 request = replace(request, vocab=VocabOptions(none=True))
                 notes.append("the output has no vocabulary; the source's was not looked at")
-            proof, keys = _model_again(request, before, after, stage, allow_keys)
-        return Report(proof, keys, [*notes, *keys.notes, *proof.notes], f"proved   {how_it_was_proved(proof)}")
+            proof, keys, runtime = _model_again(request, before, after, stage, allow_keys)
+        return Report(
+            proof, keys, [*notes, *keys.notes, *runtime, *proof.notes], f"proved   {how_it_was_proved(proof)}"
+        )
     finally:
         before.close()
         after.close()
@@ -86,7 +90,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
 
 def _model_again(
     request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
-) -> tuple[Proof, KeyProof]:
+) -> tuple[Proof, KeyProof, tuple[str, ...]]:
     before, renamed = edited(request, before)
     vocab_only = not after.tensors
     graph, mirror = understand(before, request.hparams, vocab_only), understand(after, vocab_only=vocab_only)
@@ -96,13 +100,15 @@ def _model_again(
     steps = steps_of_types(graph, {name: node.inputs[0].type for name, node in mirror.by_name.items()})
     expected, _ = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
     keys = compare_keys(_values(expected), after, (graph, mirror), allow)
+    told = (*graph.notes, "the output has no vocabulary") if request.vocab.none else graph.notes
+    runtime = runtime_notes(mirror.architecture.name, after.metadata, after.tensors, told, vocab_only=vocab_only)
     tokens = check_tokenizer(tokenizer, load_tokenizer(after, mirror.sizes.get("n_vocab", 0)), before, after.path)
     matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
     encoding = Encoding(matrix.renamed(renamed) if matrix else None)
     proof = verify(
         graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
     )
-    return proof, keys
+    return proof, keys, runtime
 
 
 def _adapter_again(

@@ -96,6 +96,10 @@ DROPS = (DROP_TIED, DROP_BUFFERS)
 # Biases have no role where a table names none: a tensor of one would be refused.
 UNBIASED = Harmless("attention_bias mlp_bias", "there is none", (False,))
 
+OWN_OUTPUT = Remark(
+    "tied == 1", "the output matrix is the token embedding: llama.cpp expects one of its own in this architecture",
+    stops="llama.cpp",
+)  # fmt: skip
 WINDOW = Remark(
     "n_swa > 0",
     "attention reaches back {n_swa} tokens: written, but llama.cpp lets this architecture attend to all of its context",

@@ -7,7 +7,7 @@ Source: llama.cpp `conversion/gemma.py`, transformers `modeling_gemma.py` (Gemma
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures._tensors import norm
-from ggferry.converters.schema.architecture import Default, HParam, Role
+from ggferry.converters.schema.architecture import Default, HParam, Remark, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.recipe import Conventions
@@ -21,6 +21,12 @@ QUERY_SCALAR = HParam(
     "query_scalar", None, F32, {"hf": "query_pre_attn_scalar"}, required=False,
     defaults=(Default(256, "transformers' default", dialect="hf"),),
 )  # fmt: skip
+UNTIED = Remark("tied == 0", "an output of its own: llama.cpp expects it to be the embedding", stops="llama.cpp")
+# llama.cpp divides by the root of a head's width, or in the 27B models of the width that a head would have.
+SCALED_OTHERWISE = (
+    "(n_layer != LARGEST and query_scalar != head_dim) or (n_layer == LARGEST and query_scalar * n_head != n_embd)"
+)
+SCALE = "attention.scale={attn_scale}: written, but llama.cpp scales this architecture's scores by the width of a head"
 WINDOW_PERIOD = HParam(
     "window_period", None, fields={"hf": "sliding_window_pattern|_sliding_window_pattern"}, required=False
 )

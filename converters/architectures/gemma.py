@@ -26,7 +26,11 @@ SPEC = Architecture(
     roles=ROLES,
     dialects={
         "hf": Dialect(
-            "hf", conventions=gemma.CONVENTIONS, drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,)
+            "hf",
+            conventions=gemma.CONVENTIONS,
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, gemma.UNTIED),
+            harmless=(common.UNBIASED,),
         ),
         "gguf": Dialect("gguf"),
     },

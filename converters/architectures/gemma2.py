@@ -42,6 +42,8 @@ REMARKS = (
         "attn_softcap == 0 or final_softcap == 0",
         "a cap on scores or logits is switched off: written as 0, which llama.cpp does not take for 'none' in gemma2",
     ),
+    gemma.UNTIED,
+    Remark(gemma.SCALED_OTHERWISE.replace("LARGEST", "46"), gemma.SCALE, stops="llama.cpp"),
     Remark("n_swa == 0", "the sliding window is switched off: written as 0; llama.cpp expects a window in gemma2"),
 )
 

@@ -82,9 +82,6 @@ HEADER_2023_04 = HeaderLayout(
     quantization=0,
 )
 
-TIED = Remark(
-    "tied == 1", "an output tied to the embedding: llama.cpp expects one of its own in gptneox", stops="llama.cpp"
-)
 UNBIASED = Remark("biased == 0", "attention without biases: llama.cpp expects them in gptneox", stops="llama.cpp")
 
 SPEC = Architecture(
@@ -98,14 +95,14 @@ SPEC = Architecture(
             "hf",
             conventions={"qkv": "grouped"},
             drops=(replace(common.DROP_TIED, pattern="embed_out.weight"), common.DROP_BUFFERS, *gpt.DROP_MASKS),
-            remarks=(*rope.REMARKS, gpt.ERF, TIED, UNBIASED),
+            remarks=(*rope.REMARKS, gpt.ERF, common.OWN_OUTPUT, UNBIASED),
         ),
         "ggml": Dialect(
             "ggml",
             names="hf",
             conventions={"qkv": "grouped"},
             drops=(common.DROP_BUFFERS, *gpt.DROP_MASKS),
-            remarks=(TIED,),
+            remarks=(common.OWN_OUTPUT,),
         ),
         "gguf": Dialect("gguf"),
     },

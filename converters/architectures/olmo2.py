@@ -6,7 +6,7 @@ Source: llama.cpp `src/models/olmo2.cpp`, transformers `modeling_olmo2.py`.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU)
@@ -22,12 +22,6 @@ ROLES = roles(
     ),
 )
 
-TIED = Remark(
-    "tied == 1",
-    "the output matrix is the token embedding: llama.cpp expects one of its own in olmo2",
-    stops="llama.cpp",
-)
-
 SPEC = Architecture(
     name="olmo2",
     display_name="OLMo 2",
@@ -35,7 +29,9 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, TIED), harmless=(common.UNBIASED,)),
+        "hf": Dialect(
+            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.OWN_OUTPUT), harmless=(common.UNBIASED,)
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "pre_norm": False, "qk_norm": "full"},

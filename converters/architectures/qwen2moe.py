@@ -43,7 +43,12 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, NORMED), harmless=(BIASED,)),
+        "hf": Dialect(
+            "hf",
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, common.WINDOW, common.OWN_OUTPUT, NORMED),
+            harmless=(BIASED,),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},

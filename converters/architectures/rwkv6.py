@@ -74,7 +74,9 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", conventions=TURNED, drops=(common.DROP_TIED,), harmless=HARMLESS),
+        "hf": Dialect(
+            "hf", conventions=TURNED, drops=(common.DROP_TIED,), remarks=(common.OWN_OUTPUT,), harmless=HARMLESS
+        ),
         "blinkdl": replace(
             rwkv.BLINKDL,
             conventions=TURNED,

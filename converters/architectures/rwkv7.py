@@ -103,7 +103,10 @@ HARMLESS = (
     Harmless("max_position_embeddings", "a recurrent model has no limit"),
     Harmless("norm_first norm_bias", "the first block has a norm before it, and norms have biases", (True,)),
 )
-HF = Dialect("hf", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)), harmless=HARMLESS)
+HF = Dialect(
+    "hf", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)), remarks=(common.OWN_OUTPUT,),
+    harmless=HARMLESS,
+)  # fmt: skip
 
 SPEC = Architecture(
     name="rwkv7",

@@ -57,6 +57,9 @@ SPEC = Architecture(
     hf_classes=("StableLmForCausalLM", "StableLMEpochForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={"hf": Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS), "gguf": Dialect("gguf")},
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.OWN_OUTPUT)),
+        "gguf": Dialect("gguf"),
+    },
     recipe={"norm": "layer", "rope": "halves"},
 )

@@ -13,6 +13,7 @@ import ggferry
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Plan, count_types, step_record
 from ggferry.converters.proof.compare import Proof
+from ggferry.converters.proof.runtime_notes import loads
 from ggferry.converters.proof.witnesses.testimony import who_testified
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.json_files.kinds import strict
@@ -33,6 +34,7 @@ def make_receipt(
 ) -> dict[str, Any]:
     """The receipt as plain data. `output`, `source`: file records (`digests.Digests`)."""
     graph, checkpoint = plan.graph, plan.graph.checkpoint
+    runtimes = _runtimes(plan)
     measured = {tensor.name: tensor for tensor in proof.tensors}
     tensors = []
     for step in plan.steps:
@@ -58,10 +60,7 @@ def make_receipt(
         "output": {"files": list(output), "types": _output_types(plan)},
         "options": dict(options),
         "architecture": graph.architecture.name,
-        "runtimes": {
-            "run_it": list(graph.runtimes),
-            "none": not graph.runtimes,
-        },
+        "runtimes": {"run_it": runtimes, "none": not runtimes},
         "hparams": {
             name: {"value": param.value, "origin": param.origin} for name, param in graph.hparams.items()
         },
@@ -78,6 +77,16 @@ def make_receipt(
         "verified": proof.level,
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
     }  # fmt: skip
+
+
+def _runtimes(plan: Plan) -> list[str]:
+    """Programs of today that run the output: its architecture's, llama.cpp only where its loader takes the file."""
+    named = list(plan.graph.runtimes)
+    if "llama.cpp" in named and plan.steps:
+        metadata = {key: entry.value for key, entry in plan.metadata.items()}
+        if not loads(plan.graph.architecture.name, metadata, [step.name for step in plan.steps]):
+            named.remove("llama.cpp")
+    return named
 
 
 def _output_types(plan: Plan) -> str:

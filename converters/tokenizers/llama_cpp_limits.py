@@ -1,23 +1,18 @@
-"""What today's llama.cpp would refuse in a vocabulary, said before the file is written."""
+"""What today's llama.cpp would refuse in a vocabulary, beside models and pre-tokenizers that it does not know
+(`converters.proof.runtime_keys`), said before the file is written."""
 
 from __future__ import annotations
 
-from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import by_name
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 
 # llama-vocab.cpp changes the attributes of these tokens in any model whose general.name contains "phi3" or "phi-3",
 # and dies with unordered_map::at where one is absent
 PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")
-KNOWN_MODELS = ("llama", "gpt2", "bert", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "none", "no_vocab")
 
 
 def objections(tokenizer: Tokenizer, name: str = "") -> tuple[str, ...]:
     """Reasons why llama.cpp would not load a file with this tokenizer; `name`: general.name of the file."""
     found = []
-    if tokenizer.model not in KNOWN_MODELS:
-        found.append(f"tokenizer.ggml.model {tokenizer.model!r} is unknown to it")
-    if tokenizer.model == "gpt2" and tokenizer.pre is not None and tokenizer.pre not in by_name():
-        found.append(f"tokenizer.ggml.pre {tokenizer.pre!r} is unknown to it")
     if len(set(tokenizer.tokens)) < len(tokenizer.tokens):
         found.append("two tokens have one text")
     for flag, role in (("add_bos", "bos"), ("add_eos", "eos"), ("add_sep", "sep")):

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+LOADS = "--loads"
+
 
 class Params(c.Structure):
     """llama_model_params or llama_context_params, with room to spare."""
@@ -75,6 +77,26 @@ def encoded_and_decoded(path: str, encode: Sequence[int], decode: Sequence[int],
     return np.load(target)
 
 
+def loads(*paths: Path) -> list[bool]:
+    """Whether llama.cpp loads each of the files; by one process that may not crash."""
+    command = [sys.executable, __file__, LOADS, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    lines = [line for line in done.stdout.splitlines() if line in ("LOADED", "REFUSED")]
+    assert len(lines) == len(paths), f"{paths[len(lines)].name}: {done.stderr[-2000:]}"
+    return [line == "LOADED" for line in lines]
+
+
+def _load(paths: Sequence[str]) -> None:
+    for path in paths:
+        try:
+            library = Llama(path)
+            library.call("llama_free", None, library.context)
+            library.call("llama_model_free", None, c.c_void_p(library.model))
+            print("LOADED", flush=True)
+        except AssertionError:
+            print("REFUSED", flush=True)
+
+
 def main(path: str, encode: str, decode: str, target: str) -> None:
     llama, first, second = Llama(path), json.loads(encode), json.loads(decode)
     if not second:
@@ -91,4 +113,4 @@ def main(path: str, encode: str, decode: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _load(sys.argv[2:]) if sys.argv[1] == LOADS else main(*sys.argv[1:])

@@ -154,8 +154,7 @@ def test_what_llama_cpp_would_refuse_is_said() -> None:
     assert runtimes.objections(whole, "Acme-Phi3-mini") == () == runtimes.objections(SMALL, "Acme")
     assert "<|endoftext|>" in runtimes.objections(SMALL, "Acme-Phi3-mini")[0]
     odd = Tokenizer(model="gpt2", pre="mine", tokens=("a", "a"), flags={"add_eos": True})
-    assert len(runtimes.objections(odd)) == 3
-    assert len(runtimes.objections(replace(SMALL, model="x", types=(1,) * 7))) == 1
+    assert len(runtimes.objections(odd)) == 2
     assert len(runtimes.objections(replace(SMALL, types=(1,) * 7))) == 1
 
 

@@ -1,0 +1,204 @@
+"""What llama.cpp's loader asks of a GGUF file, held against the keys and tensors that one has.
+
+The list (`llama_cpp_keys.txt`, made by `tools/llama_cpp_keys.py` from llama.cpp's sources) shares nothing with the
+architecture tables: a misspelt key, a missing one or a value of a type that the loader refuses shows here although both
+sides of our own proof read the same table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from ggferry.formats.gguf.values import Value, ValueType
+
+LIST = "llama_cpp_keys.txt"
+OTHER = ("adapter", "mmproj", "imatrix")  # values of general.type: files for other loaders than the model's
+NUMBER = re.compile(r"\.\d+(?=\.|$)")
+SPELT = {
+    ValueType.UINT8: "u8", ValueType.INT8: "i8", ValueType.UINT16: "u16", ValueType.INT16: "i16",
+    ValueType.UINT32: "u32", ValueType.INT32: "i32", ValueType.UINT64: "u64", ValueType.INT64: "i64",
+    ValueType.FLOAT32: "f32", ValueType.FLOAT64: "f64", ValueType.BOOL: "bool", ValueType.STRING: "str",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One line of the list. `types`: 'u32', '[f32]' (an array), '[]' (any array), 'any'; of a tensor none. `state`:
+    required, sometimes (under a condition that `note` holds in llama.cpp's words) or optional. `default`: what the
+    loader assumes without the key, where its source says that plainly."""
+
+    name: str
+    types: tuple[str, ...]
+    state: str
+    default: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """All that is asked of a file of one architecture and tokenizer, names in full; tensors with {n} and {e}.
+    `tokenizer`: whether the tokenizer is one that llama.cpp knows."""
+
+    version: str
+    tokenizer: bool
+    keys: Mapping[str, Request]
+    tensors: Mapping[str, Request]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`kind`: no loader, missing, type, unread, unknown (a value); of tensors: missing tensor, unread tensor. `what`:
+    the key, or the tensor with {n} for its block."""
+
+    kind: str
+    architecture: str
+    what: str
+    text: str
+
+
+def check(
+    architecture: str, metadata: Mapping[str, Value], tensors: Iterable[str] = (), *, vocab_only: bool = False
+) -> tuple[Finding, ...]:
+    """Where llama.cpp's loader and a file with these keys and tensors do not fit. `vocab_only`: nothing is asked of a
+    model that is not there."""
+    if architecture == "clip" or ("general.type" in metadata and metadata["general.type"].data in OTHER):
+        return ()
+    model = metadata.get("tokenizer.ggml.model")
+    found = loader(architecture, model.data if model is not None and model.type is ValueType.STRING else "none")
+    if found is None:
+        return (
+            Finding("no loader", architecture, architecture, f"llama.cpp {version()} has no loader for {architecture}"),
+        )
+    fitting = _findings(found, architecture, metadata, set(tensors), vocab_only)
+    return (*fitting, *_unknown(metadata, architecture))
+
+
+def _unknown(metadata: Mapping[str, Value], architecture: str) -> Iterator[Finding]:
+    """The vocabulary's kind and pre-tokenizer, where llama.cpp knows neither the one nor the other by that name."""
+    model, pre = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    for key, value, known in (("model", model, tokenizers()), ("pre", pre, pre_tokenizers())):
+        asked = key == "model" or (model is not None and model.data == "gpt2")
+        if asked and value is not None and value.type is ValueType.STRING and value.data not in known:
+            text = f"llama.cpp {version()} does not know tokenizer.ggml.{key} {value.data!r}"
+            yield Finding("unknown", architecture, f"tokenizer.ggml.{key}", text)
+
+
+def _findings(
+    asked: Loader, architecture: str, metadata: Mapping[str, Value], tensors: set[str], vocab_only: bool
+) -> Iterator[Finding]:
+    who = f"llama.cpp {asked.version}"
+    for key, request in asked.keys.items():
+        ours = not vocab_only or not key.startswith(f"{architecture}.")
+        if request.state == "required" and ours and key not in metadata:
+            yield Finding("missing", architecture, key, f"{who} requires {key}, which is not written")
+    for key, value in metadata.items():
+        read = asked.keys.get(key)
+        if read is None:
+            known = not key.startswith("tokenizer.") or asked.tokenizer
+            if known and not key.startswith("general."):  # what describes the model, for people and for lists of models
+                yield Finding("unread", architecture, key, f"{who} does not read {key}")
+        elif not takes(read, value):
+            types = " or ".join(read.types)
+            yield Finding("type", architecture, key, f"{who} reads {key} as {types}, and {spelt(value)} is written")
+    if tensors and not vocab_only:
+        yield from _tensor_findings(asked, architecture, metadata, tensors)
+
+
+def _tensor_findings(
+    asked: Loader, architecture: str, metadata: Mapping[str, Value], tensors: set[str]
+) -> Iterator[Finding]:
+    who = f"llama.cpp {asked.version}"
+    blocks, extra = (_count(metadata.get(f"{architecture}.{key}")) for key in ("block_count", "nextn_predict_layers"))
+    blocks = min(blocks - extra, len(tensors))  # a header may claim any number
+    for name, request in asked.tensors.items():
+        if request.state == "required" and "{e}" not in name:
+            wanted = (name.replace("{n}", str(n)) for n in range(blocks)) if "{n}" in name else (name,)
+            missing = next((tensor for tensor in wanted if tensor not in tensors), None)
+            if missing:
+                text = f"{who} requires the tensor {missing}, which is not written"
+                yield Finding("missing tensor", architecture, name, text)
+    known = {name.replace("{e}", "{n}") for name in asked.tensors}
+    unread = {NUMBER.sub(".{n}", name): name for name in sorted(tensors, reverse=True)}
+    for name, example in sorted(unread.items()):
+        if name not in known:
+            text = f"{who} makes nothing of the tensor {example} and would refuse the file"
+            yield Finding("unread tensor", architecture, name, text)
+
+
+def _count(value: Value | None) -> int:
+    return value.data if value is not None and isinstance(value.data, int) else 0
+
+
+def takes(request: Request, value: Value) -> bool:
+    """Whether the loader takes a value of this type for the key."""
+    return (
+        "any" in request.types or spelt(value) in request.types or ("[]" in request.types and value.items is not None)
+    )
+
+
+def spelt(value: Value) -> str:
+    """The value's type as the list writes it: 'u32', '[str]'."""
+    if value.type is not ValueType.ARRAY:
+        return SPELT[value.type]
+    return f"[{SPELT.get(value.items, 'array')}]" if value.items is not None else "[]"
+
+
+def version() -> str:
+    """The build of llama.cpp that the list was made from: 'b11549'."""
+    return _parts()[""][0].partition(" ")[2]
+
+
+def loader(architecture: str, tokenizer: str = "none") -> Loader | None:
+    """What is asked of a file of this architecture with this tokenizer.ggml.model. None: llama.cpp cannot load it."""
+    parts = _parts()
+    if architecture not in parts:
+        return None
+    keys: dict[str, Request] = {}
+    tensors: dict[str, Request] = {}
+    for section in ("*", architecture, f"tokenizer {tokenizer}"):
+        for request in map(_request, parts.get(section, ())):
+            if not request.types:
+                tensors[request.name] = request
+            else:
+                keys[architecture + request.name if request.name[0] == "." else request.name] = request
+    return Loader(version(), f"tokenizer {tokenizer}" in parts, keys, tensors)
+
+
+def architectures() -> tuple[str, ...]:
+    """The architectures that llama.cpp can load."""
+    return tuple(name for name in _parts() if name not in ("", "*", "pre") and not name.startswith("tokenizer "))
+
+
+def tokenizers() -> tuple[str, ...]:
+    """The values of tokenizer.ggml.model that llama.cpp knows."""
+    return tuple(name.removeprefix("tokenizer ") for name in _parts() if name.startswith("tokenizer "))
+
+
+def pre_tokenizers() -> tuple[str, ...]:
+    """The values of tokenizer.ggml.pre that llama.cpp knows."""
+    return _parts()["pre"]
+
+
+@cache
+def _parts() -> dict[str, tuple[str, ...]]:
+    """The lines of each section; those before the first under ''."""
+    text = (files(__package__) / LIST).read_text(encoding="ascii")
+    head, *sections = text.split("\n[")
+    found = {"": tuple(line for line in head.splitlines() if line[:1] not in ("", "#"))}
+    for section in sections:
+        name, _, body = section.partition("]\n")
+        found[name] = tuple(filter(None, body.split("\n")))
+    return found
+
+
+def _request(line: str) -> Request:
+    line, _, note = line.partition(" when ")
+    line, _, default = line.partition(" = ")
+    name, types, state = line.split(" ")
+    if name == "tensor":
+        return Request(types, (), state)
+    return Request(name, tuple(types.split("|")), state, default, note)

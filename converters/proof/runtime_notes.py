@@ -1,0 +1,123 @@
+"""What a user is told of llama.cpp's loader and the file it is to read (`runtime_keys`), and what needs no telling."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ggferry.converters.proof.runtime_keys import Finding, check, version
+from ggferry.formats.gguf.values import Value
+
+ITSELF = "the finding's own line"
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Where the loader and a file of ours rightly do not fit, and why.
+
+    `kind`, `of`, `what`: of the findings; architectures and shell patterns of keys and tensors, separated by blanks.
+    `said`: part of the note that tells the user what follows from it; without that note the finding's own line does.
+    """
+
+    kind: str
+    of: str
+    what: str
+    reason: str
+    said: str = ""
+
+    def fits(self, finding: Finding) -> bool:
+        return (
+            self.kind == finding.kind
+            and any(fnmatchcase(finding.architecture, pattern) for pattern in self.of.split())
+            and any(fnmatchcase(finding.what, pattern) for pattern in self.what.split())
+        )
+
+
+_WINDOWLESS = "llama qwen2 qwen2moe qwen3 qwen3moe starcoder2"
+EXPLAINED = (
+    Explained("unread", "*", "*.vocab_size", "of the specification; llama.cpp counts tokenizer.ggml.tokens"),
+    Explained("unread", "falcon", "*.tensor_data_layout", "of the specification; there is one order of rows"),
+    Explained(
+        "unread", "*", "tokenizer.ggml.cls_token_id tokenizer.ggml.separator_token_id",
+        "of the specification; llama.cpp takes bos for cls, and misspells the other, which is written, too",
+    ),
+    Explained("unread", "*", "tokenizer.huggingface.json tokenizer.rwkv.world", "the vocabulary's source, kept whole"),
+    Explained("unread", "*", "tokenizer.chat_template.* tokenizer.chat_templates", "more templates, asked for by name"),
+    Explained("unread", "*", "quantize.imatrix.*", "says what the weights were rounded with"),
+    Explained("unread", "stablelm", "*.use_parallel_residual", "llama.cpp sees it by the absence of a norm"),
+    Explained("unread", "gptneox", "*.feed_forward_activation", "llama.cpp does as it says; a remark has the rest"),
+    Explained(
+        "unread", "gpt2 starcoder falcon", "*.feed_forward_activation", "llama.cpp has one GELU",
+        "GELU by the error function",
+    ),
+    Explained(
+        "unread", _WINDOWLESS, "*.attention.sliding_window *.attention.sliding_window_pattern",
+        "llama.cpp has no window there", "attend to all of its context",
+    ),
+    Explained("unread", "*", "*.rope.scaling.yarn_beta_*", "few read it", "llama.cpp computes with 32 and 1"),
+    Explained(
+        "unread", "gpt2 starcoder mpt gemma2 gemma3", "*.attention.scale", "fixed in llama.cpp", "attention.scale="
+    ),
+    Explained("unread", "qwen2moe qwen3moe", "*.expert_weights_norm", "fixed for each", "written, but llama.cpp does"),
+    Explained("unread", "mamba", "*.ssm.dt_b_c_rms_epsilon", "llama.cpp has one epsilon", "kept as mamba.ssm.dt_b_c"),
+    Explained("unread", "t5 t5encoder", "*.attention.relative_max_distance", "128 in llama.cpp; a remark has the rest"),
+    Explained("unread", "t5", "*.logit_scale", "unknown to llama.cpp; a remark warns of all but 1"),
+    Explained("unread", "bloom", "*.attention.max_alibi_bias", "8 in llama.cpp; no published BLOOM differs", ITSELF),
+    Explained(
+        "unread", "falcon", "*.attention.max_alibi_bias *.use_parallel_residual", "no such thing in llama.cpp's falcon",
+        "llama.cpp's falcon always turns",
+    ),
+    Explained(
+        "unread tensor", "falcon", "blk.{n}.*.bias blk.{n}.ffn_norm.*", "no such thing in llama.cpp's falcon",
+        "llama.cpp's falcon always turns",
+    ),
+    Explained(
+        "unread tensor", "command-r", "blk.{n}.*_norm.weight blk.{n}.*.bias", "llama.cpp norms from 64 blocks on",
+        "llama.cpp expects that of command-r from 64 blocks on",
+    ),
+    Explained("unread tensor", "gemma gemma2", "output.weight", "llama.cpp's has none", "an output of its own"),
+    Explained("unread tensor", "phi3", "rope_freqs.weight", "llama.cpp's has none", "rotary frequencies of Llama 3"),
+    Explained(
+        "missing tensor", "starcoder2 gptneox", "blk.{n}.*.bias", "a model without",
+        "without biases: llama.cpp expects them",
+    ),
+    Explained(
+        "missing tensor", "gptneox olmo2 phi2 qwen2moe stablelm rwkv6 rwkv7", "output.weight", "a tied model",
+        "the output matrix is the token embedding",
+    ),
+    Explained("missing", "*", "tokenizer.ggml.model", "asked for", "the output has no"),
+)  # fmt: skip
+
+
+def loads(architecture: str, metadata: Mapping[str, Value], tensors: Iterable[str]) -> bool:
+    """Whether llama.cpp's loader takes the model, whatever it says of the vocabulary."""
+    found = check(architecture, metadata, tensors)
+    return all(finding.kind == "unread" or finding.what.startswith("tokenizer.") for finding in found)
+
+
+def unexplained(findings: Iterable[Finding], notes: Collection[str]) -> tuple[Finding, ...]:
+    """The findings that the user is not told of in `notes`, and should be."""
+    told = "\n".join(notes)
+    return tuple(
+        finding for finding in findings if not any(rule.fits(finding) and rule.said in told for rule in EXPLAINED)
+    )
+
+
+def runtime_notes(
+    architecture: str,
+    metadata: Mapping[str, Value],
+    tensors: Iterable[str],
+    notes: Collection[str],
+    *,
+    vocab_only: bool = False,
+) -> tuple[str, ...]:
+    """Lines for the user: where llama.cpp's loader and this file do not fit and `notes` do not say so already. Names of
+    what it does not read share a line."""
+    found = unexplained(check(architecture, metadata, tensors, vocab_only=vocab_only), notes)
+    lines = [finding.text for finding in found if not finding.kind.startswith("unread")]
+    for kind, text in (("unread", "does not read {}"), ("unread tensor", "would refuse the file for its tensors {}")):
+        names = [finding.what for finding in found if finding.kind == kind]
+        more = f" and {len(names) - 4} more" if names[4:] else ""
+        lines += [f"llama.cpp {version()} {text.format(', '.join(names[:4]) + more)}"] if names else []
+    return tuple(lines)
