@@ -22,11 +22,6 @@ QUERY_SCALAR = HParam(
     defaults=(Default(256, "transformers' default", dialect="hf"),),
 )  # fmt: skip
 UNTIED = Remark("tied == 0", "an output of its own: llama.cpp expects it to be the embedding", stops="llama.cpp")
-# llama.cpp divides by the root of a head's width, or in the 27B models of the width that a head would have.
-SCALED_OTHERWISE = (
-    "(n_layer != LARGEST and query_scalar != head_dim) or (n_layer == LARGEST and query_scalar * n_head != n_embd)"
-)
-SCALE = "attention.scale={attn_scale}: written, but llama.cpp scales this architecture's scores by the width of a head"
 WINDOW_PERIOD = HParam(
     "window_period", None, fields={"hf": "sliding_window_pattern|_sliding_window_pattern"}, required=False
 )
@@ -72,3 +67,13 @@ def _scale(values: Values, largest: int) -> float:
     have, the others by the one it has (gemma2.cpp, gemma3.cpp)."""
     width = values["n_embd"] // values["n_head"] if values["n_layer"] == largest else values["head_dim"]
     return float(width**-0.5)
+
+
+def scaled_otherwise(largest: int) -> Remark:
+    """Return the remark on scores that llama.cpp does not scale so (`_scale`). `largest`: blocks of the 27B model."""
+    return Remark(
+        f"(n_layer != {largest} and query_scalar != head_dim) "
+        f"or (n_layer == {largest} and query_scalar * n_head != n_embd)",
+        "attention.scale={attn_scale}: written, but llama.cpp scales this architecture's scores by the width of a head",
+        stops="llama.cpp",
+    )

@@ -43,7 +43,7 @@ REMARKS = (
         "a cap on scores or logits is switched off: written as 0, which llama.cpp does not take for 'none' in gemma2",
     ),
     gemma.UNTIED,
-    Remark(gemma.SCALED_OTHERWISE.replace("LARGEST", "46"), gemma.SCALE, stops="llama.cpp"),
+    gemma.scaled_otherwise(46),
     Remark("n_swa == 0", "the sliding window is switched off: written as 0; llama.cpp expects a window in gemma2"),
 )
 

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
 
@@ -76,7 +76,7 @@ SPEC = Architecture(
             drops=(*common.DROPS, *VISION),
             remarks=(
                 *rope.REMARKS,
-                Remark(gemma.SCALED_OTHERWISE.replace("LARGEST", "62"), gemma.SCALE, stops="llama.cpp"),
+                gemma.scaled_otherwise(62),
             ),
             within="text_config",
             harmless=(common.UNBIASED, VISION_KEYS),
