@@ -126,11 +126,21 @@ def _is_there(checkpoint: Checkpoint, mark: str) -> bool:
 
 
 def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
-    """The architecture of the class that config.json names, in the dialect that its tensors bear the marks of, by
-    default 'hf'. Raises MissingError without a class, UnsupportedError naming the known ones for any other."""
-    by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
+    """The architecture of the class that config.json names, in the dialect that names it, too, or that its tensors bear
+    the marks of, by default 'hf'. Raises MissingError without a class, UnsupportedError naming the known ones for any
+    other."""
     named = class_names(checkpoint.metadata, checkpoint.path)
+    by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
     for name in named:
+        spoken = [
+            (spec, dialect)
+            for spec in known.values()
+            for dialect in spec.dialects.values()
+            if name in dialect.classes and not any(_is_there(checkpoint, tensor) for tensor in dialect.lacks)
+        ]
+        if spoken:
+            spec, dialect = max(spoken, key=lambda found: len(found[1].lacks))
+            return spec, dialect.name
         if name in by_class:
             return by_class[name], _marked(checkpoint, by_class[name]) or "hf"
     raise UnsupportedError(

@@ -1,27 +1,25 @@
-"""Granite 3: LLaMA with scales on embeddings, scores, residuals and logits.
+"""Granite 3 and 4 of attention alone: LLaMA with scales on embeddings, scores, residuals and logits.
 
-Source: llama.cpp `src/models/granite.cpp`, `conversion/granite.py`, transformers `modeling_granite.py`. Rows of Q and
-K as in GGUF's llama.
+Source: llama.cpp `src/models/granite.cpp`, `conversion/granite.py`, transformers `modeling_granite.py` and, for what is
+saved as a hybrid without state spaces and experts (Granite 4.0 1B), `modeling_granitemoehybrid.py`. Rows of Q and K as
+in GGUF's llama.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _granite as granite
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
-from ggferry.converters.schema.roles import block, roles
-from ggferry.formats.gguf.values import ValueType
+from ggferry.converters.schema.roles import block, roles, varied
 
-F32 = ValueType.FLOAT32
-_ONE = (Default(1.0, "transformers' default", dialect="hf"),)
-
+N_FF = HParam("n_ff", "feed_forward_length", fields={"hf": "shared_intermediate_size|intermediate_size"})
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.WHOLE_ROPE_WITH_FACTORS,
-    HParam("attn_scale", "attention.scale", F32, {"hf": "attention_multiplier"}, absent=0.0, defaults=_ONE,
-           unsayable=0.0),
-    HParam("embedding_scale", "embedding_scale", F32, {"hf": "embedding_multiplier"}, absent=1.0, unsayable=0.0),
-    HParam("residual_scale", "residual_scale", F32, {"hf": "residual_multiplier"}, absent=1.0, unsayable=0.0),
-    HParam("logit_scale", "logit_scale", F32, {"hf": "logits_scaling"}, defaults=_ONE, unsayable=0.0),
+    *(N_FF if size is common.N_FF else size for size in common.SIZES), common.RMS_EPS, *rope.WHOLE_ROPE_WITH_FACTORS,
+    replace(granite.ROTATES, defaults=(Default(False, "transformers' default", dialect="hybrid"),)), *granite.SCALES,
+    granite.ATTENDS, common.N_EXPERT, common.N_EXPERT_USED,
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )  # fmt: skip
 
@@ -38,16 +36,22 @@ ROLES = roles(
         tensors.gated(bias="mlp_bias == 1"),
     ),
 )  # fmt: skip
+HF = Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS)
 
 SPEC = Architecture(
     name="granite",
     display_name="Granite",
     hf_classes=("GraniteForCausalLM",),
     hparams=HPARAMS,
-    roles=ROLES,
+    roles=varied(ROLES, "hybrid", "hf", granite.FUSED, gate=granite.GATE, up=granite.UP),
     dialects={
-        "hf": Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS),
+        "hf": HF,
+        "hybrid": replace(
+            HF, name="hybrid", fields="hf", conventions={"rope": "halves", "ffn": "fused"},
+            classes=("GraniteMoeHybridForCausalLM",), lacks=("*.mamba.*", "*.block_sparse_moe.*"),
+            harmless=(granite.NOT_MAMBA,),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"logit_scale": "divide"},
-)
+)  # fmt: skip

@@ -78,8 +78,8 @@ class Weights:
         return torch.cat([self._decode(ref, index, index + 1) for index in indices])
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """`x @ W.T` for x `(tokens, columns)`: `(tokens, rows)`, W streamed in row chunks. Where a role is made of
-        several source matrices, they are one below the other."""
+        """`x @ W.T` for x `(tokens, columns)`: `(tokens, rows)`, in the type of x, W streamed in row chunks. Where a
+        role is made of several source matrices, they are one below the other."""
         return torch.cat([self._linear(ref, 0, ref.rows, x) for ref in self.refs(name)], -1)
 
     def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -116,13 +116,14 @@ class Weights:
         return out
 
     def _linear(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((len(x), last - first))
+        out = torch.empty((len(x), last - first), dtype=x.dtype)
         step = max(1, CHUNK // (ref.columns * 4))
 
         def multiply(start: int) -> None:
             stop = min(last, start + step)
             with torch.inference_mode():  # each thread has a mode of its own
-                torch.matmul(x, self._decode(ref, start, stop).T, out=out[:, start - first : stop - first])
+                matrix = self._decode(ref, start, stop).to(x.dtype)
+                torch.matmul(x, matrix.T, out=out[:, start - first : stop - first])
 
         starts = range(first, last, step)
         each(starts, multiply, min(self.threads, len(starts)) or 1)

@@ -160,7 +160,9 @@ class Dialect:
     hparams that are what they are in this dialect. `within`: the part of the configuration that describes this model,
     where there is one (the text half of a vision model). `renames`: (prefix, replacement), the first that fits; both
     may hold {n}. `marks`: shell patterns of tensor names; weights that have them all speak this dialect, also where no
-    configuration names a class. Then the tensors say how many blocks there are.
+    configuration names a class. Then the tensors say how many blocks there are. `classes`: those of config.json that
+    speak this dialect, also of another architecture's, unless the weights have one of `lacks` (shell patterns); of
+    several, the one that lacks most.
     `fields`: the column of `HParam.fields` it uses (its own name if empty). `layouts`: the header layouts of the GGML
     era it is for (all if empty). `shaped`: a tensor and its shape in header fields that show this dialect; among
     several the first in the architecture's table that fits is taken. `header`: the part of the checkpoint's header
@@ -180,6 +182,8 @@ class Dialect:
     within: str = ""
     renames: tuple[tuple[str, str], ...] = ()
     marks: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
     fields: str = ""
     layouts: tuple[str, ...] = ()
     shaped: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Layouts of a part of a tensor: the rows behind a place, the columns of every row."""
+"""Layouts of a part of a tensor: the rows behind a place, the first ones of every head, the columns of every row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.schema.expressions import evaluate
-from ggferry.converters.schema.layouts import SAME, Layout, Rowwise, Shape, Sizes, row_count
+from ggferry.converters.schema.layouts import SAME, Layout, Rearrange, Rowwise, Shape, Sizes, row_count
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -53,6 +53,45 @@ class Behind(Layout):
 
 
 @dataclass(frozen=True, slots=True)
+class Heads(Layout):
+    """The first `width` rows of each of `groups` equal groups (expressions over hparams), moved by `layout`; the others
+    stay: what a partly turned head needs."""
+
+    groups: str | int
+    width: str | int
+    layout: Layout
+
+    @property
+    def block_safe(self) -> bool:
+        return self.layout.block_safe
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Heads(evaluate(self.groups, sizes), evaluate(self.width, sizes), self.layout.bind(sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        groups, width = int(self.groups), int(self.width)
+        if groups < 1 or row_count(only) % groups or not 0 < width <= row_count(only) // groups:
+            raise ValueError(f"{width} rows of each of {groups} groups of {only}")
+        self.layout.shape((width, 1))
+        return only
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        (only,) = inputs
+        row = np.mod(rows, row_count(only) // int(self.groups))
+        _, moved = self.layout.locate(np.minimum(row, int(self.width) - 1), (int(self.width), 1))
+        return np.zeros_like(rows), rows + np.where(row < int(self.width), moved - row, 0)
+
+    def inverse(self) -> Layout:
+        return replace(self, layout=self.layout.inverse())
+
+
+def rotary_halves_to_pairs(heads: str) -> Heads:
+    """As `heads_halves_to_pairs`, where the first `n_rot` rows of a head are turned."""
+    return Heads(heads, "n_rot", Rearrange("(two d) -> (d two)", (("two", 2),)))
+
+
+@dataclass(frozen=True, slots=True)
 class Columns(Rowwise):
     """The columns of every row in the order in which `layout` puts rows."""
 
@@ -70,8 +109,7 @@ class Columns(Rowwise):
     def apply(self, *arrays: Array) -> Array:
         (array,) = arrays
         _, order = self.layout.locate(np.arange(array.shape[-1]), (array.shape[-1],))
-        out: Array = array[..., order]
-        return out
+        return np.ascontiguousarray(array[..., order])
 
     def inverse(self) -> Layout:
         return Columns(self.layout.inverse())

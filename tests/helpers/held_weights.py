@@ -25,7 +25,7 @@ class Held(Weights):
         return self.tensors[name].reshape(-1)
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.tensors[name].T
+        return x @ self.tensors[name].T.to(x.dtype)
 
     def item(self, name: str, item: int) -> torch.Tensor:
         return self.tensors[name][item]

@@ -22,6 +22,7 @@ from ggferry.formats.gguf.values import Value, array, f32, string
 from ggferry.formats.gguf.values import ValueType as T
 from ggferry.formats.gguf.write import write_gguf
 from ggferry.quant.codec import block_type
+from helpers.tiny_hybrids import HYBRIDS
 
 VOCAB = 328
 TOKENS = [5, 17, 42, 99, 3, 120, 77, 200, 9, 250, 64, 31, 180, 11, 150, 222, 301, 8]
@@ -240,6 +241,7 @@ TINY: dict[str, Tiny] = {
         {**FALCON, "num_kv_heads": 6, "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
         attention="sdpa",
     ),
+    **{name: Tiny(*described) for name, described in HYBRIDS.items()},
 }  # fmt: skip
 
 
@@ -250,7 +252,7 @@ def make(name: str, folder: Path, **changes: Any) -> np.ndarray:
     import transformers
 
     tiny = TINY[name]
-    text = "Text" if tiny.model == "Gemma3" else ""
+    text = "Text" if hasattr(transformers, f"{tiny.model}TextConfig") else ""
     config = getattr(transformers, f"{tiny.model}{text}Config")(**json.loads(json.dumps({**tiny.config, **changes})))
     config._attn_implementation = tiny.attention
     torch.manual_seed(7)

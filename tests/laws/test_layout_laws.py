@@ -30,10 +30,10 @@ from ggferry.converters.schema.layouts import (
     heads_to_qkv,
     row_count,
 )
-from ggferry.converters.schema.partial_layouts import Behind, Columns
+from ggferry.converters.schema.partial_layouts import Behind, Columns, Heads, rotary_halves_to_pairs
 from ggferry.quant.codec import codecs
 
-SIZES = {"n_head": 6, "n_head_kv": 3, "head_dim": 16, "n_embd": 96}
+SIZES = {"n_head": 6, "n_head_kv": 3, "head_dim": 16, "n_embd": 96, "n_rot": 10}
 QKV = Rearrange("(g three d) -> (three g d)", (("g", "n_head"), ("three", 3)))
 UNARY = {
     "same": (SAME, (96, 64)),
@@ -47,6 +47,8 @@ UNARY = {
     "groups of a bias": (heads_to_qkv("n_head"), (288,)),
     "behind": (Behind("n_embd", heads_halves_to_pairs("n_head")), (192, 64)),
     "behind, of a stack": (Behind(2, heads_halves_to_pairs("n_head")), (4, 48, 64)),
+    "turned part of heads": (rotary_halves_to_pairs("n_head"), (96, 64)),
+    "turned part of a bias": (rotary_halves_to_pairs("n_head_kv"), (48,)),
     "columns": (Columns(heads_halves_to_pairs("n_head_kv")), (5, 48)),
     "squeeze": (Squeeze(1), (48, 1, 64)),
     "unsqueeze": (Unsqueeze(1), (48, 64)),
@@ -118,6 +120,10 @@ def test_parts_of_a_tensor_are_moved_alone() -> None:
     heads, pairs = bound(heads_halves_to_pairs("n_head")), bound(heads_halves_to_pairs("n_head_kv"))
     expected = np.concatenate((x[:96], heads.apply(x[96:])))
     assert np.array_equal(bound(Behind("n_embd", heads)).apply(x), expected)
+    turned = x[:96].reshape(6, 16, 48)
+    first = turned[:, :10].reshape(6, 2, 5, 48).swapaxes(1, 2).reshape(6, 10, 48)
+    expected = np.concatenate((first, turned[:, 10:]), 1).reshape(96, 48)
+    assert np.array_equal(bound(rotary_halves_to_pairs("n_head")).apply(x[:96]), expected)
     assert np.array_equal(Columns(pairs).apply(x), pairs.apply(x.T).T)
 
 
@@ -217,6 +223,8 @@ def test_any_row_permutation_has_an_inverse(a: int, b: int, c: int, order: list[
         (Behind("n_embd", heads_halves_to_pairs("n_head")), (96, 4)),
         (Behind("n_embd", heads_halves_to_pairs("n_head")), (97, 4)),
         (Columns(heads_halves_to_pairs("n_head")), (4, 97)),
+        (rotary_halves_to_pairs("n_head"), (95, 4)),
+        (Heads("n_head", 17, SAME), (96, 4)),
         (Reshape(("n_embd",)), (95,)),
         (Reshape(("n_embd",), of=("n_head", "head_dim")), (8, 12)),
     ],

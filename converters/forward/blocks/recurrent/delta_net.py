@@ -1,5 +1,8 @@
 """Linear attention by the delta rule: a state a head, in which what a key holds is corrected toward its new value.
 
+From the first projection to the last all is float64: a recurrence adds up its rounding errors, and the next norm
+magnifies them.
+
 Definitions: arXiv 2412.06464 (gated delta net), 2510.26692 (Kimi delta attention); llama.cpp `delta-net-base.cpp`,
 `qwen3next.cpp`, `qwen35.cpp`, `kimi-linear.cpp`; transformers `modeling_{qwen3_next,qwen3_5,kimi_linear}.py`.
 """
@@ -29,16 +32,16 @@ def gated_delta_net(model: Model, block: str, x: Tensor) -> Tensor:
     of values; one decay a head."""
     sizes = model.sizes
     groups, heads, width = sizes["n_group"], sizes["n_heads"], sizes["n_state"]
-    mixed, gate = _mixed_and_gate(model, block, x)
+    mixed, gate = (part.double() for part in _mixed_and_gate(model, block, x))
     mixed = silu(convolved(model, f"{block}ssm_conv1d", mixed))
     q, k, v = parts(mixed, groups * width, groups * width, sizes["n_inner"])
     q, k = (_served(model, unit(part.view(len(x), groups, width)), heads) for part in (q, k))
-    beta, alpha = _beta_and_alpha(model, block, x)
+    beta, alpha = (part.double() for part in _beta_and_alpha(model, block, x))
     step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", alpha))
     fade = torch.exp(decay_rate(model, block) * step)[..., None]
     out = model.normed(delta_rule(q, k, v.view(len(x), heads, -1), fade, torch.sigmoid(beta)))
     out = out * model.weights.vector(f"{block}ssm_norm.weight") * silu(gate.reshape(out.shape))
-    return model.linear(f"{block}ssm_out", out.flatten(1))
+    return model.linear(f"{block}ssm_out", out.flatten(1)).float()
 
 
 def _mixed_and_gate(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,16 +74,17 @@ def kimi_delta_attention(model: Model, block: str, x: Tensor) -> Tensor:
     """Kimi's mixer: x and result `(tokens, n_embd)`. Every channel of a key has a decay of its own."""
     heads, mixed = model.sizes["n_head"], []
     for name in "qkv":
-        channels = convolved(model, f"{block}ssm_conv1d_{name}", model.linear(f"{block}attn_{name}", x))
+        channels = convolved(model, f"{block}ssm_conv1d_{name}", model.linear(f"{block}attn_{name}", x).double())
         mixed.append(silu(channels).view(len(x), heads, -1))
     q, k, v = unit(mixed[0]), unit(mixed[1]), mixed[2]
     low = model.linear(f"{block}ssm_f_b", model.linear(f"{block}ssm_f_a", x))
-    step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", low)).view(k.shape)
+    step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", low.double())).view(k.shape)
     fade = torch.exp(decay_rate(model, block)[:, None] * step)
-    out = model.normed(delta_rule(q, k, v, fade, torch.sigmoid(model.linear(f"{block}ssm_beta", x))))
-    gate = model.linear(f"{block}ssm_g_b", model.linear(f"{block}ssm_g_a", x)).view(out.shape)
+    beta = torch.sigmoid(model.linear(f"{block}ssm_beta", x).double())
+    out = model.normed(delta_rule(q, k, v, fade, beta))
+    gate = model.linear(f"{block}ssm_g_b", model.linear(f"{block}ssm_g_a", x)).double().view(out.shape)
     out = out * model.weights.vector(f"{block}ssm_norm.weight") * torch.sigmoid(gate)
-    return model.linear(f"{block}attn_output", out.flatten(1))
+    return model.linear(f"{block}attn_output", out.flatten(1)).float()
 
 
 def delta_rule(q: Tensor, k: Tensor, v: Tensor, fade: Tensor, beta: Tensor) -> Tensor:

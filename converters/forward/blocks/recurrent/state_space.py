@@ -1,8 +1,9 @@
 """Mamba and Mamba-2: a short causal convolution, then a state space whose time step and selections follow the input.
 
-Both are one recurrence, step by step as it is defined; in Mamba every channel is a head of width one. Definitions: the
-papers (arXiv 2312.00752 algorithm 2, 2405.21060 §7), llama.cpp's `mamba-base.cpp`, transformers' `modeling_mamba2.py`
-and, for what stands beside attention, `modeling_{jamba,bamba,falcon_h1,nemotron_h}.py`.
+Both are one recurrence, step by step as it is defined, in float64 up to the last projection; in Mamba every channel is
+a head of width one. Definitions: the papers (arXiv 2312.00752 algorithm 2, 2405.21060 §7), llama.cpp's
+`mamba-base.cpp`, transformers' `modeling_mamba2.py` and, for what stands beside attention,
+`modeling_{jamba,bamba,falcon_h1,nemotron_h}.py`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def mamba(model: Model, block: str, x: Tensor) -> Tensor:
     """Mamba: x and result `(tokens, n_embd)`."""
     sizes = model.sizes
     inner, state = sizes["n_inner"], sizes["n_state"]
-    x, gate = parts(model.linear(f"{block}ssm_in", x), inner, inner)
+    x, gate = parts(model.linear(f"{block}ssm_in", x).double(), inner, inner)
     x = silu(convolved(model, f"{block}ssm_conv1d", x))
-    selected = parts(model.linear(f"{block}ssm_x", x), sizes["dt_rank"], state, state)
+    selected = parts(model.linear(f"{block}ssm_x", x.float()).double(), sizes["dt_rank"], state, state)
     names = (f"{block}ssm_{name}_norm" for name in ("dt", "b", "c"))
     step, b, c = (_selection_norm(model, name, part) for name, part in zip(names, selected, strict=True))
-    step = torch.nn.functional.softplus(model.linear(f"{block}ssm_dt", step))
+    step = torch.nn.functional.softplus(model.linear(f"{block}ssm_dt", step.float()).double())
     y = scan(model, block, x[..., None], step, b[:, None], c[:, None])
-    return model.linear(f"{block}ssm_out", y.flatten(1) * silu(gate))
+    return model.linear(f"{block}ssm_out", y.flatten(1) * silu(gate)).float()
 
 
 def _selection_norm(model: Model, name: str, x: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def mamba2(model: Model, block: str, x: Tensor) -> Tensor:
     selection = groups * sizes["n_state"]
     widths = inner, inner, selection, selection, heads
     scales = sizes.get("ssm_scales") or (1.0,) * len(widths)
-    inputs = parts(model.linear(f"{block}ssm_in", x * float(sizes.get("ssm_in_scale") or 1.0)), *widths)
+    inputs = parts(model.linear(f"{block}ssm_in", x * float(sizes.get("ssm_in_scale") or 1.0)).double(), *widths)
     gate, x, b, c, step = (part * scale for part, scale in zip(inputs, scales, strict=True))
     mixed = silu(convolved(model, f"{block}ssm_conv1d", torch.cat((x, b, c), -1)))
     x, b, c = parts(mixed, inner, selection, selection)
@@ -67,7 +68,7 @@ def mamba2(model: Model, block: str, x: Tensor) -> Tensor:
     if model.has(f"{block}ssm_norm"):
         grouped = model.normed(y.view(count, groups, -1)).flatten(1)
         y = grouped * model.weights.vector(f"{block}ssm_norm.weight")
-    return model.linear(f"{block}ssm_out", y) * float(sizes.get("ssm_out_scale") or 1.0)
+    return model.linear(f"{block}ssm_out", y).float() * float(sizes.get("ssm_out_scale") or 1.0)
 
 
 def scan(model: Model, block: str, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -85,6 +86,7 @@ def scan(model: Model, block: str, x: Tensor, step: Tensor, b: Tensor, c: Tensor
 
 
 def decay_rate(model: Model, block: str) -> Tensor:
-    """By what a state fades a unit of time, negative: stored as it is, or as the logarithm of its size."""
-    stored = model.weights.vector(f"{block}ssm_a")
-    return -torch.exp(stored) if model.recipe.decay == "log" else stored
+    """By what a state fades a unit of time, negative, a float32 as float64: stored as it is, or as the logarithm of its
+    size."""
+    stored = model.weights.vector(f"{block}ssm_a").double()
+    return (-torch.exp(stored)).float().double() if model.recipe.decay == "log" else stored

@@ -1,0 +1,76 @@
+"""What the Granite family shares: scales on embeddings, scores, residuals and logits, and its own experts.
+
+Sources: llama.cpp `src/models/granite{,-moe,-hybrid}.cpp`, `conversion/granite.py`; transformers
+`modeling_granite{,moe,moeshared,moehybrid}.py`. Gate and up of an expert, and of the network that all tokens pass, are
+one matrix in Hugging Face's files, gate first.
+"""
+
+from ggferry.converters.architectures._tensors import linear, tensor
+from ggferry.converters.schema.architecture import Default, Harmless, HParam, Role
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.layouts import Pick, Split
+from ggferry.formats.gguf.values import ValueType
+
+F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
+_ONE = (Default(1.0, "transformers' default", dialect="hf"),)
+
+SCALES = (
+    HParam("attn_scale", "attention.scale", F32, {"hf": "attention_multiplier"}, absent=0.0, defaults=_ONE,
+           unsayable=0.0),
+    HParam("embedding_scale", "embedding_scale", F32, {"hf": "embedding_multiplier"}, absent=1.0, unsayable=0.0),
+    HParam("residual_scale", "residual_scale", F32, {"hf": "residual_multiplier"}, absent=1.0, unsayable=0.0),
+    HParam("logit_scale", "logit_scale", F32, {"hf": "logits_scaling"}, defaults=_ONE, unsayable=0.0),
+)  # fmt: skip
+# What llama.cpp takes for a switch of rotary positions in this family.
+ROTATES = HParam(
+    "rope_layers", "rope.scaling.finetuned", ValueType.BOOL, {"hf": "position_embedding_type"},
+    words={"rope": True, "nope": False}, absent=True,
+)  # fmt: skip
+ATTENDS = HParam(
+    "attends", None, BOOL, {"hf": "layer_types"}, many="n_layer", required=False,
+    words={"attention": True, "full_attention": True},
+)  # fmt: skip
+NOT_MAMBA = Harmless("mamba_* time_step_limit", "no block is a state space")
+
+
+def dense_width(values: Values) -> int:
+    """feed_forward_length: of an expert where there are some, else of the network that stands alone."""
+    alone = not values["n_expert"] and "ff_shared" in values
+    return int(values["ff_shared"] if alone else values["ff_stated"])
+
+
+def shared_width(values: Values) -> int:
+    """expert_shared_feed_forward_length, where experts have a network beside them."""
+    return int(values["ff_shared"]) if values["n_expert"] else 0
+
+
+FUSED = """
+blk.{n}.ffn_gate.weight model.layers.{n}.shared_mlp.input_linear.weight @gate
+blk.{n}.ffn_up.weight   model.layers.{n}.shared_mlp.input_linear.weight @up
+blk.{n}.ffn_down.weight model.layers.{n}.shared_mlp.output_linear.weight
+"""
+"""The network that stands alone where a hybrid has no experts."""
+GATE, UP = Split(0, "n_ff"), Split("n_ff", "2 * n_ff")
+
+
+def fused_gated(width: str, suffix: str = "", *, when: str = "") -> tuple[Role, ...]:
+    """Return the network that all tokens pass, `width` wide. `suffix`: of GGUF's names."""
+    source = "shared_mlp.input_linear"
+    return (
+        *linear(f"ffn_gate{suffix}", f"{width} n_embd", source, Split(0, width), when=when),
+        *linear(f"ffn_down{suffix}", f"n_embd {width}", "shared_mlp.output_linear", when=when),
+        *linear(f"ffn_up{suffix}", f"{width} n_embd", source, Split(width, f"2 * {width}"), when=when),
+    )
+
+
+def experts(*, when: str = "") -> tuple[Role, ...]:
+    """Return the router and the experts."""
+    source = "block_sparse_moe."
+    joint = f"{source}input_linear.weight"
+    gate, up = Pick("n_expert", 0, "n_ff"), Pick("n_expert", "n_ff", "2 * n_ff")
+    return (
+        tensor("ffn_gate_inp.weight", "n_expert n_embd", f"{source}router.layer.weight", f32=True, when=when),
+        tensor("ffn_gate_exps.weight", "n_expert n_ff n_embd", joint, gate, when=when),
+        tensor("ffn_down_exps.weight", "n_expert n_embd n_ff", f"{source}output_linear.weight", when=when),
+        tensor("ffn_up_exps.weight", "n_expert n_ff n_embd", joint, up, when=when),
+    )

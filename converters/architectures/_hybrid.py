@@ -1,0 +1,111 @@
+"""Models of several kinds of blocks: which block is of which kind, and Mamba-2 as one of them.
+
+GGUF says by `attention.head_count_kv`, one a block, which blocks attend: those that do not have none (llama.cpp
+`llama-hparams.cpp`, `is_recr_impl`). State spaces: llama.cpp `mamba-base.cpp`, the names of their tensors `_mamba`.
+"""
+
+from ggferry.converters.architectures._tensors import linear, tensor
+from ggferry.converters.schema.architecture import Default, Harmless, HParam, Role
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Squeeze, Then
+from ggferry.converters.schema.roles import both
+from ggferry.formats.gguf.values import ValueType
+
+BOOL, STRING, INT32 = ValueType.BOOL, ValueType.STRING, ValueType.INT32
+
+
+def heads_kv(values: Values) -> tuple[int, ...]:
+    """attention.head_count_kv: the heads of keys of the blocks that attend, 0 of the others."""
+    return tuple(values["heads_kv"] if attends else 0 for attends in values["attends"])
+
+
+def attending(values: Values) -> tuple[bool, ...]:
+    """Which blocks attend: those of a list of numbers, or one a period, of which the first is said."""
+    blocks = range(values["n_layer"])
+    if "attn_indices" in values:
+        return tuple(n in values["attn_indices"] for n in blocks)
+    period, offset = values["attn_period"], values["attn_offset"]
+    if not period > 0:
+        raise ValueError(f"one block of attention every {period}")
+    return tuple(n % period == offset for n in blocks)
+
+
+def listed(values: Values) -> int:
+    """How many blocks a list of numbers names."""
+    return len(values["attn_indices"])
+
+
+def sparse_layers(values: Values) -> tuple[bool, ...]:
+    """Which blocks have experts: one a period, where there is more than one expert."""
+    period, offset = values["expert_period"], values["expert_offset"]
+    if not period > 0:
+        raise ValueError(f"one block of experts every {period}")
+    return tuple(values["n_expert"] > 1 and n % period == offset for n in range(values["n_layer"]))
+
+
+def stated(name: str, place: str, default: int) -> HParam:
+    """Return an hparam that a configuration states, or else is what transformers takes."""
+    why = (Default(default, "transformers' default", dialect="hf"),)
+    return HParam(name, None, fields={"hf": place}, required=False, defaults=why)
+
+
+HEADS_KV_STATED = HParam(
+    "heads_kv", None, fields={"hf": "num_key_value_heads"}, required=False,
+    check="0 < heads_kv and n_head % heads_kv == 0",
+)  # fmt: skip
+HEADS_KV = HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, many="n_layer", or_one=True)
+KINDS = {"mamba": False, "linear_attention": False, "conv": False, "attention": True, "full_attention": True}
+ATTENDS = HParam(
+    "attends", None, BOOL, {"hf": "layer_types|layers_block_type"}, many="n_layer", words=KINDS, required=False,
+    derive=attending,
+)  # fmt: skip
+ATTENDS_STATED = (
+    HParam("n_attending", None, derive=listed, required=False),
+    HParam("attn_indices", None, fields={"hf": "attn_layer_indices"}, many="n_attending", required=False),
+    HParam("attn_period", None, fields={"hf": "attn_layer_period"}, required=False),
+    HParam("attn_offset", None, fields={"hf": "attn_layer_offset"}, required=False),
+)
+
+_COLUMN = Reshape(("n_heads", 1))
+CONV = Squeeze(1)
+MAMBA2 = (
+    HParam("n_conv", "ssm.conv_kernel", fields={"hf": "mamba_d_conv|conv_kernel"}),
+    HParam("n_state", "ssm.state_size", fields={"hf": "mamba_d_state|ssm_state_size"}),
+    HParam("n_group", "ssm.group_count", fields={"hf": "mamba_n_groups|n_groups"},
+           check="0 < n_group and n_heads % n_group == 0"),
+    HParam("n_heads", "ssm.time_step_rank", fields={"hf": "mamba_n_heads|mamba_num_heads"},
+           check="0 < n_heads and n_inner % n_heads == 0"),
+    HParam("n_inner", "ssm.inner_size"),
+    # A time step is never cut off: no runtime has a key for it.
+    HParam("dt_limit", None, STRING, {"hf": "time_step_limit"}, words={0.0: "none", float("inf"): "none"},
+           required=False, many="2"),
+    HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias|use_conv_bias"}, required=False,
+           defaults=(Default(True, "transformers' default", dialect="hf"),)),
+    HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias|use_bias"}, words={False: False}, required=False),
+)  # fmt: skip
+MAMBA_HARMLESS = (
+    Harmless("mamba_expand expand mamba_d_head mamba_head_dim", "the tensors say it"),
+    Harmless("mamba_chunk_size chunk_size use_mamba_kernels use_mambapy use_associative_scan", "how it is computed"),
+    Harmless("num_logits_to_keep", "how many logits generation keeps"),
+    Harmless("z_loss_coefficient", "used in training only"),
+)
+
+
+def mamba2(source: str = "mamba.", *, norm: bool = True, when: str = "") -> tuple[Role, ...]:
+    """Return the tensors of a Mamba-2 state space, whose norm is one a group.
+
+    Sizes it reads: n_inner, n_group, n_state, n_heads, n_conv.
+    """
+    channels = "n_inner+2*n_group*n_state"
+    groups = Reshape(("n_group", "n_inner / n_group"))
+    normed = tensor("ssm_norm.weight", "n_group n_inner/n_group", f"{source}norm.weight", groups, f32=True, when=when)
+    return (
+        *linear("ssm_in", f"{channels}+n_inner+n_heads n_embd", f"{source}in_proj", when=when),
+        tensor("ssm_conv1d.weight", f"{channels} n_conv", f"{source}conv1d.weight", CONV, f32=True, when=when),
+        tensor("ssm_conv1d.bias", channels, f"{source}conv1d.bias", when=both(when, "conv_bias == 1")),
+        tensor("ssm_dt.bias", "n_heads", f"{source}dt_bias", when=when),
+        tensor("ssm_a", "n_heads 1", f"{source}A_log", Then(_COLUMN, NEG_EXP), f32=True, when=when),
+        tensor("ssm_d", "n_heads 1", f"{source}D", _COLUMN, f32=True, when=when),
+        *((normed,) if norm else ()),
+        *linear("ssm_out", "n_embd n_inner", f"{source}out_proj", when=when),
+    )

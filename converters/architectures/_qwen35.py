@@ -1,0 +1,70 @@
+"""What Qwen3.5 and its mixture share: a gated delta net whose heads of values GGUF tiles.
+
+Hugging Face keeps the heads of values that share a key one after the other; GGUF deals them out in turn, so that a
+runtime repeats the keys as a whole (llama.cpp `conversion/qwen.py`, `_LinearAttentionVReorderBase`). Positions of text
+are one number; the sections of its rotary positions are for images.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gated_delta as delta
+from ggferry.converters.schema.architecture import Default, Dialect, Drop, Harmless, HParam, Role
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.layouts import Rearrange
+from ggferry.converters.schema.partial_layouts import Behind, Columns
+from ggferry.converters.schema.recipe import Conventions
+from ggferry.converters.schema.roles import Roles, roles
+from ggferry.formats.gguf.values import ValueType
+
+
+def sections(values: Values) -> tuple[int, ...]:
+    """rope.dimension_sections: of time, height and width, and a fourth that llama.cpp reads."""
+    stated = tuple(values.get("sections_stated", (11, 11, 10)))
+    return (*stated, *[0] * (4 - len(stated)))
+
+
+HPARAMS = (
+    *delta.HPARAMS,
+    HParam("sections_stated", None, many="3", required=False,
+           fields={"hf": "rope_parameters.mrope_section|rope_scaling.mrope_section"}),
+    HParam("sections", "rope.dimension_sections", ValueType.INT32, many="4", derive=sections,
+           defaults=(Default((11, 11, 10, 0), "transformers' default"),)),
+    HParam("sections_dealt", None, ValueType.BOOL, words={True: True}, required=False,
+           fields={"hf": "rope_parameters.mrope_interleaved|rope_scaling.mrope_interleaved"}),
+)  # fmt: skip
+
+_AXES = (("g", "n_group"), ("r", "n_heads / n_group"))
+HEADS = Rearrange("(g r) -> (r g)", _AXES)
+VALUES = Rearrange("(g r d) -> (r g d)", _AXES)
+CHANNELS = Behind("2 * n_group * n_state", VALUES)
+
+_PROJECTIONS = """
+attn_qkv.weight  : 2*n_group*n_state+n_inner n_embd | hf linear_attn.in_proj_qkv.weight @channels
+attn_gate.weight : n_inner n_embd                   | hf linear_attn.in_proj_z.weight @values
+ssm_beta.weight  : n_heads n_embd                   | hf linear_attn.in_proj_b.weight @heads
+ssm_alpha.weight : n_heads n_embd                   | hf linear_attn.in_proj_a.weight @heads
+ssm_out.weight   : n_embd n_inner                   | hf linear_attn.out_proj.weight @columns
+"""
+PROJECTIONS: Roles = roles(
+    _PROJECTIONS, when="recurrent == 1", channels=CHANNELS, values=VALUES, heads=HEADS, columns=Columns(VALUES)
+)
+
+
+def delta_net() -> tuple[Role, ...]:
+    """Return the roles of a block of linear attention but for PROJECTIONS."""
+    return delta.delta_net(heads=HEADS, conv=CHANNELS)
+
+
+RECIPE: Conventions = {**delta.RECIPE, "delta_values": "tiled"}
+_IMAGES = "the vision half: this file holds the text model"
+HF = Dialect(
+    "hf",
+    conventions={**delta.CONVENTIONS, "delta_values": "grouped"},
+    drops=(delta.NEXT_TOKENS, *common.DROPS, Drop("model.visual.*", _IMAGES), Drop("visual.*", _IMAGES)),
+    remarks=delta.REMARKS,
+    within="text_config",
+    renames=(("model.language_model.", "model."),),
+    harmless=(
+        *delta.HARMLESS,
+        Harmless("vision_config language_model_only", "of the vision half, which is dropped"),
+    ),
+)

@@ -1,0 +1,95 @@
+"""Granite 4 and Bamba: Mamba-2, and blocks of attention between; Granite's without positions, with or without experts.
+
+Source: llama.cpp `src/models/granite-hybrid.cpp`, `conversion/granite.py`; transformers
+`modeling_{granitemoehybrid,bamba}.py`. Bamba turns a part of each head, and only its rows change their order; today's
+convert_hf_to_gguf moves those of the whole head, which makes another model.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _granite as granite
+from ggferry.converters.architectures import _hybrid as hybrid
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.partial_layouts import rotary_halves_to_pairs
+from ggferry.converters.schema.roles import block, roles, varied
+from ggferry.formats.gguf.values import ValueType
+
+BOOL = ValueType.BOOL
+_BAMBA = "hf_class == 'BambaForCausalLM'"
+
+
+_LOGITS = replace(granite.SCALES[-1], absent=0.0)  # Bamba has none
+HPARAMS = (
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_HEAD,
+    hybrid.HEADS_KV_STATED,
+    *hybrid.ATTENDS_STATED, hybrid.ATTENDS,
+    hybrid.HEADS_KV, common.HEAD_DIM, common.HEAD_DIM_V,
+    HParam("ff_stated", None, fields={"hf": "intermediate_size"}, required=False),
+    HParam("ff_shared", None, fields={"hf": "shared_intermediate_size"}, required=False),
+    common.N_EXPERT, common.N_EXPERT_USED,
+    HParam("n_ff", "feed_forward_length", derive=granite.dense_width),
+    HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive=granite.shared_width, absent=0),
+    common.RMS_EPS,
+    replace(granite.ROTATES, defaults=(Default(True, "Bamba turns them", when=_BAMBA, dialect="bamba"),
+                                       Default(False, "transformers' default", dialect="hf"))),
+    rope.BASE, replace(rope.FRACTION, defaults=(Default(0.5, "transformers' default", when=_BAMBA, dialect="bamba"),)),
+    rope.N_ROT, rope.KIND, *rope.SCALING, *granite.SCALES[:-1], _LOGITS, *hybrid.MAMBA2,
+    common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        hybrid.mamba2(when="n_head_kv == 0"),
+        tensors.attention(
+            q=rotary_halves_to_pairs("n_head"), k=rotary_halves_to_pairs("heads_kv"), when="n_head_kv > 0",
+            bias="attention_bias == 1", output_bias="attention_bias == 1",
+        ),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated("feed_forward.", when="n_expert == 0"),
+    ),
+)  # fmt: skip
+MIXTURE = block(granite.experts(), granite.fused_gated("n_ff_shexp", "_shexp"), when="n_expert > 0")
+BAMBA = """
+output_norm.weight      model.final_layernorm.weight
+blk.{n}.ffn_norm.weight model.layers.{n}.pre_ff_layernorm.weight
+"""
+WIDTH = Remark(
+    "n_inner != 2 * n_embd",
+    "the state space is {n_inner} wide for a model of {n_embd}; llama.cpp loads twice that only",
+    stops="llama.cpp",
+)
+
+HF = Dialect(
+    "hf", conventions={"rope": "halves", "ffn": "fused", "gate_up": "halves", "decay": "log"}, drops=common.DROPS,
+    remarks=(*rope.REMARKS, WIDTH), harmless=hybrid.MAMBA_HARMLESS,
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="granitehybrid",
+    display_name="Granite 4",
+    hf_classes=("GraniteMoeHybridForCausalLM", "BambaForCausalLM"),
+    hparams=HPARAMS,
+    roles=roles(
+        varied(varied(ROLES, "bamba", "hf", BAMBA), "dense", "hf", granite.FUSED, gate=granite.GATE, up=granite.UP),
+        MIXTURE,
+    ),
+    dialects={
+        "hf": HF,
+        "dense": replace(
+            HF, name="dense", fields="hf", classes=("GraniteMoeHybridForCausalLM",), lacks=("*.block_sparse_moe.*",)
+        ),
+        "bamba": replace(
+            HF, name="bamba", fields="hf", classes=("BambaForCausalLM",),
+            conventions={"rope": "halves", "decay": "log"},
+            given={"attn_scale": 0.0, "logit_scale": 0.0},
+            harmless=(*HF.harmless, Harmless("attn_rotary_emb", "the turned part of a head", follows="n_rot")),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"logit_scale": "divide", "routing": "chosen", "decay": "rate"},
+)  # fmt: skip

@@ -1,0 +1,27 @@
+"""Qwen3.5 and 3.6, dense: three blocks of linear attention, one of gated attention.
+
+Sources: `_gated_delta`, `_qwen35`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gated_delta as delta
+from ggferry.converters.architectures import _qwen35 as qwen35
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.layouts import ADD_ONE
+from ggferry.converters.schema.roles import block, roles
+
+ROLES = roles(
+    tensors.embedding(layout=ADD_ONE),
+    block(delta.norms(), qwen35.PROJECTIONS, qwen35.delta_net(), delta.attention(), tensors.gated()),
+)
+
+SPEC = Architecture(
+    name="qwen35",
+    display_name="Qwen3.5",
+    hf_classes=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    hparams=(*qwen35.HPARAMS, common.N_FF),
+    roles=ROLES,
+    dialects={"hf": qwen35.HF, "gguf": Dialect("gguf")},
+    recipe=qwen35.RECIPE,
+)

@@ -1,0 +1,52 @@
+"""Qwen3.5 and 3.6 with experts in every block, and one that every token passes. Sources: `_gated_delta`, `_qwen35`.
+
+Checkpoints keep the experts one by one or, gate and up joined, in two stacks.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _gated_delta as delta
+from ggferry.converters.architectures import _qwen35 as qwen35
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.layouts import ADD_ONE, Pick
+from ggferry.converters.schema.roles import block, roles, varied
+
+ROLES = roles(
+    tensors.embedding(layout=ADD_ONE),
+    block(
+        delta.norms(),
+        qwen35.PROJECTIONS,
+        qwen35.delta_net(),
+        delta.attention(),
+        tensors.experts(),
+        delta.shared_expert(),
+    ),
+)
+STACKED = """
+blk.{n}.ffn_gate_exps.weight model.layers.{n}.mlp.experts.gate_up_proj @gate
+blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_proj
+blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.gate_up_proj @up
+"""
+CLASSES = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
+
+SPEC = Architecture(
+    name="qwen35moe",
+    display_name="Qwen3.5 MoE",
+    hf_classes=CLASSES,
+    hparams=(*qwen35.HPARAMS, *delta.EXPERTS),
+    roles=varied(
+        ROLES, "stacked", "hf", STACKED,
+        gate=Pick("n_expert", 0, "n_ff_exp"), up=Pick("n_expert", "n_ff_exp", "2 * n_ff_exp"),
+    ),
+    dialects={
+        "hf": qwen35.HF,
+        "stacked": replace(
+            qwen35.HF, name="stacked", fields="hf", classes=CLASSES,
+            lacks=("*.mlp.experts.0.gate_proj.weight",),
+            conventions={**qwen35.HF.conventions, "gate_up": "halves"},
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe=qwen35.RECIPE,
+)  # fmt: skip

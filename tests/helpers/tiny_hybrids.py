@@ -1,0 +1,62 @@
+"""Tiny models whose blocks are of several kinds, for `tiny_models.TINY`: (prefix of transformers' class names, its
+configuration). Eight heads share two keys; every other size differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEADS: dict[str, Any] = {
+    "vocab_size": 328, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 12,
+}  # fmt: skip
+WHOLE = {**{name: value for name, value in HEADS.items() if name != "head_dim"}, "hidden_size": 64}
+ROPE = {"rope_parameters": {"rope_theta": 5000.0}}
+PART = {"rope_parameters": {"rope_theta": 5000.0, "partial_rotary_factor": 0.5}}
+MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
+THREE_IN_FOUR = [*["linear_attention"] * 3, "full_attention"]
+DELTA = {
+    **HEADS, **PART, "linear_conv_kernel_dim": 3, "linear_key_head_dim": 10, "linear_value_head_dim": 10,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "rms_norm_eps": 1e-6, "layer_types": THREE_IN_FOUR,
+}  # fmt: skip
+SECTIONS = {"rope_parameters": {**PART["rope_parameters"], "mrope_section": [1, 1, 1], "mrope_interleaved": True}}
+SPACE = {
+    "mamba_n_heads": 16, "mamba_d_head": 8, "mamba_n_groups": 4, "mamba_d_state": 10, "mamba_expand": 2,
+    "mamba_d_conv": 3, "mamba_chunk_size": 8,
+}  # fmt: skip
+SCALES = {
+    "attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.5,
+}  # fmt: skip
+GRANITE = {**SCALES, "shared_intermediate_size": 72}
+GRANITE_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40}
+ONE_ATTENDS = ["mamba", "attention", "mamba", "mamba"]
+JAMBA = {
+    "mamba_d_state": 10, "mamba_dt_rank": 5, "mamba_d_conv": 3, "attn_layer_period": 4, "attn_layer_offset": 1,
+    "num_experts": 5, "num_experts_per_tok": 2,
+}  # fmt: skip
+
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3next": ("Qwen3Next", {**DELTA, **MOE}),
+    "qwen3next irregular": ("Qwen3Next", {**DELTA, **MOE, "layer_types": THREE_IN_FOUR[2:] * 2}),
+    "qwen35": ("Qwen3_5", {**DELTA, **SECTIONS}),
+    "qwen35 one head a key": (
+        "Qwen3_5",
+        {**DELTA, **SECTIONS, "linear_num_value_heads": 2, "num_hidden_layers": 2, "layer_types": THREE_IN_FOUR[2:]},
+    ),
+    "qwen35moe": ("Qwen3_5Moe", {**DELTA, **SECTIONS, **MOE}),
+    "granitemoe": ("GraniteMoe", {**WHOLE, **ROPE, **SCALES, **GRANITE_EXPERTS}),
+    "granitemoe shared": ("GraniteMoeShared", {**WHOLE, **ROPE, **GRANITE, **GRANITE_EXPERTS}),
+    "granite hybrid": (
+        "GraniteMoeHybrid", {**WHOLE, **GRANITE, **GRANITE_EXPERTS, **SPACE, "layer_types": ONE_ATTENDS}
+    ),
+    "granite hybrid dense": (
+        "GraniteMoeHybrid",
+        {**WHOLE, **ROPE, **GRANITE, **SPACE, "layer_types": ONE_ATTENDS, "position_embedding_type": "rope",
+         "num_local_experts": 0, "num_experts_per_tok": 0},
+    ),
+    "granite hybrid of attention": (
+        "GraniteMoeHybrid",
+        {**WHOLE, **GRANITE, "layer_types": ["attention"] * 4, "num_local_experts": 0, "num_experts_per_tok": 0},
+    ),
+    "bamba": ("Bamba", {**WHOLE, **PART, **SPACE, "attn_layer_indices": [1, 2]}),
+    "jamba": ("Jamba", {**WHOLE, **JAMBA}),
+}  # fmt: skip
