@@ -6,14 +6,16 @@ of a field, so that none of the four can drift from the others.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ggferry.formats import limits
-from ggferry.formats.errors import GgferryError, MissingError, OutOfRangeError, TruncatedError, UsageError
+from ggferry.formats.errors import GgferryError, MissingError, OutOfRangeError, TableError, TruncatedError, UsageError
 from ggferry.formats.files.sources import Source
+from ggferry.support.places import caller
 
 CODES = {
     "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f",
@@ -279,7 +281,8 @@ class Struct:
     """Consecutive fields, described by a text table of lines `name type [low..high] description`.
 
     Types: u8…u64, i8…i64, f32, f64, `bytes[N]`. Either end of a range may be missing (`1..`); the ends are numbers or
-    names of constants of `formats.limits`. Lines that are empty or begin with `#` are passed over.
+    names of constants of `formats.limits`. Lines that are empty or begin with `#` are passed over. The grammar:
+    docs/tables.md. Raises TableError, with file, line and word, for a line that is not of this form.
     """
 
     name: str
@@ -287,11 +290,20 @@ class Struct:
     members: tuple[Member, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        lines = (line.strip() for line in self.table.splitlines())
-        members = tuple(_member(line) for line in lines if line and not line.startswith("#"))
-        if len({m.name for m in members}) != len(members):
-            raise ValueError(f"{self.name}: a field name twice")
-        object.__setattr__(self, "members", members)
+        lines = [line.strip() for line in self.table.splitlines() if line.strip()]
+        members: dict[str, Member] = {}
+        for line in lines:
+            if line.startswith("#"):
+                continue
+            try:
+                member = _member(line)
+                if member.name in members:
+                    raise ValueError(f"a field twice: {member.name}")
+            except ValueError as error:
+                problem, _, word = str(error).rpartition(": ")
+                raise TableError(f"{self.name}: {problem}", path=caller(2).of(line), found=word) from None
+            members[member.name] = member
+        object.__setattr__(self, "members", tuple(members.values()))
 
     @property
     def size(self) -> int:
@@ -341,33 +353,42 @@ class Struct:
         return "\n".join(lines)
 
 
+_RAW = re.compile(r"bytes\[([1-9]\d*)\]")
+_RANGE = re.compile(r"(\S*?)\.\.(\S*)")
+_LIKE_A_RANGE = re.compile(r"[\d.A-Z_-]*[.-][\d.A-Z_-]*")
+
+
 def _member(line: str) -> Member:
-    name, kind, *rest = line.split(None, 3)
+    """The field of a line. Raises ValueError, whose message ends in the word that is wrong."""
+    name, kind, *rest = (*line.split(None, 3), "")[:4] if " " in line else (line, "")
+    if not name.isidentifier():
+        raise ValueError(f"not a name for a field: {name}")
+    raw = _RAW.fullmatch(kind)
+    if not raw and kind not in CODES:
+        raise ValueError(f"no such type (known are {', '.join(CODES)}, bytes[N]): {kind}")
     low = high = None
-    if rest and ".." in rest[0]:
-        low, high = (_bound(text) for text in rest[0].strip("[]").split("..", 1))
+    if rest and (ends := _RANGE.fullmatch(rest[0])):
+        low, high = _bound(ends[1]), _bound(ends[2])
+        if raw or (low is not None and high is not None and low > high):
+            raise ValueError(f"{'raw bytes have no range' if raw else 'a range that holds nothing'}: {rest[0]}")
         rest = rest[1:]
-    if kind.startswith("bytes["):
-        code, count = "", int(kind[len("bytes[") : -1])
-        if low is not None or high is not None:
-            raise ValueError(f"{line!r}: raw bytes have no range")
-    elif kind in CODES:
-        code, count = kind, 1
-    else:
-        raise ValueError(f"{line!r}: no such type; known: {', '.join(CODES)}, bytes[N]")
-    return Member(name, code, count, low, high, " ".join(rest))
+    elif rest and _LIKE_A_RANGE.fullmatch(rest[0]):
+        raise ValueError(f"not a range: {rest[0]}")
+    return Member(name, "" if raw else kind, int(raw[1]) if raw else 1, low, high, " ".join(rest).strip())
 
 
 def _bound(text: str) -> int | float | None:
     if not text:
         return None
-    if text.isupper():
+    if text.isupper() and hasattr(limits, text):
         value: int = getattr(limits, text)
         return value
-    try:
-        return int(text, 0)
-    except ValueError:
-        return float(text)
+    for number in (lambda: int(text, 0), lambda: float(text)):
+        try:
+            return number()
+        except ValueError:
+            continue
+    raise ValueError(f"neither a number nor a constant of formats.limits: {text}")
 
 
 def _pack(member: Member, value: int | float | bytes, big_endian: bool, offset: int) -> bytes:

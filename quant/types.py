@@ -9,7 +9,11 @@ docs/formats/ggml-era.md "Block eras" for the eras that never reached GGUF.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from ggferry.support.places import caller
 
 _ITEM_BYTES = {"bf16": 2, "u1": 1, "i1": 1} | {f"{kind}{size}": size for kind in "uif" for size in (2, 4, 8)}
 
@@ -76,14 +80,49 @@ class BlockType:
 
 
 def table(text: str, **common: bool) -> dict[str, BlockType]:
-    """Read block types from lines `NAME ID ELEMENTS field:dtype[*count] …` (ID `-`: no GGUF id)."""
-    types = {}
-    for line in text.strip().splitlines():
-        name, ggml_id, elements, *fields = line.split()
-        parsed = []
-        for item in fields:
-            member, dtype = item.split(":")
-            dtype, _, count = dtype.partition("*")
-            parsed.append(Field(member, dtype, int(count or 1)))
-        types[name] = BlockType(name, int(elements), tuple(parsed), None if ggml_id == "-" else int(ggml_id), **common)
+    """Read block types from lines `NAME ID ELEMENTS FIELD:DTYPE[*COUNT] …` (ID `-`: no GGUF id).
+
+    The grammar: docs/tables.md. Raises BlockError, with file, line and word, for a line that is not of this form.
+    """
+    types: dict[str, BlockType] = {}
+    for line in filter(str.strip, text.splitlines()):
+        try:
+            parsed = _block_type(line.split(), common)
+            if parsed.name in types:
+                raise ValueError(f"a block type twice: {parsed.name}")
+        except ValueError as error:
+            raise BlockError(f"{caller().of(line)}: {error}") from None
+        types[parsed.name] = parsed
     return types
+
+
+_FIELD = re.compile(r"([a-z]\w*):([a-z]\w*?)(?:\*(\d+))?")
+
+
+def _block_type(words: list[str], common: Mapping[str, bool]) -> BlockType:
+    """The type of a line. Raises ValueError, whose message ends in the word that is wrong."""
+    if len(words) < 4:
+        raise ValueError(f"not NAME ID ELEMENTS FIELD:DTYPE…: {' '.join(words)}")
+    name, ggml_id, elements, *items = words
+    if not re.fullmatch(r"[A-Z]\w*", name):
+        raise ValueError(f"not a name for a block type: {name}")
+    if ggml_id != "-" and not ggml_id.isdecimal():
+        raise ValueError(f"not a GGUF id, or '-' for none: {ggml_id}")
+    if not elements.isdecimal() or int(elements) < 1:
+        raise ValueError(f"not a number of elements: {elements}")
+    fields: dict[str, Field] = {}
+    for item in items:
+        member = _field(item)
+        if member.name in fields:
+            raise ValueError(f"a field twice: {item}")
+        fields[member.name] = member
+    return BlockType(name, int(elements), tuple(fields.values()), None if ggml_id == "-" else int(ggml_id), **common)
+
+
+def _field(item: str) -> Field:
+    parts = _FIELD.fullmatch(item)
+    if not parts or parts[3] == "0":
+        raise ValueError(f"not FIELD:DTYPE or FIELD:DTYPE*COUNT: {item}")
+    if parts[2] not in _ITEM_BYTES:
+        raise ValueError(f"no such dtype (known are {', '.join(_ITEM_BYTES)}): {parts[2]}")
+    return Field(parts[1], parts[2], int(parts[3] or 1))

@@ -12,10 +12,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.forward import computations
 from ggferry.converters.forward.model import LOGITS, Model, Places, Result
 from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.schema.recipe import recipe_of
+from ggferry.converters.schema.recipe import Recipe, recipe_of
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
 from ggferry.support.lazy_import import lazy
 
@@ -87,5 +88,10 @@ def can_place(graph: ModelGraph) -> bool:
 
 
 def _computation(graph: ModelGraph) -> ModuleType:
-    recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
-    return import_module(f"ggferry.converters.forward.computations.{recipe.computation}")
+    return import_module(computation_name(recipe_of(graph.architecture.recipe, graph.dialect.conventions)))
+
+
+def computation_name(recipe: Recipe) -> str:
+    """The module that computes: one of `converters.forward.computations`, or one whose full name the recipe says."""
+    own = "." not in recipe.computation
+    return f"{computations.__name__}.{recipe.computation}" if own else recipe.computation

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.schema.recipe import Recipe, recipe_of
-from ggferry.formats.errors import UsageError
+from ggferry.formats.errors import UnsupportedError, UsageError
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Model:
 
     def activate(self, x: Tensor) -> Tensor:
         name = self.sizes.get("activation") or self.recipe.activation
-        return self._xielu(x) if name == "xielu" else ACTIVATIONS[name](x)
+        return self._xielu(x) if name == "xielu" else meaning("an activation", name, ACTIVATIONS)(x)
 
     def _xielu(self, x: Tensor) -> Tensor:
         """xIELU (Huang and Schlag, 2411.13010) with this block's numbers, as GGUF has them: already made positive
@@ -145,6 +145,13 @@ class Model:
         above, below, beta, eps = (float(self.sizes[name]) for name in names)
         bent = below * (torch.expm1(x.clamp(max=eps)) - x)
         return torch.where(x > 0, above * x * x, bent) + beta * x
+
+
+def meaning(what: str, word: Any, known: Mapping[Any, Any]) -> Any:
+    """What `word`, which a file or a table says, stands for. Raises UnsupportedError where nobody knows it."""
+    if word not in known:
+        raise UnsupportedError(f"{what} that is not known", found=word, expected=", ".join(map(str, known)))
+    return known[word]
 
 
 def parts(x: Tensor, *widths: int) -> list[Tensor]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggferry.formats.errors import MissingError, OutOfRangeError, TruncatedError, UsageError
+from ggferry.formats.errors import MissingError, OutOfRangeError, TableError, TruncatedError, UsageError
 from ggferry.formats.fields import CODES, Cursor, Struct
 
 
@@ -38,7 +38,7 @@ HEADER = Struct(
     magic    bytes[4]            four letters
     # the int32 fields
     n_vocab  i32  1..MAX_VOCAB   tokens
-    n_embd   i32  [1..0x1000]    width
+    n_embd   i32  1..0x1000    width
     ftype    u32                 type of most tensors
     scale    f32  0.5..2.5       a factor
     far      i64  ..-1           always negative
@@ -178,7 +178,24 @@ def test_explain_shows_offset_hex_name_value() -> None:
     assert "2 of 4 bytes missing" in HEADER.explain(b"abcd\1\2")
 
 
-@pytest.mark.parametrize("line", ["a i33 x", "a bytes[4] 1..2 x", "a i32 1..NOT_A_LIMIT", "a i32\na i32"])
+LINES = {
+    "a i33 x": "i33",
+    "a bytes[0] x": "bytes[0]",
+    "a bytes[x] x": "bytes[x]",
+    "a bytes[4] 1..2 x": "1..2",
+    "a i32 1..NOT_A_LIMIT": "NOT_A_LIMIT",
+    "a i32 1..x": "x",
+    "a i32 9..1": "9..1",
+    "a i32 1.9 x": "1.9",
+    "a i32 [1..9] x": "[1",
+    "a i32\na i32": "a",
+    "a-b i32": "a-b",
+    "a": "",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_a_bad_table_fails_when_it_is_written(line: str) -> None:
-    with pytest.raises((ValueError, AttributeError)):
+    with pytest.raises(TableError) as caught:
         Struct("bad", line)
+    assert caught.value.found == LINES[line] and str(caught.value.path).startswith(f"{__file__}:")

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import doctest
 import re
 from dataclasses import fields, replace
-from typing import Any, get_type_hints
+from importlib.util import find_spec
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 
 from ggferry.converters.architectures import qwen2
+from ggferry.converters.forward.blocks.feed_forward import dense
+from ggferry.converters.forward.blocks.rope import rotation
+from ggferry.converters.forward.blocks.routing import route
+from ggferry.converters.forward.evaluate import computation_name
 from ggferry.converters.model_graph.open_checkpoint import architectures
 from ggferry.converters.schema.architecture import Architecture, Default, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import SAME, Split
 from ggferry.converters.schema.recipe import Conventions, Recipe, recipe_of
 from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.converters.schema.validate import validate
-from ggferry.formats.errors import TableError
+from ggferry.formats.errors import TableError, UnsupportedError
+from ggferry.quant.types import BlockError, table
+from helpers.held_weights import held_model
+from helpers.witnesses import ROOT
 
 NORM = "output_norm.weight f32 : n_embd | hf model.norm.weight"
 
@@ -176,3 +187,74 @@ def test_what_a_table_says_of_a_recipe_has_the_recipes_fields_and_types() -> Non
 def test_a_convention_of_another_type_is_refused(conventions: Any) -> None:
     with pytest.raises(ValueError, match=str(next(iter(conventions)))):
         recipe_of(conventions)
+
+
+@pytest.mark.parametrize("spec", architectures().values(), ids=architectures())
+def test_every_computation_exists(spec: Architecture) -> None:
+    for dialect in spec.dialects.values():
+        assert find_spec(computation_name(recipe_of(spec.recipe, dialect.conventions)))
+
+
+def words_that_are_asked_for() -> set[str]:
+    """Texts that the forward pass compares with, has a case for, or looks up."""
+    found: set[str] = set()
+    for path in (ROOT / "converters" / "forward").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            asked = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            asked += [key for key in node.keys if key] if isinstance(node, ast.Dict) else []
+            asked += [node.value] if isinstance(node, ast.MatchValue) else []
+            found |= {one.value for one in asked if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return found
+
+
+def test_no_word_of_a_recipe_is_taken_for_another() -> None:
+    """Of the words of a convention at most one is what remains when it is none of the others."""
+    asked = words_that_are_asked_for()
+    for name, kind in get_type_hints(Recipe).items():
+        if get_origin(kind) is Literal:
+            assert len(set(get_args(kind)) - {""} - asked) <= 1, f"{name}: the forward pass does not ask for every word"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("expert_gating", 9), ("rope_scaling", "stretched"), ("activation", "swoosh")]
+)
+def test_a_word_of_a_file_that_nobody_knows_is_refused(name: str, value: Any) -> None:
+    """A GGUF file may say what no table says: nothing else is computed in its place."""
+    ones = torch.ones(8, 8)
+    tensors = {f"blk.0.ffn_{part}.weight": ones for part in ("up", "gate", "down", "gate_inp")}
+    sizes = {"n_embd": 8, "eps": 1e-5, "n_ctx": 64, "n_rot": 4, "rope_base": 10000.0, "n_expert_used": 1, name: value}
+    model = held_model(tensors, sizes)
+    part = {"expert_gating": route, "rope_scaling": rotation, "activation": dense}[name]
+    with pytest.raises(UnsupportedError) as caught:
+        part(model, "blk.0.", ones) if name != "rope_scaling" else rotation(model, 8)
+    assert caught.value.found == value
+
+
+PAGE = doctest.DocTestParser().get_doctest((ROOT / "docs" / "tables.md").read_text(), {}, "tables.md", None, 0)
+
+
+def test_the_examples_of_the_page_run() -> None:
+    told: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    assert runner.run(PAGE, out=told.append).failed == 0, "".join(told)
+    assert sum(bool(example.exc_msg) for example in PAGE.examples) >= 10
+
+
+BLOCK_LINES = {
+    "Q4_0 2 32": "Q4_0 2 32",
+    "q4_0 2 32 d:f2": "q4_0",
+    "Q4_0 two 32 d:f2": "two",
+    "Q4_0 2 0 d:f2": "0",
+    "Q4_0 2 32 d=f2": "d=f2",
+    "Q4_0 2 32 d:f2*": "d:f2*",
+    "Q4_0 2 32 d:f2*0": "d:f2*0",
+    "Q4_0 2 32 d:f3": "f3",
+    "Q4_0 2 32 d:f2 d:u1": "d:u1",
+    "Q4_0 2 32 d:f2\nQ4_0 3 32 d:f2": "Q4_0",
+}
+
+
+@pytest.mark.parametrize("line", BLOCK_LINES)
+def test_a_wrong_line_of_a_block_table_is_refused_with_its_word(line: str) -> None:
+    with pytest.raises(BlockError, match=rf"\.py:\d+: .*: {re.escape(BLOCK_LINES[line])}$"):
+        table(line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from ggferry.converters.forward.blocks.experts import combined, experts
 from ggferry.converters.forward.model import Model
@@ -33,8 +33,10 @@ def dense(model: Model, block: str, x: Tensor, suffix: str = "") -> Tensor:
             hidden = combined(model, model.linear(f"{block}ffn_gate{suffix}", x), up)
         case "fused":
             hidden = combined(model, *up.chunk(2, -1))
-        case _:
+        case "plain":
             hidden = model.activate(up)
+        case unknown:
+            assert_never(unknown)
     return model.linear(f"{block}ffn_down{suffix}", hidden)
 
 

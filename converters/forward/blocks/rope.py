@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.model import Model
+from ggferry.formats.errors import UnsupportedError
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -84,7 +85,10 @@ def _scaled(model: Model, frequencies: Tensor, context: int) -> Tensor:
             return _yarn(sizes, frequencies, factor)
         case "linear" | "":
             return frequencies / factor
-    return frequencies
+        case "longrope" | "none":
+            return frequencies
+        case unknown:
+            raise UnsupportedError("rope.scaling.type that is not known", found=unknown)
 
 
 def _divisors(model: Model, context: int) -> Tensor | None:

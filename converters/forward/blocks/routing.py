@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.model import Model
+from ggferry.converters.forward.model import Model, meaning
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 def route(model: Model, block: str, x: Tensor) -> Routed:
     """The experts of every token of x `(tokens, n_embd)`, and their weights."""
     sizes = model.sizes
-    kind = GATING.get(sizes.get("expert_gating") or 0, model.recipe.routing)
+    stated = sizes.get("expert_gating") or 0
+    kind = meaning("expert_gating_func", stated, GATING) if stated else model.recipe.routing
     logits = _logits(model, block, x)
     if kind == "sparsemixer":
         return sparsemixer(logits, float(sizes["router_jitter"]))
