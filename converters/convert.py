@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ggferry.converters.adapters.plan import AdapterPlan, is_adapter, plan_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.output_metadata import assemble, output_name
-from ggferry.converters.conversion_plan.steps import Options, Plan, place, plan_steps
+from ggferry.converters.conversion_plan.steps import Plan, place, plan_steps
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.computed_tensors import Computed
@@ -26,8 +26,10 @@ from ggferry.converters.proof.runtime_keys import architectures
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import check_tokenizer
+from ggferry.converters.request import Naming, request_of, stated_options
+from ggferry.converters.request import Request as Request
 from ggferry.converters.tokenizers.llama_cpp_limits import objections
-from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
+from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
 from ggferry.converters.write.output_files import OutputSet
@@ -44,36 +46,6 @@ from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.threads import workers
 
-LEVELS = ("none", "fast", "full")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A conversion as asked for. `out`: file or folder, None beside the source. `base`, `ggla_permute`: for adapters,
-    the model they change and whether Q and K rows of a ggla file are laid out as training meant them.
-    `arch`, `config`: for files of the GGML era, the architecture and the config.json that they do not hold
-    (`open.open_checkpoint`)."""
-
-    source: str
-    out: str | None = None
-    options: Options = field(default_factory=Options)
-    hparams: Mapping[str, str] = field(default_factory=dict)
-    vocab: VocabOptions = field(default_factory=VocabOptions)
-    prune: str | None = None
-    override_keys: tuple[str, ...] = ()
-    imatrix: str | None = None
-    include_weights: tuple[str, ...] = ()
-    exclude_weights: tuple[str, ...] = ()
-    model_name: str | None = None
-    metadata: Mapping[str, Any] | None = None
-    level: str = "full"
-    force: bool = False
-    jobs: int | None = None
-    base: str | None = None
-    ggla_permute: bool = False
-    arch: str | None = None
-    config: str | None = None
-
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -86,6 +58,18 @@ class Result:
     paths: tuple[str, ...]
     proof: Proof
     assumed: Mapping[str, Param]
+
+
+def quantize_request(source: str, out: str, outtype: str, given: Mapping[str, Any], naming: Naming) -> Request:
+    """The request that quantizes a GGUF file: written as the source is, in byte order and alignment. Raises UsageError
+    for another container, and as `request_of`."""
+    request = replace(request_of(source, {**given, "outtype": outtype}, naming), out=out)
+    checkpoint = open_checkpoint(source)
+    checkpoint.close()
+    if checkpoint.container != "gguf":
+        raise UsageError("quantize takes GGUF files", path=source, found=checkpoint.container, hint="ggferry convert")
+    options = replace(request.options, alignment=checkpoint.alignment, big_endian=checkpoint.big_endian)
+    return replace(request, options=options)
 
 
 def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
@@ -260,37 +244,7 @@ def _check_space(target: str, plan: Plan) -> None:
 
 def options_of(plan: Plan, request: Request) -> dict[str, Any]:
     """What was asked for, as the receipt of this plan states it."""
-    options = receipt_options(request)
-    if isinstance(plan, AdapterPlan):
-        options |= {"base": os.path.basename(request.base or "") or None, "ggla_permute": request.ggla_permute}
-    return options
-
-
-def receipt_options(request: Request) -> dict[str, Any]:
-    """What was asked for, as a receipt states it."""
-    return {
-        **asdict(request.options),
-        "hparams": dict(request.hparams),
-        "vocab": {
-            **asdict(request.vocab),
-            "model": _base_name(request.vocab.model),
-            "source": _base_name(request.vocab.source),
-        },
-        "arch": request.arch,
-        "config": _base_name(request.config),
-        "model_name": request.model_name,
-        "metadata": None if request.metadata is None else dict(request.metadata),
-        "override_keys": list(request.override_keys),
-        "prune": request.prune,
-        "imatrix": _base_name(request.imatrix),
-        "include_weights": list(request.include_weights),
-        "exclude_weights": list(request.exclude_weights),
-        "verify": request.level,
-    }
-
-
-def _base_name(path: str | None) -> str | None:
-    return os.path.basename(os.path.normpath(path)) if path else None
+    return stated_options(request, adapter=isinstance(plan, AdapterPlan))
 
 
 def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, str]:

@@ -12,8 +12,8 @@ from typing import Any
 from ggferry.converters.adapters.plan import is_adapter, plan_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.output_metadata import assemble
-from ggferry.converters.conversion_plan.steps import Options, Plan, steps_of_types
-from ggferry.converters.convert import Request, edited, make_plan, options_of, prove
+from ggferry.converters.conversion_plan.steps import Plan, steps_of_types
+from ggferry.converters.convert import edited, make_plan, options_of, prove
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
@@ -23,6 +23,7 @@ from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, how_it_was_pro
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import check_tokenizer
+from ggferry.converters.request import Request, missing_files, with_stated
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
@@ -54,6 +55,10 @@ class Report:
     notes: list[str]
     line: str
 
+    def as_dict(self) -> dict[str, Any]:
+        """The findings as plain data, for JSON."""
+        return {**self.proof.as_dict(), "keys": asdict(self.keys), "notes": self.notes}
+
 
 def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[str] = ()) -> Report:
     """Compare `output` with the source of `request`. Where a receipt stands beside the output, the options it states
@@ -70,8 +75,8 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
         receipt, notes = _receipt(after)
         if receipt:
             _check_digests(receipt, before, after)
-            notes += _missing_files(request, receipt["options"])
-            request = with_options(request, receipt["options"], after.path + SUFFIX)
+            notes += missing_files(request, receipt["options"])
+            request = with_stated(request, receipt["options"], after.path + SUFFIX)
         if is_adapter(before) or is_adapter(after):
             proof, keys = _adapter_again(request, before, after, stage, allow_keys)
             runtime: tuple[str, ...] = ()
@@ -126,62 +131,6 @@ def _adapter_again(
 
 def _values(entries: Mapping[str, Entry]) -> dict[str, Value]:
     return {key: entry.value for key, entry in entries.items()}
-
-
-def _missing_files(request: Request, stated: Mapping[str, Any]) -> list[str]:
-    """A line for every file that the conversion was given and this proof was not."""
-    vocab = stated.get("vocab")
-    of_vocab = vocab if isinstance(vocab, dict) else {}
-    given = (
-        ("--tokenizer-model", of_vocab.get("model"), request.vocab.model),
-        ("--tokenizer", of_vocab.get("source"), request.vocab.source),
-        ("--hf-config", stated.get("config"), request.config),
-        ("--imatrix", stated.get("imatrix"), request.imatrix),
-    )
-    return [
-        f"it was converted with {option} {name}: give it here, too" for option, name, now in given if name and not now
-    ]
-
-
-def with_options(request: Request, stated: Mapping[str, Any], path: str) -> Request:
-    """`request` with the options that a receipt states for what it leaves at its defaults. Files among them are told
-    by name only and must be given again. Raises CorruptError for options of another kind."""
-    try:
-        vocab, asked = stated.get("vocab") or {}, request.vocab
-        options = Options(**{
-            name: _of_kind(stated[name], value) for name, value in asdict(Options()).items() if name in stated
-        })  # fmt: skip
-        return replace(
-            request,
-            options=options if request.options == Options() else request.options,
-            hparams={**_of_kind(stated.get("hparams") or {}, {}), **request.hparams},
-            vocab=replace(
-                asked, pre=asked.pre or _of_kind(vocab.get("pre"), None), trim=asked.trim or vocab.get("trim") is True,
-                keep_json=asked.keep_json or vocab.get("keep_json") is True,
-                none=asked.none or vocab.get("none") is True,
-            ),
-            model_name=request.model_name or _of_kind(stated.get("model_name"), None),
-            metadata=request.metadata or _of_kind(stated.get("metadata"), None, dict),
-            override_keys=request.override_keys or _of_kind(stated.get("override_keys") or [], ()),
-            prune=request.prune or _of_kind(stated.get("prune"), None),
-            include_weights=request.include_weights or _of_kind(stated.get("include_weights") or [], ()),
-            exclude_weights=request.exclude_weights or _of_kind(stated.get("exclude_weights") or [], ()),
-            ggla_permute=request.ggla_permute or stated.get("ggla_permute") is True,
-        )  # fmt: skip
-    except (TypeError, AttributeError) as error:
-        raise CorruptError(f"the receipt's options: {error}", path=path) from None
-
-
-def _of_kind(value: Any, default: Any, kind: type = str) -> Any:
-    """`value`, if it is of the default's kind (of `kind` or None where that is None). Raises TypeError."""
-    if isinstance(default, tuple):
-        if not isinstance(value, list):
-            raise TypeError(f"{value!r} is no list")
-        return tuple(tuple(item) if isinstance(item, list) else _of_kind(item, "") for item in value)
-    wanted = (kind, type(None)) if default is None else (type(default),)
-    if type(value) not in wanted:
-        raise TypeError(f"{value!r} is no {wanted[0].__name__}")
-    return {str(key): str(item) for key, item in value.items()} if default == {} else value
 
 
 def reprove(request: Request, stage: Stage) -> dict[str, Any]:

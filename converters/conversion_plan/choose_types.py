@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ggferry.converters.model_graph.graph import ModelGraph, Node
+from ggferry.converters.options import EXPANSIONS
 from ggferry.formats.errors import RefusedError, UnsupportedError, UsageError
 from ggferry.formats.gguf.values import Value
 from ggferry.quant.codec import block_type, codec
@@ -19,7 +20,6 @@ from ggferry.quant.recipes.text import parse_recipe
 from ggferry.quant.types import BlockError, BlockType
 
 KEEP = "keep"
-EXPANSIONS = ("f16", "f32", "q8_0")
 
 
 @dataclass(frozen=True, slots=True)

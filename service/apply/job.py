@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ggferry.converters.options import PLAN_FILES
 from ggferry.converters.proof.receipt import SUFFIX
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
@@ -32,7 +33,6 @@ from ggferry.service.storage.ranged_file import DATA_BLOCK
 from ggferry.service.storage.scratch import Scratch
 from ggferry.service.storage.stores import Found, check_unchanged, is_remote, local_path
 from ggferry.service.storage.urls import Access, grant
-from ggferry.service.workers.analyze import PATHS
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 from ggferry.support.progress import Phase
 
@@ -188,7 +188,7 @@ class _Run:
 
     def _command(self) -> dict[str, Any]:
         recipe = dict(self.entry["recipe"])
-        for name in PATHS:
+        for name in PLAN_FILES:
             if recipe.get(name):
                 recipe[name] = self._here(recipe[name])
         return {

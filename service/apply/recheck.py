@@ -6,11 +6,10 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from ggferry.converters.convert import LEVELS
+from ggferry.converters.options import LEVELS, PLAN_FILES
 from ggferry.formats.errors import GgferryError
 from ggferry.service.records.ledger import BUCKETS, DONE, Ledger
 from ggferry.service.storage.stores import exists, is_remote, local_path
-from ggferry.service.workers.analyze import PATHS
 from ggferry.service.workers.existing_output import output_intact, unproved
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
@@ -45,7 +44,7 @@ def _proof(row: dict[str, Any], supervisor: Supervisor) -> str | None:
     entry = row["entry"]
     if any(is_remote(path) for path in (entry["source"], entry["output"])):
         return "the whole proof is made of local files only: fetch both, then ggferry verify"
-    recipe = {k: local_path(v) if k in PATHS and isinstance(v, str) else v for k, v in entry["recipe"].items()}
+    recipe = {k: local_path(v) if k in PLAN_FILES and isinstance(v, str) else v for k, v in entry["recipe"].items()}
     command = {"op": "recheck", "output": local_path(entry["output"]), "recipe": recipe, "threads": 1}
     if row["deleted"]:  # on purpose; what can be asked of the output alone is
         tensors = {tensor["name"]: tensor["type"] for tensor in row["receipt"]["tensors"]}

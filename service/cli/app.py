@@ -33,7 +33,6 @@ def _app(arguments: list[str]) -> Any:
         name="ggferry",
         help="Carries language-model weights out of legacy and training formats into GGUF v3, and proves the result.",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggferry.formats.errors import RefusedError, UsageError
-from ggferry.service.cli.options import print_json, say, size_of, tell
+from ggferry.service.cli.options import HeadedCommand, offers, print_json, say, size_of, tell
 
 if TYPE_CHECKING:
     from ggferry.service.apply.delete_sources import Deletion
@@ -34,17 +34,14 @@ Patience = Annotated[
 State = Annotated[list[str] | None, typer.Option("--state", help="Only these states; repeatable.")]
 
 
-@commands.command()
+@commands.command(cls=HeadedCommand)
+@offers("plan", defaults=False)
 def plan(
     roots: Annotated[
         list[str], typer.Argument(metavar="ROOT…", help="Folders, files or URLs (s3://, https://, hf://).")
     ],
     out: Annotated[str, typer.Option("--outfile", "-o", help="The plan to write.")],
-    outtype: Annotated[str, typer.Option("--outtype", help="As of convert.")] = "keep",
     dest: Annotated[str | None, typer.Option("--dest", help="Folder or URL (default: beside the sources).")] = None,
-    verify: Annotated[str, typer.Option("--verify", help="full, fast or none, as of convert.")] = "full",
-    expand: Annotated[str | None, typer.Option("--expand", help="As of convert.")] = None,
-    allow_requantize: Annotated[bool, typer.Option("--allow-requantize", help="As of convert.")] = False,
     digest: Annotated[
         bool | None,
         typer.Option("--digest/--no-digest", help="Read files of equal size whole to prove duplicates."),
@@ -57,12 +54,10 @@ def plan(
     ] = False,
     patience: Patience = 30.0,
     memory: Memory = "4GiB",
-    force: Force = False,
-    as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Look at an archive and write down what would be done. Reads headers, no tensor data."""
-    from ggferry.converters.conversion_plan.steps import Options
-    from ggferry.converters.convert import LEVELS
+    from ggferry.converters.request import request_of
     from ggferry.formats.files.partial_files import check_target
     from ggferry.service.cli.progress_bar import model_counter
     from ggferry.service.plan.make_plan import Wanted
@@ -72,23 +67,22 @@ def plan(
     from ggferry.service.storage.urls import Access, secrets_of, write_secrets
     from ggferry.service.workers.supervisor import Limits
 
-    if verify not in LEVELS:
-        raise UsageError("--verify", found=verify, expected=", ".join(LEVELS))
-    Options(outtype=outtype, expand=(expand or "f16").lower()).check()
-    check_target(out, overwrite=force)
-    recipe: dict[str, Any] = {"expand": expand.lower()} if expand else {}
-    recipe |= {"allow_requantize": True} if allow_requantize else {}
+    asked = request_of("", given)
+    check_target(out, overwrite=asked.force)
+    recipe: dict[str, Any] = {"expand": asked.options.expand} if given["expand"] else {}
+    recipe |= {"allow_requantize": True} if asked.options.allow_requantize else {}
     count = jobs or _cores()
     wanted = Wanted(
-        tuple(roots), dest, outtype, verify, recipe, digest, count, Limits(size_of(memory, "--memory"), 1),
+        tuple(roots), dest, asked.options.outtype, asked.level, recipe, digest, count,
+        Limits(size_of(memory, "--memory"), 1),
         Access(redirects=follow, patience=patience),
     )  # fmt: skip
-    with model_counter(not as_json) as count_models:
+    with model_counter(not given["as_json"]) as count_models:
         head, entries = make(wanted, count_models)
-    write_plan(out, head, entries, overwrite=force)
+    write_plan(out, head, entries, overwrite=asked.force)
     kept = write_secrets(out, secrets_of({each.path for entry in entries for each in (*entry.files, *entry.beside)}))
     facts = summary(entries)
-    if as_json:
+    if given["as_json"]:
         print_json({"plan": out, **facts})
     else:
         for line in summary_lines(facts):

@@ -9,48 +9,37 @@ import typer
 
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.files.local_files import Named, open_file
+from ggferry.formats.files.named_texts import lines_of, text_of
 from ggferry.formats.files.opened_files import recorded
-from ggferry.service.cli.options import (
-    Arch,
-    Force,
-    HParams,
-    Json,
-    Pre,
-    TokenizerModel,
-    key_values,
-    print_json,
-    say,
-    tell,
-    text_lines,
-    whole_text,
-)
+from ggferry.service.cli.options import HeadedCommand, offers, print_json, say, tell
 from ggferry.service.cli.terminal import print_json_object
 
 commands = typer.Typer(rich_markup_mode=None)
 
 
-@commands.command()
+@commands.command(cls=HeadedCommand)
+@offers("inspect")
 def inspect(
     file: Annotated[str, typer.Argument(parser=Named, help="Any model container ggferry knows.")],
-    arch: Arch = None,
     full: Annotated[bool, typer.Option("--full", help="Arrays and long texts of the metadata whole.")] = False,
-    as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Show what a file holds, without reading its tensor data."""
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
     from ggferry.service.cli.describe import describe, lines
 
-    checkpoint = open_checkpoint(file, arch)
+    checkpoint = open_checkpoint(file, given["arch"])
     facts = describe(checkpoint, full, plain=False)
     checkpoint.close()
-    if as_json:
+    if given["as_json"]:
         print_json_object(facts)
     else:
         for line in lines(facts, full):
             tell(line)
 
 
-@commands.command()
+@commands.command(cls=HeadedCommand)
+@offers("forward")
 def forward(
     file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can read.")],
     tokens: Annotated[str, typer.Option("--tokens", help="Token ids, comma-separated.")],
@@ -58,10 +47,7 @@ def forward(
     npy_dtype: Annotated[str, typer.Option("--npy-dtype", help="f32, f16 or f64.")] = "f32",
     mel: Annotated[str | None, typer.Option("--mel", help="Whisper: a .npy of a spectrum, channels × frames.")] = None,
     encoder: Annotated[bool, typer.Option("--encoder", help="The encoder's states, where the model has one.")] = False,
-    hparam: HParams = None,
-    arch: Arch = None,
-    force: Force = False,
-    as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Run the reference forward pass: a row a token, logits of the vocabulary, or of an encoder alone its states.
 
@@ -73,6 +59,7 @@ def forward(
     from ggferry.converters.forward.evaluate import forward as run
     from ggferry.converters.forward.evaluate import result_of
     from ggferry.converters.forward.model import ENCODER_STATES
+    from ggferry.converters.request import request_of
     from ggferry.converters.understand import graph_of
     from ggferry.formats.files.partial_files import check_target, write_file
 
@@ -80,24 +67,26 @@ def forward(
     if npy_dtype not in dtypes:
         raise UsageError("--npy-dtype", found=npy_dtype, expected=", ".join(dtypes))
     ids = _ids(tokens)
+    request = request_of(file, given)
     with recorded() as opened:
-        graph = graph_of(file, key_values(hparam), arch)
+        graph = graph_of(file, request.hparams, request.arch)
         inputs = {} if mel is None else {"mel": _load_array(mel)}
-    check_target(out, overwrite=force, sources=opened.identities)
+    check_target(out, overwrite=given["force"], sources=opened.identities)
     for note in (*graph.checkpoint.notes, *graph.notes):
         say(f"note     {note}")
     result = ENCODER_STATES if encoder else result_of(graph).of(inputs)
     found = run(graph, ids, inputs=inputs, part="encode" if encoder else "logits").astype(dtypes[npy_dtype])
     graph.checkpoint.close()
-    write_file(out, lambda file: np.save(file, found), overwrite=force, sources=opened.identities)
-    if as_json:
+    write_file(out, lambda file: np.save(file, found), overwrite=given["force"], sources=opened.identities)
+    if given["as_json"]:
         top1 = {"top1": found.argmax(-1).tolist()} if result.ranked else {}
         print_json({"path": out, "shape": list(found.shape), "dtype": npy_dtype, "what": str(result), **top1})
     else:
         tell(f"{out}: {found.shape[0]} × {found.shape[1]} {npy_dtype}, {result}")
 
 
-@commands.command()
+@commands.command(cls=HeadedCommand)
+@offers("imatrix")
 def imatrix(
     file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can run.")],
     text: Annotated[str, typer.Option("--text", help="A UTF-8 text file to run through the model.")],
@@ -105,9 +94,7 @@ def imatrix(
     chunk_size: Annotated[int, typer.Option("--chunk-size", min=2, help="Tokens a chunk.")] = 512,
     chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="At most so many chunks.")] = None,
     process_output: Annotated[bool, typer.Option("--process-output", help="Also output.weight.")] = False,
-    force: Force = False,
-    arch: Arch = None,
-    as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Measure which columns of the weights matter for a text: llama.cpp's importance matrix."""
     from ggferry.converters.forward.importance_matrix import chunks_of, measure, write_imatrix
@@ -117,35 +104,40 @@ def imatrix(
     from ggferry.service.cli.progress_bar import progress as shown
 
     with recorded() as opened:
-        graph = graph_of(file, arch=arch)
+        graph = graph_of(file, arch=given["arch"])
         tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
         if tokenizer is None:
             raise RefusedError("the file has no vocabulary", path=file)
-        parts = chunks_of(tokenizer, whole_text(text), chunk_size, chunks)
-    check_target(out, overwrite=force, sources=opened.identities)
-    with shown("tokens", sum(map(len, parts)), wanted=not as_json, counts=True) as progress:
+        parts = chunks_of(tokenizer, text_of(text), chunk_size, chunks)
+    check_target(out, overwrite=given["force"], sources=opened.identities)
+    with shown("tokens", sum(map(len, parts)), wanted=not given["as_json"], counts=True) as progress:
         recorder = measure(graph, parts, progress)
     opened.check_unchanged()
     count = write_imatrix(
-        out, recorder, parts, os.path.basename(text), output=process_output, force=force, sources=opened.identities
+        out,
+        recorder,
+        parts,
+        os.path.basename(text),
+        output=process_output,
+        force=given["force"],
+        sources=opened.identities,
     )
     graph.checkpoint.close()
-    if as_json:
+    if given["as_json"]:
         print_json({"path": out, "entries": count, "chunks": len(parts), "chunk_size": chunk_size})
     else:
         tell(f"{out}: {count} weights, {len(parts)} chunks of {chunk_size} tokens")
 
 
-@commands.command()
+@commands.command(cls=HeadedCommand)
+@offers("tokenize")
 def tokenize(
     file: Annotated[str, typer.Argument(parser=Named, help="A model or vocabulary file.")],
     text: Annotated[list[str] | None, typer.Option("--text", help="Text to encode; may be repeated.")] = None,
     text_file: Annotated[str | None, typer.Option("--file", help="Encode each line of this UTF-8 file.")] = None,
     no_bos: Annotated[bool, typer.Option("--no-bos", help="Without the beginning-of-sequence token.")] = False,
     special: Annotated[bool, typer.Option("--special", help="Texts of control tokens become those tokens.")] = False,
-    tokenizer_model: TokenizerModel = None,
-    pre: Pre = None,
-    arch: Arch = None,
+    **given: Any,
 ) -> None:
     """Encode text by the file's own vocabulary: one JSON list of ids a line."""
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -154,11 +146,13 @@ def tokenize(
 
     texts = list(text or [])
     if text_file is not None:
-        texts += text_lines(text_file)
+        texts += lines_of(text_file)
     if not texts:
         raise UsageError("nothing to encode", hint="--text TEXT or --file FILE")
-    checkpoint = open_checkpoint(file, arch)
-    tokenizer = load_tokenizer(checkpoint, vocabulary_rows(checkpoint), VocabOptions(tokenizer_model, pre))
+    checkpoint = open_checkpoint(file, given["arch"])
+    tokenizer = load_tokenizer(
+        checkpoint, vocabulary_rows(checkpoint), VocabOptions(given["tokenizer_model"], given["pre"])
+    )
     if tokenizer is None:
         raise RefusedError("the file has no vocabulary", path=file)
     encode = encoder(tokenizer).encode

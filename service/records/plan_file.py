@@ -63,7 +63,7 @@ class Entry:
     `bytes_out`, `memory`, `disk`: exact, estimated, and the most it takes while it is made; `gpus`: what a cluster is
     to reserve for it (nothing here needs one). `lost`: tensors that the output will hold nothing of, a record a reason
     (`graph.Loss`). `same_as`: the source of the line with the same content, `proof`: how
-    that is known (blake3: every byte; inode). `options`: what differs from the head (`analyze.RECIPE_KEYS`).
+    that is known (blake3: every byte; inode). `options`: what differs from the head (`converters.options.PLAN_NAMES`).
     """
 
     source: str

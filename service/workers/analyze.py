@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ggferry.converters.conversion_plan.output_metadata import output_name
-from ggferry.converters.conversion_plan.steps import Options, Plan, count_types
-from ggferry.converters.convert import LEVELS, Request, make_plan
+from ggferry.converters.conversion_plan.steps import Plan, count_types
+from ggferry.converters.convert import make_plan
 from ggferry.converters.model_graph.graph import losses
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.options import PLAN_NAMES, Option, option
+from ggferry.converters.request import Request
+from ggferry.converters.request import request_of as options_to_request
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UsageError
 
@@ -23,37 +25,24 @@ BASE_MEMORY = 640 << 20  # torch, numba's compiled kernels and two forward passe
 THREAD_MEMORY = 96 << 20  # chunks in flight of one thread, with their float32 values
 TENSOR_MEMORY, TOKEN_MEMORY = 4 << 10, 2 << 10  # Python objects of a tensor's records, and of a piece of vocabulary
 
-_OPTIONS = ("expand", "allow_requantize", "allow_nonfinite", "big_endian", "pure", "leave_output_tensor",
-            "output_tensor_type", "token_embedding_type")  # fmt: skip
-_VOCAB = {"tokenizer_model": "model", "pre": "pre", "huggingface_json": "keep_json", "trim_vocab": "trim",
-          "no_vocab": "none", "tokenizer": "source"}  # fmt: skip
-_REQUEST = ("hparams", "model_name", "base", "ggla_permute", "imatrix", "arch", "config")
-PATHS = ("tokenizer_model", "tokenizer", "base", "imatrix", "config")  # options that name files
-_FLAGS = ("allow_requantize", "allow_nonfinite", "big_endian", "pure", "leave_output_tensor", "huggingface_json",
-          "trim_vocab", "no_vocab", "ggla_permute")  # fmt: skip
-_MAPS = ("hparams",)
-TEXT, FLAG, MAP = (str, type(None)), bool, dict
-WORDS = {TEXT: "text", FLAG: "true or false", MAP: "an object of texts"}
-RECIPE_KEYS = ("outtype", "verify", *_OPTIONS, *_VOCAB, *_REQUEST)
-
 
 def request_of(source: str, recipe: Mapping[str, Any], out: str | None = None, jobs: int | None = None) -> Request:
     """The conversion that a plan's line asks for. Raises UsageError for an option that is none."""
-    odd = sorted(set(recipe) - set(RECIPE_KEYS))
+    odd = sorted(set(recipe) - set(PLAN_NAMES))
     if odd:
-        raise UsageError("an option of the plan", path=source, found=odd[0], expected=", ".join(sorted(RECIPE_KEYS)))
-    for key, value in recipe.items():
-        kind = FLAG if key in _FLAGS else MAP if key in _MAPS else TEXT
-        inner = value.values() if isinstance(value, dict) else ()
-        if not isinstance(value, kind) or not all(isinstance(each, str) for each in inner):
-            raise UsageError(f"the option {key} of the plan", path=source, found=value, expected=WORDS[kind])
-    options = Options(outtype=str(recipe.get("outtype", "keep")), **{k: recipe[k] for k in _OPTIONS if k in recipe})
-    options.check()
-    if recipe.get("verify", "full") not in LEVELS:
-        raise UsageError("verify in the plan", path=source, found=recipe["verify"], expected=", ".join(LEVELS))
-    vocab = VocabOptions(**{ours: recipe[key] for key, ours in _VOCAB.items() if key in recipe})
-    rest = {key: recipe[key] for key in _REQUEST if key in recipe}
-    return Request(source, out, options, vocab=vocab, level=str(recipe.get("verify", "full")), jobs=jobs, **rest)
+        raise UsageError("an option of the plan", path=source, found=odd[0], expected=", ".join(sorted(PLAN_NAMES)))
+    for name, value in recipe.items():
+        if value is None and option(name).default is not None:
+            raise UsageError(_in_plan(option(name)), path=source, found=value, expected=option(name).kind.value)
+    try:
+        return replace(options_to_request(source, recipe, _in_plan), out=out, jobs=jobs)
+    except UsageError as error:
+        error.path = source
+        raise
+
+
+def _in_plan(each: Option) -> str:
+    return f"the option {each.name} of the plan"
 
 
 def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | None = None) -> dict[str, Any]:

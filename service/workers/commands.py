@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ggferry.converters.convert import convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.options import PLAN_FILES
 from ggferry.converters.verify import reverify
 from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import ChangedError, PassingError, VerificationError
@@ -18,7 +19,7 @@ from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.service.records.plan_file import digest_of, version_class
 from ggferry.service.storage.broker import BrokeredFile
-from ggferry.service.workers.analyze import PATHS, analyze, request_of
+from ggferry.service.workers.analyze import analyze, request_of
 from ggferry.service.workers.existing_output import adopt, made_of
 from ggferry.support.content_cache import keeping
 from ggferry.support.progress import Phase
@@ -119,7 +120,7 @@ def identify(
 
 def _is_beside(key: str, value: Any, beside: Mapping[str, str]) -> bool:
     """Whether an option names what was digested by content already: then its path says nothing more."""
-    if key not in PATHS or not isinstance(value, str):
+    if key not in PLAN_FILES or not isinstance(value, str):
         return False
     return any(path == value or path.startswith(os.path.join(value, "")) for path in beside.values())
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.convert import LEVELS, Request, receipt_options
+from ggferry.converters.options import LEVELS
 from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
+from ggferry.converters.request import Request, stated_options
 from ggferry.converters.verify import reprove
 from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, VerificationError
 from ggferry.formats.files.digests import digest
@@ -69,7 +70,7 @@ def _foreign(receipt: Mapping[str, Any], sources: Sequence[str], request: Reques
     """Why a receipt is not of this request, these sources and this very file, proved at `level`; None when it is. What
     it says beside that is compared with what is found."""
     try:
-        asked = json.loads(json.dumps(receipt_options(request)))
+        asked = json.loads(json.dumps(stated_options(request)))
         if any(receipt["options"].get(key) != value for key, value in asked.items() if key != "verify"):
             return "its receipt is of other options"
         if not made_of(receipt, sources):

@@ -1,0 +1,234 @@
+"""Every option of a conversion, once: its name in Python and in a plan's lines, its flags, its help, where a request
+keeps it, and where a receipt states it. The commands, the library, the reading of plans and the receipts follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any
+
+LEVELS = ("none", "fast", "full")
+EXPANSIONS = ("f16", "f32", "q8_0")
+
+
+class Heading(StrEnum):
+    """The groups of options in `--help`."""
+
+    OUTPUT = "Output"
+    TYPES = "Types and mixtures"
+    IMPORTANCE = "Importance matrix"
+    MODEL = "What the model does not say of itself"
+    VOCABULARY = "Vocabulary"
+    METADATA = "Metadata"
+    EDITS = "Edits of GGUF files"
+    PROOF = "Proof and permissions"
+    RUN = "The run"
+
+
+class Kind(Enum):
+    """What the values of an option are: from a command line, from Python, in a plan's line (JSON)."""
+
+    FLAG = "true or false"
+    TEXT = "text"
+    NUMBER = "a whole number"
+    SIZE = "a size"
+    """Bytes: a whole number, or a text as of `support.sizes`."""
+    FILE = "a path"
+    """A file or a folder that is read; receipts state its last name only."""
+    TEXT_FILE = "a path of a text"
+    JSON_FILE = "a path of a JSON object, or the object"
+    TEXTS = "a list of texts"
+    PAIRS = "an object of texts"
+    """Of a command line: KEY=VALUE, repeated."""
+    TYPES = "pairs of an expression and a type"
+    """Of a command line: REGEX=TYPE, repeated."""
+    TYPES_FILE = "a path of REGEX=TYPE items"
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is repeated on a command line."""
+        return self in (Kind.TEXTS, Kind.PAIRS, Kind.TYPES)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option.
+
+    `name`: in Python and in plans; `commands`: that have it, the library's functions of the same names too.
+    `target`: the field of a `Request` ('options.…', 'vocab.…' for what it holds); None where the command itself acts.
+    `flags`: on a command line, where not --name. `negated`: the flag says the opposite of the name. `choices`: the
+    values there are, or what lists them for completion. `in_plan`: a plan's line may state it. `receipt`: where a
+    receipt's options state it ('vocab.pre'); None where it leaves no trace in the output. `of_adapters`:
+    only receipts of adapters state it. `terminal`: of command lines alone.
+    """
+
+    name: str
+    kind: Kind
+    commands: str
+    heading: Heading
+    help: str
+    target: str | None = None
+    flags: tuple[str, ...] = ()
+    default: Any = None
+    metavar: str | None = None
+    choices: tuple[str, ...] | Callable[[], list[str]] = ()
+    least: int | None = None
+    most: int | None = None
+    negated: bool = False
+    in_plan: bool = False
+    receipt: str | None = None
+    of_adapters: bool = False
+    terminal: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The flag by which messages name it."""
+        return self.all_flags[0]
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        return self.flags or ("--" + self.name.replace("_", "-"),)
+
+
+def outtypes() -> list[str]:
+    """The values of --outtype, in llama-quantize's order: recipes, and 'keep'."""
+    from ggferry.quant.recipes.mixtures import recipe_ids
+
+    return ["keep", *map(str.lower, recipe_ids())]
+
+
+_WRITES, _READS = "convert quantize", "convert verify"
+_ALL = "convert quantize verify"
+
+OPTIONS: tuple[Option, ...] = (
+    # --- output ---
+    Option("out", Kind.TEXT, "convert", Heading.OUTPUT, "File or folder (default: beside the source).", "out",
+           ("--outfile", "-o")),
+    Option("to", Kind.TEXT, "convert", Heading.OUTPUT, "The format to write.", default="gguf", choices=("gguf",),
+           terminal=True),
+    Option("force", Kind.FLAG, "convert quantize plan forward imatrix", Heading.OUTPUT, "Replace an existing output.",
+           "force", default=False),
+    Option("split_max_tensors", Kind.NUMBER, "convert", Heading.OUTPUT, "Tensors a shard; 0: one file.",
+           "options.split_max_tensors", default=0, least=0, receipt="split_max_tensors"),
+    Option("split_max_size", Kind.SIZE, "convert", Heading.OUTPUT,
+           "Bytes of tensors a shard: 4G is 4·10⁹, 4GiB is 4·2³⁰.", "options.split_max_size", metavar="SIZE",
+           least=1, receipt="split_max_size"),
+    Option("tensor_first_split", Kind.FLAG, "convert", Heading.OUTPUT, "Metadata alone in the first shard.",
+           "options.tensor_first_split", ("--no-tensor-first-split",), True, negated=True,
+           receipt="tensor_first_split"),
+    Option("keep_split", Kind.FLAG, "quantize", Heading.OUTPUT, "The same shards as the source.", "options.keep_split",
+           default=False, receipt="keep_split"),
+    Option("vocab_only", Kind.FLAG, "convert", Heading.OUTPUT, "The vocabulary without the tensors.",
+           "options.vocab_only", default=False, receipt="vocab_only"),
+    Option("big_endian", Kind.FLAG, "convert", Heading.OUTPUT, "Write for big-endian machines.", "options.big_endian",
+           ("--bigendian",), False, in_plan=True, receipt="big_endian"),
+    Option("alignment", Kind.NUMBER, "convert", Heading.OUTPUT, "Bytes each tensor's data is aligned to.",
+           "options.alignment", default=32, receipt="alignment"),
+    # --- types ---
+    Option("outtype", Kind.TEXT, "convert plan", Heading.TYPES,
+           "keep, or any type of llama-quantize: f16, bf16, q8_0, q4_k_m, … (`ggferry types` lists them)",
+           "options.outtype", default="keep", choices=outtypes, in_plan=True, receipt="outtype"),
+    Option("expand", Kind.TEXT, "convert plan", Heading.TYPES,
+           "f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64).", "options.expand",
+           default="f16", choices=EXPANSIONS, in_plan=True, receipt="expand"),
+    Option("recipe", Kind.TEXT_FILE, _WRITES, Heading.TYPES,
+           "A recipe file (docs/recipes.md) instead of a name.", "options.recipe_text", receipt="recipe_text"),
+    Option("pure", Kind.FLAG, _WRITES, Heading.TYPES, "One type for all, no mixture.", "options.pure", default=False,
+           in_plan=True, receipt="pure"),
+    Option("output_tensor_type", Kind.TEXT, _WRITES, Heading.TYPES, "Type of output.weight.",
+           "options.output_tensor_type", in_plan=True, receipt="output_tensor_type"),
+    Option("token_embedding_type", Kind.TEXT, _WRITES, Heading.TYPES, "Type of the embeddings.",
+           "options.token_embedding_type", in_plan=True, receipt="token_embedding_type"),
+    Option("tensor_types", Kind.TYPES, _WRITES, Heading.TYPES, "First match decides; repeatable.",
+           "options.tensor_types", ("--tensor-type",), metavar="REGEX=TYPE", receipt="tensor_types"),
+    Option("tensor_type_file", Kind.TYPES_FILE, _WRITES, Heading.TYPES, "REGEX=TYPE items in a file.",
+           "options.tensor_types"),
+    Option("leave_output_tensor", Kind.FLAG, _WRITES, Heading.TYPES, "Do not quantize output.weight.",
+           "options.leave_output_tensor", default=False, in_plan=True, receipt="leave_output_tensor"),
+    # --- model ---
+    Option("arch", Kind.TEXT, "convert verify inspect forward imatrix tokenize open_model", Heading.MODEL,
+           "Of a GGML-era file, where its bytes fit several.", "arch", metavar="NAME", in_plan=True, receipt="arch"),
+    Option("config", Kind.FILE, "convert verify open_model", Heading.MODEL,
+           "config.json for what a GGML-era file does not hold.", "config", ("--hf-config",), metavar="DIR",
+           in_plan=True, receipt="config"),
+    Option("hparams", Kind.PAIRS, "convert verify forward open_model", Heading.MODEL,
+           "A GGUF key without its architecture, e.g. attention.head_count=4.", "hparams", ("--hparam",), (),
+           metavar="KEY=VALUE", in_plan=True, receipt="hparams"),
+    Option("base", Kind.FILE, _READS, Heading.MODEL, "Of an adapter: its base model, or config.json alone.", "base",
+           metavar="DIR", in_plan=True, receipt="base", of_adapters=True),
+    Option("ggla_permute", Kind.FLAG, _READS, Heading.MODEL, "Q and K rows of a ggla file as training meant them.",
+           "ggla_permute", default=False, in_plan=True, receipt="ggla_permute", of_adapters=True),
+    # --- vocabulary ---
+    Option("tokenizer_model", Kind.FILE, "convert verify tokenize open_model", Heading.VOCABULARY,
+           "The original tokenizer.model; checked, and it wins.", "vocab.model", metavar="FILE", in_plan=True,
+           receipt="vocab.model"),
+    Option("tokenizer", Kind.FILE, _READS, Heading.VOCABULARY,
+           "Folder or file of the tokenizer a GGML-era file lacks.", "vocab.source", metavar="DIR", in_plan=True,
+           receipt="vocab.source"),
+    Option("pre", Kind.TEXT, "convert verify tokenize open_model", Heading.VOCABULARY,
+           "The pre-tokenizer by name, where it cannot be derived.", "vocab.pre", in_plan=True, receipt="vocab.pre"),
+    Option("huggingface_json", Kind.FLAG, _READS, Heading.VOCABULARY,
+           "Carry tokenizer.json along as tokenizer.huggingface.json.", "vocab.keep_json", default=False,
+           in_plan=True, receipt="vocab.keep_json"),
+    Option("trim_vocab", Kind.FLAG, _READS, Heading.VOCABULARY, "Drop pieces that have no embedding row.",
+           "vocab.trim", default=False, in_plan=True, receipt="vocab.trim"),
+    Option("no_vocab", Kind.FLAG, _READS, Heading.VOCABULARY, "The tensors without a vocabulary.", "vocab.none",
+           default=False, in_plan=True, receipt="vocab.none"),
+    # --- metadata ---
+    Option("model_name", Kind.TEXT, _READS, Heading.METADATA, "general.name.", "model_name", in_plan=True,
+           receipt="model_name"),
+    Option("metadata", Kind.JSON_FILE, _READS, Heading.METADATA, "JSON file of general.* values.", "metadata",
+           receipt="metadata"),
+    # --- edits ---
+    Option("override_keys", Kind.TEXTS, "quantize verify", Heading.EDITS, "TYPE int, float, bool or str.",
+           "override_keys", ("--override-kv",), metavar="KEY=TYPE:VALUE", receipt="override_keys"),
+    Option("prune_layers", Kind.TEXT, "quantize verify", Heading.EDITS, "Blocks to drop.", "prune", metavar="L,L",
+           receipt="prune"),
+    # --- importance matrix ---
+    Option("imatrix", Kind.FILE, _ALL, Heading.IMPORTANCE, "Importance matrix, GGUF or .dat.", "imatrix",
+           metavar="FILE", in_plan=True, receipt="imatrix"),
+    Option("include_weights", Kind.TEXTS, _ALL, Heading.IMPORTANCE, "Only these of its entries.", "include_weights",
+           receipt="include_weights"),
+    Option("exclude_weights", Kind.TEXTS, _ALL, Heading.IMPORTANCE, "All but these of its entries.",
+           "exclude_weights", receipt="exclude_weights"),
+    # --- proof ---
+    Option("verify", Kind.TEXT, "convert quantize plan", Heading.PROOF,
+           "full: with forward passes; fast: without; none.", "level", default="full", choices=LEVELS, in_plan=True,
+           receipt="verify"),
+    Option("level", Kind.TEXT, "verify", Heading.PROOF, "full or fast (no forward passes).", "level", default="full",
+           choices=LEVELS[1:]),
+    Option("allow_keys", Kind.TEXTS, "verify", Heading.PROOF, "Keys that may differ; repeatable.", metavar="GLOB"),
+    Option("allow_requantize", Kind.FLAG, "convert quantize plan", Heading.PROOF,
+           "Quantize what is quantized already.", "options.allow_requantize", default=False, in_plan=True,
+           receipt="allow_requantize"),
+    Option("allow_nonfinite", Kind.FLAG, _WRITES, Heading.PROOF,
+           "Copy NaN and infinite weights, and say so; no type encodes them.", "options.allow_nonfinite",
+           default=False, in_plan=True, receipt="allow_nonfinite"),
+    # --- the run ---
+    Option("dry_run", Kind.FLAG, _WRITES, Heading.RUN, "Print the plan, write nothing.", default=False,
+           terminal=True),
+    Option("jobs", Kind.NUMBER, _READS, Heading.RUN, "Worker threads (default: one a core).", "jobs",
+           ("--jobs", "-j"), least=1, most=256),
+    Option("as_json", Kind.FLAG, _ALL + " plan inspect forward imatrix", Heading.RUN,
+           "One JSON object on stdout.", flags=("--json",), default=False, terminal=True),
+)  # fmt: skip
+
+_BY_NAME = {option.name: option for option in OPTIONS}
+PLAN_NAMES = tuple(option.name for option in OPTIONS if option.in_plan)
+"""What the options of a plan's line may be called."""
+PLAN_FILES = tuple(option.name for option in OPTIONS if option.in_plan and option.kind is Kind.FILE)
+"""Those that name files."""
+
+
+def option(name: str) -> Option:
+    """Return the option of that name. Raises KeyError."""
+    return _BY_NAME[name]
+
+
+def options_of(command: str) -> Iterator[Option]:
+    """Yield the options of a command or a function of the library, in the order of their headings."""
+    order = list(Heading)
+    yield from sorted(
+        (each for each in OPTIONS if command in each.commands.split()), key=lambda each: order.index(each.heading)
+    )
