@@ -13,7 +13,7 @@ from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
 from ggferry.converters.schema.architecture import Architecture
 from ggferry.converters.schema.expressions import evaluate
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.checkpoint_folder.folder import architectures as class_names
+from ggferry.formats.checkpoint_folder.sidecars import architectures as class_names
 from ggferry.formats.errors import (
     MissingError,
     UnexpectedTensorError,

@@ -34,9 +34,9 @@ from ggferry.converters.schema.layouts import (
 )
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
-from ggferry.formats.checkpoint_folder.folder import load_json
 from ggferry.formats.errors import MissingError, ShapeError, UnsupportedError, UsageError
 from ggferry.formats.files.sources import LocalFile
+from ggferry.formats.json_files.text import load_json
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
-from ggferry.formats.checkpoint_folder.folder import load_json
 from ggferry.formats.errors import (
     AmbiguousError,
     InconsistentError,
@@ -24,6 +23,7 @@ from ggferry.formats.errors import (
     UnsupportedTypeError,
 )
 from ggferry.formats.gguf.values import Value, ValueType
+from ggferry.formats.json_files.text import load_json
 from ggferry.formats.reader import Kind, kind_of
 
 FLOATS = ("F32", "F16", "BF16", "F64")

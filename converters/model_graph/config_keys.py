@@ -16,7 +16,7 @@ from typing import Any
 
 from ggferry.converters.schema.architecture import Dialect, Harmless
 from ggferry.converters.schema.derivations import derive
-from ggferry.formats.checkpoint_folder.folder import POOLING
+from ggferry.formats.checkpoint_folder.sidecars import POOLING
 
 NOTHING = object()
 """No such member; null is one."""

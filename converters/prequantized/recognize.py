@@ -11,8 +11,8 @@ from dataclasses import replace
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, FP8, Config, Found, Scheme
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Dropped, TensorRef
-from ggferry.formats.checkpoint_folder.folder import load_json
 from ggferry.formats.errors import InconsistentError, UnsupportedError
+from ggferry.formats.json_files.text import load_json
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.quant.codec import block_type
 from ggferry.support.registry import scan

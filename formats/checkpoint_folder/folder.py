@@ -1,4 +1,4 @@
-"""The folder a training checkpoint lives in: which files hold the weights, and what stands beside them.
+"""The folder a training checkpoint lives in: which files hold the weights.
 
 Names are those of `transformers` (`model.safetensors`, `pytorch_model.bin`, their `.index.json` and `-00001-of-00002`
 shards), `peft` (`adapter_model.*`), Mistral (`consolidated.safetensors`) and Meta (`consolidated.00.pth`); the readers
@@ -9,63 +9,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from ggferry.formats.errors import (
     AmbiguousError,
     CorruptError,
-    InconsistentError,
-    MissingError,
     NotFoundError,
     OutOfRangeError,
     UnknownFormatError,
     UnsupportedError,
 )
-from ggferry.formats.json_files.text import load_json as load_json
-from ggferry.formats.json_files.text import load_object
 from ggferry.formats.limits import MAX_PARTS, MAX_SHARDS
 from ggferry.formats.reader import (
-    Kind,
     WeightsName,
     describe,
-    kind_of,
     known_as,
     lone_suffixes,
     weights_names,
 )
 
 INDEX = ".index.json"
-POOLING = "sentence_transformers_pooling"
-"""Where `configuration` puts what a module beside the model says of it."""
-_SIDECARS = {
-    # role: names, the first that exists is it
-    "config": ("config.json",),
-    "generation_config": ("generation_config.json",),
-    "params.json": ("params.json",),
-    "adapter_config": ("adapter_config.json",),
-    "quantize_config": ("quantize_config.json", "quant_config.json", "hf_quant_config.json"),
-    "tokenizer.model": ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-    "tokenizer.json": ("tokenizer.json", "20B_tokenizer.json"),  # the second: RWKV-4's Pile models
-    "tekken.json": ("tekken.json",),
-    "tokenizer_config": ("tokenizer_config.json",),
-    "special_tokens_map": ("special_tokens_map.json",),
-    "added_tokens": ("added_tokens.json",),
-    "vocab.json": ("vocab.json",),
-    "merges.txt": ("merges.txt",),
-    "vocab.txt": ("vocab.txt",),
-    "rwkv_vocab": ("rwkv_vocab_v20230424.txt",),
-    "chat_template.jinja": ("chat_template.jinja",),
-    "chat_template.json": ("chat_template.json",),
-    "README.md": ("README.md",),
-    "modules.json": ("modules.json",),
-}
-SIDECARS = tuple(name for names in _SIDECARS.values() for name in names)
-"""Everything that is looked for beside the weights."""
-_TOKENIZERS = ("tokenizer.model", "tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "rwkv_vocab")
-_TEMPLATES = "additional_chat_templates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +87,7 @@ def find_weights(folder: str) -> Weights | None:
 
     Raises AmbiguousError when several files could each be the model, NotFoundError when a shard is missing.
     """
-    names = _list(folder)
+    names = names_in(folder)
     found = find_forms(folder)
     if not found:
         return _lone(folder, names)
@@ -134,7 +99,7 @@ def find_weights(folder: str) -> Weights | None:
 
 def find_forms(folder: str) -> list[Weights]:
     """Everything in `folder` that has the name of a model's weights, the preferred form first. Raises as above."""
-    names = _list(folder)
+    names = names_in(folder)
     return [weights for each in weights_names() if (weights := _by_name(folder, names, each)) is not None]
 
 
@@ -164,9 +129,9 @@ def locate(path: str, container: str) -> Weights:
         return Weights(container, folder, (), path)
     shard, part, whole = _shard().fullmatch(name), _as_part(path), None
     if part is not None:
-        whole = _parts(folder, _list(folder), part)
+        whole = _parts(folder, names_in(folder), part)
     elif shard is not None and int(shard["count"]) > 1:
-        whole = _sharded(folder, _list(folder), shard["stem"], shard["suffix"])
+        whole = _sharded(folder, names_in(folder), shard["stem"], shard["suffix"])
     if whole is None:
         return Weights(container, folder, (path,))
     also = f"{name} is one file of a model in several: the whole model was opened"
@@ -175,7 +140,8 @@ def locate(path: str, container: str) -> Weights:
     return Weights(whole.container, folder, files, whole.index, notes)
 
 
-def _list(folder: str) -> frozenset[str]:
+def names_in(folder: str) -> frozenset[str]:
+    """The names in a folder. Raises NotFoundError."""
     try:
         return frozenset(os.listdir(folder or "."))
     except OSError as error:
@@ -244,73 +210,6 @@ def _require(folder: str, names: frozenset[str], wanted: Sequence[str]) -> None:
             path=folder,
             hint="fetch them: a model is converted whole or not at all",
         )
-
-
-# --- what stands beside them -------------------------------------------------
-
-
-def sidecars(weights: Weights) -> dict[str, str]:
-    """Role → path of the files beside the weights. LLaMA 1 kept its tokenizer.model one folder up: looked for there
-    when Meta's weights have none."""
-    names = _list(weights.folder)
-    found = {}
-    for role, candidates in _SIDECARS.items():
-        name = next((name for name in candidates if name in names), None)
-        if name is not None:
-            found[role] = os.path.join(weights.folder, name)
-    if _TEMPLATES in names and os.path.isdir(os.path.join(weights.folder, _TEMPLATES)):
-        for name in sorted(_list(os.path.join(weights.folder, _TEMPLATES))):
-            if name.endswith(".jinja"):
-                found[f"chat_template:{name.removesuffix('.jinja')}"] = os.path.join(weights.folder, _TEMPLATES, name)
-    above = os.path.join(weights.folder or ".", os.pardir, "tokenizer.model")
-    if kind_of(weights.container) is Kind.META and "tokenizer.model" not in found and os.path.isfile(above):
-        found["tokenizer.model"] = os.path.normpath(above)
-    return found
-
-
-def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The model's own configuration as found (config.json, Meta's params.json or adapter_config.json; {} without one)
-    and what a user should know about it. Raises EncodingError, DuplicateError or CorruptError for a broken file."""
-    adapter = os.path.basename(weights.index or weights.files[0]).startswith("adapter_model")
-    roles = ("params.json", "config") if kind_of(weights.container) is Kind.META else ("config", "params.json")
-    role = next((role for role in ("adapter_config", *roles) if role in beside and (role in roles or adapter)), None)
-    notes = []
-    if role is None:
-        return {}, ("no config.json stands beside the weights",)
-    found = load_object(beside[role])
-    if pooling := _pooling(beside):
-        found = {**found, POOLING: pooling}
-    if "auto_map" in found:
-        notes.append("config.json names custom code (auto_map): it is never run")
-    if role != "adapter_config" and not any(kind in beside for kind in _TOKENIZERS):
-        notes.append("no tokenizer file stands beside the weights")
-    return found, tuple(notes)
-
-
-def _pooling(beside: Mapping[str, str]) -> dict[str, Any] | None:
-    """The configuration of the module by which sentence-transformers makes one vector of a text; modules.json names
-    its folder, which must be one of the model's own."""
-    modules = load_json(beside["modules.json"]) if "modules.json" in beside else None
-    for module in modules if isinstance(modules, list) else ():
-        if isinstance(module, dict) and str(module.get("type")).endswith(".Pooling"):
-            name = module.get("path")
-            if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
-                place = beside["modules.json"]
-                raise OutOfRangeError("folder of a module", path=place, found=name, expected="a name within the model")
-            folder = os.path.dirname(beside["modules.json"])
-            return load_object(os.path.join(folder, name, "config.json"), root=folder)
-    return None
-
-
-def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:
-    """The classes config.json names. Raises MissingError when it names none, InconsistentError for another type."""
-    named = config.get("architectures")
-    if not named:
-        hint = "config.json of the base model has one; name the architecture by hand if you know it"
-        raise MissingError("config.json does not say which architecture it is", path=path, hint=hint)
-    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise InconsistentError("architectures", path=path, found=named, expected="a list of class names")
-    return tuple(named)
 
 
 def looks_foreign(head: bytes, path: str) -> str | None:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.checkpoint_folder.folder import (
     claim,
-    configuration,
     is_part,
     locate,
     refuse_container,
     refuse_foreign,
-    sidecars,
 )
+from ggferry.formats.checkpoint_folder.sidecars import configuration, sidecars
 from ggferry.formats.errors import OutOfRangeError, UnknownFormatError, UnsafePickleError, UnsupportedError
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.limits import MAX_TENSORS

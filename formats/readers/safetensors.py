@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.checkpoint_folder.folder import (
     claim,
-    configuration,
     locate,
     looks_foreign,
     refuse_container,
     refuse_foreign,
-    sidecars,
 )
 from ggferry.formats.checkpoint_folder.shard_index import join_files, read_index
+from ggferry.formats.checkpoint_folder.sidecars import configuration, sidecars
 from ggferry.formats.errors import (
     DuplicateError,
     EncodingError,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ggferry.formats.checkpoint_folder import folder as folders
 from ggferry.formats.checkpoint_folder.shard_index import read_index
+from ggferry.formats.checkpoint_folder.sidecars import sidecar_names, sidecars
 from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError, RefusedError
 from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.opened_files import unrecorded
@@ -92,7 +93,7 @@ class _Folder:
     def _whole(self, group: Group) -> Group:
         """A model beside which something stands that a reader would look for and that cannot be read is not converted
         without it."""
-        looked_for = folders.SIDECARS if group.kind in (FOLDER, ADAPTER) else ("tokenizer.model", "config.json")
+        looked_for = sidecar_names() if group.kind in (FOLDER, ADAPTER) else ("tokenizer.model", "config.json")
         for name, found in self.names.items():
             if found.trouble and group.kind in MODELS and (name in looked_for or name.endswith(folders.INDEX)):
                 error = revive(found.trouble)
@@ -164,10 +165,10 @@ class _Folder:
         if index is not None:
             files = read_index(index).files
         adapter = os.path.basename(index or files[0]).startswith("adapter_model")
-        beside = tuple(sorted({*folders.sidecars(weights).values(), *([index] if index else [])}))
+        beside = tuple(sorted({*sidecars(weights).values(), *([index] if index else [])}))
         alone = len(files) == 1 and not index
         source = self.path if preferred and not adapter else (index or files[0])
-        if alone and not adapter and "config" not in folders.sidecars(weights) and not _is_metas(weights):
+        if alone and not adapter and "config" not in sidecars(weights) and not _is_metas(weights):
             source = files[0]  # a lone file without a configuration stands for itself
         if self._is_odd(source):
             return None

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from ggferry.converters.tokenizers.files.repairs import distinct
 from ggferry.converters.tokenizers.files.sidecar_settings import (
-    NAMES,
     Sidecars,
     Source,
     Wanted,
@@ -18,6 +17,7 @@ from ggferry.converters.tokenizers.files.sidecar_settings import (
     with_templates,
 )
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.formats.checkpoint_folder.sidecars import tokenizer_names
 from ggferry.formats.errors import MissingError
 from ggferry.formats.files.local_files import read_text
 from ggferry.formats.json_files import kinds as json_kinds
@@ -35,7 +35,7 @@ def files_of(source: str) -> str | Mapping[str, str]:
     if os.path.isdir(source):
         return source
     name = os.path.basename(source)
-    return {name if name in (*NAMES, "tekken.json") else ENDINGS.get(os.path.splitext(name)[1], name): source}
+    return {name if name in tokenizer_names() else ENDINGS.get(os.path.splitext(name)[1], name): source}
 
 
 def load(

@@ -10,17 +10,13 @@ from typing import Any
 
 from ggferry.converters.tokenizers.hugging_face.bpe import Added, read_added, read_all_added
 from ggferry.converters.tokenizers.tokenizer import SPECIAL_KEYS, Tokenizer, TokenType
+from ggferry.formats.checkpoint_folder.sidecars import tokenizer_names
 from ggferry.formats.errors import NotFoundError
 from ggferry.formats.files.local_files import read_text
 from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.json_files.text import load_known
 
 TEMPLATE_FOLDER = "additional_chat_templates"
-NAMES = (
-    "config.json", "generation_config.json", "params.json", "tokenizer.json", "tokenizer.model", "spiece.model",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
-    "chat_template.json", "chat_template.jinja", "sentencepiece.bpe.model", "rwkv_vocab_v20230424.txt",
-)  # fmt: skip
 MAX_TEMPLATES = 256
 ROLES = tuple(role for role in SPECIAL_KEYS if role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 STATING = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
@@ -66,13 +62,13 @@ class Sidecars:
         file name stands for it, whatever the file is called."""
         if not isinstance(where, str):
             files = {os.path.basename(path): path for path in where.values()}
-            files |= {name: path for name, path in where.items() if name in NAMES}
+            files |= {name: path for name, path in where.items() if name in tokenizer_names()}
             folders = {os.path.dirname(path) for path in where.values()}
             return cls(files | _templates(folders))
         if not os.path.isdir(where):
             raise NotFoundError("no such directory", path=where)
-        files = {name: os.path.join(where, name) for name in NAMES if os.path.lexists(os.path.join(where, name))}
-        return cls(files | _templates([where]))
+        files = {name: os.path.join(where, name) for name in tokenizer_names()}
+        return cls({name: path for name, path in files.items() if os.path.lexists(path)} | _templates([where]))
 
     def path(self, name: str) -> str | None:
         return self.files.get(name)

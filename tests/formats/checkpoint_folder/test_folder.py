@@ -10,15 +10,9 @@ from typing import Any
 import pytest
 
 from ggferry.formats import errors
-from ggferry.formats.checkpoint_folder.folder import (
-    architectures,
-    claim,
-    configuration,
-    find_weights,
-    load_json,
-    locate,
-    sidecars,
-)
+from ggferry.formats.checkpoint_folder.folder import claim, find_weights, locate
+from ggferry.formats.checkpoint_folder.sidecars import architectures, configuration, sidecars
+from ggferry.formats.json_files.text import load_json
 
 CASES: tuple[tuple[str, tuple[str, ...], tuple[str, tuple[str, ...], str | None] | None], ...] = (
     ("nothing", ("README.md", "config.json", "ggml-model-q4_0.bin", "x.gguf"), None),

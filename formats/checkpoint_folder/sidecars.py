@@ -1,0 +1,138 @@
+"""What stands beside the weights of a training checkpoint: which files are looked for, and its configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ggferry.formats.checkpoint_folder.folder import Weights, names_in
+from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError
+from ggferry.formats.json_files.text import load_json, load_object
+from ggferry.formats.reader import Kind, kind_of
+from ggferry.support.registry import scan
+
+POOLING = "sentence_transformers_pooling"
+"""Where `configuration` puts what a module beside the model says of it."""
+TEMPLATES = "additional_chat_templates"
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarFile:
+    """A file that is looked for beside the weights. `role`: what it is; `names`: what it is called, the first that
+    exists is it; `tokenizer`: whether it says something of the tokenizer, `vocabulary`: enough to make one. `alias`: a
+    name by which the file is taken for its role, and nowhere else."""
+
+    role: str
+    names: tuple[str, ...]
+    tokenizer: bool = False
+    vocabulary: bool = False
+    alias: str | None = None
+
+
+SIDECARS = (
+    SidecarFile("config", ("config.json",), tokenizer=True),
+    SidecarFile("generation_config", ("generation_config.json",), tokenizer=True),
+    SidecarFile("params.json", ("params.json",), tokenizer=True),
+    SidecarFile("adapter_config", ("adapter_config.json",)),
+    SidecarFile("quantize_config", ("quantize_config.json", "quant_config.json", "hf_quant_config.json")),
+    SidecarFile("tokenizer.model", ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"), True, True),
+    SidecarFile("tokenizer.json", ("tokenizer.json",), True, True, "20B_tokenizer.json"),  # RWKV-4's Pile models
+    SidecarFile("tekken.json", ("tekken.json",), True, True),
+    SidecarFile("tokenizer_config", ("tokenizer_config.json",), tokenizer=True),
+    SidecarFile("special_tokens_map", ("special_tokens_map.json",), tokenizer=True),
+    SidecarFile("added_tokens", ("added_tokens.json",), tokenizer=True),
+    SidecarFile("vocab.json", ("vocab.json",), True, True),
+    SidecarFile("merges.txt", ("merges.txt",), tokenizer=True),
+    SidecarFile("vocab.txt", ("vocab.txt",), True, True),
+    SidecarFile("rwkv_vocab", ("rwkv_vocab_v20230424.txt",), True, True),
+    SidecarFile("chat_template.jinja", ("chat_template.jinja",), tokenizer=True),
+    SidecarFile("chat_template.json", ("chat_template.json",), tokenizer=True),
+    SidecarFile("README.md", ("README.md",)),
+    SidecarFile("modules.json", ("modules.json",)),
+)
+
+
+@cache
+def sidecar_files() -> tuple[SidecarFile, ...]:
+    """Return all files that are looked for, those of other distributions last."""
+    return tuple(file for files in scan("ggferry.formats.checkpoint_folder", "SIDECARS") for file in files)
+
+
+@cache
+def sidecar_names() -> tuple[str, ...]:
+    """Return every name that is looked for beside the weights."""
+    return tuple(name for file in sidecar_files() for name in (*file.names, file.alias) if name)
+
+
+@cache
+def tokenizer_names() -> tuple[str, ...]:
+    """Return the names of all files that say something of a tokenizer."""
+    return tuple(name for file in sidecar_files() if file.tokenizer for name in file.names)
+
+
+def sidecars(weights: Weights) -> dict[str, str]:
+    """Role → path of the files beside the weights. LLaMA 1 kept its tokenizer.model one folder up: looked for there
+    when Meta's weights have none."""
+    names = names_in(weights.folder)
+    found = {}
+    for file in sidecar_files():
+        name = next((name for name in (*file.names, file.alias) if name in names), None)
+        if name is not None:
+            found[file.role] = os.path.join(weights.folder, name)
+    if TEMPLATES in names and os.path.isdir(os.path.join(weights.folder, TEMPLATES)):
+        for name in sorted(names_in(os.path.join(weights.folder, TEMPLATES))):
+            if name.endswith(".jinja"):
+                found[f"chat_template:{name.removesuffix('.jinja')}"] = os.path.join(weights.folder, TEMPLATES, name)
+    above = os.path.join(weights.folder or ".", os.pardir, "tokenizer.model")
+    if kind_of(weights.container) is Kind.META and "tokenizer.model" not in found and os.path.isfile(above):
+        found["tokenizer.model"] = os.path.normpath(above)
+    return found
+
+
+def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The model's own configuration as found (config.json, Meta's params.json or adapter_config.json; {} without one)
+    and what a user should know about it. Raises EncodingError, DuplicateError or CorruptError for a broken file."""
+    adapter = os.path.basename(weights.index or weights.files[0]).startswith("adapter_model")
+    roles = ("params.json", "config") if kind_of(weights.container) is Kind.META else ("config", "params.json")
+    role = next((role for role in ("adapter_config", *roles) if role in beside and (role in roles or adapter)), None)
+    notes = []
+    if role is None:
+        return {}, ("no config.json stands beside the weights",)
+    found = load_object(beside[role])
+    if pooling := _pooling(beside):
+        found = {**found, POOLING: pooling}
+    if "auto_map" in found:
+        notes.append("config.json names custom code (auto_map): it is never run")
+    if role != "adapter_config" and not any(file.vocabulary and file.role in beside for file in sidecar_files()):
+        notes.append("no tokenizer file stands beside the weights")
+    return found, tuple(notes)
+
+
+def _pooling(beside: Mapping[str, str]) -> dict[str, Any] | None:
+    """The configuration of the module by which sentence-transformers makes one vector of a text; modules.json names
+    its folder, which must be one of the model's own."""
+    modules = load_json(beside["modules.json"]) if "modules.json" in beside else None
+    for module in modules if isinstance(modules, list) else ():
+        if isinstance(module, dict) and str(module.get("type")).endswith(".Pooling"):
+            name = module.get("path")
+            if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
+                place = beside["modules.json"]
+                raise OutOfRangeError("folder of a module", path=place, found=name, expected="a name within the model")
+            folder = os.path.dirname(beside["modules.json"])
+            return load_object(os.path.join(folder, name, "config.json"), root=folder)
+    return None
+
+
+def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    """The classes config.json names. Raises MissingError when it names none, InconsistentError for another type."""
+    named = config.get("architectures")
+    if not named:
+        hint = "config.json of the base model has one; name the architecture by hand if you know it"
+        raise MissingError("config.json does not say which architecture it is", path=path, hint=hint)
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise InconsistentError("architectures", path=path, found=named, expected="a list of class names")
+    return tuple(named)
