@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import NotFoundError, TruncatedError, UnknownFormatError
@@ -27,6 +27,10 @@ class Match:
     version: int | None = None
 
 
+VocabCount = Literal["header", "again", "own", "none"]
+VocabTexts = Literal["llama", "bytes", "twice", "unigram", "whisper"]
+
+
 @dataclass(frozen=True, slots=True)
 class VocabLayout:
     """The vocabulary of a GGML-era file: where its count stands, what follows each token, what its texts are.
@@ -39,10 +43,10 @@ class VocabLayout:
     `pre`: the pre-tokenizer this family is known to use, which no such file names.
     """
 
-    count: str = "header"
+    count: VocabCount = "header"
     scored: bool | None = None
     short: bool = False
-    texts: str = "bytes"
+    texts: VocabTexts = "bytes"
     pre: str | None = None
 
 

@@ -10,7 +10,7 @@ import re
 import string
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from typing import Any, Never
+from typing import Any, Never, get_args
 
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Role
 from ggferry.converters.schema.derivations import HPARAMS, Derivation
@@ -19,6 +19,7 @@ from ggferry.converters.schema.layouts import Layout, Rearrange
 from ggferry.converters.schema.recipe import Conventions, recipe_of
 from ggferry.formats.errors import TableError
 from ggferry.formats.gguf.values import KEY_PATTERN
+from ggferry.formats.reader import VocabCount, VocabTexts
 
 SHARED_COLUMNS = {"hf", "meta", "ggml", "gguf"}
 """Columns of `HParam.fields` that pieces of several families have, whether or not each family has the dialect."""
@@ -56,6 +57,7 @@ class _Validator:
         for role in self.spec.roles:
             self.role(role)
         self.blocks()
+        self.headers()
         self.remarks(self.spec)
         self.conventions(self.spec.recipe)
 
@@ -139,9 +141,21 @@ class _Validator:
             self.one_of(f"{role.name}: no such dialect", column, self.columns - {"gguf"}, f"| {column} ")
             for text in expressions(origin.layout):
                 self.size(text)
+            for rearranged in rearrangements(origin.layout):
+                self.axes(rearranged)
             for pattern in origin.patterns:
                 if ("{n}" in pattern) != role.per_block:
                     self.wrong("{n} stands in both names or in neither", pattern, role.name)
+
+    def axes(self, layout: Rearrange) -> None:
+        """Both sides of a pattern name the same axes, and all but one have a size."""
+        before, after = (re.findall(r"\w+", side) for side in layout.pattern.partition("->")[::2])
+        if not before or sorted(before) != sorted(after) or len(set(before)) != len(before):
+            self.wrong("not the same axes on both sides", layout.pattern)
+        for axis, _ in layout.sizes:
+            self.one_of("no such axis", axis, before, layout.pattern)
+        if len(before) - len(dict(layout.sizes)) > 1:
+            self.wrong("more than one axis without a size", layout.pattern)
 
     def dialect(self, dialect: Dialect) -> None:
         if dialect.name != "gguf" and not any(dialect.column in role.sources for role in self.spec.roles):
@@ -187,6 +201,11 @@ class _Validator:
         for counter in self.spec.blocks.values():
             self.one_of("no such hparam", counter, self.hparams)
 
+    def headers(self) -> None:
+        for layout in self.spec.headers:
+            self.one_of("no such count of a vocabulary", layout.vocab.count, get_args(VocabCount))
+            self.one_of("no such texts of a vocabulary", layout.vocab.texts, get_args(VocabTexts))
+
 
 def expressions(layout: Layout) -> Iterator[str]:
     """The sizes that `layout` is bound to."""
@@ -199,3 +218,13 @@ def expressions(layout: Layout) -> Iterator[str]:
         else:
             items = value if isinstance(value, tuple) else (value,)
             yield from (item for item in items if isinstance(item, str))
+
+
+def rearrangements(layout: Layout) -> Iterator[Rearrange]:
+    """The patterns in `layout`."""
+    if isinstance(layout, Rearrange):
+        yield layout
+    for field in fields(layout):
+        inner = getattr(layout, field.name)
+        if isinstance(inner, Layout):
+            yield from rearrangements(inner)

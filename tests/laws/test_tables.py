@@ -17,13 +17,16 @@ from ggferry.converters.forward.blocks.feed_forward import dense
 from ggferry.converters.forward.blocks.rope import rotation
 from ggferry.converters.forward.blocks.routing import route
 from ggferry.converters.forward.evaluate import computation_name
-from ggferry.converters.model_graph.open_checkpoint import architectures
+from ggferry.converters.model_graph.open_checkpoint import architectures, header_layouts
 from ggferry.converters.schema.architecture import Architecture, Default, Drop, Harmless, HParam, Remark
-from ggferry.converters.schema.layouts import SAME, Split
+from ggferry.converters.schema.layouts import SAME, Rearrange, Split
 from ggferry.converters.schema.recipe import Conventions, Recipe, recipe_of
 from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.converters.schema.validate import validate
 from ggferry.formats.errors import TableError, UnsupportedError
+from ggferry.formats.fields import Struct
+from ggferry.formats.reader import HeaderLayout, VocabLayout, readers
+from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError, table
 from helpers.held_weights import held_model
 from helpers.witnesses import ROOT
@@ -128,10 +131,17 @@ def with_role(line: str, **named: Any) -> Architecture:
     return changed(roles=roles(qwen2.ROLES, line, **named))
 
 
+def with_vocab(**facts: Any) -> Architecture:
+    return changed(headers=(HeaderLayout("more", (("ggml", None),), Struct("more", ""), ("a",), VocabLayout(**facts)),))
+
+
 SPECS: dict[str, tuple[Architecture, str]] = {
     "an hparam in a size": (with_role("a.weight : n_embed | hf a"), "n_embed"),
     "an hparam in a condition": (with_role("a.weight when=tide == 0 : n_embd | hf a"), "tide"),
     "an hparam in a layout": (with_role("a.weight : n_embd | hf a @l", l=Split(0, "n_embed")), "n_embed"),
+    "axes of a pattern": (with_role("a.weight : n_embd | hf a @l", l=Rearrange("(h d) -> (d)", ())), "(h d) -> (d)"),
+    "an axis of a pattern": (with_role("a.weight : n_embd | hf a @l", l=Rearrange("(h d) -> (d h)", (("e", 2),))), "e"),
+    "a size of an axis": (with_role("a.weight : n_embd | hf a @l", l=Rearrange("(h d) -> (d h)")), "(h d) -> (d h)"),
     "a dialect in a role": (with_role("a.weight : n_embd | fh a"), "fh"),
     "a block in one name": (with_role("blk.{n}.a.weight : n_embd | hf a"), "a"),
     "blocks nobody counts": (with_role("enc.blk.{n}.a.weight : n_embd | hf a.{n}"), "enc.blk."),
@@ -162,6 +172,8 @@ SPECS: dict[str, tuple[Architecture, str]] = {
     "a word of the recipe": (changed(recipe={"ffn": "gatted"}), "gatted"),
     "a word of a dialect's conventions": (with_dialect(conventions={"rope": "halfs"}), "halfs"),
     "a transposed role": (with_dialect(conventions={"transposed": ("attn_qvk",)}), "attn_qvk"),
+    "a vocabulary's count": (with_vocab(count="agian"), "agian"),
+    "a vocabulary's texts": (with_vocab(texts="byte"), "byte"),
     "who counts blocks": (changed(blocks={"blk.": "n_layers"}), "n_layers"),
 }
 
@@ -189,10 +201,22 @@ def test_a_convention_of_another_type_is_refused(conventions: Any) -> None:
         recipe_of(conventions)
 
 
+@pytest.mark.parametrize("layout", header_layouts(), ids=lambda layout: layout.name)
+def test_headers_name_block_types_and_containers_that_exist(layout: HeaderLayout) -> None:
+    for name in (*layout.planar, *(name for codes in layout.codes.values() for name in codes.values())):
+        assert block_type(name)
+    known = {container.name for reader in readers() for container in reader.containers}
+    assert {container for container, _ in layout.containers} <= known
+
+
 @pytest.mark.parametrize("spec", architectures().values(), ids=architectures())
 def test_every_computation_exists(spec: Architecture) -> None:
     for dialect in spec.dialects.values():
         assert find_spec(computation_name(recipe_of(spec.recipe, dialect.conventions)))
+
+
+def test_a_computation_may_stand_anywhere() -> None:
+    assert computation_name(Recipe(computation="toy_models.forward")) == "toy_models.forward"
 
 
 def words_that_are_asked_for() -> set[str]:
