@@ -210,7 +210,7 @@ OPTIONS: tuple[Option, ...] = (
            terminal=True),
     Option("jobs", Kind.NUMBER, _READS, Heading.RUN, "Worker threads (default: one a core).", "jobs",
            ("--jobs", "-j"), least=1, most=256),
-    Option("as_json", Kind.FLAG, _ALL + " plan inspect forward imatrix", Heading.RUN,
+    Option("as_json", Kind.FLAG, _ALL + " plan inspect forward imatrix architectures types", Heading.RUN,
            "One JSON object on stdout.", flags=("--json",), default=False, terminal=True),
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from ggferry.service.cli.options import print_json, say, tell
 COMMANDS = {
     "convert": ("convert", "quantize", "verify"),
     "inspect": ("inspect", "forward", "imatrix", "tokenize"),
+    "supported": ("architectures", "types"),
     "archive": ("plan", "apply", "ledger"),
 }
 """Modules and the commands in them. typer looks at every option of every command it is given (0.1 s of CPU for all):

@@ -156,7 +156,9 @@ def test_nothing_heavy_is_imported_at_import_time(path: Path) -> None:
 
 def test_typer_is_only_in_the_command_line() -> None:
     users = {str(path.relative_to(ROOT)) for path in FILES if any(n.split(".")[0] == "typer" for n in imports(path))}
-    assert users == {f"service/cli/{part}.py" for part in ("app", "archive", "options", "convert", "inspect")}
+    assert users == {
+        f"service/cli/{part}.py" for part in ("app", "archive", "options", "convert", "inspect", "supported")
+    }
 
 
 def test_every_folder_of_modules_is_packaged() -> None:
@@ -165,7 +167,10 @@ def test_every_folder_of_modules_is_packaged() -> None:
     assert found <= listed, f"absent from the wheel: {found - listed}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["inspect", "{file}"], ["inspect", "--json", "{file}"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["convert", "--help"], ["architectures"], ["inspect", "{file}"], ["inspect", "--json", "{file}"]],
+)
 def test_quick_answers_load_neither_torch_nor_numba(arguments: list[str], fixtures: Path) -> None:
     file = str(fixtures / "legacy-llama" / "ggjt3-20230821" / "q4_0.bin")
     script = (

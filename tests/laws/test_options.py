@@ -16,13 +16,13 @@ from ggferry.converters.options import OPTIONS, PLAN_NAMES, Heading, Kind, Optio
 from ggferry.converters.request import Request, request_of, stated_options, with_stated
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import CorruptError, UsageError
-from ggferry.service.cli import archive, convert
+from ggferry.service.cli import archive, convert, supported
 from ggferry.service.cli import inspect as looking
 from ggferry.service.workers.analyze import request_of as of_plan
 
 COMMANDS = {
     name: command
-    for module in (convert, looking, archive)
+    for module in (convert, looking, supported, archive)
     for name, command in get_command(module.commands).commands.items()  # type: ignore[attr-defined]
 }
 PLAN_NAMES_OF_NOVEMBER_2026 = {
