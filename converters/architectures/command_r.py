@@ -42,6 +42,15 @@ NORMS = Remark(
     stops="llama.cpp",
 )
 
+UNNORMED = Remark(
+    "qk_norms == 0 and n_layer >= 64",
+    "queries and keys are not normed: llama.cpp expects that of command-r from 64 blocks on, and this has {n_layer}",
+    stops="llama.cpp",
+)
+BIASED = Remark(
+    "attention_bias == 1", "a bias of the attention's output: llama.cpp's command-r has none", stops="llama.cpp"
+)
+
 CONTEXT = Harmless("max_position_embeddings", "model_max_length is what it was trained on")
 
 SPEC = Architecture(
@@ -51,7 +60,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, NORMS), harmless=(CONTEXT,)),
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, NORMS, UNNORMED, BIASED), harmless=(CONTEXT,)),
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "residual": "parallel"},

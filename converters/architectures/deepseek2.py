@@ -79,6 +79,7 @@ NEXT_TOKENS = Drop(
     when="n >= n_layer",
 )
 REMARKS = (
+    Remark("n_shared == 0", "no experts are shared: llama.cpp's deepseek2 expects some", stops="llama.cpp"),
     Remark(
         "expert_gating == 1 and expert_groups > 1",
         "a group of experts counts as much as its best one; llama.cpp adds up the best two and may choose others",

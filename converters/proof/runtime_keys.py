@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 from ggferry.formats.gguf.values import Value, ValueType
 
-LIST = "llama_cpp_keys.txt"
+LIST = Path(__file__).with_name("llama_cpp_keys.txt")
 OTHER = ("adapter", "mmproj", "imatrix")  # values of general.type: files for other loaders than the model's
 NUMBER = re.compile(r"\.\d+(?=\.|$)")
 SPELT = {
@@ -65,10 +65,9 @@ def check(
 ) -> tuple[Finding, ...]:
     """Where llama.cpp's loader and a file with these keys and tensors do not fit. `vocab_only`: nothing is asked of a
     model that is not there."""
-    if architecture == "clip" or ("general.type" in metadata and metadata["general.type"].data in OTHER):
+    if architecture == "clip" or _text(metadata, "general.type") in OTHER:
         return ()
-    model = metadata.get("tokenizer.ggml.model")
-    found = loader(architecture, model.data if model is not None and model.type is ValueType.STRING else "none")
+    found = loader(architecture, _text(metadata, "tokenizer.ggml.model") or "none")
     if found is None:
         return (
             Finding("no loader", architecture, architecture, f"llama.cpp {version()} has no loader for {architecture}"),
@@ -79,12 +78,16 @@ def check(
 
 def _unknown(metadata: Mapping[str, Value], architecture: str) -> Iterator[Finding]:
     """The vocabulary's kind and pre-tokenizer, where llama.cpp knows neither the one nor the other by that name."""
-    model, pre = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    model, pre = (_text(metadata, f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     for key, value, known in (("model", model, tokenizers()), ("pre", pre, pre_tokenizers())):
-        asked = key == "model" or (model is not None and model.data == "gpt2")
-        if asked and value is not None and value.type is ValueType.STRING and value.data not in known:
-            text = f"llama.cpp {version()} does not know tokenizer.ggml.{key} {value.data!r}"
+        if value and value not in known and (key == "model" or model == "gpt2"):
+            text = f"llama.cpp {version()} does not know tokenizer.ggml.{key} {value!r}"
             yield Finding("unknown", architecture, f"tokenizer.ggml.{key}", text)
+
+
+def _text(metadata: Mapping[str, Value], key: str) -> str:
+    value = metadata.get(key)
+    return value.data if value is not None and value.type is ValueType.STRING else ""
 
 
 def _findings(
@@ -130,7 +133,8 @@ def _tensor_findings(
 
 
 def _count(value: Value | None) -> int:
-    return value.data if value is not None and isinstance(value.data, int) else 0
+    whole = value is not None and value.type is not ValueType.ARRAY and isinstance(value.data, int)
+    return value.data if whole and value is not None else 0
 
 
 def takes(request: Request, value: Value) -> bool:
@@ -186,7 +190,7 @@ def pre_tokenizers() -> tuple[str, ...]:
 @cache
 def _parts() -> dict[str, tuple[str, ...]]:
     """The lines of each section; those before the first under ''."""
-    text = (files(__package__) / LIST).read_text(encoding="ascii")
+    text = LIST.read_text(encoding="ascii")
     head, *sections = text.split("\n[")
     found = {"": tuple(line for line in head.splitlines() if line[:1] not in ("", "#"))}
     for section in sections:

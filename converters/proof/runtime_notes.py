@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 
 from ggferry.converters.proof.runtime_keys import Finding, check, version
 from ggferry.formats.gguf.values import Value
@@ -25,13 +26,6 @@ class Explained:
     what: str
     reason: str
     said: str = ""
-
-    def fits(self, finding: Finding) -> bool:
-        return (
-            self.kind == finding.kind
-            and any(fnmatchcase(finding.architecture, pattern) for pattern in self.of.split())
-            and any(fnmatchcase(finding.what, pattern) for pattern in self.what.split())
-        )
 
 
 _WINDOWLESS = "llama qwen2 qwen2moe qwen3 qwen3moe starcoder2"
@@ -72,10 +66,7 @@ EXPLAINED = (
         "unread tensor", "falcon", "blk.{n}.*.bias blk.{n}.ffn_norm.*", "no such thing in llama.cpp's falcon",
         "llama.cpp's falcon always turns",
     ),
-    Explained(
-        "unread tensor", "command-r", "blk.{n}.*_norm.weight blk.{n}.*.bias", "llama.cpp norms from 64 blocks on",
-        "llama.cpp expects that of command-r from 64 blocks on",
-    ),
+    Explained("unread tensor", "command-r", "blk.{n}.attn_output.bias", "llama.cpp has none", "the attention's output"),
     Explained("unread tensor", "gemma gemma2", "output.weight", "llama.cpp's has none", "an output of its own"),
     Explained("unread tensor", "phi3", "rope_freqs.weight", "llama.cpp's has none", "rotary frequencies of Llama 3"),
     Explained(
@@ -99,9 +90,25 @@ def loads(architecture: str, metadata: Mapping[str, Value], tensors: Iterable[st
 def unexplained(findings: Iterable[Finding], notes: Collection[str]) -> tuple[Finding, ...]:
     """The findings that the user is not told of in `notes`, and should be."""
     told = "\n".join(notes)
-    return tuple(
-        finding for finding in findings if not any(rule.fits(finding) and rule.said in told for rule in EXPLAINED)
+    explained: dict[tuple[str, str], re.Pattern[str]] = {}  # a stranger's file may bring very many of a kind
+    left = []
+    for finding in findings:
+        place = finding.kind, finding.architecture
+        if place not in explained:
+            explained[place] = _explained(*place, told)
+        if not explained[place].match(finding.what):
+            left.append(finding)
+    return tuple(left)
+
+
+def _explained(kind: str, architecture: str, told: str) -> re.Pattern[str]:
+    """What findings of this kind may rightly name in a file of this architecture."""
+    rules = (
+        rule
+        for rule in EXPLAINED
+        if rule.kind == kind and rule.said in told and any(fnmatchcase(architecture, one) for one in rule.of.split())
     )
+    return re.compile("|".join(translate(pattern) for rule in rules for pattern in rule.what.split()) or "(?!)")
 
 
 def runtime_notes(

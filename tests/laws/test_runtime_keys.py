@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from fnmatch import filter
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from ggferry.converters.convert import Request, convert, make_plan
 from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
 from ggferry.converters.proof import runtime_keys as runtime
-from ggferry.converters.proof.runtime_notes import EXPLAINED, unexplained
+from ggferry.converters.proof.runtime_notes import EXPLAINED, Explained, unexplained
 from ggferry.converters.schema.architecture import HParam
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import by_name
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
@@ -50,7 +51,7 @@ ABSENCE = {
 
 def explained(kind: str, architecture: str, what: str) -> bool:
     finding = runtime.Finding(kind, architecture, what, "")
-    return any(rule.fits(finding) for rule in EXPLAINED)
+    return not unexplained([finding], [rule.said for rule in EXPLAINED])
 
 
 def keyed(name: str) -> Iterator[tuple[str, HParam]]:
@@ -117,6 +118,30 @@ def test_every_tensor_of_a_table_is_made_and_every_one_required_is_there(name: s
     for tensor in (tensor for tensor, request in asked.tensors.items() if request.state == "required"):
         always = conditions[tensor] in ({""}, {"", "n > 0"})  # a table may name block 0 apart
         assert always or explained("missing tensor", name, tensor), tensor
+
+
+def gaps(name: str) -> Iterator[runtime.Finding]:
+    """Where the table as such and the list do not fit."""
+    asked = runtime.loader(name)
+    assert asked is not None
+    roles = {runtime.NUMBER.sub(".{n}", role.name): role for role in SPECS[name].roles}
+    required = (tensor for tensor, request in asked.tensors.items() if request.state == "required")
+    for kind, names in (
+        ("unread", (key for key, _ in keyed(name) if key not in asked.keys)),
+        ("unread tensor", (tensor for tensor in roles if tensor not in asked.tensors)),
+        ("missing tensor", (tensor for tensor in required if roles[tensor].optional or roles[tensor].when)),
+    ):
+        yield from (runtime.Finding(kind, name, one, "") for one in names)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in EXPLAINED if rule.of != "*"], ids=lambda rule: rule.reason)
+def test_no_explanation_is_left_over(rule: Explained) -> None:
+    patterns = rule.what.split()
+    found = {
+        name: {one for one in patterns if filter([gap.what for gap in gaps(name) if gap.kind == rule.kind], one)}
+        for name in rule.of.split()
+    }
+    assert all(found.values()) and set().union(*found.values()) == set(patterns), found
 
 
 def test_every_pre_tokenizer_and_vocabulary_of_ours_is_known() -> None:

@@ -106,6 +106,8 @@ def test_a_header_may_claim_any_number_of_blocks(model: tuple[dict[str, Value], 
         ("gemma", {"tie_word_embeddings": False}, "an output of its own"),
         ("stablelm", {"tie_word_embeddings": True}, "the output matrix is the token embedding"),
         ("qwen2moe", {"tie_word_embeddings": True}, "the output matrix is the token embedding"),
+        ("command-r", {"attention_bias": True}, "a bias of the attention's output"),
+        ("command-r", {"num_hidden_layers": 64}, "queries and keys are not normed"),
     ],
 )
 def test_what_the_list_showed_our_tables_is_remarked(name: str, changes: dict, said: str, tmp_path: Path) -> None:
