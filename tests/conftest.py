@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ggferry.service.records.ledger import Ledger
+from ggferry.service.storage import urls
 from helpers.peers import Peers
+from helpers.postgres_server import postgres_server
+from helpers.store_faults import S3Store, Web, s3_store, web_server
 from helpers.witnesses import CORPUS, FIXTURES, ROOT, VARIABLE, witness
 
 __all__ = ["FIXTURES", "ROOT"]
@@ -63,3 +68,49 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Peers:
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # one for all workers
     return Peers(folder / "peers", witness)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server of our own."""
+    with postgres_server() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def ledger_place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty ledger is, of either kind."""
+    if request.param == "sqlite":
+        return str(tmp_path / "ledger")
+    url: str = request.getfixturevalue("postgres")  # shared by the tests of a module
+    found = Ledger(url)
+    with found.transaction() as connection:
+        connection.execute(found.jobs.delete())
+        connection.execute(found.attempts.delete())
+    found.close()
+    return url
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Store]:
+    """A store of our own, as the tests before left it."""
+    with s3_store() as store:
+        yield store
+
+
+@pytest.fixture
+def store(s3: S3Store) -> Iterator[S3Store]:
+    """The same, empty; trouble that passes is waited for a second."""
+    urls.grant(urls.Access(patience=1))
+    yield s3
+    s3.clear()
+    urls.grant(urls.Access())
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Web]:
+    """A web server of our own and its folder, which is empty."""
+    root = tmp_path / "site"
+    root.mkdir()
+    with web_server(root) as server:
+        yield server

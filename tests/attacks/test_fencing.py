@@ -22,7 +22,6 @@ from ggferry.service.records.owners import owner_name
 from ggferry.service.workers.supervisor import Limits
 from helpers.archive_tools import plan, write
 from helpers.builders import Llama
-from helpers.postgres_server import postgres_server
 
 VERSION_1 = """
 CREATE TABLE ggferry_jobs (
@@ -42,19 +41,9 @@ INSERT INTO ggferry_attempts VALUES (1, '00000001', 2, 'somewhere/else/1:1:1', N
 """A ledger as ggferry made them before tokens, a job held by a coordinator that is gone."""
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with postgres_server() as server:
-        yield server.url
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
-    place = str(tmp_path / "ledger") if request.param == "sqlite" else request.getfixturevalue("postgres")
-    found = Ledger(place, patience=5)
-    with found.transaction() as connection:  # the server is shared by the tests
-        connection.execute(found.jobs.delete())
-        connection.execute(found.attempts.delete())
+@pytest.fixture
+def ledger(ledger_place: str) -> Iterator[Ledger]:
+    found = Ledger(ledger_place, patience=5)
     entry = {"verdict": "convert", "bytes_in": 1, "bytes_out": 1, "output": "/out/1"}
     found.register("plan", [{"id": f"{1:032x}", "source": "/in/1", "entry": entry, "state": QUEUED}])
     yield found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,31 +10,17 @@ import pytest
 from ggferry.service.plan import make_plan as planning
 from ggferry.service.plan.make_plan import Wanted
 from ggferry.service.records.plan_file import Entry
-from ggferry.service.storage import stores, urls
+from ggferry.service.storage import stores
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.publish import publish
 from ggferry.service.storage.safe_names import NAME_MAX, safe_name
 from helpers.archive_tools import command, plan, rows
 from helpers.builders import Llama
-from helpers.store_faults import S3Store, s3_store
+from helpers.store_faults import S3Store
 
 LONG = "z" * 300 + ".bin"
 ODD = ("x/../evil.bin", "./b.bin", "a", "a/b.bin", "a//b.bin", "/lead.bin", LONG, f"{'d' * 300}/m.bin", "../up.bin")
 GLOBS = ("a[1].bin", "q?.bin", "star*.bin", "{x,y}.bin", "ü %2f+#.bin")
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[S3Store]:
-    with s3_store() as store:
-        yield store
-
-
-@pytest.fixture
-def store(running: S3Store) -> Iterator[S3Store]:
-    urls.grant(urls.Access(patience=1))
-    yield running
-    running.clear()
-    urls.grant(urls.Access())
 
 
 def model(tmp_path: Path, seed: int = 0) -> bytes:

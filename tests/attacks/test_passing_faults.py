@@ -20,30 +20,10 @@ from ggferry.service.storage.publish import publish
 from ggferry.service.storage.ranged_file import HEADER_BLOCK, RangedFile
 from helpers.archive_tools import command, plan, rows, write
 from helpers.builders import Llama
-from helpers.store_faults import Rules, S3Store, Web, s3_store, web_server
+from helpers.store_faults import Rules, S3Store, Web
 
 DATA = os.urandom(3 * HEADER_BLOCK)
 PASSING = ("cut", "short", 429, 500, 503, "away", "lost")
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[S3Store]:
-    with s3_store() as store:
-        yield store
-
-
-@pytest.fixture
-def store(running: S3Store) -> Iterator[S3Store]:
-    yield running
-    running.clear()
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Web]:
-    root = tmp_path / "site"
-    root.mkdir()
-    with web_server(root) as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

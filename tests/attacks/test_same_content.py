@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ggferry.service.records.ledger import DONE, FAILED, QUEUED, SKIPPED, Job, L
 from ggferry.service.workers.supervisor import Answer, Limits
 from helpers.archive_tools import command, planned, rows, write
 from helpers.builders import Llama
-from helpers.store_faults import S3Store, s3_store
+from helpers.store_faults import S3Store
 
 OUTPUT = "s3://new/a.gguf"
 
@@ -107,18 +106,6 @@ def test_only_a_twin_that_is_done_is_the_same(monkeypatch: pytest.MonkeyPatch) -
 
 
 # --- against a store -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[S3Store]:
-    with s3_store() as found:
-        yield found
-
-
-@pytest.fixture
-def store(served: S3Store) -> S3Store:
-    served.clear()
-    return served
 
 
 @pytest.fixture

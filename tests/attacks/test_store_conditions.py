@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from blake3 import blake3
 
 from ggferry.formats.errors import AccessError, GgferryError, RefusedError
 from ggferry.service.storage import publish as publishing
-from ggferry.service.storage import stores, urls
+from ggferry.service.storage import stores
 from ggferry.service.storage.backends import s3 as module
 from ggferry.service.storage.publish import (
     Writer,
@@ -28,28 +27,19 @@ from ggferry.service.storage.publish import (
 )
 from helpers.archive_tools import command, plan, rows, write
 from helpers.builders import Llama
-from helpers.store_faults import S3Store, s3_store
+from helpers.store_faults import S3Store
 
 OURS, THEIRS = os.urandom(11 << 20), b"nine bytes"
 URL = "s3://new/deny/a.gguf"
 ME = Writer("job", 3)
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[S3Store]:
-    with s3_store() as store:
-        yield store
-
-
 @pytest.fixture
-def store(running: S3Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Store]:
-    urls.grant(urls.Access(patience=1))
+def store(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     monkeypatch.setattr(module, "PART", 5 << 20)
     module._conditional.clear()
     publishing._told.clear()
-    yield running
-    running.clear()
-    urls.grant(urls.Access())
+    return store
 
 
 @pytest.fixture

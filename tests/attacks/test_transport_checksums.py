@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +14,16 @@ import pytest
 
 from ggferry.formats.errors import TransportError
 from ggferry.quant.kernels import crc
-from ggferry.service.storage import checksums, stores, urls
+from ggferry.service.storage import checksums, stores
 from ggferry.service.storage.backends import s3, web
 from ggferry.service.storage.checksums import Running, Stated
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.ranged_file import HEADER_BLOCK, UNCHECKED, RangedFile
 from helpers.archive_tools import command, plan, rows, write
 from helpers.builders import Llama
-from helpers.store_faults import S3Store, Web, s3_store, web_server
+from helpers.store_faults import S3Store, Web
 
 DATA = os.urandom(5 * HEADER_BLOCK + 17)
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[S3Store]:
-    with s3_store() as store:
-        yield store
-
-
-@pytest.fixture
-def store(running: S3Store) -> Iterator[S3Store]:
-    urls.grant(urls.Access(patience=1))
-    yield running
-    running.clear()
-    urls.grant(urls.Access())
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Web]:
-    root = tmp_path / "site"
-    root.mkdir()
-    with web_server(root) as server:
-        yield server
 
 
 def source(url: str, folder: Path, room: int = 1 << 30) -> RangedFile:

@@ -13,26 +13,17 @@ from ggferry.service.apply.migration import Asked, survey
 from ggferry.service.records.ledger import DONE, FAILED, QUEUED, RUNNING, SKIPPED, LeaseLost, Ledger, Twin
 from helpers.archive_tools import applied, planned, states, write
 from helpers.builders import Llama
-from helpers.postgres_server import postgres_server
 
 FIRST, SECOND, THIRD = (f"{n:08x}" for n in (1, 2, 3))
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with postgres_server() as server:
-        yield server.url
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+@pytest.fixture
+def ledger(ledger_place: str) -> Iterator[Ledger]:
     """Three jobs of one plan, the largest first."""
-    url = str(tmp_path / "ledger") if request.param == "sqlite" else request.getfixturevalue("postgres")
-    found = Ledger(url)
+    found = Ledger(ledger_place)
     entries = {job: {"bytes_in": 10 - n, "source": job} for n, job in enumerate((FIRST, SECOND, THIRD))}
     found.register("p", [{"id": job, "source": job, "entry": e, "state": QUEUED} for job, e in entries.items()])
     yield found
-    found._meta.drop_all(found.engine)
     found.close()
 
 

@@ -110,6 +110,22 @@ class _Handler(BaseHTTPRequestHandler):
             pass  # trailers
         return b"".join(pieces)
 
+    def _struck(self, fault: Fault | None) -> bool:
+        """Do what a fault does before a request is looked at; whether that was the answer."""
+        if callable(fault):
+            fault()
+        elif fault == "away":
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return True
+        elif isinstance(fault, int):
+            self._refuse(fault)
+            return True
+        return False
+
+    def _refuse(self, status: int) -> None:
+        self._answer(status, {}, b"as told")
+
     def _answer(self, status: int, headers: dict[str, str], data: bytes, fault: Fault | None = None) -> None:
         self.close_connection = True
         if fault == "lost":
@@ -175,27 +191,20 @@ class _S3Handler(_Handler):
         body = self._body()
         request = Request(self.command, unquote(parts.path).lstrip("/"), parts.query, headers)
         fault = self.rules.fault(request)
-        if callable(fault):
-            fault()
-        elif fault == "away":
-            self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
+        if self._struck(fault):
             return
-        elif isinstance(fault, int):
-            self._answer(fault, {"Content-Type": "application/xml"}, _xml(fault))
-            return
-        elif fault == "damaged" and body:
+        if fault == "damaged" and body:
             body = _flipped(body)
         writes = self.command in ("PUT", "POST")
         if writes and (self.plain or self.unknown):
             conditions = [name for name in headers if name in ("if-none-match", "if-match")]
             if conditions and self.unknown:
-                self._answer(501, {"Content-Type": "application/xml"}, _xml(501))
+                self._refuse(501)
                 return
             for name in [*conditions, "x-amz-copy-source-if-match"]:
                 del self.headers[name]
         elif "x-amz-copy-source" in headers and not self._copy_allowed(headers):
-            self._answer(412, {"Content-Type": "application/xml"}, _xml(412))
+            self._refuse(412)
             return
         conditional = writes and any(name in headers for name in ("if-none-match", "if-match"))
         with self.one_at_a_time if conditional else contextlib.nullcontext():
@@ -205,6 +214,9 @@ class _S3Handler(_Handler):
         self._answer(status, found, data, fault)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _do
+
+    def _refuse(self, status: int) -> None:
+        self._answer(status, {"Content-Type": "application/xml"}, _xml(status))
 
     def _copy_allowed(self, headers: dict[str, str]) -> bool:
         wanted, source = headers.get("x-amz-copy-source-if-match"), headers["x-amz-copy-source"].lstrip("/")
@@ -366,14 +378,7 @@ class _WebHandler(_Handler):
         web, parts = self.served, urlsplit(self.path)
         path = unquote(parts.path)
         fault = self.rules.fault(Request(self.command, path.lstrip("/"), parts.query, dict(self.headers.items())))
-        if callable(fault):
-            fault()
-        elif fault == "away":
-            self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
-            return
-        elif isinstance(fault, int):
-            self._answer(fault, {}, b"as told")
+        if self._struck(fault):
             return
         if web.password and self.headers.get("Authorization") != web.password:
             self._answer(401, {}, b"")

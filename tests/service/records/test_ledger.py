@@ -26,27 +26,11 @@ from ggferry.service.records.ledger import (
 from ggferry.service.records.owners import is_dead, owner_name
 from helpers.archive_tools import command, plan, rows, write
 from helpers.builders import Llama
-from helpers.postgres_server import postgres_server
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """The URL of a server of our own."""
-    with postgres_server() as server:
-        yield server.url
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "ledger") if request.param == "sqlite" else request.getfixturevalue("postgres")
 
 
 @pytest.fixture
-def ledger(url: str) -> Iterator[Ledger]:
-    found = Ledger(url)
-    with found.transaction() as connection:  # the server is shared by the tests
-        connection.execute(found.jobs.delete())
-        connection.execute(found.attempts.delete())
+def ledger(ledger_place: str) -> Iterator[Ledger]:
+    found = Ledger(ledger_place)
     yield found
     found.close()
 

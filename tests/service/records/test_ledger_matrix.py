@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import sqlalchemy as sa
 
 from ggferry.service.records.ledger import Ledger
 from helpers.archive_tools import planned
+from helpers.fault_cells import LEDGERS, Cell, read_cells
 from helpers.faulty_runs import Workers, ggferry, hurried
 from helpers.hf_llama import hf_llama
 
@@ -55,26 +55,8 @@ sys.exit(cli._run(sys.argv[2:]))
 """
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A line of the table, as in `test_fault_matrix.py`."""
-
-    stage: str
-    fault: str
-    often: str
-    state: str
-    code: str
-    left: str
-    rerun: str
-    words: str
-
-    def __str__(self) -> str:
-        return f"{self.stage}-{self.fault}-{self.often}"
-
-
 def cells() -> list[Cell]:
-    lines = [line for line in TABLE.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    return [Cell(*(part.strip() for part in line.split("|", 7))) for line in lines]
+    return read_cells(TABLE, LEDGERS)
 
 
 class Trouble:

@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from ggferry.service.records.ledger import Ledger
 from helpers.archive_tools import GGFERRY, planned
+from helpers.fault_cells import STORES, Cell, read_cells
 from helpers.faulty_runs import Workers, ggferry, hurried
 from helpers.hf_llama import hf_llama
 from helpers.store_faults import Rule, Rules, S3Store, Web, s3_store, web_server
@@ -28,32 +29,8 @@ NAME = "Old-95K-v1.0-F32.gguf"
 FOREIGN, UPLOAD = b"somebody else's", "an upload of "
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A line of the table. `often`: the fault befalls the first request of the stage, or all until the rerun."""
-
-    stage: str
-    store: str
-    fault: str
-    often: str
-    state: str
-    code: str
-    left: str
-    rerun: str
-    words: str
-
-    @property
-    def absent(self) -> bool:
-        """Whether this cannot be; `words` say why."""
-        return self.state == "-"
-
-    def __str__(self) -> str:
-        return "-".join((self.store, self.stage, self.fault, self.often)).replace(" ", "_")
-
-
 def cells() -> list[Cell]:
-    lines = [line for line in TABLE.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    return [Cell(*(part.strip() for part in line.split("|", 8))) for line in lines]
+    return read_cells(TABLE, STORES)
 
 
 # --- where it happens ----------------------------------------------------------------------------------------------
