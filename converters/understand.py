@@ -11,7 +11,7 @@ from ggferry.converters.model_graph.graph import ModelGraph, bind
 from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
 from ggferry.converters.schema.architecture import Architecture
-from ggferry.converters.schema.expressions import evaluate
+from ggferry.converters.schema.expressions import evaluate, solve
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures as class_names
 from ggferry.formats.errors import (
@@ -113,11 +113,32 @@ def _by_marks(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
 
 
 def _marked(checkpoint: Checkpoint, spec: Architecture) -> str | None:
-    """The dialect of `spec` whose marks the checkpoint bears."""
+    """The dialect of `spec` whose marks the checkpoint bears, and whose shapes its tensors have."""
     for name, dialect in spec.dialects.items():
-        if dialect.marks and all(_is_there(checkpoint, mark) for mark in dialect.marks):
+        marked = all(_is_there(checkpoint, mark) for mark in dialect.marks)
+        if (dialect.marks or dialect.shapes) and marked and _fits(checkpoint, dialect.shapes):
             return name
     return None
+
+
+def _fits(checkpoint: Checkpoint, shapes: tuple[str, ...]) -> bool:
+    """Whether numbers can be found for the names in `Dialect.shapes` that make the tensors' shapes of them."""
+    sizes: dict[str, int] = {}
+    for line in shapes:
+        pattern, _, text = line.partition(": ")
+        ref = next((checkpoint.tensors[name] for name in fnmatch.filter(checkpoint.tensors, pattern)), None)
+        expressions = text.split()
+        if ref is None or len(ref.shape) != len(expressions):
+            return False
+        for expression, size in zip(expressions, ref.shape, strict=True):
+            try:
+                answer = solve(expression, size, sizes)
+                sizes |= [answer] if answer else []
+                if evaluate(expression, sizes) != size:
+                    return False
+            except (KeyError, ValueError):
+                return False
+    return True
 
 
 def _is_there(checkpoint: Checkpoint, mark: str) -> bool:

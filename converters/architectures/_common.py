@@ -4,6 +4,7 @@ The `hf` places are those of config.json; GGUF keys: gguf-py `constants.Keys`, l
 """
 
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.block_patterns import window_layers
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
@@ -58,6 +59,13 @@ LAYER_WINDOWS = HParam(
     "layer_windows", None, BOOL, {"hf": "layer_types"}, required=False, many="n_layer",
     words={"sliding_attention": True, "full_attention": False},
 )  # fmt: skip
+# Blocks with a window, as they are listed, or all but each `window_period`th; the window itself stands before.
+WINDOW_LIST = (
+    LAYER_WINDOWS,
+    HParam("window_period", None, fields={"hf": "sliding_window_pattern"}, required=False),
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, many="n_layer",
+           required=False),
+)  # fmt: skip
 # Qwen: a window only where `use_sliding_window` says so, and then from `max_window_layers` on.
 QWEN_WINDOWS = (
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
@@ -100,6 +108,17 @@ OWN_OUTPUT = Remark(
     "tied == 1", "the output matrix is the token embedding: llama.cpp expects one of its own in this architecture",
     stops="llama.cpp",
 )  # fmt: skip
+
+
+def own_output(architecture: str) -> Remark:
+    """Return the remark on a tied model of an architecture whose loader wants an output matrix."""
+    return Remark(
+        "tied == 1",
+        f"the output matrix is the token embedding: llama.cpp expects one of its own in {architecture}",
+        stops="llama.cpp",
+    )
+
+
 WINDOW = Remark(
     "n_swa > 0",
     "attention reaches back {n_swa} tokens: written, but llama.cpp lets this architecture attend to all of its context",

@@ -39,6 +39,15 @@ _KIND_PLACES = {"hf": scaling_place("rope_type") + "|" + scaling_place("type"), 
 KIND = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS, required=False)
 KIND_OR_FACTORS = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS | _FACTOR_KINDS, required=False)
 
+# Several axes of position (Qwen-VL): for text they are one number, so that the sections change nothing.
+AXES_KIND = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS | {"mrope": "default"}, required=False)
+SECTIONS_STATED = HParam(
+    "rope_sections_stated", None, fields={"hf": scaling_place("mrope_section")}, required=False, many="3"
+)
+SECTIONS = HParam(
+    "rope_sections", "rope.dimension_sections", ValueType.INT32, derive="@rope_sections", many="4",
+)  # fmt: skip
+
 # What the configuration says, and what GGUF makes of it.
 STRETCH = HParam(
     "rope_stretch", None, _F32, {"hf": scaling_place("factor")}, required=False,
@@ -90,13 +99,19 @@ LONG = HParam("rope_long", None, _F32, {"hf": scaling_place("long_factor")}, req
 SHORT = HParam("rope_short", None, _F32, {"hf": scaling_place("short_factor")}, required=False, many="n_rot/2")
 
 ROPE = (BASE, N_ROT, KIND, *SCALING)
+ROPE_OF_AXES = (BASE, N_ROT, AXES_KIND, *SCALING, SECTIONS_STATED, SECTIONS)
 PARTIAL_ROPE = (BASE, FRACTION, N_ROT, KIND, *SCALING)
+LLAMA3_KIND = replace(KIND, words=_KINDS | {"llama3": "llama3"})
+LLAMA3_ROPE = (BASE, N_ROT, LLAMA3_KIND, *SCALING, LOW, HIGH)
+HALF = replace(FRACTION, defaults=(Default(0.5, "half of each head, transformers' default", dialect="hf"),))
+HALF_ROPE = (BASE, HALF, N_ROT, KIND, *SCALING)
 ROPE_WITH_FACTORS = (BASE, FRACTION, N_ROT, KIND_OR_FACTORS, *SCALING, LOW, HIGH, LONG, SHORT)
 # Where GGUF has rows in pairs and Hugging Face in halves, a head turns whole: of no published model does a part.
 WHOLE_ROPE_WITH_FACTORS = tuple(
     replace(param, words={1: 1.0}) if param is FRACTION else param for param in ROPE_WITH_FACTORS
 )
 
+LLAMA3_FREQUENCIES = roles("rope_freqs.weight f32 optional : n_rot/2 | hf =llama3_factors")
 FACTORS = roles("""
 rope_freqs.weight f32 optional         : n_rot/2 | hf =llama3_factors
 rope_factors_long.weight f32 optional  : n_rot/2 | hf =long_factors

@@ -1,15 +1,27 @@
-"""OLMo 2: norms behind attention and feed-forward instead of before them; queries and keys normed over all heads.
+"""OLMo 2 and 3: norms behind attention and feed-forward instead of before them; queries and keys normed over all heads.
+OLMo 3 has blocks with a window, which are not stretched.
 
-Source: llama.cpp `src/models/olmo2.cpp`, transformers `modeling_olmo2.py`.
+Source: llama.cpp `src/models/olmo2.cpp`, transformers `modeling_olmo2.py` and `modeling_olmo3.py`.
 """
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
+from ggferry.converters.schema.block_patterns import base_of_windows
 from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
 
-HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU)
+_SWA = "rope_parameters.sliding_attention"
+WINDOWS = (
+    common.N_SWA, *common.WINDOW_LIST,
+    # Blocks with a window turn by the base alone, which is the other blocks' where the configuration has one set.
+    HParam("rope_base_swa", "rope.freq_base_swa", ValueType.FLOAT32, {"hf": f"{_SWA}.rope_theta"},
+           derive=base_of_windows, required=False, check="rope_base_swa > 1"),
+    HParam("rope_kind_swa", None, ValueType.STRING, {"hf": f"{_SWA}.rope_type"}, words={"default": "default"},
+           required=False),
+)  # fmt: skip
+HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *WINDOWS, common.TIED, common.SILU)
 
 ROLES = roles(
     tensors.embedding(),
@@ -25,12 +37,12 @@ ROLES = roles(
 SPEC = Architecture(
     name="olmo2",
     display_name="OLMo 2",
-    hf_classes=("Olmo2ForCausalLM",),
+    hf_classes=("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
         "hf": Dialect(
-            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.OWN_OUTPUT), harmless=(common.UNBIASED,)
+            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.own_output("olmo2")), harmless=(common.UNBIASED,)
         ),
         "gguf": Dialect("gguf"),
     },

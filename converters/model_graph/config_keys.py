@@ -54,9 +54,14 @@ GENERAL = (
 )
 
 
+WHOLE = ("tie_word_embeddings",)
+"""Of a model with several halves, what the whole says wins: transformers ties by it, whatever the text model's default
+has put into its part."""
+
+
 class Recorded:
     """A configuration that remembers which of its members were asked for. `within`: the member that describes this
-    model where another holds it (the text half of a vision model); it is asked first."""
+    model where another holds it (the text half of a vision model); it is asked first, but for WHOLE."""
 
     def __init__(self, config: Mapping[str, Any], within: str = "") -> None:
         self._config, self._within = config, within
@@ -83,7 +88,10 @@ class Recorded:
                 yield path, value
 
     def _paths(self, place: str) -> tuple[str, ...]:
-        return (f"{self._within}.{place}", place) if self._within else (place,)
+        if not self._within:
+            return (place,)
+        inner = f"{self._within}.{place}"
+        return (place, inner) if place in WHOLE else (inner, place)
 
     def unasked(self) -> Iterator[tuple[str, Any]]:
         """(path, value) of what nobody asked for: an object in which nothing was sought as one, any other member by

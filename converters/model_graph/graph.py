@@ -89,7 +89,8 @@ class ModelGraph:
     @property
     def runtimes(self) -> tuple[str, ...]:
         """Programs of today that run this very model: those of its architecture, but for what a remark says."""
-        remarks = (remark for dialect in self.architecture.dialects.values() for remark in dialect.remarks)
+        spoken = (remark for dialect in self.architecture.dialects.values() for remark in dialect.remarks)
+        remarks = (*self.architecture.remarks, *spoken)
         stopped = {remark.stops for remark in remarks if remark.stops and holds(remark.when, self.sizes)}
         return tuple(name for name in self.architecture.runtimes if name not in stopped)
 

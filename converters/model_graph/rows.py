@@ -159,10 +159,14 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
             return second.apply(_apply(checkpoint, node, first, start, stop))
         case Rowwise():
             return layout.apply(_apply(checkpoint, node, SAME, start, stop))
+        case Then(first=Transpose(), second=second) if second.block_safe and _is_plain(node):
+            return laid_out_values(checkpoint, replace(_seen_turned(node), layout=second), start, stop)
         case Then(first=first, second=Transpose()) if first.block_safe:
             return _turned_items(checkpoint, node, first, start, stop)
         case Transpose() if len(node.shape) == 2:
             return _columns(checkpoint, node.inputs[0], start, stop)
+        case Transpose() if _is_plain(node):
+            return laid_out_values(checkpoint, replace(_seen_turned(node), layout=SAME), start, stop)
         case Transpose():
             return _turned_items(checkpoint, node, SAME, start, stop)
         case _ if layout.block_safe:
@@ -194,6 +198,21 @@ def _turned_items(checkpoint: Checkpoint, node: Node, first: Layout, start: int,
         low, high = max(start, item * after), min(stop, (item + 1) * after)
         out[low - start : high - start] = turned[low - item * after : high - item * after]
     return out
+
+
+def _is_plain(node: Node) -> bool:
+    ref = node.inputs[0]
+    return len(node.inputs) == 1 and ref.type.elements == 1 and len(ref.spans) == 1
+
+
+def _seen_turned(node: Node) -> Node:
+    """The node with its one input, a matrix or a stack of them, as a view with the last two axes exchanged."""
+    (ref,) = node.inputs
+    span = ref.spans[0]
+    strides = span.strides or tuple(math.prod(ref.shape[axis + 1 :]) for axis in range(len(ref.shape)))
+    shape = (*ref.shape[:-2], ref.shape[-1], ref.shape[-2])
+    turned = replace(span, shape=shape, strides=(*strides[:-2], strides[-1], strides[-2]))
+    return replace(node, inputs=(replace(ref, shape=shape, spans=(turned,)),))
 
 
 def _columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Floats:

@@ -28,7 +28,7 @@ class Explained:
     said: str = ""
 
 
-_WINDOWLESS = "llama qwen2 qwen2moe qwen3 qwen3moe starcoder2"
+_WINDOWLESS = "llama qwen2 qwen2moe qwen2vl qwen3 qwen3moe starcoder2 smollm3 mistral3"
 EXPLAINED = (
     Explained("unread", "*", "*.vocab_size", "of the specification; llama.cpp counts tokenizer.ggml.tokens"),
     Explained("unread", "falcon", "*.tensor_data_layout", "of the specification; there is one order of rows"),
@@ -54,6 +54,17 @@ EXPLAINED = (
         "unread", "gpt2 starcoder mpt gemma2 gemma3", "*.attention.scale", "fixed in llama.cpp", "attention.scale="
     ),
     Explained("unread", "qwen2moe qwen3moe", "*.expert_weights_norm", "fixed for each", "written, but llama.cpp does"),
+    Explained("unread", "olmoe", "*.expert_weights_norm", "never in llama.cpp", "sum to one in olmoe"),
+    Explained("unread", "smollm3", "*.attention.rope_pattern", "fixed in llama.cpp", "it turns queries and keys in"),
+    Explained("unread", "qwen2vl", "*.layer_norm_rms_epsilon", "0 in llama.cpp", "never reads this family's epsilon"),
+    Explained(
+        "unread tensor", "seed_oss", "blk.{n}.attn_output.bias", "llama.cpp's has none",
+        "no bias for the output of attention in seed_oss",
+    ),
+    Explained(
+        "unread tensor", "smollm3", "blk.{n}.attn_output.bias blk.{n}.ffn_*.bias", "llama.cpp's has none",
+        "no biases in smollm3",
+    ),
     Explained("unread", "mamba", "*.ssm.dt_b_c_rms_epsilon", "llama.cpp has one epsilon", "kept as mamba.ssm.dt_b_c"),
     Explained("unread", "t5 t5encoder", "*.attention.relative_max_distance", "128 in llama.cpp; a remark has the rest"),
     Explained("unread", "t5", "*.logit_scale", "unknown to llama.cpp; a remark warns of all but 1"),
@@ -74,8 +85,8 @@ EXPLAINED = (
         "without biases: llama.cpp expects them",
     ),
     Explained(
-        "missing tensor", "gptneox olmo2 phi2 qwen2moe stablelm rwkv6 rwkv7", "output.weight", "a tied model",
-        "the output matrix is the token embedding",
+        "missing tensor", "exaone-moe gpt-oss gptneox minimax-m2 olmo2 olmoe phi2 qwen2moe stablelm rwkv6 rwkv7",
+        "output.weight", "a tied model", "the output matrix is the token embedding",
     ),
     Explained("missing", "*", "tokenizer.ggml.model", "asked for", "the output has no"),
 )  # fmt: skip

@@ -170,7 +170,8 @@ class Dialect:
     keys and values are repeated for every head (`multi_query`). `substitutes`: (name, others…): where no tensor is
     called so, the first of the others that is there is meant. `harmless`: what of the configuration is rightly not
     read, beside what every configuration may say (`config_keys.GENERAL`); `nested`: members of it that transformers
-    makes configurations in their own right, which may say that, too.
+    makes configurations in their own right, which may say that, too. `shapes`: 'PATTERN: SIZE SIZE …', shapes of
+    tensors that show this dialect: their names stand for numbers that must be the same in all of them.
     """
 
     name: str
@@ -192,6 +193,7 @@ class Dialect:
     substitutes: tuple[tuple[str, ...], ...] = ()
     harmless: tuple[Harmless, ...] = ()
     nested: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
 
     @property
     def column(self) -> str:

@@ -96,6 +96,12 @@ def yarn_log_multiplier(values: Values) -> float | None:
     return 0.1 * every if every and values.get("rope_kind") == "yarn" else None
 
 
+def plain_yarn_log_multiplier(values: Values) -> float | None:
+    """rope.scaling.yarn_log_multiplier of every family but DeepSeek's: mscale_all_dim, where it is 1, which makes the
+    magnitude 1; of others `rope_attn_factor` says the magnitude (llama-context.cpp)."""
+    return 1.0 if values.get("rope_mscale_all") == 1 and values.get("rope_kind") == "yarn" else None
+
+
 def _mscale(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
@@ -129,6 +135,12 @@ def rope_dimensions(values: Values) -> int | None:
     if not 0 < turned <= width:
         raise ValueError(f"{fraction} of a head of {width} turns")
     return turned
+
+
+def rope_sections(values: Values) -> tuple[int, ...] | None:
+    """rope.dimension_sections: how many rotary frequencies each axis of position turns, four numbers."""
+    stated = values.get("rope_sections_stated")
+    return None if stated is None else (*stated, *(0,) * (4 - len(stated)))
 
 
 # --- windows -----------------------------------------------------------------------------------------------
@@ -193,6 +205,7 @@ HPARAMS: dict[str, Derivation] = {
     "rope_attn_factor": rope_attn_factor,
     "yarn_log_multiplier": yarn_log_multiplier,
     "rope_dimensions": rope_dimensions,
+    "rope_sections": rope_sections,
     "window_layers": window_layers,
     "qwen_window_layers": qwen_window_layers,
     "expert_groups": expert_groups,

@@ -8,8 +8,7 @@ attention to be far from uniform.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,10 @@ from ggferry.formats.gguf.values import Value, array, f32, string
 from ggferry.formats.gguf.values import ValueType as T
 from ggferry.formats.gguf.write import write_gguf
 from ggferry.quant.codec import block_type
+from helpers.tiny import BASE, ROPE, TOKENS, VOCAB, Tiny
 from helpers.tiny_hybrids import HYBRIDS
+from helpers.tiny_todays import TODAYS
 
-VOCAB = 328
-TOKENS = [5, 17, 42, 99, 3, 120, 77, 200, 9, 250, 64, 31, 180, 11, 150, 222, 301, 8]
-BASE: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "num_attention_heads": 6,
-    "num_key_value_heads": 3, "max_position_embeddings": 64,
-}  # fmt: skip
-ROPE = {"rope_theta": 5000.0}
 MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 LONG = {
     "rope_type": "longrope", "rope_theta": 5000.0, "long_factor": [1.0, 1.7, 2.4, 3.1],
@@ -55,19 +49,6 @@ MAMBA = {
 }  # fmt: skip
 MAMBA2 = {**MAMBA, "head_dim": 8, "num_heads": 12, "n_groups": 3, "chunk_size": 8}
 RWKV4 = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "context_length": 64}
-
-
-@dataclass(frozen=True)
-class Tiny:
-    """`model`: prefix of transformers' class names (…Config, …ForCausalLM or what `head` says). `old`: keys of
-    config.json as transformers 4 wrote them, which take the place of `rope_parameters`. `attention`: transformers'
-    implementation that computes what the model is."""
-
-    model: str
-    config: Mapping[str, Any]
-    old: Mapping[str, Any] = field(default_factory=dict)
-    head: str = "ForCausalLM"
-    attention: str = "eager"
 
 
 def _rope(**scaling: Any) -> dict[str, Any]:
@@ -242,6 +223,7 @@ TINY: dict[str, Tiny] = {
         attention="sdpa",
     ),
     **{name: Tiny(*described) for name, described in HYBRIDS.items()},
+    **TODAYS,
 }  # fmt: skip
 
 
@@ -252,8 +234,11 @@ def make(name: str, folder: Path, **changes: Any) -> np.ndarray:
     import transformers
 
     tiny = TINY[name]
-    text = "Text" if hasattr(transformers, f"{tiny.model}TextConfig") else ""
-    config = getattr(transformers, f"{tiny.model}{text}Config")(**json.loads(json.dumps({**tiny.config, **changes})))
+    stated = json.loads(json.dumps({**tiny.config, **changes}))
+    if tiny.outer:
+        stated = {**json.loads(json.dumps(tiny.outer)), "text_config": stated}
+    text = "Text" if not tiny.outer and hasattr(transformers, f"{tiny.model}TextConfig") else ""
+    config = getattr(transformers, f"{tiny.model}{text}Config")(**stated)
     config._attn_implementation = tiny.attention
     torch.manual_seed(7)
     model = getattr(transformers, f"{tiny.model}{tiny.head}")(config).float().eval()

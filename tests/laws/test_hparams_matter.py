@@ -20,10 +20,11 @@ from helpers.tiny_models import TINY, TOKENS, make, write
 
 IDLE = {
     "context_length": (".", "says how far the model was trained, not how it computes"),
-    "feed_forward_length": ("qwen.moe|qwen3next|(falcon )?mamba", "no block is dense"),
+    "n_deepstack_layers": ("qwen3vl", "there is no picture whose features would be added"),
+    "feed_forward_length": ("qwen.moe|qwen3next|qwen3vlmoe|minimax_m2|(falcon )?mamba", "no block is dense"),
     "attention.head_count": ("(falcon )?mamba", "there is no attention"),
     "rope.scaling.type": (".*longrope", "the tensors of factors say the same"),
-    "rope.dimension_sections": ("qwen35", "text has one axis of positions"),
+    "rope.dimension_sections": ("qwen", "text has one axis of positions"),
     "full_attention_interval": ("qwen3", "the list of recurrent blocks says it, too"),
     "rope.freq_base": ("granite hybrid", "nothing is turned by its position"),
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
@@ -36,6 +37,8 @@ MODELS = (
     "gpt2", "gpt2 unscaled", "starcoder", "gptj", "gptneo", "gptneox", "gptneox linear", "mpt clip", "mpt scale",
     "bloom", "falcon 40b", "falcon rw",
     "qwen3next", "qwen35", "qwen35moe", "granitemoe shared", "granitemoe", "granite hybrid", "bamba", "jamba",
+    "qwen3vl", "qwen3vlmoe", "qwen2vl", "smollm3 otherwise", "seed_oss", "olmo3 yarn", "olmoe", "glm4", "glm4moe",
+    "exaone4 windows", "exaone_moe", "minimax_m2", "ministral3",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

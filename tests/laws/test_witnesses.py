@@ -34,6 +34,7 @@ MADE_LAYOUTS = {
     "llama3-meta": "formats/readers/test_pytorch.py",
 }
 MADE_ARCHITECTURES = {
+    "exaone": "converters/architectures/test_published_names.py",
     "nomic-bert": "converters/architectures/test_bert.py", "rwkv7": "converters/architectures/test_rwkv.py",
     "t5encoder": "converters/architectures/test_t5.py",
 }  # fmt: skip

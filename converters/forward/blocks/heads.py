@@ -89,5 +89,7 @@ def _tempered(model: Model, q: Tensor, turn: Turn) -> Tensor:
     if not scale or where == "none" or (where == "unrotated" and turn is not None):
         return q
     place = model.where(len(q)).double() + (where == "unrotated")
-    factor = 1 + float(scale) * torch.log(1 + torch.floor(place / float(model.sizes["temperature_length"])))
+    factor = 1 + float(scale) * torch.log(
+        1 + torch.floor(place / float(model.sizes.get("temperature_length") or model.sizes["n_ctx"]))
+    )
     return q * factor.float()[:, None, None]

@@ -1,0 +1,11 @@
+"""What EXAONE 4 and K-EXAONE share: blocks with a window turn queries and keys, those without do not."""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.schema.architecture import HParam
+from ggferry.converters.schema.block_patterns import turned_where_windowed
+from ggferry.formats.gguf.values import ValueType
+
+WINDOWS = (
+    *common.WINDOW_LIST,
+    HParam("rope_layers", None, ValueType.BOOL, derive=turned_where_windowed, many="n_layer", required=False),
+)  # fmt: skip

@@ -1,0 +1,56 @@
+"""EXAONE 4: norms behind attention and feed-forward instead of before them; queries and keys normed head by head. The
+largest has blocks with a window, and turns nothing in those without.
+
+Source: llama.cpp `src/models/exaone4.cpp`, transformers `modeling_exaone4.py`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _exaone as exaone
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, common.N_SWA, *exaone.WINDOWS, common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    rope.LLAMA3_FREQUENCIES,
+    block(
+        tensors.attention(),
+        tensors.qk_norm(),
+        tensors.norm("post_attention_norm", "post_attention_layernorm"),
+        tensors.gated(),
+        tensors.norm("post_ffw_norm", "post_feedforward_layernorm"),
+    ),
+)
+
+REMARKS = (
+    Remark(
+        "n_swa > 0 and n_layer != 64",
+        "llama.cpp runs this differently: blocks of exaone4 have windows, and those without turn nothing, only where "
+        "there are 64; this model has {n_layer}",
+        stops="llama.cpp",
+    ),
+    Remark(
+        "n_swa == 0 and n_layer == 64",
+        "llama.cpp runs this differently: it gives windows to an exaone4 of 64 blocks, and this one has none",
+        stops="llama.cpp",
+    ),
+)
+
+SPEC = Architecture(
+    name="exaone4",
+    display_name="EXAONE 4",
+    hf_classes=("Exaone4ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "pre_norm": False},
+    remarks=REMARKS,
+)

@@ -1,0 +1,47 @@
+"""GLM-4.5, 4.6, 4.7: experts scored by sigmoid and chosen with a bias; half of each head turned; queries and keys
+normed in the largest. The norm before the feed-forward is called `post_attention_norm`.
+
+Source: llama.cpp `src/models/glm4-moe.cpp`, transformers `modeling_glm4_moe.py`. Blocks that predict further tokens are
+dropped.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _routed as routed
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
+from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, *routed.HPARAMS, common.TIED, common.ATTENTION_BIAS,
+    HParam("qk_norms", None, ValueType.BOOL, {"hf": "use_qk_norm"}, required=False,
+           defaults=(Default(False, "transformers' default", dialect="hf"),)),
+    common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(bias="attention_bias == 1"),
+        tensors.qk_norm(when="qk_norms == 1"),
+        tensors.norm("post_attention_norm", "post_attention_layernorm"),
+        routed.dense_or_routed(),
+    ),
+)
+
+SPEC = Architecture(
+    name="glm4moe",
+    display_name="GLM-4.5",
+    hf_classes=("Glm4MoeForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf", drops=(routed.NEXT_TOKENS, *common.DROPS), remarks=rope.REMARKS, harmless=(routed.NEXT_COUNT,)
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "routing": "sigmoid", "ffn_norm": "post_attention_norm"},
+)

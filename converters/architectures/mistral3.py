@@ -1,0 +1,61 @@
+"""Mistral Small 3.1 and Ministral 3: LLaMA, whose queries grow with their position where the configuration says so.
+
+Source: llama.cpp `src/models/mistral3.cpp`, `conversion/mistral3.py`, transformers `modeling_ministral3.py`. Of a
+vision model the text half is taken.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.derivations import plain_yarn_log_multiplier
+from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
+
+_BETA = "rope_parameters.llama_4_scaling_beta|rope_scaling.llama_4_scaling_beta"
+TEMPERATURE = (
+    HParam("temperature_scale", "attention.temperature_scale", ValueType.FLOAT32, {"hf": _BETA}, absent=0.0),
+    HParam("temperature_length", None, derive="rope_original", required=False),
+    HParam("yarn_log_mul", "rope.scaling.yarn_log_multiplier", ValueType.FLOAT32, derive=plain_yarn_log_multiplier,
+           absent=0.0, check="yarn_log_mul == 0 or yarn_log_mul == 1"),
+)  # fmt: skip
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *TEMPERATURE, *rope.ROPE, common.N_SWA, common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv")),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
+
+SPEC = Architecture(
+    name="mistral3",
+    display_name="Mistral 3",
+    hf_classes=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions={"rope": "halves"},
+            drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*multi_modal_projector.*")),
+            remarks=(*rope.REMARKS, common.WINDOW),
+            within=half.WITHIN,
+            renames=half.RENAMES,
+            harmless=(
+                common.UNBIASED,
+                half.VISION_KEYS,
+                Harmless("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "pairs", "temperature": "all"},
+)

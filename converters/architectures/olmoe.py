@@ -1,0 +1,53 @@
+"""OLMoE: experts in every block; queries and keys normed over all heads.
+
+Source: llama.cpp `src/models/olmoe.cpp`, transformers `modeling_olmoe.py`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, common.N_EXPERT, common.N_EXPERT_USED,
+    HParam("expert_norm", "expert_weights_norm", ValueType.BOOL, {"hf": "norm_topk_prob"}, absent=False),
+    # transformers clamps what is normed, GGUF's readers what is not.
+    HParam("clamp", None, ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unsayable=0.0, check="clamp == 0"),
+    common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.qk_norm(shapes=tensors.FULL_WIDTH),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.experts(width="n_ff"),
+    ),
+)
+
+REMARKS = (
+    Remark("expert_norm == 1", "llama.cpp runs this differently: it does not make the weights of the chosen experts "
+           "sum to one in olmoe"),
+    Remark("n_head_kv != n_head", "llama.cpp does not load this model: in olmoe it wants as many key heads as heads",
+           stops="llama.cpp"),
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="olmoe",
+    display_name="OLMoE",
+    hf_classes=("OlmoeForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.own_output("olmoe")), harmless=(common.UNBIASED,)
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "qk_norm": "full"},
+    remarks=REMARKS,
+)

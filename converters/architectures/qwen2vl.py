@@ -1,0 +1,48 @@
+"""Qwen2-VL and Qwen2.5-VL, the text half: Qwen2 with positions along three axes, which for text are one.
+
+Source: llama.cpp `src/models/qwen2vl.cpp`, `conversion/qwenvl.py`, transformers `modeling_qwen2_vl.py`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *common.QWEN_WINDOWS, common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(bias=True),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
+
+EPSILON = Remark("eps > 0", "llama.cpp runs this differently: it never reads this family's epsilon, {eps}, and takes 0")
+
+SPEC = Architecture(
+    name="qwen2vl",
+    display_name="Qwen2-VL",
+    hf_classes=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=(*common.DROPS, *half.unseen("visual.*", "model.visual.*")),
+            remarks=(*rope.REMARKS, common.WINDOW),
+            within=half.WITHIN,
+            renames=half.RENAMES,
+            harmless=(half.VISION_KEYS,),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves"},
+    remarks=(EPSILON,),
+)

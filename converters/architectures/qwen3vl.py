@@ -1,0 +1,45 @@
+"""Qwen3-VL, the text half: Qwen3 with positions along three axes, which for text are one.
+
+Source: llama.cpp `src/models/qwen3vl.cpp`, `conversion/qwen3vl.py`, transformers `modeling_qwen3_vl.py`. The vision
+half adds features of some of its layers to the first blocks (deepstack); GGUF says how many.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *half.DEEPSTACK, common.TIED, common.SILU)
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.qk_norm(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
+
+SPEC = Architecture(
+    name="qwen3vl",
+    display_name="Qwen3-VL",
+    hf_classes=("Qwen3VLForConditionalGeneration",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=(*common.DROPS, *half.unseen("*visual.*")),
+            remarks=rope.REMARKS,
+            within=half.WITHIN,
+            renames=half.RENAMES,
+            harmless=(common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves"},
+)

@@ -1,0 +1,80 @@
+"""Qwen3-VL with experts, the text half.
+
+Source: llama.cpp `src/models/qwen3vlmoe.cpp`, transformers `modeling_qwen3_vl_moe.py`. Published checkpoints hold a
+column an output of the experts' matrices (experts, in, out); transformers 5 saves a row an output (experts, out, in).
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.layouts import Pick, Then, Transpose
+from ggferry.converters.schema.roles import block, roles, varied
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *half.DEEPSTACK, common.N_EXPERT, common.N_EXPERT_USED,
+    common.N_FF_EXP,
+    *common.ALL_SPARSE, common.TIED, common.SILU,
+)  # fmt: skip
+
+GATE, UP = Pick("n_expert", 0, "n_ff_exp"), Pick("n_expert", "n_ff_exp", "2*n_ff_exp")
+ROLES = varied(
+    roles(
+        tensors.embedding(),
+        block(
+            tensors.norm("attn_norm", "input_layernorm"),
+            tensors.attention(),
+            tensors.qk_norm(),
+            tensors.norm("ffn_norm", "post_attention_layernorm"),
+            """
+            ffn_gate_inp.weight f32 : n_expert n_embd          | hf mlp.gate.weight
+            ffn_gate_exps.weight    : n_expert n_ff_exp n_embd | hf mlp.experts.gate_up_proj @gate
+            ffn_down_exps.weight    : n_expert n_embd n_ff_exp | hf mlp.experts.down_proj @turned
+            ffn_up_exps.weight      : n_expert n_ff_exp n_embd | hf mlp.experts.gate_up_proj @up
+            """,
+            gate=Then(Transpose(), GATE), up=Then(Transpose(), UP), turned=Transpose(),
+        ),
+    ),
+    "hf5", "hf",
+    """
+    blk.{n}.ffn_gate_exps.weight model.layers.{n}.mlp.experts.gate_up_proj @gate
+    blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_proj
+    blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.gate_up_proj @up
+    """,
+    gate=GATE, up=UP,
+)  # fmt: skip
+
+NORMED = Harmless("norm_topk_prob", "this class always makes the weights of the chosen experts sum to one")
+
+_HF = Dialect(
+    "hf",
+    conventions={"expert_rows": False, "gate_up": "halves"},
+    drops=(*common.DROPS, *half.unseen("*visual.*")),
+    remarks=rope.REMARKS,
+    within=half.WITHIN,
+    renames=half.RENAMES,
+    harmless=(common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED, NORMED),
+)
+
+SPEC = Architecture(
+    name="qwen3vlmoe",
+    display_name="Qwen3-VL-MoE",
+    hf_classes=("Qwen3VLMoeForConditionalGeneration",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": _HF,
+        "hf5": replace(
+            _HF,
+            name="hf5",
+            fields="hf",
+            conventions={"gate_up": "halves"},
+            shapes=("*.mlp.experts.gate_up_proj: experts 2*ff width", "*.mlp.experts.down_proj: experts width ff"),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "expert_norm": True},
+)

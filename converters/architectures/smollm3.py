@@ -1,0 +1,66 @@
+"""SmolLM3: LLaMA whose every fourth block turns neither queries nor keys.
+
+Source: llama.cpp `src/models/smollm3.cpp`, transformers `modeling_smollm3.py`. Which blocks turn them is a constant of
+llama.cpp; GGUF has a key for it, which this graph does not read.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
+from ggferry.converters.schema.block_patterns import turned_as_listed, turned_unlike_every_fourth
+from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
+
+TURNED = (
+    HParam("rope_stated", None, ValueType.BOOL, {"hf": "no_rope_layers"}, words={1: True, 0: False}, many="n_layer",
+           required=False),
+    HParam("rope_period", None, fields={"hf": "no_rope_layer_interval"}, required=False, check="0 < rope_period"),
+    HParam("rope_layers", "attention.rope_pattern", ValueType.BOOL, derive=turned_as_listed,
+           implied="each (n + 1) % 4 != 0", many="n_layer"),
+    HParam("rope_odd", None, derive=turned_unlike_every_fourth),
+)  # fmt: skip
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, *TURNED, common.TIED,
+    common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(
+            q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"), bias="attention_bias == 1",
+            output_bias="attention_bias == 1",
+        ),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(bias="mlp_bias == 1"),
+    ),
+)  # fmt: skip
+
+ODD = Remark(
+    "rope_odd > 0",
+    "llama.cpp runs this differently: it turns queries and keys in all blocks but every fourth, which {rope_odd} "
+    "blocks of this model contradict",
+    stops="llama.cpp",
+)
+BIASED = Remark(
+    "attention_bias == 1 or mlp_bias == 1", "llama.cpp has no biases in smollm3", stops="llama.cpp",
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="smollm3",
+    display_name="SmolLM3",
+    hf_classes=("SmolLM3ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, BIASED)
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "pairs"},
+    remarks=(ODD,),
+)

@@ -1,0 +1,125 @@
+"""Tiny checkpoints of today's architectures, from end to end: transformers' float64 logits, the reigning tool's keys,
+names and bytes where they are right, llama.cpp's continuation where it runs the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.convert import Request, convert
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.model_graph.open_checkpoint import architectures
+from ggferry.converters.understand import graph_of
+from ggferry.formats.errors import GgferryError
+from ggferry.formats.readers.gguf import open_gguf
+from helpers.llama_cpp import continuations
+from helpers.tiny_models import relative
+from helpers.witnesses import CORPUS
+
+assert CORPUS is not None
+ARCH = CORPUS / "arch"
+MANIFEST = json.loads((ARCH / "MANIFEST.json").read_text())
+MODELS: dict[str, dict[str, Any]] = MANIFEST["models"]
+TOKENS: list[int] = MANIFEST["tokens"]
+KNOWN = {name for spec in architectures().values() for name in spec.hf_classes}
+ANOTHER = {"mistral4": "a class that this model shares with mistral3"}
+NAMES = [name for name, model in MODELS.items() if set(model["architectures"]) & KNOWN and name not in ANOTHER]
+DECODERS = [name for name in NAMES if MODELS[name]["output_kind"] == "logits"]
+each_decoder = pytest.mark.parametrize("name", DECODERS)
+pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]
+
+REFUSED: dict[str, str] = {}
+"""What no GGUF file can say: a part of the reason that must be given."""
+LOOSE: dict[str, float] = {}
+"""Where transformers itself computes in less than float64."""
+ELSEWHERE: dict[str, set[str]] = {
+    # 0, or counts what we drop; what readers take without it
+    "*": {"nextn_predict_layers", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
+    "exaone_moe": {"rope.scaling.type"},  # none
+    "exaone3": {"attention.layer_norm_epsilon"},  # its norms are RMS norms
+    "exaone3_rms": {"attention.layer_norm_epsilon"},
+}
+"""Keys that the reigning tool writes and we do not, or otherwise, by model; '*' for all: it is wrong there."""
+OWN_TENSORS: dict[str, str] = {"qwen3vlmoe_tf5": "_exps"}
+"""Tensors that the reigning tool has wrong, by model: a part of their names."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The F32 conversion of every checkpoint, proved, made when it is first asked for."""
+    folder = tmp_path_factory.mktemp("arch")
+
+    class Made(dict[str, str]):
+        def __missing__(self, name: str) -> str:
+            request = Request(str(ARCH / name / "ckpt"), str(folder / f"{name}.gguf"), Options(outtype="f32"))
+            self[name] = convert(request).path
+            return self[name]
+
+    return Made()
+
+
+def theirs(name: str) -> dict[str, Any] | None:
+    """What the reigning tool's file says; None where it made none."""
+    path = ARCH / name / f"{name}.f32.gguf.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def test_what_no_file_can_say_is_refused_with_the_reason(made: dict[str, str]) -> None:
+    for name, reason in REFUSED.items():
+        with pytest.raises(GgferryError, match=reason):
+            made[name]
+
+
+CONVERTED = [name for name in DECODERS if name not in REFUSED]
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_both_sides_compute_what_transformers_does(name: str, made: dict[str, str]) -> None:
+    expected = np.load(ARCH / name / "hf_logits_f64.npy")
+    for side in (graph_of(str(ARCH / name / "ckpt")), graph_of(made[name])):
+        assert relative(expected, forward(side, TOKENS)) <= LOOSE.get(name, 2e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in CONVERTED if theirs(name)])
+def test_keys_are_the_reigning_tools(name: str, made: dict[str, str]) -> None:
+    other = theirs(name)
+    assert other is not None
+    ours, odd = open_gguf(made[name]).metadata, ELSEWHERE.get(name, set()) | ELSEWHERE.get("*", set())
+    for key, (_, value) in other["kv"].items():
+        if not key.startswith(("general.", "tokenizer.")) and key.partition(".")[2] not in odd:
+            assert key in ours, key
+            data = list(ours[key].data) if isinstance(value, list) else ours[key].data
+            assert data == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), key
+
+
+@pytest.mark.parametrize("name", [name for name in CONVERTED if theirs(name)])
+def test_tensors_are_the_reigning_tools(name: str, made: dict[str, str]) -> None:
+    other = theirs(name)
+    assert other is not None
+    ours, own = open_gguf(made[name]), OWN_TENSORS.get(name, "nothing")
+    assert set(ours.tensors) == set(other["tensors"])
+    right = {tensor: said for tensor, said in other["tensors"].items() if own not in tensor}
+    for tensor, (kind, shape, digest) in right.items():
+        ref = ours.tensors[tensor]
+        assert list(ref.shape[::-1]) == shape, tensor
+        if kind == "F32" and "rope_freqs" not in tensor:
+            data = ours.files[0].read(ref.spans[0].offset, ref.nbytes)
+            assert hashlib.sha256(data).hexdigest() == digest, tensor
+
+
+def test_llama_cpp_continues_as_we_do(made: dict[str, str]) -> None:
+    run = [name for name in CONVERTED if "llama.cpp" in graph_of(str(ARCH / name / "ckpt")).runtimes]
+    assert len(run) > 20
+    prompt, count = TOKENS[:6], 4
+    for name, answer in zip(run, continuations(prompt, count, *(Path(made[n]) for n in run)), strict=True):
+        history = list(prompt)
+        for token, _ in answer:
+            scores = forward(graph_of(made[name]), history)[-1]
+            assert scores.max() - scores[token] < 5e-3, name
+            history.append(token)

@@ -1,0 +1,80 @@
+"""Tiny random models of today's families, as `tiny_models` has those before them: eight heads on two, experts that
+differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from helpers.tiny import BASE, ROPE, Tiny
+
+HEADS = {**BASE, "num_attention_heads": 8, "num_key_value_heads": 2, "rope_parameters": ROPE}
+WIDE = {**HEADS, "head_dim": 12}
+FOUR = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 7}
+ROUTED = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+SIGMOID = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2,
+    "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "num_hidden_layers": 4,
+}  # fmt: skip
+YARN = {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+QWEN_EYES: dict[str, Any] = {
+    "vision_config": {
+        "depth": 2, "hidden_size": 24, "intermediate_size": 32, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48,
+        "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16,
+    },
+    "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN2_EYES = {"vision_config": {"depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 4, "hidden_size": 48}}
+SEES = "ForConditionalGeneration"
+
+
+def _turning(sections: list[int], **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {**ROPE, "rope_type": "default", "mrope_section": sections, **more}}
+
+
+TODAYS: dict[str, Tiny] = {
+    "qwen3vl": Tiny(
+        "Qwen3VL", {**WIDE, **_turning([2, 2, 2], mrope_interleaved=True)}, head=SEES, outer=QWEN_EYES
+    ),
+    "qwen3vlmoe": Tiny(
+        "Qwen3VLMoe", {**WIDE, **ROUTED, **_turning([2, 2, 2], mrope_interleaved=True)}, head=SEES, outer=QWEN_EYES
+    ),
+    "qwen2vl": Tiny("Qwen2VL", {**HEADS, **_turning([1, 1, 1])}, head=SEES, outer=QWEN2_EYES),
+    "smollm3": Tiny("SmolLM3", {**HEADS, "num_hidden_layers": 5, "pad_token_id": 0}),
+    "smollm3 otherwise": Tiny(
+        "SmolLM3", {**HEADS, "num_hidden_layers": 4, "no_rope_layers": [0, 1, 1, 0], "pad_token_id": 0}
+    ),
+    "seed_oss": Tiny("SeedOss", {**WIDE, "attention_bias": True, "attention_out_bias": False}),
+    "seed_oss output bias": Tiny("SeedOss", {**WIDE, "attention_bias": True, "attention_out_bias": True}),
+    "olmo3": Tiny("Olmo3", {**HEADS, **FOUR}),
+    "olmo3 yarn": Tiny(
+        "Olmo3",
+        {**HEADS, **FOUR, "num_attention_heads": 4,
+         "rope_parameters": {"full_attention": YARN, "sliding_attention": {**ROPE, "rope_type": "default"}}},
+    ),
+    "olmoe": Tiny("Olmoe", {**HEADS, **ROUTED, "num_key_value_heads": 8, "norm_topk_prob": False}),
+    "olmoe grouped": Tiny("Olmoe", {**HEADS, **ROUTED, "norm_topk_prob": True}),
+    "glm4": Tiny("Glm4", {**WIDE, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "attention_bias": True,
+                          "pad_token_id": 0}),
+    "glm4moe": Tiny(
+        "Glm4Moe",
+        {**WIDE, **SIGMOID, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "attention_bias": True,
+         "use_qk_norm": True},
+    ),
+    "exaone4": Tiny("Exaone4", {**WIDE, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone4 windows": Tiny("Exaone4", {**WIDE, **FOUR}),
+    "exaone_moe": Tiny(
+        "ExaoneMoe",
+        {**WIDE, **FOUR, **ROUTED, "num_experts": 8, "n_group": 4, "topk_group": 2, "num_shared_experts": 2,
+         "routed_scaling_factor": 1.5, "first_k_dense_replace": 1},
+    ),
+    "minimax_m2": Tiny(
+        "MiniMaxM2",
+        {**WIDE, "num_local_experts": 5, "num_experts_per_tok": 2,
+         "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}},
+    ),
+    "ministral3": Tiny(
+        "Ministral3",
+        {**WIDE, "rope_parameters": {**YARN, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.4,
+                                     "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+}  # fmt: skip
