@@ -85,7 +85,7 @@ EXPLAINED = (
         "without biases: llama.cpp expects them",
     ),
     Explained(
-        "missing tensor", "exaone-moe gpt-oss gptneox minimax-m2 olmo2 olmoe phi2 qwen2moe stablelm rwkv6 rwkv7",
+        "missing tensor", "exaone-moe gptneox minimax-m2 olmo2 olmoe phi2 qwen2moe stablelm rwkv6 rwkv7",
         "output.weight", "a tied model", "the output matrix is the token embedding",
     ),
     Explained("missing", "*", "tokenizer.ggml.model", "asked for", "the output has no"),
