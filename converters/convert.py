@@ -16,6 +16,7 @@ from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
+from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
@@ -26,6 +27,7 @@ from ggferry.converters.proof.runtime_keys import architectures
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import check_tokenizer
+from ggferry.converters.proof.witnesses.examine import chosen, examine
 from ggferry.converters.request import Naming, request_of, stated_options
 from ggferry.converters.request import Request as Request
 from ggferry.converters.tokenizers.llama_cpp_limits import objections
@@ -79,6 +81,7 @@ def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer
 
 
 def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
+    chosen(request.witness, request.level)
     if is_adapter(checkpoint):
         return plan_adapter(
             checkpoint, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
@@ -213,11 +216,21 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
         if request.level == "none":
             return Proof("none", (), {}, None, tokens)
         encoding = Encoding(plan.imatrix, ours=True)
-        return verify(
+        proof = verify(
             plan.graph, output, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
         )
+        return witnessed(proof, plan.graph, output, request, stage)
     finally:
         again.close()
+
+
+def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Request, stage: Stage) -> Proof:
+    """The proof with what the wanted witnesses say, where logits were computed. Raises VerificationError."""
+    names = chosen(request.witness)
+    if not names or proof.logits is None:
+        return proof
+    said = examine(source, output, names, request.jobs, stage)
+    return replace(proof, testimonies=(*proof.testimonies, *said))
 
 
 def _targets(request: Request, plan: Plan) -> list[str]:

@@ -98,6 +98,13 @@ def outtypes() -> list[str]:
     return ["keep", *map(str.lower, recipe_ids())]
 
 
+def witnesses() -> list[str]:
+    """The values of --witness."""
+    from ggferry.converters.proof.witnesses.examine import CHOICES
+
+    return list(CHOICES)
+
+
 _WRITES, _READS = "convert quantize", "convert verify"
 _ALL = "convert quantize verify"
 
@@ -198,6 +205,9 @@ OPTIONS: tuple[Option, ...] = (
            receipt="verify"),
     Option("level", Kind.TEXT, "verify", Heading.PROOF, "full or fast (no forward passes).", "level", default="full",
            choices=LEVELS[1:]),
+    Option("witness", Kind.TEXTS, "convert quantize verify plan", Heading.PROOF,
+           "Programs asked for their logits: auto, transformers, llama.cpp, ctransformers; none. Repeatable.", "witness",
+           default=(), metavar="NAME", choices=witnesses, in_plan=True, receipt="witness"),
     Option("allow_keys", Kind.TEXTS, "verify", Heading.PROOF, "Keys that may differ; repeatable.", metavar="GLOB"),
     Option("allow_requantize", Kind.FLAG, "convert quantize plan", Heading.PROOF,
            "Quantize what is quantized already.", "options.allow_requantize", default=False, in_plan=True,

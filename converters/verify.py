@@ -13,7 +13,7 @@ from ggferry.converters.adapters.plan import is_adapter, plan_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import Plan, steps_of_types
-from ggferry.converters.convert import edited, make_plan, options_of, prove
+from ggferry.converters.convert import edited, make_plan, options_of, prove, witnessed
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
@@ -23,6 +23,7 @@ from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, how_it_was_pro
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import check_tokenizer
+from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request, missing_files, with_stated
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
@@ -70,6 +71,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
     """
     if request.level not in ("fast", "full"):
         raise UsageError("--level", found=request.level, expected="fast, full")
+    chosen(request.witness, request.level)
     before, after = open_checkpoint(request.source, request.arch, request.config), open_checkpoint(output)
     try:
         receipt, notes = _receipt(after)
@@ -113,7 +115,7 @@ def _model_again(
     proof = verify(
         graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
     )
-    return proof, keys, runtime
+    return witnessed(proof, graph, mirror, request, stage), keys, runtime
 
 
 def _adapter_again(

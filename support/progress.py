@@ -15,6 +15,7 @@ class Phase(StrEnum):
     WRITING = "writing"
     VERIFYING = "verifying"
     COMPUTING = "computing logits"
+    WITNESSES = "asking witnesses"
     UPLOADING = "uploading"
 
 

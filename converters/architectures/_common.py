@@ -122,4 +122,5 @@ def own_output(architecture: str) -> Remark:
 WINDOW = Remark(
     "n_swa > 0",
     "attention reaches back {n_swa} tokens: written, but llama.cpp lets this architecture attend to all of its context",
+    otherwise="llama.cpp",
 )

@@ -126,5 +126,6 @@ DYNAMIC = Remark(
 BETAS = Remark(
     "rope_kind == 'yarn' and (rope_beta_fast != 32 or rope_beta_slow != 1)",
     "yarn with beta_fast={rope_beta_fast}, beta_slow={rope_beta_slow}: written, but llama.cpp computes with 32 and 1",
+    otherwise="llama.cpp",
 )
 REMARKS = (DYNAMIC, BETAS)

@@ -89,6 +89,7 @@ REMARKS = (
         "max_distance != 128",
         "distances have buckets up to {max_distance} tokens: written, but llama.cpp computes with 128, and otherwise "
         "than this model where texts are longer than a few tokens",
+        otherwise="llama.cpp",
     ),
 )
 

@@ -83,10 +83,12 @@ REMARKS = (
     Remark(
         "expert_gating == 1 and expert_groups > 1",
         "a group of experts counts as much as its best one; llama.cpp adds up the best two and may choose others",
+        otherwise="llama.cpp",
     ),
     Remark(
         "rope_kind == 'yarn' and rope_mscale != rope_mscale_all",
         "yarn with mscale={rope_mscale} and mscale_all_dim={rope_mscale_all}: llama.cpp takes both to be equal",
+        otherwise="llama.cpp",
     ),
 )
 

@@ -41,10 +41,15 @@ REMARKS = (
     Remark(
         "attn_softcap == 0 or final_softcap == 0",
         "a cap on scores or logits is switched off: written as 0, which llama.cpp does not take for 'none' in gemma2",
+        otherwise="llama.cpp",
     ),
     gemma.UNTIED,
     gemma.scaled_otherwise(46),
-    Remark("n_swa == 0", "the sliding window is switched off: written as 0; llama.cpp expects a window in gemma2"),
+    Remark(
+        "n_swa == 0",
+        "the sliding window is switched off: written as 0; llama.cpp expects a window in gemma2",
+        otherwise="llama.cpp",
+    ),
 )
 
 SPEC = Architecture(

@@ -48,6 +48,7 @@ EPSILONS = Remark(
     "dt_b_c_rms == 1",
     "llama.cpp norms the time step and the selections with the epsilon of the other norms ({eps}); the model's is "
     "{mixer_eps}, kept as mamba.ssm.dt_b_c_rms_epsilon",
+    otherwise="llama.cpp",
 )
 
 SPEC = Architecture(

@@ -120,8 +120,9 @@ REPLIT = HeaderLayout(
 
 _IGNORED = "MosaicML's code and llama.cpp honor it, transformers ignores it and computes with 8"
 REMARKS = (
-    Remark("alibi == 0", f"attn_config.alibi is false: {_IGNORED}"),
-    Remark("alibi == 1 and max_alibi != 8", f"attn_config.alibi_bias_max={{max_alibi}}: {_IGNORED}"),
+    Remark("alibi == 0", f"attn_config.alibi is false: {_IGNORED}", otherwise="transformers"),
+    Remark("alibi == 1 and max_alibi != 8", f"attn_config.alibi_bias_max={{max_alibi}}: {_IGNORED}",
+           otherwise="transformers"),
     Remark("clamp_kqv > 0", "attn_config.clip_qkv={clamp_kqv}: llama.cpp clips, transformers does so since version 5"),
     Remark("n_ff != n_embd * expansion", "expansion_ratio={expansion} does not lead to the feed-forward width of the "
            "tensors, {n_ff}: the tensors' is taken (transformers ignores expansion_ratio)"),

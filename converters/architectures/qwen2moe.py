@@ -32,6 +32,7 @@ ROLES = roles(
 NORMED = Remark(
     "expert_norm == 1",
     "the weights of the chosen experts are made to sum to one: written, but llama.cpp does not do so for qwen2moe",
+    otherwise="llama.cpp",
 )
 
 BIASED = Harmless("qkv_bias", "queries, keys and values have them", (True,))

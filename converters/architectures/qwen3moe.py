@@ -34,6 +34,7 @@ ROLES = roles(
 NOT_NORMED = Remark(
     "expert_norm == 0",
     "the weights of the chosen experts are not made to sum to one: written, but llama.cpp does so for qwen3moe",
+    otherwise="llama.cpp",
 )
 
 SPEC = Architecture(

@@ -94,6 +94,14 @@ class ModelGraph:
         stopped = {remark.stops for remark in remarks if remark.stops and holds(remark.when, self.sizes)}
         return tuple(name for name in self.architecture.runtimes if name not in stopped)
 
+    def otherwise(self, program: str, tokens: int) -> tuple[str, ...]:
+        """In what `program` is known to compute another model than this one, for texts of so many tokens: a window
+        that holds them all makes no difference."""
+        sizes = {**self.sizes, **({"n_swa": 0} if tokens <= (self.sizes.get("n_swa") or 0) else {})}
+        remarks = (*self.architecture.remarks, *self.dialect.remarks)
+        known = (remark for remark in remarks if remark.otherwise == program and holds(remark.when, sizes))
+        return tuple(remark.text.format_map(sizes) for remark in known)
+
     @property
     def parameters(self) -> int:
         """Number of weights in all output tensors."""

@@ -146,11 +146,13 @@ class Harmless:
 class Remark:
     """Something the user should know when `when` holds (`expression.holds` over hparams by short name and header
     fields as `header_NAME`). `text` may name them in braces. `stops`: the runtime that does not run such a model, or
-    runs another in its place."""
+    runs another in its place. `otherwise`: the program that runs it and computes something else, past what rounding
+    explains."""
 
     when: str
     text: str
     stops: str = ""
+    otherwise: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,8 @@ class _Validator:
                     self.one_of("no such hparam", name, self.known | self.header, f"{{{name}}}")
             if remark.stops:
                 self.one_of("no such runtime", remark.stops, self.spec.runtimes)
+            if remark.otherwise:
+                self.one_of("no such program", remark.otherwise, (*self.spec.runtimes, "transformers"))
 
     def conventions(self, conventions: Conventions) -> None:
         try:

@@ -71,6 +71,7 @@ def plan(
     check_target(out, overwrite=asked.force)
     recipe: dict[str, Any] = {"expand": asked.options.expand} if given["expand"] else {}
     recipe |= {"allow_requantize": True} if asked.options.allow_requantize else {}
+    recipe |= {"witness": list(asked.witness)} if asked.witness else {}
     count = jobs or _cores()
     wanted = Wanted(
         tuple(roots), dest, asked.options.outtype, asked.level, recipe, digest, count,

@@ -25,7 +25,7 @@ from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.support.progress import Stage
 
 HINT = "move it away, or choose another output in the plan"
-MEASURED = ("logits", "deltas", "tokenizer", "verified", "notes")
+MEASURED = ("logits", "deltas", "tokenizer", "testimonies", "verified", "notes")
 """What a receipt says of the proof alone: machines differ in the last digits. (Nor does how the source was fetched
 tell outputs apart.)"""
 MEASURED_OF_TENSORS = ("grade", "max_error", "relative_rms", "band", "outlier")

@@ -1,0 +1,119 @@
+"""Asks a witness in a process of its own: it may crash, hang or take too much memory without harm to ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+PROGRAMS = os.path.join(os.path.dirname(__file__), "programs")
+SECONDS = 120
+"""For a model of no size: libraries load slowly on a busy machine."""
+SECONDS_A_GIB = 90
+ROOM = 6 << 30
+"""Bytes a witness's process may take beside its weights: libraries, buffers, rows."""
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "PYTHONDONTWRITEBYTECODE": "1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a witness computed: rows of every prompt, float32; or why it did not."""
+
+    version: str = ""
+    rows: tuple[Any, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    why: str | None = None
+
+
+def ask(program: str, job: Mapping[str, Any], folder: str, nbytes: int) -> Answer:
+    """Run `programs/PROGRAM.py` in `folder` on `job`, which has a list of prompts. `nbytes`: of the model, by which
+    time and memory are bounded. Its files are left in `folder`."""
+    with open(os.path.join(folder, "job.json"), "w", encoding="utf-8") as file:
+        json.dump({**job, "memory": ROOM + 3 * nbytes}, file)
+    why = _run(program, folder, SECONDS + SECONDS_A_GIB * nbytes / (1 << 30))
+    return Answer(why=why) if why else _read(folder, len(job["prompts"]))
+
+
+def _run(program: str, folder: str, seconds: float) -> str | None:
+    """Why the process gave no answer; None when it gave one."""
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    environment |= {**_OFFLINE, "HOME": folder, "HF_HOME": folder}
+    with open(os.path.join(folder, "said.txt"), "wb") as said:
+        child = subprocess.Popen(
+            [sys.executable, os.path.join(PROGRAMS, f"{program}.py")], cwd=folder, env=environment,
+            stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return f"it took more than {seconds:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            assert child.stdin is not None
+            child.stdin.close()
+    if code == 0:
+        return None
+    ending = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    return f"its process ended with {ending}{_last_words(folder)}"
+
+
+def _last_words(folder: str) -> str:
+    """The last line it printed that tells of an error, or the last of all, for a person to search for."""
+    with open(os.path.join(folder, "said.txt"), encoding="utf-8", errors="replace") as file:
+        lines = [line.strip() for line in file.read()[-4000:].splitlines()]
+    said = [line for line in lines if line]
+    errors = [line for line in said if re.search("assert|error", line, re.IGNORECASE)]
+    return f": {(errors or said)[-1][:200]}" if said else ""
+
+
+def _read(folder: str, prompts: int) -> Answer:
+    try:
+        with open(os.path.join(folder, "answer.json"), encoding="utf-8") as file:
+            said = json.load(file)
+        if "why" in said:
+            return Answer(why=str(said["why"])[:300])
+        rows = [np.load(os.path.join(folder, f"rows-{number}.npy"), allow_pickle=False) for number in range(prompts)]
+        return Answer(str(said["version"]), tuple(rows), said["facts"])
+    except (OSError, ValueError, KeyError) as error:
+        return Answer(why=f"its answer cannot be read: {error}")
+
+
+def available_memory() -> int:
+    """Bytes that a new process can have without swapping, under the cap that it inherits."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        facts = dict(line.split(":", 1) for line in file)
+    free = int(facts["MemAvailable"].split()[0]) << 10
+    cap = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    return free if cap == resource.RLIM_INFINITY else min(free, cap)
+
+
+def prompts_of(texts: Sequence[Any]) -> list[dict[str, Any]]:
+    """Prompts of a proof (`proof.prompts.Prompt`) as the programs read them."""
+    return [
+        {
+            "tokens": text.tokens, "positions": text.places.positions, "context": text.places.context,
+            "rows": text.places.rows if text.places.rows is not None else list(range(len(text.tokens))),
+        }
+        for text in texts
+    ]  # fmt: skip

@@ -1,0 +1,158 @@
+"""llama.cpp as a witness of the output: what PyPI's xllamacpp computes from the file, against our pass over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.forward.model import Places
+from ggferry.converters.forward.weights import Weights
+from ggferry.converters.metadata.file_names import shard_label
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.proof.logits import EXACT_LOGITS, exact_limit, run_prompts
+from ggferry.converters.proof.prompts import PROMPT_LENGTH, Prompt, original_context, spread
+from ggferry.converters.proof.witnesses.case import (
+    GIB,
+    Case,
+    Difference,
+    Refusal,
+    Witness,
+    difference,
+    not_enough_memory,
+)
+from ggferry.converters.proof.witnesses.child_process import ask, available_memory, prompts_of
+from ggferry.converters.proof.witnesses.testimony import Testimony
+from ggferry.converters.schema.recipe import recipe_of
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+NAME = "llama.cpp"
+SIDE = "output"
+LIMITS = {"F32": 1.5e-5, "F16": 5e-3, "BF16": 3e-2}
+"""Relative RMS of log-probabilities by the type of matrices: what they are multiplied by is rounded to that type."""
+QUANTIZED = 0.1
+"""The same for matrices of blocks: it is rounded to 8 bits."""
+GELU = 3e-3
+"""At least so much where it computes GELU, which is a table of float16."""
+_DECODERS = ("decoder", "mamba", "rwkv")
+_ROWS = (5, 10, 15)
+CONTEXT = 256
+"""Tokens; llama.cpp makes any context a multiple of so many."""
+_LONGEST = 1 << 14
+"""An original context beyond which no cache is made for the sake of the factors of long texts."""
+_MOST_WORK = 4e11
+"""Multiplications that a text may cost for the sake of a window: seconds."""
+
+
+def refuse(case: Case) -> Refusal | None:
+    """Why it cannot testify; None when it can."""
+    graph = case.output
+    if find_spec("xllamacpp") is None:
+        return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)
+    if recipe_of(graph.architecture.recipe, graph.dialect.conventions).computation not in _DECODERS:
+        return Refusal("its server continues texts, which this model does not", quiet=True)
+    if NAME not in case.source.runtimes or NAME not in graph.runtimes:
+        return Refusal("it does not run such a model", quiet=True)
+    if "tokenizer.ggml.tokens" not in graph.checkpoint.metadata:
+        return Refusal("the output has no vocabulary, without which it does not load a file")
+    return not_enough_memory(GIB + 8 * CONTEXT * graph.sizes["n_vocab"], available_memory())
+
+
+def hear(case: Case) -> tuple[Testimony, Difference | None]:
+    """Its word on the log-probabilities of the output, and how far it is from ours."""
+    graph, texts = case.output, _prompts(case)
+    job = {
+        "model": _link(graph, case.folder), "n_vocab": graph.sizes["n_vocab"], "letter": _letter(graph),
+        "threads": case.threads, "prompts": prompts_of(texts),
+    }  # fmt: skip
+    answer = ask("llama_cpp_logits", job, case.folder, graph.checkpoint.nbytes)
+    missed = _missed(graph, texts)
+    testimony = Testimony(NAME, answer.version, "logits", SIDE, why=answer.why, missed=missed)
+    if answer.why is not None:
+        return testimony, None
+    ours = run_prompts(Weights(graph, case.threads), texts)
+    limits = [limit_of(graph)] * len(texts)
+    found = difference(texts, [_centered(_probable(rows)) for rows in ours], [*map(_centered, answer.rows)], limits)
+    return replace(testimony, count=found.count), found
+
+
+def limit_of(graph: ModelGraph) -> float:
+    """Relative RMS allowed of this file."""
+    types = {node.inputs[0].type for node in graph.nodes if len(node.shape) > 1}
+    if any(kind.quantized for kind in types):
+        return QUANTIZED
+    limit = max(LIMITS.get(kind.name, QUANTIZED) for kind in types)
+    limit *= exact_limit(graph) / EXACT_LOGITS if limit == LIMITS["F32"] else 1
+    return max(limit, GELU) if "gelu" in f"{graph.sizes.get('activation')} {graph.architecture.recipe}" else limit
+
+
+def _prompts(case: Case) -> list[Prompt]:
+    """The first tokens; the same in a context long enough for the factors of long texts; a text longer than the window,
+    where that is cheap and llama.cpp has windows in this architecture."""
+    graph, sizes, n_vocab = case.output, case.output.sizes, case.output.sizes["n_vocab"]
+    text = spread(n_vocab)
+    found = [Prompt("start", text, Places(context=CONTEXT, rows=_ROWS))]
+    original = original_context(sizes)
+    if "rope_factors_long.weight" in graph.by_name and CONTEXT <= original <= _LONGEST:
+        found.append(Prompt("long", text, Places(context=CONTEXT * (original // CONTEXT + 1), rows=_ROWS)))
+    count = _beyond_window(graph)
+    if count > PROMPT_LENGTH and not case.source.otherwise(NAME, count):
+        context = CONTEXT * (count // CONTEXT + 1)
+        found.append(Prompt("window", spread(n_vocab, count), Places(context=context, rows=(count - 2, count - 1))))
+    return found
+
+
+def _beyond_window(graph: ModelGraph) -> int:
+    """Tokens of a text that its window does not hold, 0 where that is too much to compute or beyond its context."""
+    window = graph.sizes.get("n_swa") or 0
+    count = window + 4 if isinstance(window, int) and window else 0
+    within = count <= (graph.sizes.get("n_ctx") or count)
+    return count if within and 2 * graph.parameters * count <= _MOST_WORK else 0
+
+
+def _missed(graph: ModelGraph, texts: Sequence[Prompt]) -> tuple[str, ...]:
+    window, names = graph.sizes.get("n_swa") or 0, [text.name for text in texts]
+    missed = [f"the window of {window}"] if window and "window" not in names and len(texts[0].tokens) <= window else []
+    if "rope_factors_long.weight" in graph.by_name and "long" not in names:
+        missed.append("one of the two regimes of rotary embeddings")
+    return tuple(missed)
+
+
+def _link(graph: ModelGraph, folder: str) -> str:
+    """The output under a name that llama.cpp knows, its shards beside it."""
+    files, count = graph.checkpoint.files, len(graph.checkpoint.files)
+    names = ["model.gguf"] if count == 1 else [f"model-{shard_label(n, count)}.gguf" for n in range(1, count + 1)]
+    for name, file in zip(names, files, strict=True):
+        os.symlink(os.path.abspath(file.path), os.path.join(folder, name))
+    return names[0]
+
+
+def _letter(graph: ModelGraph) -> int:
+    """A token whose text is a word of ASCII, and so whole characters."""
+    tokens = graph.checkpoint.metadata["tokenizer.ggml.tokens"].data
+    kinds = graph.checkpoint.metadata.get("tokenizer.ggml.token_type")
+    normal = [1] * len(tokens) if kinds is None else kinds.data
+    words = (text.lstrip("▁Ġ") for text in tokens)
+    plain = (number for number, word in enumerate(words) if normal[number] == 1 and word.isascii() and word.isalnum())
+    return next(plain, 0)
+
+
+def _probable(logits: Any) -> Any:
+    """Log-probabilities of logits `(rows, n_vocab)`."""
+    x = np.asarray(logits, np.float64)
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def _centered(rows: Any) -> Any:
+    return np.asarray(rows, np.float64) - np.mean(rows, -1, keepdims=True, dtype=np.float64)
+
+
+WITNESS = Witness(NAME, SIDE, refuse, hear)

@@ -1,0 +1,30 @@
+"""ctransformers 0.2, the programs of 2023 in one, computes what a GGML-era file says of a few tokens, one after the
+other."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from ctransformers.llm import LLM, Config
+from hearing import answer
+
+
+def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+    """Version, rows of every prompt, and no facts."""
+    longest = max(len(prompt["tokens"]) for prompt in job["prompts"])
+    config = Config(context_length=longest + 8, threads=job["threads"], batch_size=1, gpu_layers=0, mmap=True)
+    model, rows = LLM(job["model"], job["kind"], config=config), []
+    for prompt in job["prompts"]:
+        model.reset()
+        found = []
+        for token in prompt["tokens"]:
+            model.eval([token])
+            found.append(np.array(model.logits, np.float32))
+        rows.append(np.stack(found)[prompt["rows"]])
+    return metadata.version("ctransformers"), rows, {}
+
+
+if __name__ == "__main__":
+    answer(main)

@@ -1,0 +1,46 @@
+"""How the programs of witnesses are asked and answer: `job.json` in the current folder, then `answer.json` and a `.npy`
+for each prompt. They end with the process that asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Silent(Exception):
+    """Why a witness has nothing to say."""
+
+
+def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]]]) -> None:
+    """Run `main` on the job and write what it returns (version, rows of every prompt, facts), or why it failed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with open("job.json", encoding="utf-8") as file:
+        job = json.load(file)
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = job["memory"] if hard == resource.RLIM_INFINITY else min(hard, job["memory"])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        import numpy
+
+        version, rows, facts = main(job)
+        for number, found in enumerate(rows):
+            numpy.save(f"rows-{number}.npy", found)
+        said = {"version": version, "facts": facts}
+    except Exception as error:
+        words = str(error).strip().splitlines()
+        kind = "" if isinstance(error, Silent) else f"{type(error).__name__}: "
+        said = {"why": f"{kind}{words[0] if words else ''}"}
+    with open("answer.json", "w", encoding="utf-8") as file:
+        json.dump(said, file)
+    sys.stdout.flush()
+    os._exit(0)  # native libraries that crash while they are taken down have nothing to add
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)

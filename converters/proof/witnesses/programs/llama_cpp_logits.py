@@ -1,0 +1,73 @@
+"""llama.cpp, as PyPI's xllamacpp brings it, computes what a GGUF file says of a few tokens: log-probabilities of all
+tokens behind each wanted one, with caches of float32 and attention that is not fused.
+
+Its server answers with the probabilities of what it samples next only when that has a text, so that one token with
+one is preferred; the probabilities it states are those of before.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import xllamacpp
+from hearing import Silent, answer
+
+
+def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+    """The build, rows of every prompt, and no facts. Prompts of one context share a server."""
+    version = "b" + metadata.version("xllamacpp").rpartition(".")[2]
+    servers: dict[int, Any] = {}
+    rows = []
+    for prompt in job["prompts"]:
+        context = prompt["context"]
+        if context not in servers:
+            servers.clear()
+            servers[context] = server(job, context)
+        found = [probabilities(servers[context], job, prompt["tokens"][: row + 1]) for row in prompt["rows"]]
+        rows.append(np.array(found, np.float32))
+    return version, rows, {}
+
+
+def server(job: dict[str, Any], context: int) -> Any:
+    """The model in a server that nobody else can use."""
+    params = xllamacpp.CommonParams()
+    params.model.path = job["model"]
+    params.n_ctx, params.n_parallel, params.n_gpu_layers, params.warmup, params.verbosity = context, 1, 0, False, 1
+    params.fit_params, params.no_extra_bufts, params.api_keys = False, True, [secrets.token_hex(16)]
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # F16 by default
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # its sums are F16
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = job["threads"]
+    try:
+        return xllamacpp.Server(params)
+    except RuntimeError:
+        raise Silent(f"it does not load the file{_reason()}") from None
+
+
+def _reason() -> str:
+    """What it printed of why a file is not loaded."""
+    with open("said.txt", encoding="utf-8", errors="replace") as file:
+        reasons = re.findall(r"error loading model: (.*)", file.read())
+    return f": {reasons[0]}" if reasons else ""
+
+
+def probabilities(model: Any, job: dict[str, Any], tokens: list[int]) -> list[float]:
+    """Log-probabilities of all tokens behind `tokens`, by id."""
+    said = model.handle_completions({
+        "prompt": tokens, "max_tokens": 1, "temperature": 0, "n_probs": job["n_vocab"],
+        "logit_bias": [[job["letter"], 1e3]],
+    })  # fmt: skip
+    if "choices" not in said:
+        raise Silent(f"it does not continue a text: {str(said)[:200]}")
+    content = (said["choices"][0].get("logprobs") or {}).get("content") or [{}]
+    found = {item["id"]: item["logprob"] for item in content[0].get("top_logprobs", ())}
+    if len(found) != job["n_vocab"]:
+        raise Silent(f"it gave the probabilities of {len(found)} of {job['n_vocab']} tokens")
+    return [found[token] for token in range(job["n_vocab"])]
+
+
+if __name__ == "__main__":
+    answer(main)

@@ -1,0 +1,213 @@
+"""transformers as a witness of the source: its own class, float32, eager attention, against our pass over the source's
+weights.
+
+It sees a folder of links to what our reader read, and nothing else: no code of the model, no adapter, no other weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.forward.computations.whisper import FRAMES, STRIDE, fixed_spectrum
+from ggferry.converters.forward.evaluate import can_place
+from ggferry.converters.forward.model import Places
+from ggferry.converters.forward.weights import Weights
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.prequantized.dequantized_rows import Dequantized
+from ggferry.converters.proof.logits import EXACT_LOGITS, exact_limit, run_prompts
+from ggferry.converters.proof.prompts import Prompt, learned_positions, original_context, prompts, spread
+from ggferry.converters.proof.witnesses.case import (
+    GIB,
+    Case,
+    Difference,
+    Refusal,
+    Witness,
+    difference,
+    not_enough_memory,
+)
+from ggferry.converters.proof.witnesses.child_process import Answer, ask, available_memory, prompts_of
+from ggferry.converters.proof.witnesses.testimony import Testimony
+from ggferry.converters.schema.recipe import recipe_of
+from ggferry.formats.errors import VerificationError
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+NAME = "transformers"
+SIDE = "source"
+EXACT = 6e-6
+"""Relative RMS within which it agrees with us in a model of three blocks; it grows as that of our own passes does
+(docs/decisions/witnesses.md)."""
+TURN = 2.0**-24
+"""Relative RMS that a position costs beside: transformers' angles are float32, ours float64."""
+NARROW = 5
+"""A window that a short prompt crosses: both sides compute with it, and the model's own are compared as numbers."""
+_FAR = 8
+"""Tokens of the far prompt."""
+_KINDS = {"t5": "seq2seq", "whisper": "speech", "bert": "states", "t5encoder": "states"}
+_WEIGHTS = {"safetensors": "model.safetensors", "pytorch": "pytorch_model.bin"}
+_STORED = {"BF16": "bfloat16", "F16": "float16"}
+_BLOCK = re.compile(r"^.*?\.\d+(?=\.)")
+
+
+def refuse(case: Case) -> Refusal | None:
+    """Why it cannot testify; None when it can."""
+    checkpoint = case.source.checkpoint
+    files = [file for file in checkpoint.files if os.path.isfile(file.path)]
+    if checkpoint.container not in _WEIGHTS or "config" not in checkpoint.sidecars or not files:
+        return Refusal("the source is no local Hugging Face checkpoint", quiet=True)
+    if find_spec("transformers") is None:
+        return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)
+    if "quantization_config" in checkpoint.metadata or any(isinstance(file, Dequantized) for file in checkpoint.files):
+        return Refusal("the source's weights are quantized by a scheme that needs programs of its own")
+    if case.asked:
+        return Refusal("--hparam sets what it reads from config.json")
+    return not_enough_memory(_memory(case.source)[0], available_memory())
+
+
+def hear(case: Case) -> tuple[Testimony, Difference | None]:
+    """Its word on the logits or states of the source, and how far it is from ours. Raises VerificationError where it
+    reads another window."""
+    graph, texts = case.source, _prompts(case.source)
+    window = _window(graph)
+    answer = _ask(case, texts, NARROW if window != 0 or _has_window(graph) else 0)
+    testimony = Testimony(NAME, answer.version, _what(graph), SIDE, why=answer.why)
+    if answer.why is not None:
+        return testimony, None
+    theirs_window, known = answer.facts.get("window"), min(window, graph.sizes.get("n_ctx") or window)
+    if window and theirs_window and min(theirs_window, graph.sizes.get("n_ctx") or theirs_window) != known:
+        raise VerificationError(
+            f"{NAME} {answer.version} reads another window of attention", path=graph.checkpoint.path, found=window,
+            expected=theirs_window,
+        )  # fmt: skip
+    said = [number for number, rows in enumerate(answer.rows) if len(rows)]
+    heard = [texts[number] for number in said]
+    ours = run_prompts(Weights(_narrowed(graph, window), case.threads), heard)
+    limits = [limit_of(graph, text) for text in heard]
+    found = difference(heard, ours, [answer.rows[number] for number in said], limits)
+    missed = tuple(f"prompt {text.name!r}: its class takes no positions" for text in texts if text not in heard)
+    return replace(testimony, count=found.count, missed=missed), found
+
+
+def limit_of(graph: ModelGraph, text: Prompt) -> float:
+    """Relative RMS allowed at the prompt."""
+    furthest = (text.places.positions or (0,))[-1]
+    return EXACT * exact_limit(graph) / EXACT_LOGITS + TURN * furthest
+
+
+def _what(graph: ModelGraph) -> str:
+    return "states" if _kind(graph) == "states" else "logits"
+
+
+def _kind(graph: ModelGraph) -> str:
+    return _KINDS.get(recipe_of(graph.architecture.recipe, graph.dialect.conventions).computation, "logits")
+
+
+def _prompts(graph: ModelGraph) -> list[Prompt]:
+    """The first prompt, tokens one after the other beyond the original context or at the end of what was learned, and
+    the experts' prompt."""
+    texts = [text for text in prompts(graph) if text.places.positions is None]
+    sizes, original = graph.sizes, original_context(graph.sizes)
+    learned = learned_positions(graph)
+    turned = (learned or sizes.get("n_rot")) and not sizes.get("max_alibi")
+    if _kind(graph) == "logits" and can_place(graph) and turned and original >= 2 * _FAR:
+        first = original - (_FAR if learned else 2)
+        at = tuple(range(first, first + _FAR))
+        texts.insert(1, Prompt("far", spread(sizes["n_vocab"], _FAR, 16), Places(at)))
+    return texts
+
+
+# --- the window of attention ---------------------------------------------------------------------------------
+
+
+def _window(graph: ModelGraph) -> int:
+    window = graph.sizes.get("n_swa") or 0
+    return window if isinstance(window, int) else 0
+
+
+def _has_window(graph: ModelGraph) -> bool:
+    """Whether transformers may know of a window that we do not: then it is to show that it does without."""
+    stated, context = graph.checkpoint.metadata.get("sliding_window"), graph.sizes.get("n_ctx") or 0
+    return isinstance(stated, int) and 0 < stated < context
+
+
+def _narrowed(graph: ModelGraph, window: int) -> ModelGraph:
+    """The source with a window of `NARROW` tokens, where it has one."""
+    if not window:
+        return graph
+    param = replace(graph.hparams["n_swa"], value=NARROW)
+    return replace(graph, hparams={**graph.hparams, "n_swa": param})
+
+
+# --- its process ---------------------------------------------------------------------------------------------
+
+
+def _ask(case: Case, texts: list[Prompt], window: int) -> Answer:
+    graph = case.source
+    _link(graph, os.path.join(case.folder, "model"))
+    if _kind(graph) == "speech":
+        channels, frames = graph.sizes["n_mels"], min(FRAMES, STRIDE * graph.sizes["n_ctx_enc"])
+        np.save(os.path.join(case.folder, "mel.npy"), fixed_spectrum(channels, frames).numpy())
+    job = {
+        "kind": _kind(graph), "dtype": _memory(graph)[1], "threads": case.threads, "window": window,
+        "attention": _attention(graph), "prompts": prompts_of(texts),
+    }  # fmt: skip
+    return ask("transformers_logits", job, case.folder, graph.checkpoint.nbytes)
+
+
+def _attention(graph: ModelGraph) -> str:
+    """Eager attention adds Falcon's ALiBi twice: to the scores, and with the mask that holds it already (5.23)."""
+    return "sdpa" if graph.architecture.name == "falcon" and graph.sizes.get("max_alibi") else "eager"
+
+
+def _link(graph: ModelGraph, folder: str) -> None:
+    """A folder in which transformers finds config.json and the weights that our reader read."""
+    checkpoint, standard = graph.checkpoint, _WEIGHTS[graph.checkpoint.container]
+    os.mkdir(folder)
+    os.symlink(os.path.abspath(checkpoint.sidecars["config"]), os.path.join(folder, "config.json"))
+    files = [number for number, file in enumerate(checkpoint.files) if os.path.isfile(file.path)]
+    stem, kind = standard.rsplit(".", 1)
+    names = {number: f"{stem}-{place:05}-of-{len(files):05}.{kind}" for place, number in enumerate(files, 1)}
+    names = names if files[1:] else {files[0]: standard}
+    for number, name in names.items():
+        os.symlink(os.path.abspath(checkpoint.files[number].path), os.path.join(folder, name))
+    if files[1:]:
+        where = {ref.name: names[ref.spans[0].file] for ref in _refs(graph) if ref.spans[0].file in names}
+        with open(os.path.join(folder, f"{standard}.index.json"), "w", encoding="utf-8") as file:
+            json.dump({"metadata": {}, "weight_map": where}, file)
+
+
+def _refs(graph: ModelGraph) -> list[Any]:
+    """Every tensor of the checkpoint, those that we drop among them."""
+    return [*graph.checkpoint.tensors.values(), *(drop.ref for drop in graph.dropped)]
+
+
+def _memory(graph: ModelGraph) -> tuple[int, str]:
+    """Bytes that it takes, and the type it is to hold weights in: float32 where that fits, else as they are stored,
+    mapped or copied, with one block as float32 at a time."""
+    refs = list(graph.checkpoint.tensors.values())
+    whole = GIB + 4 * sum(ref.elements for ref in refs)
+    types = {ref.type.name for ref in refs}
+    stored = _STORED.get(next(iter(types))) if len(types) == 1 else None
+    if stored is None or whole <= available_memory():
+        return whole, "float32"
+    blocks: Counter[str] = Counter()
+    for ref in refs:
+        found = _BLOCK.match(ref.name)
+        blocks[found[0] if found else ""] += 4 * ref.elements
+    outside = blocks.pop("", 0)
+    copied = graph.checkpoint.container != "safetensors" or graph.sizes.get("n_expert")
+    held = graph.checkpoint.nbytes if copied else 0
+    return GIB + outside + held + 2 * max(blocks.values(), default=0), stored
+
+
+WITNESS = Witness(NAME, SIDE, refuse, hear)
