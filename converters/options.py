@@ -206,7 +206,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("level", Kind.TEXT, "verify", Heading.PROOF, "full or fast (no forward passes).", "level", default="full",
            choices=LEVELS[1:]),
     Option("witness", Kind.TEXTS, "convert quantize verify plan", Heading.PROOF,
-           "Programs asked for their logits: auto, transformers, llama.cpp, ctransformers; none. Repeatable.", "witness",
+           "Programs asked for their logits: auto, transformers, llama.cpp, ctransformers; none.", "witness",
            default=(), metavar="NAME", choices=witnesses, in_plan=True, receipt="witness"),
     Option("allow_keys", Kind.TEXTS, "verify", Heading.PROOF, "Keys that may differ; repeatable.", metavar="GLOB"),
     Option("allow_requantize", Kind.FLAG, "convert quantize plan", Heading.PROOF,

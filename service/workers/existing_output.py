@@ -28,6 +28,8 @@ HINT = "move it away, or choose another output in the plan"
 MEASURED = ("logits", "deltas", "tokenizer", "testimonies", "verified", "notes")
 """What a receipt says of the proof alone: machines differ in the last digits. (Nor does how the source was fetched
 tell outputs apart.)"""
+OF_THE_PROOF = ("verify", "witness")
+"""Options that leave no trace in the output."""
 MEASURED_OF_TENSORS = ("grade", "max_error", "relative_rms", "band", "outlier")
 
 
@@ -71,7 +73,7 @@ def _foreign(receipt: Mapping[str, Any], sources: Sequence[str], request: Reques
     it says beside that is compared with what is found."""
     try:
         asked = json.loads(json.dumps(stated_options(request)))
-        if any(receipt["options"].get(key) != value for key, value in asked.items() if key != "verify"):
+        if any(receipt["options"].get(key) != value for key, value in asked.items() if key not in OF_THE_PROOF):
             return "its receipt is of other options"
         if not made_of(receipt, sources):
             return "its receipt is of another source"
@@ -90,7 +92,7 @@ def _settled(receipt: Mapping[str, Any]) -> Any:
     try:
         files = [{k: f[k] for k in f if k != "transport"} for f in receipt["source"]["files"]]
         record["source"] = {**receipt["source"], "files": files}
-        record["options"] = {key: value for key, value in receipt["options"].items() if key != "verify"}
+        record["options"] = {key: value for key, value in receipt["options"].items() if key not in OF_THE_PROOF}
         record["tensors"] = [{k: t[k] for k in t if k not in MEASURED_OF_TENSORS} for t in receipt["tensors"]]
     except (KeyError, TypeError, AttributeError):
         return None

@@ -20,7 +20,7 @@ from ggferry.converters.forward.model import Places
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
-from ggferry.converters.proof.logits import EXACT_LOGITS, exact_limit, run_prompts
+from ggferry.converters.proof.logits import growth, run_prompts
 from ggferry.converters.proof.prompts import Prompt, learned_positions, original_context, prompts, spread
 from ggferry.converters.proof.witnesses.case import (
     GIB,
@@ -101,7 +101,7 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
 def limit_of(graph: ModelGraph, text: Prompt) -> float:
     """Relative RMS allowed at the prompt."""
     furthest = (text.places.positions or (0,))[-1]
-    return EXACT * exact_limit(graph) / EXACT_LOGITS + TURN * furthest
+    return EXACT * growth(graph) + TURN * furthest
 
 
 def _what(graph: ModelGraph) -> str:
