@@ -35,10 +35,10 @@ HEAD = """\
 #   tensor NAME STATE                                 a tensor; {{n}} is a block, {{e}} an expert
 #
 # TYPES: those the loader takes, [x] is an array of x, [] any array. STATE: required (the load ends without it),
-# sometimes (required under a condition, in llama.cpp's words), optional. DEFAULT: what the loader assumes where the key
-# is absent, if its source says that in one place. [*] holds for every architecture, unless its own section says
-# otherwise; [tokenizer NAME] for files with that tokenizer.ggml.model; [pre] lists the values of tokenizer.ggml.pre.
-# Conditions suppose a file without NextN blocks.
+# sometimes (required under a condition), optional. CONDITION: in llama.cpp's words, under which it asks at all; they
+# suppose a file without NextN blocks. DEFAULT: what the loader assumes where the key is absent, if its source says that
+# in one place. [*] holds for every architecture, unless its own section says otherwise; [tokenizer NAME] for files with
+# that tokenizer.ggml.model; [pre] lists the values of tokenizer.ggml.pre.
 version {version}
 sha256 {digest}
 """
@@ -174,7 +174,8 @@ def _key_line(key: str, reads: list[Read]) -> str:
         return f"{line} sometimes when {shown(required[0].when)}"
     defaults = {read.default for read in reads}
     known = f" = {defaults.pop()}" if len(defaults) == 1 and "" not in defaults else ""
-    return f"{line} optional{known}"
+    rarely = f" when {shown(reads[0].when)}" if all(read.when for read in reads) else ""
+    return f"{line} optional{known}{rarely}"
 
 
 def _tensors(tensors: list[Tensor]) -> dict[str, str]:

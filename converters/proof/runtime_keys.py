@@ -28,8 +28,8 @@ SPELT = {
 @dataclass(frozen=True, slots=True)
 class Request:
     """One line of the list. `types`: 'u32', '[f32]' (an array), '[]' (any array), 'any'; of a tensor none. `state`:
-    required, sometimes (under a condition that `note` holds in llama.cpp's words) or optional. `default`: what the
-    loader assumes without the key, where its source says that plainly."""
+    required, sometimes (required under a condition) or optional. `default`: what the loader assumes without the key,
+    where its source says that plainly. `note`: the condition, in llama.cpp's words, under which it asks at all."""
 
     name: str
     types: tuple[str, ...]
