@@ -148,7 +148,11 @@ def test_architectures_are_tables(path: Path) -> None:
         assert not found, f"{path.name} holds {found[0]}"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if not {"kernels", "programs"} & {*p.parts}], ids=lambda p: str(p.relative_to(ROOT)))
+APART = {"kernels", "programs"}
+"""Folders of what is loaded by those alone that compute with it."""
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if not APART & {*p.parts}], ids=lambda p: str(p.relative_to(ROOT)))
 def test_nothing_heavy_is_imported_at_import_time(path: Path) -> None:
     heavy = {name.split(".")[0] for name in imports(path, top_level_only=True)} & HEAVY
     assert not heavy, f"{path} imports {heavy} when it is loaded"

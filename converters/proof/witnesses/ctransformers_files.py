@@ -25,8 +25,8 @@ from ggferry.formats.checkpoint import Checkpoint
 NAME = "ctransformers"
 SIDE = "source"
 FLOATS, QUANTIZED, MOST = 5e-3, 0.1, 0.3
-"""Relative RMS allowed in a model of three blocks, by whether matrices are floats or blocks, and the most in any: caches
-are float16, and what blocks are multiplied by is rounded to 8 bits."""
+"""Relative RMS allowed in a model of three blocks, by whether matrices are floats or blocks, and the most in any.
+Caches are float16, and what blocks are multiplied by is rounded to 8 bits."""
 KINDS = {
     "llama": "llama", "gpt2": "gpt2", "gptj": "gptj", "gptneox": "gpt_neox", "mpt": "mpt", "replit": "replit",
     "starcoder": "gpt_bigcode", "falcon": "falcon",

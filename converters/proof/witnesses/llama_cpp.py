@@ -37,7 +37,7 @@ NAME = "llama.cpp"
 SIDE = "output"
 LIMITS = {"F32": 1.5e-5, "F16": 4e-3, "BF16": 3e-2}
 """Relative RMS of log-probabilities in a model of three blocks, by the type of matrices: what they are multiplied by is
-rounded to that type. It grows with the number of blocks as that of our own passes does (docs/decisions/witnesses.md)."""
+rounded to that type. It grows with the number of blocks, as our own passes' does (docs/decisions/witnesses.md)."""
 QUANTIZED = 0.1
 """The same for matrices of blocks: it is rounded to 8 bits."""
 GELU = 3e-3
