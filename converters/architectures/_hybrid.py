@@ -7,7 +7,7 @@ GGUF says by `attention.head_count_kv`, one a block, which blocks attend: those 
 from ggferry.converters.architectures._tensors import linear, tensor
 from ggferry.converters.schema.architecture import Default, Harmless, HParam, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Squeeze, Then
+from ggferry.converters.schema.layouts import NEG_EXP, SAME, Layout, Reshape, Squeeze, Then
 from ggferry.converters.schema.roles import both
 from ggferry.formats.gguf.values import ValueType
 
@@ -61,7 +61,9 @@ ATTENDS = HParam(
 )  # fmt: skip
 ATTENDS_STATED = (
     HParam("n_attending", None, derive=listed, required=False),
-    HParam("attn_indices", None, fields={"hf": "attn_layer_indices"}, many="n_attending", required=False),
+    HParam(
+        "attn_indices", None, fields={"hf": "attn_layer_indices|full_attn_idxs"}, many="n_attending", required=False
+    ),
     HParam("attn_period", None, fields={"hf": "attn_layer_period"}, required=False),
     HParam("attn_offset", None, fields={"hf": "attn_layer_offset"}, required=False),
 )
@@ -84,28 +86,31 @@ MAMBA2 = (
     HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias|use_bias"}, words={False: False}, required=False),
 )  # fmt: skip
 MAMBA_HARMLESS = (
-    Harmless("mamba_expand expand mamba_d_head mamba_head_dim", "the tensors say it"),
+    Harmless("mamba_expand expand mamba_d_head mamba_d_ssm mamba_head_dim", "the tensors say it"),
     Harmless("mamba_chunk_size chunk_size use_mamba_kernels use_mambapy use_associative_scan", "how it is computed"),
     Harmless("num_logits_to_keep", "how many logits generation keeps"),
     Harmless("z_loss_coefficient", "used in training only"),
 )
 
 
-def mamba2(source: str = "mamba.", *, norm: bool = True, when: str = "") -> tuple[Role, ...]:
+def mamba2(
+    source: str = "mamba.", *, when: str = "", normed: str = "", enters: Layout = SAME, leaves: Layout = SAME
+) -> tuple[Role, ...]:
     """Return the tensors of a Mamba-2 state space, whose norm is one a group.
 
-    Sizes it reads: n_inner, n_group, n_state, n_heads, n_conv.
+    `normed`: the condition under which it has a norm. `enters`, `leaves`: layouts of the two projections. Sizes it
+    reads: n_inner, n_group, n_state, n_heads, n_conv.
     """
     channels = "n_inner+2*n_group*n_state"
     groups = Reshape(("n_group", "n_inner / n_group"))
-    normed = tensor("ssm_norm.weight", "n_group n_inner/n_group", f"{source}norm.weight", groups, f32=True, when=when)
+    shape, norm = "n_group n_inner/n_group", f"{source}norm.weight"
     return (
-        *linear("ssm_in", f"{channels}+n_inner+n_heads n_embd", f"{source}in_proj", when=when),
+        *linear("ssm_in", f"{channels}+n_inner+n_heads n_embd", f"{source}in_proj", enters, when=when),
         tensor("ssm_conv1d.weight", f"{channels} n_conv", f"{source}conv1d.weight", CONV, f32=True, when=when),
         tensor("ssm_conv1d.bias", channels, f"{source}conv1d.bias", when=both(when, "conv_bias == 1")),
         tensor("ssm_dt.bias", "n_heads", f"{source}dt_bias", when=when),
         tensor("ssm_a", "n_heads 1", f"{source}A_log", Then(_COLUMN, NEG_EXP), f32=True, when=when),
         tensor("ssm_d", "n_heads 1", f"{source}D", _COLUMN, f32=True, when=when),
-        *((normed,) if norm else ()),
-        *linear("ssm_out", "n_embd n_inner", f"{source}out_proj", when=when),
+        tensor("ssm_norm.weight", shape, norm, groups, f32=True, when=both(when, normed)),
+        *linear("ssm_out", "n_embd n_inner", f"{source}out_proj", leaves, when=when),
     )

@@ -108,6 +108,8 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
     source, derived = node.inputs[0].type, node.inputs[0].derived
     if node.role.always_f32 or len(node.shape) == 1:
         return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
+    if node.layout.widens:
+        return block_type("F32"), "products of the source's values"
     if derived is not None:
         return derived.natural, f"dequantized from {derived.scheme}"
     turned = source.quantized and not node.layout.block_safe

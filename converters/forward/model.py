@@ -132,7 +132,12 @@ class Model:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(self.sizes["eps"]))
 
     def norm_weight(self, name: str) -> Tensor:
-        return self.weights.vector(f"{name}.weight") + self.recipe.norm_offset
+        whole = f"{name}.weight" if self.has(name) else name  # llama.cpp's Falcon-H1 has one without
+        return self.weights.vector(whole) + self.recipe.norm_offset
+
+    def scale(self, name: str) -> float:
+        """What the model multiplies by at a place, of that name among the hparams, 1 where it has none."""
+        return float(self.sizes.get(name) or 1.0)
 
     def activate(self, x: Tensor) -> Tensor:
         name = self.sizes.get("activation") or self.recipe.activation

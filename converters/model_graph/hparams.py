@@ -299,8 +299,9 @@ class Solver:
 
 
 def is_size(value: Any) -> bool:
-    """Whether shapes may be made of it: a whole number, or one a block."""
-    return isinstance(value, int) or (isinstance(value, tuple) and all(isinstance(item, int) for item in value))
+    """Whether shapes and layouts may be made of it: a number, or one a block."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(item, int | float) for item in numbers)
 
 
 def absents(architecture: Architecture) -> dict[str, Any]:

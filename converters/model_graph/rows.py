@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Rowwise, Then, Transpose, row_count
+from ggferry.converters.schema.partial_layouts import Scaled
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.tensor_read import read_rows, read_span_rows
@@ -157,6 +158,8 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
             return laid_out_values(checkpoint, replace(_reshaped(checkpoint, node), layout=rest), start, stop)
         case Then(first=first, second=Rowwise() as second):
             return second.apply(_apply(checkpoint, node, first, start, stop))
+        case Scaled():
+            return layout.scaled(_apply(checkpoint, node, SAME, start, stop), start)
         case Rowwise():
             return layout.apply(_apply(checkpoint, node, SAME, start, stop))
         case Then(first=Transpose(), second=second) if second.block_safe and _is_plain(node):

@@ -49,6 +49,10 @@ EXPLAINED = (
         "unread", _WINDOWLESS, "*.attention.sliding_window *.attention.sliding_window_pattern",
         "llama.cpp has no window there", "attend to all of its context",
     ),
+    Explained(
+        "unread", "nemotron_h nemotron_h_moe", "*.ssm.time_step_min", "no bound in llama.cpp",
+        "computes with the steps as they come",
+    ),
     Explained("unread", "*", "*.rope.scaling.yarn_beta_*", "few read it", "llama.cpp computes with 32 and 1"),
     Explained(
         "unread", "gpt2 starcoder mpt gemma2 gemma3", "*.attention.scale", "fixed in llama.cpp", "attention.scale="

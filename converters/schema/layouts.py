@@ -49,6 +49,11 @@ class Layout:
     def lossless(self) -> bool:
         return True
 
+    @property
+    def widens(self) -> bool:
+        """Makes values that the source's type may not hold: they are kept in float32."""
+        return False
+
     def bind(self, sizes: Sizes) -> Layout:
         """The layout with every named size replaced by its value. Raises KeyError for a size nobody gave."""
         return self

@@ -1,4 +1,5 @@
-"""Layouts of a part of a tensor: the rows behind a place, the first ones of every head, the columns of every row."""
+"""Layouts of a part of a tensor: the rows behind a place, the first ones of every head, the columns of every row, and
+factors by ranges of rows."""
 
 from __future__ import annotations
 
@@ -113,3 +114,65 @@ class Columns(Rowwise):
 
     def inverse(self) -> Layout:
         return Columns(self.layout.inverse())
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Layout):
+    """Every value times hparams, one after another, in float32: what Falcon-H1 does to activations and GGUF has in the
+    weights. `factors`: the names for each range of rows ('name[i]' is an item of a list). `widths`: rows of the ranges
+    (expressions over hparams), none for all rows.
+    """
+
+    factors: tuple[tuple[str | float, ...], ...]
+    widths: tuple[str | int, ...] = ()
+
+    @property
+    def block_safe(self) -> bool:
+        return False
+
+    @property
+    def lossless(self) -> bool:
+        return False
+
+    @property
+    def widens(self) -> bool:
+        return True
+
+    def bind(self, sizes: Sizes) -> Layout:
+        factors = tuple(tuple(_number(name, sizes) for name in names) for names in self.factors)
+        if all(factor == 1 for numbers in factors for factor in numbers):
+            return SAME
+        return Scaled(factors, tuple(evaluate(width, sizes) for width in self.widths))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if self.widths and sum(int(width) for width in self.widths) != row_count(only):
+            raise ValueError(f"{self.widths} rows of {only}")
+        return only
+
+    def apply(self, *arrays: Array) -> Array:
+        (array,) = arrays
+        return self.scaled(array.reshape(row_count(array.shape), -1), 0).reshape(array.shape)
+
+    def scaled(self, rows: Array, start: int) -> Array:
+        """Rows that begin at row `start` of the tensor, float32 `(rows, columns)`."""
+        ends = np.cumsum([int(width) for width in self.widths]) if self.widths else np.array([start + len(rows)])
+        part = np.searchsorted(ends, np.arange(start, start + len(rows)), side="right")
+        out = rows.astype(np.float32)
+        for number in range(max(map(len, self.factors))):
+            column = [names[number] if number < len(names) else 1.0 for names in self.factors]
+            out = out * np.array(column, np.float32)[part][:, None]
+        return out
+
+    def inverse(self) -> Layout:
+        inverse = tuple(tuple(1 / float(factor) for factor in reversed(numbers)) for numbers in self.factors)
+        return replace(self, factors=inverse)
+
+
+def _number(name: str | float, sizes: Sizes) -> float:
+    """The hparam of that name, or an item of a list. Raises KeyError."""
+    if not isinstance(name, str):
+        return name
+    listed, _, item = name.partition("[")
+    found: Any = sizes[listed]
+    return float(found[int(item.removesuffix("]"))] if item else found)

@@ -36,6 +36,8 @@ AttnGate = Literal["none", "query"]
 """'query': each head of the query projection holds a gate for what it attends to."""
 GateActivation = Literal["sigmoid", "softplus"]
 """Of that gate, or of the tensor `attn_gate`."""
+OutputNorm = Literal["output_norm", "token_embd_norm"]
+"""The tensor that norms the last block's result: llama.cpp's name for LFM2's is that of a norm of the embedding."""
 FfnNorm = Literal["ffn_norm", "post_attention_norm"]
 """The tensor that norms what the feed-forward reads."""
 DeltaProjections = Literal["separate", "grouped"]
@@ -102,6 +104,7 @@ class Recipe:
     attn_gate: AttnGate = "none"
     gate_activation: GateActivation = "sigmoid"
     ffn_norm: FfnNorm = "ffn_norm"
+    output_norm: OutputNorm = "output_norm"
     ffn: Ffn = "gated"
     glu: Glu = "multiplied"
     activation: Activation = "silu"
@@ -143,6 +146,7 @@ class Conventions(TypedDict, total=False):
     attn_gate: AttnGate
     gate_activation: GateActivation
     ffn_norm: FfnNorm
+    output_norm: OutputNorm
     ffn: Ffn
     glu: Glu
     activation: Activation

@@ -34,6 +34,28 @@ JAMBA = {
     "num_experts": 5, "num_experts_per_tok": 2,
 }  # fmt: skip
 
+CONVOLVED = {
+    **WHOLE, **ROPE, "conv_L_cache": 3, "block_auto_adjust_ff_dim": False,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+}  # fmt: skip
+BRANCHES = {
+    **HEADS, "mamba_num_heads": 12, "mamba_head_dim": 8, "n_groups": 3, "ssm_state_size": 10, "conv_kernel": 3,
+    "chunk_size": 8, "time_step_min": 0.4, "mlp_hidden_act": "relu2",
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+}  # fmt: skip
+BRANCHES_EXPERTS = {
+    **BRANCHES, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "n_routed_experts": 6,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56,
+    "n_shared_experts": 1, "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+MULTIPLIED = {
+    **HEADS, **ROPE, "num_hidden_layers": 3, "mamba_d_ssm": 72, "mamba_n_heads": 9, "mamba_d_head": 8,
+    "mamba_n_groups": 3, "mamba_d_state": 10, "mamba_d_conv": 3, "mamba_chunk_size": 8, "mamba_rms_norm": False,
+    "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8, "key_multiplier": 0.7, "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.9,
+    "ssm_multipliers": [0.9, 0.8, 0.7, 1.1, 1.2], "mlp_multipliers": [0.8, 1.4],
+}  # fmt: skip
+
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3next": ("Qwen3Next", {**DELTA, **MOE}),
     "qwen3next irregular": ("Qwen3Next", {**DELTA, **MOE, "layer_types": THREE_IN_FOUR[2:] * 2}),
@@ -59,4 +81,23 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bamba": ("Bamba", {**WHOLE, **PART, **SPACE, "attn_layer_indices": [1, 2]}),
     "jamba": ("Jamba", {**WHOLE, **JAMBA}),
+    "lfm2": ("Lfm2", CONVOLVED),
+    "lfm2 adjusted": (
+        "Lfm2",
+        {**CONVOLVED, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.3, "block_multiple_of": 24},
+    ),
+    "lfm2moe": (
+        "Lfm2Moe",
+        {**CONVOLVED, "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+         "routed_scaling_factor": 1.5},
+    ),
+    "nemotron": ("Nemotron", {**HEADS, **PART}),
+    "nemotron-h": ("NemotronH", BRANCHES),
+    "nemotron-h moe": ("NemotronH", BRANCHES_EXPERTS),
+    "nemotron-h latent": ("NemotronH", {**BRANCHES_EXPERTS, "moe_latent_size": 24}),
+    "falcon-h1": ("FalconH1", MULTIPLIED),
+    "falcon-h1 normed, tied": (
+        "FalconH1",
+        {**MULTIPLIED, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
+    ),
 }  # fmt: skip

@@ -258,7 +258,7 @@ def shake(model: Any) -> None:
 
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            fixed = any(part in name for part in ("inv_freq", "embed_scale", "embed_positions"))
+            fixed = any(part in name for part in ("inv_freq", "embed_scale", "embed_positions", "mup_vector"))
             if fixed or not tensor.is_floating_point():
                 continue
             if tensor.ndim < 2 or "norm" in name:

@@ -27,6 +27,7 @@ IDLE = {
     "rope.dimension_sections": ("qwen", "text has one axis of positions"),
     "full_attention_interval": ("qwen3", "the list of recurrent blocks says it, too"),
     "rope.freq_base": ("granite hybrid", "nothing is turned by its position"),
+    "expert_shared_count": ("nemotron-h", "its width says how large it is"),
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
 }
 MODELS = (
@@ -39,6 +40,7 @@ MODELS = (
     "qwen3next", "qwen35", "qwen35moe", "granitemoe shared", "granitemoe", "granite hybrid", "bamba", "jamba",
     "qwen3vl", "qwen3vlmoe", "qwen2vl", "smollm3 otherwise", "seed_oss", "olmo3 yarn", "olmoe", "glm4", "glm4moe",
     "exaone4 windows", "exaone_moe", "minimax_m2", "ministral3",
+    "lfm2", "lfm2moe", "nemotron", "nemotron-h", "nemotron-h latent", "falcon-h1",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

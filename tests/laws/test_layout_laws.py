@@ -30,7 +30,7 @@ from ggferry.converters.schema.layouts import (
     heads_to_qkv,
     row_count,
 )
-from ggferry.converters.schema.partial_layouts import Behind, Columns, Heads, rotary_halves_to_pairs
+from ggferry.converters.schema.partial_layouts import Behind, Columns, Heads, Scaled, rotary_halves_to_pairs
 from ggferry.quant.codec import codecs
 
 SIZES = {"n_head": 6, "n_head_kv": 3, "head_dim": 16, "n_embd": 96, "n_rot": 10}
@@ -125,6 +125,24 @@ def test_parts_of_a_tensor_are_moved_alone() -> None:
     expected = np.concatenate((first, turned[:, 10:]), 1).reshape(96, 48)
     assert np.array_equal(bound(rotary_halves_to_pairs("n_head")).apply(x[:96]), expected)
     assert np.array_equal(Columns(pairs).apply(x), pairs.apply(x.T).T)
+
+
+def test_ranges_of_rows_are_multiplied_one_factor_after_another_in_float32() -> None:
+    """llama.cpp `conversion/falcon_h1.py`: tensor * ssm_in, then each range by its own."""
+    x = np.random.default_rng(1).standard_normal((16, 7)).astype(np.float32)
+    layout = Scaled((("one", "many[0]"), ("one", "many[1]")), ("n_rot", 6)).bind(
+        {**SIZES, "one": 1.1, "many": (0.7, 3.0)}
+    )
+    y = layout.apply(x)
+    expected = x * np.float32(1.1)
+    expected[:10] *= np.float32(0.7)
+    expected[10:] *= np.float32(3.0)
+    assert y.dtype == np.float32 and np.array_equal(y, expected)
+    assert np.array_equal(layout.scaled(x[8:13], 8), expected[8:13])
+    assert np.allclose(layout.inverse().apply(y), x, rtol=1e-6)
+    assert Scaled((("one",),)).bind({"one": 1.0}) == SAME and layout.widens and not layout.lossless
+    with pytest.raises(ValueError):
+        layout.shape((15, 7))
 
 
 def test_concat_and_its_parts() -> None:

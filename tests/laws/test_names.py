@@ -61,7 +61,10 @@ def test_names_of_roles_are_ggufs(spec: Architecture) -> None:
     names = [role.name for role in spec.roles]
     assert len(set(names)) == len(names)
     for name in names:
-        assert re.fullmatch(r"((enc|dec)\.)?(blk\.(\{n\}|0)\.)?([a-z0-9_]+\.(weight|bias)|ssm_[ad])", name)
+        assert re.fullmatch(
+            r"((enc|dec)\.)?(blk\.(\{n\}|0)\.)?((shortconv\.|indexer\.)?[a-z0-9_]+\.(weight|bias)|ssm_[ad]|ffn_norm)",
+            name,
+        )
         assert len(name.format(n=MAX_LAYERS)) <= MAX_GGUF_NAME
 
 

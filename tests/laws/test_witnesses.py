@@ -13,6 +13,7 @@ from functools import cache
 import pytest
 
 from ggferry.converters.model_graph.open_checkpoint import architectures, header_layouts, open_checkpoint
+from ggferry.converters.schema.architecture import Architecture
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
@@ -95,10 +96,15 @@ def test_every_header_layout_has_a_witness() -> None:
     complete(found, MADE_LAYOUTS, {layout.name for layout in header_layouts()})
 
 
+def classes(spec: Architecture) -> set[str]:
+    """The classes of config.json that can be of this architecture."""
+    return {*spec.hf_classes, *(name for dialect in spec.dialects.values() for name in dialect.classes)}
+
+
 def test_every_architecture_has_a_witness() -> None:
     found = {understand(checkpoint).architecture.name for checkpoint in models()}
     tiny = {f"{model.model}{model.head}" for model in TINY.values()}
-    made = {name: "helpers/tiny_models.py" for name, spec in architectures().items() if tiny & set(spec.hf_classes)}
+    made = {name: "helpers/tiny_models.py" for name, spec in architectures().items() if tiny & classes(spec)}
     made = {name: path for name, path in (made | MADE_ARCHITECTURES).items() if name not in found}
     complete(found, made, set(architectures()))
     assert set(MADE_ARCHITECTURES) <= set(made)

@@ -19,7 +19,13 @@ def feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
     """The feed-forward branch of a block: x and result `(tokens, n_embd)`."""
     if not model.has(f"{block}ffn_gate_inp"):
         return dense(model, block, x)
-    out = experts(model, block, x)
+    if model.has(
+        f"{block}ffn_latent_down"
+    ):  # Nemotron 3 Super: experts in a narrower space, which the router is not in
+        low = experts(model, block, model.linear(f"{block}ffn_latent_down", x), seen=x)
+        out = model.linear(f"{block}ffn_latent_up", low)
+    else:
+        out = experts(model, block, x)
     if model.has(f"{block}ffn_up_shexp"):
         out = out + shared(model, block, x)
     return out
@@ -30,14 +36,15 @@ def dense(model: Model, block: str, x: Tensor, suffix: str = "") -> Tensor:
     up = model.linear(f"{block}ffn_up{suffix}", x)
     match model.recipe.ffn:
         case "gated":
-            hidden = combined(model, model.linear(f"{block}ffn_gate{suffix}", x), up)
+            gate = model.linear(f"{block}ffn_gate{suffix}", x) * model.scale("ffn_gate_scale")
+            hidden = combined(model, gate, up)
         case "fused":
             hidden = combined(model, *up.chunk(2, -1))
         case "plain":
             hidden = model.activate(up)
         case unknown:
             assert_never(unknown)
-    return model.linear(f"{block}ffn_down{suffix}", hidden)
+    return model.linear(f"{block}ffn_down{suffix}", hidden) * model.scale("ffn_down_scale")
 
 
 def shared(model: Model, block: str, x: Tensor) -> Tensor:

@@ -31,5 +31,6 @@ def mixed(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tenso
     attention and a state space side by side; None where a block has none."""
     found = [mix(model, block, x) for name, mix in RECURRENT.items() if model.has(f"{block}{name}")]
     if model.has(f"{block}attn_output") and not model.has(f"{block}ssm_f_a"):  # Kimi's has an output of that name
-        found.append(attention(model, block, x, turn, window))
+        seen = attention(model, block, x * model.scale("attn_in_scale"), turn, window)
+        found.append(seen * model.scale("attn_out_scale"))
     return sum(found[1:], found[0]) if found else None

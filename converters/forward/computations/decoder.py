@@ -37,7 +37,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
         if model.has(f"{name}layer_output_scale"):
             x = x * model.weights.vector(f"{name}layer_output_scale.weight")
         progress(1)
-    return unembedded(model, model.norm("output_norm", model.wanted(x)))
+    return unembedded(model, model.norm(model.recipe.output_norm, model.wanted(x)))
 
 
 def embedded(model: Model, tokens: Sequence[int]) -> Tensor:
@@ -45,7 +45,7 @@ def embedded(model: Model, tokens: Sequence[int]) -> Tensor:
     x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
     if model.has("position_embd"):
         x = x + model.positions("position_embd", len(tokens))
-    return _after(model, "token_embd_norm", x)
+    return x if model.recipe.output_norm == "token_embd_norm" else _after(model, "token_embd_norm", x)
 
 
 def _embedding_scale(model: Model) -> float:

@@ -58,7 +58,7 @@ def mamba2(model: Model, block: str, x: Tensor) -> Tensor:
     selection = groups * sizes["n_state"]
     widths = inner, inner, selection, selection, heads
     scales = sizes.get("ssm_scales") or (1.0,) * len(widths)
-    inputs = parts(model.linear(f"{block}ssm_in", x * float(sizes.get("ssm_in_scale") or 1.0)).double(), *widths)
+    inputs = parts(model.linear(f"{block}ssm_in", x * model.scale("ssm_in_scale")).double(), *widths)
     gate, x, b, c, step = (part * scale for part, scale in zip(inputs, scales, strict=True))
     mixed = silu(convolved(model, f"{block}ssm_conv1d", torch.cat((x, b, c), -1)))
     x, b, c = parts(mixed, inner, selection, selection)
@@ -68,7 +68,7 @@ def mamba2(model: Model, block: str, x: Tensor) -> Tensor:
     if model.has(f"{block}ssm_norm"):
         grouped = model.normed(y.view(count, groups, -1)).flatten(1)
         y = grouped * model.weights.vector(f"{block}ssm_norm.weight")
-    return model.linear(f"{block}ssm_out", y).float() * float(sizes.get("ssm_out_scale") or 1.0)
+    return model.linear(f"{block}ssm_out", y).float() * model.scale("ssm_out_scale")
 
 
 def scan(model: Model, block: str, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:

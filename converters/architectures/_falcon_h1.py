@@ -1,0 +1,53 @@
+"""Falcon-H1's multipliers: of activations in Hugging Face's model, of weights in GGUF's.
+
+Source: llama.cpp `conversion/falcon_h1.py`, transformers `modeling_falcon_h1.py`. The products are made in float32, one
+factor after another, as the converter does.
+"""
+
+from ggferry.converters.schema.architecture import HParam
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.partial_layouts import Scaled
+from ggferry.formats.gguf.values import ValueType
+
+F32 = ValueType.FLOAT32
+
+
+def score_scale(values: Values) -> float:
+    """What scores are scaled by: keys are multiplied, and the root of their width divides."""
+    return float(values["key_scale"] * values["head_dim"] ** -0.5)
+
+
+def first(values: Values) -> float:
+    """What the gate of the feed-forward is multiplied by."""
+    return float(values["ffn_scales"][0])
+
+
+def second(values: Values) -> float:
+    """What comes out of the feed-forward is multiplied by."""
+    return float(values["ffn_scales"][1])
+
+
+def _stated(name: str, place: str) -> HParam:
+    return HParam(name, None, F32, {"hf": place}, required=False)
+
+
+SCALES = (
+    _stated("embedding_scale", "embedding_multiplier"), _stated("logit_scale", "lm_head_multiplier"),
+    _stated("attn_in_scale", "attention_in_multiplier"), _stated("attn_out_scale", "attention_out_multiplier"),
+    _stated("key_scale", "key_multiplier"), HParam("attn_scale", None, F32, derive=score_scale, required=False),
+    _stated("ssm_in_scale", "ssm_in_multiplier"), _stated("ssm_out_scale", "ssm_out_multiplier"),
+    HParam("ssm_scales", None, F32, {"hf": "ssm_multipliers"}, many="5", required=False),
+    HParam("ffn_scales", None, F32, {"hf": "mlp_multipliers"}, many="2", required=False),
+    HParam("ffn_gate_scale", None, F32, derive=first, required=False),
+    HParam("ffn_down_scale", None, F32, derive=second, required=False),
+)  # fmt: skip
+
+EMBEDDING, HEAD = Scaled((("embedding_scale",),)), Scaled((("logit_scale",),))
+SEEN, OUTPUT = Scaled((("attn_in_scale",),)), Scaled((("attn_out_scale",),))
+KEYS = Scaled((("key_scale", "attn_in_scale"),))
+GATE, DOWN = Scaled((("ffn_gate_scale",),)), Scaled((("ffn_down_scale",),))
+LEAVES = Scaled((("ssm_out_scale",),))
+ENTERS = Scaled(
+    tuple(("ssm_in_scale", f"ssm_scales[{number}]") for number in range(5)),
+    ("n_inner", "n_inner", "n_group * n_state", "n_group * n_state", "n_heads"),
+)

@@ -1,0 +1,84 @@
+"""What LFM2 and its mixture share: short convolutions, gated on both sides, and blocks of attention between.
+
+Sources: llama.cpp `src/models/lfm2{,moe}.cpp`, `conversion/lfm2.py`; transformers `modeling_lfm2{,_moe}.py`. The norm
+behind the last block is called `token_embd_norm` in GGUF.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _hybrid as hybrid
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures._tensors import linear, norm, tensor
+from ggferry.converters.schema.architecture import Default, Harmless, HParam, Role
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.recipe import Conventions
+from ggferry.formats.gguf.values import ValueType
+
+BOOL = ValueType.BOOL
+
+
+def width(values: Values) -> int:
+    """feed_forward_length, which a configuration may state before it is cut to two thirds and rounded up (transformers
+    `Lfm2MLP`)."""
+    stated = int(values["ff_stated"])
+    if not values["ff_adjusted"]:
+        return stated
+    cut, multiple = int(values["ff_multiplier"] * int(2 * stated / 3)), values["ff_multiple"]
+    if not multiple > 0:
+        raise ValueError(f"a multiple of {multiple}")
+    return int(multiple * ((cut + multiple - 1) // multiple))
+
+
+HPARAMS = (
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_HEAD,
+    hybrid.HEADS_KV_STATED, *hybrid.ATTENDS_STATED, hybrid.ATTENDS, hybrid.HEADS_KV, common.HEAD_DIM, common.HEAD_DIM_V,
+    replace(common.RMS_EPS, fields={"hf": "norm_eps|block_norm_eps"},
+            defaults=(Default(1e-5, "transformers' default", dialect="hf"),)),
+    *rope.ROPE,
+    HParam("n_conv", "shortconv.l_cache", fields={"hf": "conv_L_cache"}),
+    HParam("conv_bias", None, BOOL, {"hf": "conv_bias"}, words={False: False}, required=False),
+    common.ALWAYS_TIED,
+)  # fmt: skip
+ADJUSTED = (
+    HParam("ff_stated", None, fields={"hf": "block_ff_dim|intermediate_size"}, required=False),
+    HParam("ff_adjusted", None, BOOL, {"hf": "block_auto_adjust_ff_dim"}, required=False,
+           defaults=(Default(True, "transformers' default", dialect="hf"),)),
+    HParam("ff_multiplier", None, ValueType.FLOAT32, {"hf": "block_ffn_dim_multiplier"}, required=False, null=1.0,
+           defaults=(Default(1.0, "transformers' default", dialect="hf"),)),
+    HParam("ff_multiple", None, fields={"hf": "block_multiple_of"}, required=False,
+           defaults=(Default(256, "transformers' default", dialect="hf"),)),
+    HParam("n_ff", "feed_forward_length", derive=width),
+)  # fmt: skip
+FEED_FORWARD = ("w1", "w2", "w3")
+
+
+def frame() -> tuple[Role, ...]:
+    """Return what stands before and behind the blocks."""
+    return (*tensors.embedding(last_norm=""), *norm("token_embd_norm", "model.embedding_norm"))
+
+
+def mixers() -> tuple[Role, ...]:
+    """Return the norms of a block and what mixes its tokens."""
+    attends, convolves = "n_head_kv > 0", "n_head_kv == 0"
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    return (
+        *norm("attn_norm", "operator_norm"),
+        *norm("ffn_norm", "ffn_norm"),
+        tensor("shortconv.conv.weight", "n_embd n_conv", "conv.conv.weight", hybrid.CONV, f32=True, when=convolves),
+        *linear("shortconv.in_proj", "3*n_embd n_embd", "conv.in_proj", when=convolves),
+        *linear("shortconv.out_proj", "n_embd n_embd", "conv.out_proj", when=convolves),
+        *tensors.attention(names=names, when=attends),
+        *tensors.qk_norm(names=("q_layernorm", "k_layernorm"), when=attends),
+    )
+
+
+RECIPE: Conventions = {"rope": "halves", "output_norm": "token_embd_norm", "expert_norm": True}
+HARMLESS = (
+    common.UNBIASED,
+    Harmless("block_mlp_init_scale block_out_init_scale *_use_xavier_init", "used before training only"),
+    Harmless("block_dim conv_dim conv_dim_out", "repeats the model's width", follows="n_embd"),
+    Harmless("num_heads", "repeats num_attention_heads", follows="n_head"),
+    Harmless("block_use_swiglu use_pos_enc", "always so", (True,)),
+)

@@ -1,0 +1,115 @@
+"""What Nemotron-H and its mixture share: every block is one branch, Mamba-2, attention, or a feed-forward network.
+
+Sources: llama.cpp `src/models/nemotron-h{,-moe}.cpp`, `conversion/nemotron.py`; transformers `modeling_nemotron_h.py`.
+GGUF says by two lists what a block is: heads of keys where it attends, a width where it feeds forward, and where both
+are 0 it is a state space. Nothing is turned by position.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _hybrid as hybrid
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark, Role
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.recipe import Conventions
+from ggferry.formats.gguf.values import ValueType
+
+F32, BOOL, STRING, INT32 = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING, ValueType.INT32
+WORDS = {
+    "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
+}  # fmt: skip
+
+
+def kinds(values: Values) -> tuple[str, ...]:
+    """What the blocks are, from a letter each: M a state space, * attention, - a network, E experts."""
+    pattern = str(values["pattern"])
+    if not set(pattern) <= set(WORDS.values()):
+        raise ValueError(f"hybrid_override_pattern {pattern!r}")
+    return tuple(pattern)
+
+
+def blocks(values: Values) -> int:
+    """block_count, where only the list of kinds says it (transformers 5)."""
+    return len(values["kinds"])
+
+
+def heads_kv(values: Values) -> tuple[int, ...]:
+    """attention.head_count_kv: of the blocks that attend, 0 of the others."""
+    return tuple(values["heads_kv"] if kind == "*" else 0 for kind in values["kinds"])
+
+
+def widths(values: Values) -> tuple[int, ...]:
+    """feed_forward_length: of the blocks that feed forward, that of an expert where they have some, 0 of the others."""
+    names = {"-": "ff_stated", "E": "n_ff_exp"}
+    return tuple(int(values[names[kind]]) if kind in names else 0 for kind in values["kinds"])
+
+
+def expert_width(values: Values) -> int:
+    """What goes into an expert: the model's width, or the narrower one of a latent space."""
+    return int(values["n_latent"] or values["n_embd"])
+
+
+HPARAMS = (
+    common.N_VOCAB, common.N_CTX, common.N_EMBD,
+    HParam("pattern", None, STRING, {"hf": "hybrid_override_pattern"}, required=False),
+    HParam("kinds", None, STRING, {"hf": "layers_block_type|layer_types"}, many="n_layer", words=WORDS, required=False,
+           derive=kinds),
+    HParam("n_layer", "block_count", fields={"hf": "num_hidden_layers"}, derive=blocks),
+    common.N_HEAD, hybrid.HEADS_KV_STATED,
+    HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, many="n_layer", or_one=True),
+    HParam("head_dim", "attention.key_length", fields={"hf": "head_dim|attention_head_dim"}, implied="n_embd / n_head"),
+    HParam("head_dim_v", "attention.value_length", fields={"hf": "head_dim|attention_head_dim"},
+           implied="n_embd / n_head"),
+    HParam("ff_stated", None, fields={"hf": "intermediate_size"}, required=False),
+    HParam("eps", "attention.layer_norm_epsilon", F32, {"hf": "layer_norm_epsilon|norm_eps|rms_norm_eps"},
+           defaults=(Default(1e-5, "transformers' default", dialect="hf"),)),
+    *hybrid.MAMBA2,
+    HParam("dt_min", "ssm.time_step_min", F32, {"hf": "time_step_min|mamba_dt_min"}, absent=0.0,
+           defaults=(Default(0.001, "transformers' default", dialect="hf"),)),
+    common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS,
+    HParam("activation", None, STRING, {"hf": "mlp_hidden_act"}, words={"relu2": "relu_squared"}, required=False),
+    HParam("mixer_activation", None, STRING, {"hf": "mamba_hidden_act"}, words={"silu": "silu"}, required=False),
+)  # fmt: skip
+N_FF = HParam("n_ff", "feed_forward_length", INT32, derive=widths, many="n_layer", or_one=True)
+
+LAYER = "backbone.layers.{n}."
+
+
+def frame() -> tuple[Role, ...]:
+    """Return what stands before and behind the blocks."""
+    return tensors.embedding("backbone.embeddings", "backbone.norm_f")
+
+
+def mixers() -> tuple[Role, ...]:
+    """Return the norm of a block, and what it is where it does not feed forward."""
+    return (
+        *tensors.norm("attn_norm", "norm"),
+        *hybrid.mamba2("mixer.", when="n_head_kv == 0 and n_ff == 0"),
+        *tensors.attention(
+            "mixer.", when="n_head_kv > 0", bias="attention_bias == 1", output_bias="attention_bias == 1"
+        ),
+    )
+
+
+RECIPE: Conventions = {
+    "rope": "none", "residual": "single", "ffn": "plain", "activation": "relu_squared", "decay": "rate",
+}  # fmt: skip
+CONVENTIONS: Conventions = {"decay": "log"}
+DROPS = (
+    *common.DROPS,
+    Drop("mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
+)
+SHORTEST = Remark(
+    "dt_min > 0",
+    "transformers lets no time step of a state space be shorter than {dt_min}: written as ssm.time_step_min, but "
+    "llama.cpp computes with the steps as they come",
+)
+HARMLESS = (
+    *hybrid.MAMBA_HARMLESS,
+    Harmless("time_step_max time_step_floor rescale_prenorm_residual mamba_dt_*", "used before training only"),
+    Harmless(
+        "residual_in_fp32 mamba_ssm_cache_dtype use_mamba_kernels moe_shared_expert_overlap", "how it is computed"
+    ),
+    Harmless("mtp_* num_nextn_predict_layers", "of what predicts further tokens, which is dropped"),
+    Harmless("sliding_window", "there is none", (None,)),
+    Harmless("ssm_state_size", "read as the size of the state"),
+)

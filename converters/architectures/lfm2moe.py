@@ -1,0 +1,48 @@
+"""LFM2 with experts in all but the first blocks, scored by sigmoid and chosen with a bias. Sources: `_lfm2`."""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _lfm2 as lfm2
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
+
+F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
+
+HPARAMS = (
+    *lfm2.HPARAMS, common.N_FF, common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
+    HParam("n_dense", "leading_dense_block_count", fields={"hf": "num_dense_layers"},
+           defaults=(Default(2, "transformers' default", dialect="hf"),)),
+    HParam("expert_gating", "expert_gating_func", defaults=(Default(2, "LFM2 scores experts by sigmoid"),)),
+    HParam("expert_normed", None, BOOL, {"hf": "norm_topk_prob"}, words={True: True}, required=False),
+    HParam("expert_bias", None, BOOL, {"hf": "use_expert_bias"}, words={True: True}, required=False),
+    HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, absent=1.0, unsayable=0.0),
+)  # fmt: skip
+
+SCALED = Remark(
+    "expert_scale != 1.0",
+    "the weights of experts are multiplied by {expert_scale}: written, but llama.cpp does not do so for lfm2moe",
+    stops="llama.cpp",
+)
+
+SPEC = Architecture(
+    name="lfm2moe",
+    display_name="LFM2 MoE",
+    hf_classes=("Lfm2MoeForCausalLM",),
+    hparams=HPARAMS,
+    roles=roles(
+        lfm2.frame(),
+        block(
+            lfm2.mixers(),
+            tensors.gated("feed_forward.", lfm2.FEED_FORWARD, when="n < n_dense"),
+            tensors.experts("feed_forward.experts.{e}.", "feed_forward.gate", lfm2.FEED_FORWARD, when="n_dense <= n"),
+            tensors.selection_bias("feed_forward.expert_bias", when="n_dense <= n"),
+        ),
+    ),
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, SCALED), harmless=lfm2.HARMLESS),
+        "gguf": Dialect("gguf"),
+    },
+    recipe=lfm2.RECIPE,
+)

@@ -1,0 +1,46 @@
+"""Nemotron-H: Mamba-2, attention and feed-forward networks, one a block. Sources: `_nemotron_h`.
+
+transformers' class also means the mixture; the weights tell which it is, not what a configuration repeats of the
+class' defaults (today's convert_hf_to_gguf takes every model that transformers 5 saved for a mixture).
+"""
+
+from ggferry.converters.architectures import _nemotron_h as nemotron
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.roles import block, roles
+
+SPEC = Architecture(
+    name="nemotron_h",
+    display_name="Nemotron-H",
+    hf_classes=("NemotronHForCausalLM",),
+    hparams=(*nemotron.HPARAMS, nemotron.N_FF),
+    roles=roles(
+        nemotron.frame(),
+        block(
+            nemotron.mixers(),
+            tensors.plain("mixer.", bias="mlp_bias == 1", when="n_ff > 0"),
+            layer=nemotron.LAYER,
+        ),
+    ),
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions=nemotron.CONVENTIONS,
+            drops=nemotron.DROPS,
+            remarks=(nemotron.SHORTEST,),
+            classes=("NemotronHForCausalLM",),
+            lacks=("*.mixer.experts.*",),
+            harmless=(
+                *nemotron.HARMLESS,
+                Harmless(
+                    "moe_* n_group topk_group n_routed_experts n_shared_experts", "of a mixture: there are no experts"
+                ),
+                Harmless(
+                    "norm_topk_prob routed_scaling_factor num_experts_per_tok", "of a mixture: there are no experts"
+                ),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe=nemotron.RECIPE,
+)
