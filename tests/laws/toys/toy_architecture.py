@@ -20,7 +20,7 @@ SPEC = Architecture(
             tensors.gated(),
         ),
     ),
-    dialects={"hf": Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS), "gguf": Dialect("gguf")},
+    dialects={"hf": Dialect("hf", drops=common.DROPS), "gguf": Dialect("gguf")},
     recipe={"rope": "halves"},
     runtimes=(),
 )
