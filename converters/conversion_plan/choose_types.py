@@ -111,7 +111,7 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
     if node.layout.widens:
         return block_type("F32"), "products of the source's values"
     if derived is not None:
-        return derived.natural, f"dequantized from {derived.scheme}"
+        return derived.natural, "" if source == derived.natural else f"dequantized from {derived.scheme}"
     turned = source.quantized and not node.layout.block_safe
     if source.ggml_id is not None and not turned:
         return source, ""

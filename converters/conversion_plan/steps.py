@@ -125,7 +125,7 @@ def step_record(step: Step) -> dict[str, Any]:
         "bytes": step.nbytes,
     }
     if derived := step.node.inputs[0].derived:
-        record["dequantized_from"] = derived.scheme
+        record["repacked_from" if step.source_type.quantized else "dequantized_from"] = derived.scheme
     if step.why:
         record["why"] = step.why
     return record

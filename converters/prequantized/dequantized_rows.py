@@ -22,13 +22,13 @@ from ggferry.support.lazy_import import lazy
 if TYPE_CHECKING:
     import numpy as np
 
-    from ggferry.quant.codec import Floats
+    from ggferry.quant.codec import Bytes, Floats
 else:
     np = lazy("numpy")
 
 Array = Any
-Rows = Callable[[int, int], "Floats"]
-"""Rows `start:stop` of a matrix, float32 `(stop - start, columns)`."""
+Rows = Callable[[int, int], "Floats | Bytes"]
+"""Rows `start:stop` of a matrix, or of a stack of them: float32 `(stop - start, columns)`, or blocks, uint8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,26 @@ def in_range(checkpoint: Checkpoint, ref: TensorRef, found: Array, groups: int) 
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """Blocks of MXFP4 as GGUF has them, of gpt-oss' two tensors: `blocks` `(…, groups, 16)`, two neighbors a byte, and
+    `scales` `(…, groups)`. GGUF's byte holds a value of either half of its 32."""
+
+    checkpoint: Checkpoint
+    blocks: TensorRef
+    scales: TensorRef
+
+    def __call__(self, start: int, stop: int) -> Bytes:
+        groups = self.scales.columns
+        pairs = raw_rows(self.checkpoint, self.blocks, start * groups, stop * groups)
+        values = np.stack((pairs & 15, pairs >> 4), -1).reshape(len(pairs), 32)
+        scale = raw_rows(self.checkpoint, self.scales, start, stop).reshape(-1, 1)
+        found: Bytes = np.concatenate((scale, values[:, :16] | values[:, 16:] << 4), 1).reshape(stop - start, -1)
+        return found
+
+
 class Dequantized:
-    """Matrices computed on demand: a `formats.files.sources.Source` of float32 rows, one matrix behind the other."""
+    """Matrices computed on demand: a `formats.files.sources.Source` of their rows, one matrix behind the other."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -167,11 +185,14 @@ class Dequantized:
         self._starts: list[int] = []
         self._matrices: list[tuple[Rows, int, int]] = []
 
-    def add(self, name: str, shape: tuple[int, int], rows: Rows, file: int, derived: Derivation) -> TensorRef:
-        """A matrix; `file`: the number this source will have among the checkpoint's files."""
+    def add(
+        self, name: str, shape: tuple[int, ...], rows: Rows, file: int, derived: Derivation, kind: str = "F32"
+    ) -> TensorRef:
+        """A matrix, or a stack of them; `file`: the number this source will have among the checkpoint's files. `kind`:
+        what `rows` gives, float32 or blocks of that type."""
+        ref = TensorRef(name, block_type(kind), shape, (Span(file, self.size, shape),), derived=derived)
         self._starts.append(self.size)
-        self._matrices.append((rows, *shape))
-        ref = TensorRef(name, block_type("F32"), shape, (Span(file, self.size, shape),), derived=derived)
+        self._matrices.append((rows, ref.rows, ref.row_bytes))
         self.size += ref.nbytes
         return ref
 
@@ -186,12 +207,12 @@ class Dequantized:
         target, done = np.frombuffer(buffer, np.uint8), 0
         while done < len(target):
             at = bisect_right(self._starts, offset + done) - 1
-            rows, count, columns = self._matrices[at]
-            row_bytes = columns * 4
+            rows, count, row_bytes = self._matrices[at]
             within = offset + done - self._starts[at]
             first = within // row_bytes
             last = min(count, -(-(within + len(target) - done) // row_bytes), first + max(1, CHUNK // row_bytes))
-            found = rows(first, last).astype("<f4", copy=False).reshape(-1).view(np.uint8)
+            made = rows(first, last)
+            found = (made if made.dtype == np.uint8 else made.astype("<f4", copy=False)).reshape(-1).view(np.uint8)
             found = found[within - first * row_bytes :][: len(target) - done]
             target[done : done + len(found)] = found
             done += len(found)

@@ -105,7 +105,7 @@ def _refuse_unexplained(checkpoint: Checkpoint, packed: list[TensorRef]) -> None
 
 def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
     source = Dequantized(checkpoint.path)
-    natural = natural_type(checkpoint)
+    natural = natural_type(checkpoint) if found.kind == "F32" else found.kind
     tensors: dict[str, TensorRef] = {}
     dropped = list(found.dropped)
     for name, ref in checkpoint.tensors.items():
@@ -114,14 +114,15 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
             if wanted != name and wanted in checkpoint.tensors:
                 raise InconsistentError(f"{wanted!r} is there plain and quantized", path=checkpoint.path)
             derived = Derivation(found.scheme, block_type(natural), ref.type.name not in FP8)
-            tensors[wanted] = source.add(wanted, shape, rows, len(checkpoint.files), derived)
+            tensors[wanted] = source.add(wanted, shape, rows, len(checkpoint.files), derived, found.kind)
         elif name.endswith(RUNTIME):
             dropped.append(Dropped(ref, "a scale for activations or caches, which a GGUF model does not quantize so"))
         elif name not in found.used:
             tensors[name] = ref
-    note = (
-        f"{len(found.matrices)} tensors were quantized already ({found.scheme}) and are dequantized; "
-        f"'keep' makes {natural} of them, as config.json names it, and --outtype f32 loses nothing"
+    note = f"{len(found.matrices)} tensors were quantized already ({found.scheme}) and are " + (
+        f"dequantized; 'keep' makes {natural} of them, as config.json names it, and --outtype f32 loses nothing"
+        if found.kind == "F32"
+        else f"laid out as GGUF has {natural}; 'keep' loses nothing"
     )
     return replace(
         checkpoint, files=(*checkpoint.files, source), tensors=tensors, notes=(*checkpoint.notes, note),

@@ -58,6 +58,7 @@ EXPLAINED = (
         "unread", "gpt2 starcoder mpt gemma2 gemma3", "*.attention.scale", "fixed in llama.cpp", "attention.scale="
     ),
     Explained("unread", "qwen2moe qwen3moe", "*.expert_weights_norm", "fixed for each", "written, but llama.cpp does"),
+    Explained("unread", "gpt-oss", "*.yarn_truncate", "llama.cpp always rounds", "it rounds the range over which yarn"),
     Explained("unread", "olmoe", "*.expert_weights_norm", "never in llama.cpp", "sum to one in olmoe"),
     Explained("unread", "smollm3", "*.attention.rope_pattern", "fixed in llama.cpp", "it turns queries and keys in"),
     Explained("unread", "qwen2vl", "*.layer_norm_rms_epsilon", "0 in llama.cpp", "never reads this family's epsilon"),
@@ -89,7 +90,7 @@ EXPLAINED = (
         "without biases: llama.cpp expects them",
     ),
     Explained(
-        "missing tensor", "exaone-moe gptneox minimax-m2 olmo2 olmoe phi2 qwen2moe stablelm rwkv6 rwkv7",
+        "missing tensor", "exaone-moe gpt-oss gptneox minimax-m2 olmo2 olmoe phi2 qwen2moe stablelm rwkv6 rwkv7",
         "output.weight", "a tied model", "the output matrix is the token embedding",
     ),
     Explained("missing", "*", "tokenizer.ggml.model", "asked for", "the output has no"),

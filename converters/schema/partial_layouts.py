@@ -176,3 +176,39 @@ def _number(name: str | float, sizes: Sizes) -> float:
     listed, _, item = name.partition("[")
     found: Any = sizes[listed]
     return float(found[int(item.removesuffix("]"))] if item else found)
+
+
+@dataclass(frozen=True, slots=True)
+class Every(Layout):
+    """Every `of`th row of each matrix of a stack, from `first` on: gate or up, where they alternate."""
+
+    of: int
+    first: int
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if len(only) != 3 or only[1] % self.of or not 0 <= self.first < self.of:
+            raise ValueError(f"every {self.of}th row of the matrices of {only}")
+        return (only[0], only[1] // self.of, only[2])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        item, row = np.divmod(rows, inputs[0][1] // self.of)
+        return np.zeros_like(rows), item * inputs[0][1] + row * self.of + self.first
+
+
+@dataclass(frozen=True, slots=True)
+class EveryColumn(Rowwise):
+    """Every `of`th column, from `first` on: what `Every` is for the biases of a stack, a row a matrix."""
+
+    of: int
+    first: int
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if only[-1] % self.of or not 0 <= self.first < self.of:
+            raise ValueError(f"every {self.of}th column of {only}")
+        return (*only[:-1], only[-1] // self.of)
+
+    def apply(self, *arrays: Array) -> Array:
+        out: Array = np.ascontiguousarray(arrays[0][..., self.first :: self.of])
+        return out

@@ -40,7 +40,7 @@ LOOSE: dict[str, float] = {}
 """Where transformers itself computes in less than float64."""
 GRANITE = [name for name in MODELS if name.startswith(("granitehybrid", "bamba"))]
 ELSEWHERE: dict[str, set[str]] = {
-    # 0, or counts what we drop; what readers take without it
+    # counts what we drop; what readers take without it
     "*": {"nextn_predict_layers", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
     "exaone_moe": {"rope.scaling.type"},  # none
     # the tool writes 2^20 for all of Granite 4, and lists where all blocks are alike
@@ -97,7 +97,7 @@ def test_keys_are_the_reigning_tools(name: str, made: dict[str, str]) -> None:
     assert other is not None
     ours, odd = open_gguf(made[name]).metadata, ELSEWHERE.get(name, set()) | ELSEWHERE.get("*", set())
     for key, (_, value) in other["kv"].items():
-        if not key.startswith(("general.", "tokenizer.")) and key.partition(".")[2] not in odd:
+        if value and not key.startswith(("general.", "tokenizer.")) and key.partition(".")[2] not in odd:
             assert key in ours, key
             data = list(ours[key].data) if isinstance(value, list) else ours[key].data
             assert data == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), key
@@ -116,6 +116,18 @@ def test_tensors_are_the_reigning_tools(name: str, made: dict[str, str]) -> None
         if kind == "F32" and not any(part in tensor for part in COMPUTED):
             data = ours.files[0].read(ref.spans[0].offset, ref.nbytes)
             assert hashlib.sha256(data).hexdigest() == digest, tensor
+
+
+def test_kept_blocks_are_the_reigning_tools(tmp_path: Path) -> None:
+    other = theirs("gpt_oss_mxfp4")
+    assert other is not None
+    made = open_gguf(convert(Request(str(ARCH / "gpt_oss_mxfp4" / "ckpt"), str(tmp_path / "x.gguf"))).path)
+    blocks = {name: said for name, said in other["tensors"].items() if said[0] == "MXFP4"}
+    assert len(blocks) == 12
+    for name, (_, _, digest) in blocks.items():
+        ref = made.tensors[name]
+        assert ref.type.name == "MXFP4"
+        assert hashlib.sha256(made.files[0].read(ref.spans[0].offset, ref.nbytes)).hexdigest() == digest
 
 
 def test_llama_cpp_continues_as_we_do(made: dict[str, str]) -> None:

@@ -31,7 +31,15 @@ def _turning(sections: list[int], **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {**ROPE, "rope_type": "default", "mrope_section": sections, **more}}
 
 
+GPT_OSS = {
+    **WIDE, **FOUR, "num_local_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 40,
+    "rope_parameters": {**YARN, "beta_fast": 2.0, "beta_slow": 0.5, "truncate": False},
+}  # fmt: skip
 TODAYS: dict[str, Tiny] = {
+    "gpt-oss": Tiny("GptOss", GPT_OSS),
+    "gpt-oss rounded": Tiny(
+        "GptOss", {**GPT_OSS, "rope_parameters": {**YARN, "truncate": True}, "tie_word_embeddings": True}
+    ),
     "qwen3vl": Tiny(
         "Qwen3VL", {**WIDE, **_turning([2, 2, 2], mrope_interleaved=True)}, head=SEES, outer=QWEN_EYES
     ),

@@ -21,7 +21,7 @@ from helpers.tiny_models import TINY, TOKENS, make, write
 IDLE = {
     "context_length": (".", "says how far the model was trained, not how it computes"),
     "n_deepstack_layers": ("qwen3vl", "there is no picture whose features would be added"),
-    "feed_forward_length": ("qwen.moe|qwen3next|qwen3vlmoe|minimax_m2|(falcon )?mamba", "no block is dense"),
+    "feed_forward_length": ("qwen.moe|qwen3next|qwen3vlmoe|minimax_m2|gpt-oss|(falcon )?mamba", "no block is dense"),
     "attention.head_count": ("(falcon )?mamba", "there is no attention"),
     "rope.scaling.type": (".*longrope", "the tensors of factors say the same"),
     "rope.dimension_sections": ("qwen", "text has one axis of positions"),
@@ -41,6 +41,7 @@ MODELS = (
     "qwen3vl", "qwen3vlmoe", "qwen2vl", "smollm3 otherwise", "seed_oss", "olmo3 yarn", "olmoe", "glm4", "glm4moe",
     "exaone4 windows", "exaone_moe", "minimax_m2", "ministral3",
     "lfm2", "lfm2moe", "nemotron", "nemotron-h", "nemotron-h latent", "falcon-h1",
+    "gpt-oss",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -18,12 +18,14 @@ DEQUANTIZE = "ask for the unquantized checkpoint, or dequantize it with the libr
 
 @dataclass(slots=True)
 class Found:
-    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, and tensors used up."""
+    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, and tensors used up. `kind`:
+    what their rows are, values or blocks of a type."""
 
     scheme: str
-    matrices: dict[str, tuple[str, tuple[int, int], Rows]] = field(default_factory=dict)
+    matrices: dict[str, tuple[str, tuple[int, ...], Rows]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     dropped: list[Dropped] = field(default_factory=list)
+    kind: str = "F32"
 
 
 @dataclass(frozen=True, slots=True)

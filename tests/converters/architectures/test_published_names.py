@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.tiny_models import TOKENS, make, relative, write
@@ -82,3 +85,36 @@ def test_experts_lie_as_their_shapes_say(width: int, tmp_path: Path) -> None:
         for found in (open_gguf(str(one)), open_gguf(str(other)))
     ]
     assert tensors[0] == tensors[1]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_gpt_oss_with_experts_in_mxfp4(keep: bool, tmp_path: Path) -> None:
+    """Whose values transformers knows how to unpack: laid out anew they are the same, and no bit is lost."""
+    import torch
+    from transformers import GptOssForCausalLM
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    make("gpt-oss", tmp_path, hidden_size=64, intermediate_size=32, head_dim=12)
+    chance, packed = torch.Generator().manual_seed(3), {}
+    model = GptOssForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").float()
+    for name, tensor in model.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            shape = (tensor.shape[0], tensor.shape[2], tensor.shape[1] // 32)
+            blocks = torch.randint(0, 256, (*shape, 16), generator=chance, dtype=torch.uint8)
+            scales = torch.randint(118, 126, shape, generator=chance, dtype=torch.uint8)
+            packed |= {f"{name}_blocks": blocks.numpy(), f"{name}_scales": scales.numpy()}
+            tensor.data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS])).logits[0].numpy()
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    others = {name: x.numpy() for name, x in model.state_dict().items() if f"{name}_blocks" not in packed}
+    save_file(others | packed, tmp_path / "model.safetensors")
+    assert relative(logits, forward(graph_of(str(tmp_path)), TOKENS)) <= 1e-5
+    options = Options(outtype="keep" if keep else "f32")
+    made = convert(Request(str(tmp_path), str(tmp_path / "x.gguf"), options, vocab=VocabOptions(none=True)))
+    kinds = {ref.type.name for name, ref in open_gguf(made.path).tensors.items() if name.endswith("_exps.weight")}
+    assert kinds == ({"MXFP4"} if keep else {"F32"})
+    graded = {row["name"]: row["grade"] for row in made.receipt["tensors"]}
+    assert graded["blk.1.ffn_up_exps.weight"] == "repacked"
+    assert relative(logits, forward(graph_of(made.path), TOKENS)) <= 1e-5

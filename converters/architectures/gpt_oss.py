@@ -1,0 +1,111 @@
+"""gpt-oss: every other block has a window; a sink a head takes a share of attention; experts with biases, their gates
+clamped.
+
+Source: llama.cpp `src/models/openai-moe.cpp`, `conversion/gpt_oss.py`, transformers `modeling_gpt_oss.py`. Published
+checkpoints hold the experts as MXFP4, a row an output; transformers saves a column an output. Gate and up alternate in
+both. The norm before the feed-forward is called `post_attention_norm`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.block_patterns import window_layers
+from ggferry.converters.schema.layouts import Then, Transpose
+from ggferry.converters.schema.partial_layouts import Every, EveryColumn
+from ggferry.converters.schema.roles import block, roles, varied
+from ggferry.formats.gguf.values import ValueType
+
+F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
+
+# GGUF has no key for a yarn range that is not rounded; this one says so to whom it may concern.
+TRUNCATE = HParam(
+    "rope_truncate", "rope.scaling.yarn_truncate", BOOL, {"hf": rope.scaling_place("truncate")}, absent=True
+)
+WINDOWS = (
+    replace(common.N_SWA, absent=None), common.LAYER_WINDOWS,
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, implied="each n % 2 == 0",
+           many="n_layer"),
+)  # fmt: skip
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.KIND,
+    *(TRUNCATE if param is rope.TRUNCATE else param for param in rope.SCALING), *WINDOWS, common.N_EXPERT,
+    replace(common.N_EXPERT_USED, fields={"hf": "num_experts_per_tok|experts_per_token"}),
+    replace(common.N_FF_EXP, fields={"hf": "intermediate_size"}),
+    HParam("swiglu_limit", None, F32, {"hf": "swiglu_limit"}, words={7.0: 7.0}, required=False),
+    HParam("swiglu_alpha", None, F32, {"hf": "swiglu_alpha"}, words={1.702: 1.702}, required=False),
+    common.TIED, common.SILU,
+)  # fmt: skip
+
+GATE, UP = Every(2, 0), Every(2, 1)
+ROLES = varied(
+    roles(
+        tensors.embedding(),
+        block(
+            tensors.norm("attn_norm", "input_layernorm"),
+            tensors.attention(bias=True, output_bias=True),
+            tensors.norm("post_attention_norm", "post_attention_layernorm"),
+            """
+            attn_sinks.weight f32   : n_head                   | hf self_attn.sinks
+            ffn_gate_inp.weight f32 : n_expert n_embd          | hf mlp.router.weight
+            ffn_gate_inp.bias f32   : n_expert                 | hf mlp.router.bias
+            ffn_gate_exps.weight    : n_expert n_ff_exp n_embd | hf mlp.experts.gate_up_proj @gate
+            ffn_gate_exps.bias f32  : n_expert n_ff_exp        | hf mlp.experts.gate_up_proj_bias @gates
+            ffn_down_exps.weight    : n_expert n_embd n_ff_exp | hf mlp.experts.down_proj @turned
+            ffn_down_exps.bias f32  : n_expert n_embd          | hf mlp.experts.down_proj_bias
+            ffn_up_exps.weight      : n_expert n_ff_exp n_embd | hf mlp.experts.gate_up_proj @up
+            ffn_up_exps.bias f32    : n_expert n_ff_exp        | hf mlp.experts.gate_up_proj_bias @ups
+            """,
+            gate=Then(Transpose(), GATE), up=Then(Transpose(), UP), turned=Transpose(), gates=EveryColumn(2, 0),
+            ups=EveryColumn(2, 1),
+        ),
+    ),
+    "mxfp4", "hf",
+    """
+    blk.{n}.ffn_gate_exps.weight model.layers.{n}.mlp.experts.gate_up_proj @gate
+    blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_proj
+    blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.gate_up_proj @up
+    """,
+    gate=GATE, up=UP,
+)  # fmt: skip
+
+REMARKS = (
+    Remark("rope_scaling == 'yarn' and rope_truncate == 0",
+           "llama.cpp runs this differently: it rounds the range over which yarn passes from one scale to the other, "
+           "and this model does not (rope.scaling.yarn_truncate, which it does not read)"),
+    common.own_output("gpt-oss"),
+)  # fmt: skip
+
+_HF = Dialect(
+    "hf",
+    conventions={"expert_rows": False, "gate_up": "alternating"},
+    drops=common.DROPS,
+    remarks=rope.REMARKS,
+    harmless=(
+        Harmless("attention_bias", "queries, keys, values and the output have them", (True,)),
+        Harmless("initial_context_length", "repeats the context before yarn stretched it", follows="rope_original"),
+    ),
+)
+
+SPEC = Architecture(
+    name="gpt-oss",
+    display_name="gpt-oss",
+    hf_classes=("GptOssForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": _HF,
+        "mxfp4": replace(
+            _HF,
+            name="mxfp4",
+            fields="hf",
+            conventions={"gate_up": "alternating"},
+            marks=("*.mlp.experts.gate_up_proj_blocks",),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "routing": "chosen", "glu": "clamped", "ffn_norm": "post_attention_norm"},
+    remarks=REMARKS,
+)
