@@ -1,3 +1,159 @@
-"""ggferry: carries language-model weights out of legacy and training formats into GGUF v3, and proves it."""
+"""ggferry: carries language-model weights out of legacy and training formats into GGUF v3, and proves it.
+
+`import ggferry` costs nothing: what is named here is loaded when it is first used. docs/python.md has examples.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ggferry.converters.conversion_plan.grades import Grade, Route
+    from ggferry.formats.errors import (
+        AccessError,
+        AmbiguousError,
+        BadValueError,
+        BusyError,
+        ChangedError,
+        ChecksumError,
+        CorruptError,
+        DuplicateError,
+        EncodingError,
+        Fault,
+        GgferryError,
+        InconsistentError,
+        MissingError,
+        NotFoundError,
+        OutOfMemoryError,
+        OutOfRangeError,
+        OverlapError,
+        PassingError,
+        RefusedError,
+        ShapeError,
+        TableError,
+        TrailingBytesError,
+        TransportError,
+        TruncatedError,
+        UnexpectedTensorError,
+        UnknownFormatError,
+        UnreachableError,
+        UnsafePickleError,
+        UnsupportedError,
+        UnsupportedTypeError,
+        UnsupportedVersionError,
+        UsageError,
+        VerificationError,
+    )
+    from ggferry.service.library.answers import (
+        Assumption,
+        Conversion,
+        ConversionPlan,
+        DroppedTensor,
+        Inspection,
+        Model,
+        PlannedKey,
+        PlannedTensor,
+        TensorFacts,
+        Verification,
+    )
+    from ggferry.service.library.conversions import convert, plan, quantize, verify
+    from ggferry.service.library.models import forward, inspect, open_model, tokenize
+    from ggferry.support.progress import Phase
+
+_HOMES = {
+    "ggferry.service.library.conversions": "convert plan quantize verify",
+    "ggferry.service.library.models": "inspect open_model forward tokenize",
+    "ggferry.service.library.answers": """
+        Assumption Conversion ConversionPlan DroppedTensor Inspection Model
+        PlannedKey PlannedTensor TensorFacts Verification
+    """,
+    "ggferry.converters.conversion_plan.grades": "Grade Route",
+    "ggferry.support.progress": "Phase",
+    "ggferry.formats.errors": """
+        AccessError AmbiguousError BadValueError BusyError ChangedError ChecksumError CorruptError
+        DuplicateError EncodingError Fault GgferryError InconsistentError MissingError NotFoundError
+        OutOfMemoryError OutOfRangeError OverlapError PassingError RefusedError ShapeError TableError
+        TrailingBytesError TransportError TruncatedError UnexpectedTensorError UnknownFormatError
+        UnreachableError UnsafePickleError UnsupportedError UnsupportedTypeError UnsupportedVersionError
+        UsageError VerificationError
+    """,
+}
+"""Module → what of it is offered."""
+
+__all__ = [
+    "AccessError",
+    "AmbiguousError",
+    "Assumption",
+    "BadValueError",
+    "BusyError",
+    "ChangedError",
+    "ChecksumError",
+    "Conversion",
+    "ConversionPlan",
+    "CorruptError",
+    "DroppedTensor",
+    "DuplicateError",
+    "EncodingError",
+    "Fault",
+    "GgferryError",
+    "Grade",
+    "InconsistentError",
+    "Inspection",
+    "MissingError",
+    "Model",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "OutOfRangeError",
+    "OverlapError",
+    "PassingError",
+    "Phase",
+    "PlannedKey",
+    "PlannedTensor",
+    "RefusedError",
+    "Route",
+    "ShapeError",
+    "TableError",
+    "TensorFacts",
+    "TrailingBytesError",
+    "TransportError",
+    "TruncatedError",
+    "UnexpectedTensorError",
+    "UnknownFormatError",
+    "UnreachableError",
+    "UnsafePickleError",
+    "UnsupportedError",
+    "UnsupportedTypeError",
+    "UnsupportedVersionError",
+    "UsageError",
+    "Verification",
+    "VerificationError",
+    "__version__",
+    "convert",
+    "forward",
+    "inspect",
+    "open_model",
+    "plan",
+    "quantize",
+    "tokenize",
+    "verify",
+]
+
+
+if not TYPE_CHECKING:  # a name that is not offered is an error to a type checker
+
+    def __getattr__(name: str) -> Any:
+        """Load what is asked for by name, once."""
+        for home, names in _HOMES.items():
+            if name in names.split():
+                from importlib import import_module
+
+                value = getattr(import_module(home), name)
+                globals()[name] = value
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

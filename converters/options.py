@@ -160,7 +160,7 @@ OPTIONS: tuple[Option, ...] = (
            "config.json for what a GGML-era file does not hold.", "config", ("--hf-config",), metavar="DIR",
            in_plan=True, receipt="config"),
     Option("hparams", Kind.PAIRS, "convert verify forward open_model", Heading.MODEL,
-           "A GGUF key without its architecture, e.g. attention.head_count=4.", "hparams", ("--hparam",), (),
+           "A GGUF key without its architecture, e.g. attention.head_count=4.", "hparams", ("--hparam",),
            metavar="KEY=VALUE", in_plan=True, receipt="hparams"),
     Option("base", Kind.FILE, _READS, Heading.MODEL, "Of an adapter: its base model, or config.json alone.", "base",
            metavar="DIR", in_plan=True, receipt="base", of_adapters=True),

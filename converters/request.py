@@ -128,7 +128,7 @@ def _number(each: Option, value: int | str, name: str) -> int:
     try:
         number = parse_size(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise UsageError(name, found=value, expected=error) from None
+        raise UsageError(name, found=value, expected=str(error)) from None
     low, high = each.least, each.most
     if (low is not None and number < low) or (high is not None and number > high):
         raise UsageError(name, found=value, expected=f"{low} or more" if high is None else f"{low} to {high}")

@@ -140,24 +140,16 @@ def tokenize(
     **given: Any,
 ) -> None:
     """Encode text by the file's own vocabulary: one JSON list of ids a line."""
-    from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-    from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer, vocabulary_rows
-    from ggferry.converters.tokenizers.tokenizer import encoder
+    from ggferry.service.library.models import open_model
 
     texts = list(text or [])
     if text_file is not None:
         texts += lines_of(text_file)
     if not texts:
         raise UsageError("nothing to encode", hint="--text TEXT or --file FILE")
-    checkpoint = open_checkpoint(file, given["arch"])
-    tokenizer = load_tokenizer(
-        checkpoint, vocabulary_rows(checkpoint), VocabOptions(given["tokenizer_model"], given["pre"])
-    )
-    if tokenizer is None:
-        raise RefusedError("the file has no vocabulary", path=file)
-    encode = encoder(tokenizer).encode
-    for line in texts:
-        print_json(encode(line, bos=False if no_bos else None, special=special))
+    with open_model(file, **given) as model:
+        for line in texts:
+            print_json(model.tokenize(line, bos=False if no_bos else None, special=special))
 
 
 def _ids(text: str) -> list[int]:

@@ -107,4 +107,4 @@ def size_of(text: str, option: str) -> int:
     try:
         return parse_size(text)
     except ValueError as error:
-        raise UsageError(option, found=text, expected=error) from None
+        raise UsageError(option, found=text, expected=str(error)) from None

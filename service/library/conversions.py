@@ -1,0 +1,201 @@
+"""`convert`, `plan`, `quantize` and `verify`, as the commands of these names (`plan`: as `convert --dry-run`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Unpack
+
+from ggferry.converters.conversion_plan.steps import Plan, Step
+from ggferry.converters.convert import Result, make_plan, quantize_request
+from ggferry.converters.convert import convert as run
+from ggferry.converters.model_graph.hparams import Known, Param
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.proof.receipt import SUFFIX
+from ggferry.converters.verify import reverify
+from ggferry.formats.checkpoint import Dropped
+from ggferry.formats.files.local_files import Named
+from ggferry.formats.files.opened_files import recorded
+from ggferry.service.library.answers import (
+    Assumption,
+    Conversion,
+    ConversionPlan,
+    DroppedTensor,
+    PlannedKey,
+    PlannedTensor,
+    Verification,
+    plain,
+)
+from ggferry.service.library.keywords import (
+    Converting,
+    Planning,
+    Quantizing,
+    StrPath,
+    Verifying,
+    by_name,
+    given,
+    request,
+    signed,
+)
+from ggferry.support.progress import Stage, silent
+
+
+@signed("convert")
+def convert(
+    source: StrPath, out: StrPath | None = None, *, progress: Stage = silent, **options: Unpack[Converting]
+) -> Conversion:
+    """Convert a model to GGUF v3 and prove it, as `ggferry convert` does.
+
+    Args:
+        source: A model file, the first part of one, or a folder.
+        out: File or folder; None: beside the source, named by the GGUF convention.
+        progress: Called with a `Phase` and a number of bytes; returns a context that yields a function to call with
+            the bytes just done.
+        options: Those of the command line, by the names above; `ggferry convert --help` and docs/python.md say what
+            each means.
+
+    Returns:
+        The output, its receipt and the proof. Both files appear together, or an error is raised and nothing is left.
+
+    Raises:
+        GgferryError: One of its kinds; its `exit_code` is the command line's.
+        TypeError: An option that there is not.
+
+    Example:
+        >>> done = ggferry.convert("old.bin", "new.gguf")
+        >>> done.output
+        'new.gguf'
+    """
+    with recorded():
+        asked = request("convert", source, options)
+        return _conversion(run(replace(asked, out=None if out is None else os.fspath(out)), progress))
+
+
+@signed("plan")
+def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
+    """Say what `convert` with the same options would do, without reading tensor data.
+
+    Args:
+        source: As of `convert`.
+        options: As of `convert`.
+
+    Returns:
+        The type, route and grade of every tensor, every key with its origin, what is dropped, and bytes.
+
+    Raises:
+        GgferryError: As `convert` raises before it writes.
+        TypeError: An option that there is not.
+
+    Example:
+        >>> sorted({tensor.type for tensor in ggferry.plan("llama", outtype="q8_0").tensors})
+        ['F32', 'Q8_0']
+    """
+    with recorded():
+        asked = request("plan", source, options)
+        checkpoint = open_checkpoint(asked.source, asked.arch, asked.config)
+        try:
+            made, _ = make_plan(asked, checkpoint)
+            return _plan(made)
+        finally:
+            checkpoint.close()
+
+
+@signed("quantize")
+def quantize(
+    source: StrPath, out: StrPath, outtype: str, *, progress: Stage = silent, **options: Unpack[Quantizing]
+) -> Conversion:
+    """Quantize a GGUF model of any architecture, as `ggferry quantize` does.
+
+    Args:
+        source: A GGUF file, or a shard of one. Byte order and alignment stay as they are.
+        out: The file to write, or a folder.
+        outtype: Any type of llama-quantize, or 'copy'.
+        progress: As of `convert`.
+        options: Those of the command line, by the names above.
+
+    Returns:
+        As `convert`.
+
+    Raises:
+        RefusedError: What is quantized already, without `allow_requantize`; a type that needs an importance matrix.
+        GgferryError: As `convert`.
+        TypeError: An option that there is not.
+
+    Example:
+        >>> ggferry.quantize("model.gguf", "small.gguf", "q8_0").proof.worst.relative_rms < 0.01
+        True
+    """
+    with recorded():
+        asked = quantize_request(Named(os.fspath(source)), os.fspath(out), outtype, given("quantize", options), by_name)
+        return _conversion(run(asked, progress))
+
+
+@signed("verify")
+def verify(source: StrPath, output: StrPath, *, progress: Stage = silent, **options: Unpack[Verifying]) -> Verification:
+    """Compare a source with its conversion: accounting, every key, every tensor, the vocabulary, logits.
+
+    Args:
+        source: What was converted.
+        output: The GGUF file made of it. The options of the conversion are taken from the receipt beside it; those
+            given here win.
+        progress: As of `convert`.
+        options: `level`, `allow_keys`, and those of `convert` that say what the source lacks.
+
+    Returns:
+        The proof.
+
+    Raises:
+        VerificationError: The output is not what the source gives; the message names the first difference.
+        GgferryError: As `convert`.
+        TypeError: An option that there is not.
+
+    Example:
+        >>> ggferry.verify("old.bin", "new.gguf", level="fast").proof.level
+        'fast'
+    """
+    with recorded():
+        asked = request("verify", source, options)
+        report = reverify(asked, Named(os.fspath(output)), progress, options.get("allow_keys") or ())
+    return Verification(report.proof, report.keys, tuple(report.notes), report.line)
+
+
+def _conversion(result: Result) -> Conversion:
+    return Conversion(
+        result.path, result.paths, result.receipt, result.path + SUFFIX, result.proof, _assumed(result.assumed),
+        tuple(result.receipt["notes"]), result.lines,
+    )  # fmt: skip
+
+
+def _plan(made: Plan) -> ConversionPlan:
+    graph = made.graph
+    return ConversionPlan(
+        source=graph.checkpoint.path,
+        architecture=graph.architecture.name,
+        tensors=tuple(map(_tensor, made.steps)),
+        keys={
+            key: PlannedKey(plain(entry.value), entry.value.type.name.lower(), entry.origin)
+            for key, entry in made.metadata.items()
+        },
+        dropped=dropped(graph.dropped),
+        assumed=_assumed({name: param for name, param in graph.hparams.items() if param.known is Known.ASSUMED}),
+        notes=tuple(dict.fromkeys((*graph.checkpoint.notes, *graph.notes, *made.notes))),
+        bytes_read=made.bytes_read,
+        bytes_written=made.bytes_written,
+    )
+
+
+def _tensor(step: Step) -> PlannedTensor:
+    return PlannedTensor(
+        step.name, tuple(ref.name for ref in step.node.inputs), step.node.shape, step.source_type.name, step.type.name,
+        step.route, step.grade, step.nbytes, step.why,
+    )  # fmt: skip
+
+
+def _assumed(params: Mapping[str, Param]) -> tuple[Assumption, ...]:
+    return tuple(Assumption(name, param.value, param.reason) for name, param in params.items())
+
+
+def dropped(found: Iterable[Dropped]) -> tuple[DroppedTensor, ...]:
+    """Return what is not carried over, as answers have it."""
+    return tuple(DroppedTensor(drop.ref.name, drop.reason, drop.loses) for drop in found)

@@ -1,0 +1,184 @@
+"""The keyword options of the library's functions: typed here, declared in `converters.options`, held against it by
+`tests/laws/test_options.py`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict, TypeVar
+
+from ggferry.converters.options import OPTIONS, Kind, Option
+from ggferry.converters.request import Request, request_of
+from ggferry.formats.files.local_files import Named
+
+StrPath = str | os.PathLike[str]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class OfEra(TypedDict, total=False):
+    """What a file does not say of itself.
+
+    `arch`: of a GGML-era file, where its bytes fit several. `hparams`: GGUF keys without their architecture → values.
+    """
+
+    arch: str | None
+    hparams: Mapping[str, str] | None
+
+
+class OfVocabulary(TypedDict, total=False):
+    """`tokenizer_model`: the original tokenizer.model; checked, and it wins. `pre`: the pre-tokenizer by name."""
+
+    tokenizer_model: StrPath | None
+    pre: str | None
+
+
+class Opening(OfEra, OfVocabulary, total=False):
+    """Options of `open_model`. `config`: config.json for what a GGML-era file does not hold."""
+
+    config: StrPath | None
+
+
+class Tokenizing(OfVocabulary, total=False):
+    """Options of `tokenize`."""
+
+    arch: str | None
+
+
+class OfMatrix(TypedDict, total=False):
+    """`imatrix`: an importance matrix, GGUF or .dat. `include_weights`, `exclude_weights`: of its entries."""
+
+    imatrix: StrPath | None
+    include_weights: Sequence[str] | None
+    exclude_weights: Sequence[str] | None
+
+
+class OfTypes(OfMatrix, total=False):
+    """Which types tensors get, as of llama-quantize. `recipe`: a recipe file instead of a name. `tensor_types`: regular
+    expression on tensor names → type, or 'REGEX=TYPE' items; the first that matches decides."""
+
+    recipe: StrPath | None
+    pure: bool
+    output_tensor_type: str | None
+    token_embedding_type: str | None
+    tensor_types: Mapping[str, str] | Sequence[str] | None
+    tensor_type_file: StrPath | None
+    leave_output_tensor: bool
+    allow_requantize: bool
+    allow_nonfinite: bool
+
+
+class OfSource(Opening, total=False):
+    """What is carried over, and what the source lacks. `base`: of an adapter, its base model or config.json alone.
+    `tokenizer`: folder or file of the tokenizer a GGML-era file lacks. `metadata`: general.* values, or the path of a
+    JSON file of them."""
+
+    base: StrPath | None
+    ggla_permute: bool
+    tokenizer: StrPath | None
+    huggingface_json: bool
+    trim_vocab: bool
+    no_vocab: bool
+    model_name: str | None
+    metadata: Mapping[str, Any] | StrPath | None
+
+
+class Planning(OfSource, OfTypes, total=False):
+    """Options of `plan`. `outtype`: 'keep', or any type of llama-quantize. `split_max_size`: bytes, or a text:
+    '4G' is 4·10⁹, '4GiB' is 4·2³⁰. `tensor_first_split`: the first shard holds tensors."""
+
+    outtype: str
+    expand: Literal["f16", "f32", "q8_0"]
+    split_max_tensors: int
+    split_max_size: int | str | None
+    tensor_first_split: bool
+    vocab_only: bool
+    big_endian: bool
+    alignment: int
+
+
+class Converting(Planning, total=False):
+    """Options of `convert`. `verify`: 'full' (with forward passes), 'fast' or 'none'. `force`: replace an existing
+    output. `jobs`: worker threads, None: one a core."""
+
+    verify: Literal["full", "fast", "none"]
+    force: bool
+    jobs: int | None
+
+
+class OfEdits(TypedDict, total=False):
+    """`override_keys`: 'KEY=TYPE:VALUE' items, TYPE int, float, bool or str. `prune_layers`: blocks to drop, 'L,L'."""
+
+    override_keys: Sequence[str] | None
+    prune_layers: str | None
+
+
+class Quantizing(OfTypes, OfEdits, total=False):
+    """Options of `quantize`. `keep_split`: the same shards as the source; the others as of `convert`."""
+
+    keep_split: bool
+    verify: Literal["full", "fast", "none"]
+    force: bool
+    jobs: int | None
+
+
+class Verifying(OfSource, OfMatrix, OfEdits, total=False):
+    """Options of `verify`. `level`: 'full', or 'fast' (without forward passes). `allow_keys`: shell patterns of keys
+    that may differ."""
+
+    level: Literal["full", "fast"]
+    allow_keys: Sequence[str] | None
+    jobs: int | None
+
+
+KEYWORDS: dict[str, Any] = {
+    "convert": Converting, "plan": Planning, "quantize": Quantizing, "verify": Verifying, "open_model": Opening,
+    "forward": OfEra, "tokenize": Tokenizing,
+}  # fmt: skip
+"""Function → its options."""
+
+
+def offered(command: str) -> dict[str, Option]:
+    """Return the options of a function, by name."""
+    names = KEYWORDS[command].__annotations__
+    return {each.name: each for each in OPTIONS if each.name in names}
+
+
+def signed(command: str) -> Callable[[Function], Function]:
+    """Give a function that takes `**options` the signature that the table has for it: what help() shows."""
+
+    def wrap(function: Function) -> Function:
+        plain = inspect.signature(function)
+        own = [each for each in plain.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        keywords = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=each.default)
+            for name, each in offered(command).items()
+        ]
+        function.__signature__ = plain.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
+        return function
+
+    return wrap
+
+
+def by_name(each: Option) -> str:
+    """What a message calls an option."""
+    return each.name
+
+
+def given(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as `request_of` takes them. Raises TypeError for one that the function does not have."""
+    table = offered(command)
+    found = {}
+    for name, value in options.items():
+        if name not in table:
+            raise TypeError(f"{command}() got an unexpected keyword argument {name!r}")
+        plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if isinstance(plain, str) and table[name].kind is Kind.FILE:
+            plain = Named(plain)
+        found[name] = dict(plain) if isinstance(plain, Mapping) else plain
+    return found
+
+
+def request(command: str, source: StrPath, options: Mapping[str, Any]) -> Request:
+    """Return what a function was asked for. Raises as `request_of` and `given`."""
+    return request_of(Named(os.fspath(source)), given(command, options), by_name)

@@ -1,0 +1,155 @@
+"""`inspect`, `open_model`, `forward` and `tokenize`: a model looked into."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Unpack
+
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.understand import understand
+from ggferry.formats.errors import GgferryError
+from ggferry.formats.files.local_files import Named
+from ggferry.service.library.answers import Inspection, Model, TensorFacts, plain
+from ggferry.service.library.conversions import dropped
+from ggferry.service.library.keywords import OfEra, Opening, StrPath, Tokenizing, given, request, signed
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ggferry.service.library.answers import Floats
+
+
+def inspect(path: StrPath, *, arch: str | None = None) -> Inspection:
+    """Say what a file or folder holds, by its headers.
+
+    Args:
+        path: Any container ggferry reads.
+        arch: Of a GGML-era file, the architecture, where its bytes fit several.
+
+    Returns:
+        Container, architecture, metadata and tensors. No tensor data is read.
+
+    Raises:
+        GgferryError: NotFoundError, UnsupportedError, CorruptError or one of their kinds.
+
+    Example:
+        >>> ggferry.inspect("old.bin").tensors["output.weight"].type
+        'Q4_0_V1'
+    """
+    checkpoint = open_checkpoint(Named(os.fspath(path)), arch)
+    try:
+        try:
+            graph = understand(checkpoint, vocab_only=True)
+        except GgferryError:
+            graph = None
+        known = graph if graph is not None and graph.architecture.hparams else None
+        return Inspection(
+            path=checkpoint.path,
+            container=checkpoint.container,
+            version=checkpoint.version,
+            era=checkpoint.era,
+            architecture=known.architecture.name if known else None,
+            runtimes=known.runtimes if known else (),
+            files={file.path: file.size for file in checkpoint.files},
+            header=dict(checkpoint.header),
+            metadata={key: plain(value) for key, value in checkpoint.metadata.items()},
+            tensors={
+                ref.name: TensorFacts(ref.type.name, ref.shape, ref.nbytes) for ref in checkpoint.tensors.values()
+            },
+            dropped=dropped(checkpoint.dropped),
+            notes=checkpoint.notes,
+        )
+    finally:
+        checkpoint.close()
+
+
+@signed("open_model")
+def open_model(path: StrPath, **options: Unpack[Opening]) -> Model:
+    """Open a model of any container for its tensors, its forward pass and its tokenizer.
+
+    Args:
+        path: A model file, the first part of one, or a folder.
+        options: As of `convert`.
+
+    Returns:
+        The open model; use it in a `with`, or close it.
+
+    Raises:
+        GgferryError: As `inspect`.
+        TypeError: An option that there is not.
+
+    Example:
+        >>> with ggferry.open_model("llama") as model:
+        ...     model.tensor("output_norm.weight").shape
+        (64,)
+    """
+    asked = request("open_model", path, options)
+    vocab = VocabOptions(asked.vocab.model, asked.vocab.pre)
+    return Model(open_checkpoint(asked.source, asked.arch, asked.config), asked.hparams, vocab)
+
+
+@signed("forward")
+def forward(
+    path: StrPath,
+    tokens: Iterable[int],
+    *,
+    mel: npt.ArrayLike | None = None,
+    encoder: bool = False,
+    **options: Unpack[OfEra],
+) -> Floats:
+    """Run the reference forward pass of a model of any container (torch, float32, on the CPU).
+
+    Args:
+        path: As of `open_model`.
+        tokens: Ids of the vocabulary.
+        mel: Of Whisper, a spectrum, float32 `(channels, frames)`; a fixed one is used where none is given.
+        encoder: Return the encoder's states, where the model has one.
+        options: As of `convert`.
+
+    Returns:
+        float32 `(len(tokens), n_vocab)`, the logits of every position; of an encoder alone, and with `encoder`, its
+        states, a row a token or a frame.
+
+    Raises:
+        UsageError: A token id outside the vocabulary, or an input the model does not read.
+        UnsupportedError: No forward pass is known for the architecture.
+        GgferryError: As `open_model`.
+        TypeError: An option that there is not.
+
+    Example:
+        >>> ggferry.forward("new.gguf", [1, 300, 17]).shape
+        (3, 512)
+    """
+    with open_model(path, **given("forward", options)) as model:
+        return model.forward(tokens, mel=mel, encoder=encoder)
+
+
+@signed("tokenize")
+def tokenize(
+    path: StrPath, text: str, *, bos: bool | None = None, special: bool = False, **options: Unpack[Tokenizing]
+) -> list[int]:
+    """Encode a text by a model's own vocabulary.
+
+    Args:
+        path: A model or vocabulary file, or a folder.
+        text: Any text.
+        bos: Whether the beginning-of-sequence token comes first; None: as the file says.
+        special: Texts of control tokens become those tokens.
+        options: As of `convert`.
+
+    Returns:
+        Token ids. For many texts open the model once (`open_model`).
+
+    Raises:
+        RefusedError: The file has no vocabulary.
+        GgferryError: As `open_model`.
+        TypeError: An option that there is not.
+
+    Example:
+        >>> ggferry.tokenize("new.gguf", "The cat")[0]
+        1
+    """
+    with open_model(path, **given("tokenize", options)) as model:
+        return model.tokenize(text, bos=bos, special=special)
