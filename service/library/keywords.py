@@ -97,7 +97,13 @@ class Planning(OfSource, OfTypes, total=False):
     alignment: int
 
 
-class Converting(Planning, total=False):
+class OfProof(TypedDict, total=False):
+    """`witness`: programs asked for their logits ('auto', 'transformers', 'llama.cpp', 'ctransformers', 'none')."""
+
+    witness: Sequence[str] | None
+
+
+class Converting(Planning, OfProof, total=False):
     """Options of `convert`. `verify`: 'full' (with forward passes), 'fast' or 'none'. `force`: replace an existing
     output. `jobs`: worker threads, None: one a core."""
 
@@ -113,7 +119,7 @@ class OfEdits(TypedDict, total=False):
     prune_layers: str | None
 
 
-class Quantizing(OfTypes, OfEdits, total=False):
+class Quantizing(OfTypes, OfEdits, OfProof, total=False):
     """Options of `quantize`. `keep_split`: the same shards as the source; the others as of `convert`."""
 
     keep_split: bool
@@ -122,7 +128,7 @@ class Quantizing(OfTypes, OfEdits, total=False):
     jobs: int | None
 
 
-class Verifying(OfSource, OfMatrix, OfEdits, total=False):
+class Verifying(OfSource, OfMatrix, OfEdits, OfProof, total=False):
     """Options of `verify`. `level`: 'full', or 'fast' (without forward passes). `allow_keys`: shell patterns of keys
     that may differ."""
 
