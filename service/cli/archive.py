@@ -57,6 +57,7 @@ def plan(
     **given: Any,
 ) -> None:
     """Look at an archive and write down what would be done. Reads headers, no tensor data."""
+    from ggferry.converters.proof.witnesses.examine import chosen
     from ggferry.converters.request import request_of
     from ggferry.formats.files.partial_files import check_target
     from ggferry.service.cli.progress_bar import model_counter
@@ -68,6 +69,7 @@ def plan(
     from ggferry.service.workers.supervisor import Limits
 
     asked = request_of("", given)
+    chosen(asked.witness, asked.level)
     check_target(out, overwrite=asked.force)
     recipe: dict[str, Any] = {"expand": asked.options.expand} if given["expand"] else {}
     recipe |= {"allow_requantize": True} if asked.options.allow_requantize else {}

@@ -49,7 +49,7 @@ def refuse(case: Case) -> Refusal | None:
         return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)
     odd = sorted({ref.type.name for ref in checkpoint.tensors.values()} - _TYPES)
     if odd:
-        return Refusal(f"it takes {odd[0]} for something else")
+        return Refusal(f"it takes blocks of {odd[0]} for others, or does not know them")
     if case.asked:
         return Refusal("--hparam sets what it takes from the file, or assumes")
     return not_enough_memory(GIB // 2 + 2 * checkpoint.nbytes, available_memory())

@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 from ctransformers.llm import LLM, Config
-from hearing import answer
+from hearing import Silent, answer
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     """Version, rows of every prompt, and no facts."""
     longest = max(len(prompt["tokens"]) for prompt in job["prompts"])
     config = Config(context_length=longest + 8, threads=job["threads"], batch_size=1, gpu_layers=0, mmap=True)
-    model, rows = LLM(job["model"], job["kind"], config=config), []
+    try:
+        model = LLM(job["model"], job["kind"], config=config)
+    except RuntimeError:
+        raise Silent("it does not load the file") from None
+    rows = []
     for prompt in job["prompts"]:
         model.reset()
         found = []

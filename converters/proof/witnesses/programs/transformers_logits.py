@@ -19,8 +19,8 @@ from torch import nn
 
 WINDOWS = ("sliding_window", "window_size")
 """What configurations call the window of attention."""
-UNUSED = ("pooler.",)
-"""Parts of the names of weights that no state of the last block depends on."""
+UNUSED = ("pooler.", "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.")
+"""Parts of the names of weights that nothing said of a text depends on."""
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:

@@ -23,6 +23,7 @@ from ggferry.converters.proof.witnesses import child_process, examine, llama_cpp
 from ggferry.converters.proof.witnesses.case import GIB, difference
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import UsageError, VerificationError
+from helpers.archive_tools import command, plan
 from helpers.builders import Llama
 from helpers.checkpoints import write_checkpoint
 from helpers.tiny_models import LONG, ROPE, make, write
@@ -253,3 +254,25 @@ def test_a_conversion_asks_and_says_who_testified(fixtures: Path, tmp_path: Path
         and second["what"] == "logits"
         and result.receipt["options"]["witness"] == ["auto"]
     )
+
+
+def test_a_plan_asks_for_witnesses(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "old.bin"
+    path.parent.mkdir()
+    path.write_bytes(Llama(kind="F32", version=1).bytes())
+    (entry,) = plan(tmp_path / "in", tmp_path / "plan.jsonl", "--witness", "llama.cpp", "--dest", tmp_path / "out")
+    assert entry["options"]["witness"] == ["llama.cpp"]
+    command("apply", tmp_path / "plan.jsonl", "--jobs", "1")
+    (receipt,) = (tmp_path / "out").glob("*.receipt.json")
+    (said,) = json.loads(receipt.read_text())["testimonies"]
+    assert said["witness"] == "llama.cpp" and said["why"] is None and said["worst"] <= said["limit"]
+    command("plan", tmp_path / "in", "-o", tmp_path / "wrong.jsonl", "--witness", "gpt4all", code=2)
+
+
+def test_a_fault_ends_with_exit_code_6(tmp_path: Path, fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is published that a witness contradicts."""
+    folder = write_checkpoint(tmp_path / "hf", fixtures)
+    monkeypatch.setattr(llama_cpp, "limit_of", lambda graph: 1e-12)
+    with pytest.raises(VerificationError, match=r"llama\.cpp b\d+ computes other logits from the output than we do"):
+        convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("llama.cpp",)))
+    assert not list(tmp_path.glob("*x.gguf*"))
