@@ -21,12 +21,12 @@ from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
-from ggferry.converters.proof.compare import Proof, verify
+from ggferry.converters.proof.compare import Proof, of_texts, verify
 from ggferry.converters.proof.metadata import check_metadata
 from ggferry.converters.proof.runtime_keys import architectures
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
-from ggferry.converters.proof.vocabulary import check_tokenizer
+from ggferry.converters.proof.vocabulary import Depth, Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnesses.examine import chosen, examine
 from ggferry.converters.request import Naming, request_of, stated_options
 from ggferry.converters.request import Request as Request
@@ -210,11 +210,11 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
             with stage(Phase.VERIFYING, plan.bytes_written) as progress:
                 return prove_adapter(plan.adapter, again, level=request.level, jobs=request.jobs, progress=progress)
         output = understand(again, vocab_only=request.options.vocab_only)
-        tokens = check_tokenizer(
-            tokenizer, load_tokenizer(again, output.sizes.get("n_vocab", 0)), plan.graph.checkpoint, path
-        )
+        read = load_tokenizer(again, output.sizes.get("n_vocab", 0))
+        sides = Vocabularies(tokenizer, read, plan.graph.checkpoint, request.vocab)
+        tokens = check_tokenizer(sides, path, depth_of(request))
         if request.level == "none":
-            return Proof("none", (), {}, None, tokens)
+            return Proof("none", (), {}, None, tokens, testimonies=of_texts(tokens))
         encoding = Encoding(plan.imatrix, ours=True)
         proof = verify(
             plan.graph, output, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
@@ -231,6 +231,11 @@ def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Req
         return proof
     said = examine(source, output, names, request.jobs, stage)
     return replace(proof, testimonies=(*proof.testimonies, *said))
+
+
+def depth_of(request: Request) -> Depth:
+    """How much of the vocabulary a proof of this level encodes."""
+    return Depth(pieces=request.level == "full", own=tuple(request.text.split("\n")) if request.text else ())
 
 
 def _targets(request: Request, plan: Plan) -> list[str]:

@@ -209,6 +209,8 @@ OPTIONS: tuple[Option, ...] = (
            "Programs asked for their logits: auto, transformers, llama.cpp, ctransformers; none.", "witness",
            default=(), metavar="NAME", choices=witnesses, in_plan=True, receipt="witness"),
     Option("allow_keys", Kind.TEXTS, "verify", Heading.PROOF, "Keys that may differ; repeatable.", metavar="GLOB"),
+    Option("text", Kind.TEXT_FILE, "convert verify", Heading.PROOF,
+           "Each line is encoded by both tokenizers, too.", "text", metavar="FILE"),
     Option("allow_requantize", Kind.FLAG, "convert quantize plan", Heading.PROOF,
            "Quantize what is quantized already.", "options.allow_requantize", default=False, in_plan=True,
            receipt="allow_requantize"),

@@ -25,7 +25,8 @@ class Request:
     """A conversion as asked for. `out`: file or folder, None beside the source. `base`, `ggla_permute`: for adapters,
     the model they change and whether Q and K rows of a ggla file are laid out as training meant them.
     `arch`, `config`: for files of the GGML era, the architecture and the config.json that they do not hold
-    (`open.open_checkpoint`). `witness`: the programs that are asked at the level 'full' (`proof.witnesses.examine`)."""
+    (`open.open_checkpoint`). `witness`: the programs that are asked at the level 'full' (`proof.witnesses.examine`).
+    `text`: its lines are encoded by both tokenizers, too."""
 
     source: str
     out: str | None = None
@@ -47,6 +48,7 @@ class Request:
     arch: str | None = None
     config: str | None = None
     witness: tuple[str, ...] = ()
+    text: str | None = None
 
 
 Naming = Callable[[Option], str]

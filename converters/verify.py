@@ -13,7 +13,7 @@ from ggferry.converters.adapters.plan import is_adapter, plan_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import Plan, steps_of_types
-from ggferry.converters.convert import edited, make_plan, options_of, prove, witnessed
+from ggferry.converters.convert import depth_of, edited, make_plan, options_of, prove, witnessed
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
@@ -22,7 +22,7 @@ from ggferry.converters.proof.metadata import KeyProof, compare_keys
 from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, how_it_was_proved, make_receipt
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
-from ggferry.converters.proof.vocabulary import check_tokenizer
+from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request, missing_files, with_stated
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
@@ -109,7 +109,8 @@ def _model_again(
     keys = compare_keys(_values(expected), after, (graph, mirror), allow)
     told = (*graph.notes, "the output has no vocabulary") if request.vocab.none else graph.notes
     runtime = runtime_notes(mirror.architecture.name, after.metadata, after.tensors, told, vocab_only=vocab_only)
-    tokens = check_tokenizer(tokenizer, load_tokenizer(after, mirror.sizes.get("n_vocab", 0)), before, after.path)
+    read = load_tokenizer(after, mirror.sizes.get("n_vocab", 0))
+    tokens = check_tokenizer(Vocabularies(tokenizer, read, before, request.vocab), after.path, depth_of(request))
     matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
     encoding = Encoding(matrix.renamed(renamed) if matrix else None)
     proof = verify(

@@ -134,5 +134,12 @@ def how_it_was_proved(proof: Proof) -> str:
     elif proof.tensors:
         parts.append("no forward pass (--verify fast)" if proof.level == "fast" else "no forward pass is known")
     if proof.tokenizer.get("texts"):
-        parts.append(f"{proof.tokenizer['equal']} of {proof.tokenizer['texts']} texts tokenize alike")
+        parts.append(_tokenized(proof.tokenizer))
     return "; ".join(parts if proof.level == "none" else (who_testified(proof.testimonies), *parts))
+
+
+def _tokenized(found: Mapping[str, Any]) -> str:
+    """What became of the texts, and how many GGUF cannot say otherwise."""
+    line = f"{found['equal']} of {found['texts']} texts tokenize alike"
+    excused = sum(found.get("excused", {}).values())
+    return f"{line} ({excused} differ in what GGUF cannot say)" if excused else line

@@ -1,23 +1,49 @@
-"""The proof of the vocabulary: texts through both tokenizers."""
+"""The proof of the vocabulary: what the library that the model was made with gives for many texts, against the encoder
+of the output as it was read again; and the output's tokens against the source's own file."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
+from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.compare import compare
 from ggferry.converters.tokenizers.legacy.byte_level import REBUILT
 from ggferry.converters.tokenizers.legacy.check import check_conversion, check_merges
-from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
+from ggferry.converters.tokenizers.libraries.testimony import Testimony, testify, texts_of
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, witness_of
+from ggferry.converters.tokenizers.sample_texts import TEXTS
+from ggferry.converters.tokenizers.tokenizer import Encoder, Tokenizer, encoder
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UnsupportedError, VerificationError
 
 
-def check_tokenizer(
-    source: Tokenizer | None, output: Tokenizer | None, checkpoint: Checkpoint, path: str
-) -> dict[str, Any]:
-    """Both vocabularies encode the fixed texts alike. A LLaMA-era vocabulary is also held, on its raw bytes, against
-    the algorithm of its own runtime, which shares nothing with the conversion; of a byte-level one whose merges
-    were rebuilt every token must come out of its own bytes by the merges as written. Raises VerificationError."""
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much is encoded. `pieces`: every piece of the vocabulary, too; `own`: the user's texts (`--text`)."""
+
+    pieces: bool = False
+    own: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabularies:
+    """Both sides: the source's as it was planned, the output's as it was read again, and where the source's is from."""
+
+    source: Tokenizer | None
+    output: Tokenizer | None
+    checkpoint: Checkpoint
+    options: VocabOptions = field(default_factory=VocabOptions)
+
+
+def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> dict[str, Any]:
+    """What was found, for the receipt. `path`: the output's.
+
+    Where a library made the source's vocabulary, it encodes the texts, and its reading of the file is held against
+    the output's tokens. Without one (GGUF, files of the GGML era) both sides are encoded by us. A LLaMA-era vocabulary
+    is also held, on its raw bytes, against the algorithm of its own runtime; of a byte-level one whose merges were
+    rebuilt every token must come out of its own bytes by the merges as written. Raises VerificationError."""
+    source, output, checkpoint = sides.source, sides.output, sides.checkpoint
     if source is None or output is None:
         if source is not output:
             raise VerificationError("the vocabulary is on one side only", path=path)
@@ -28,14 +54,42 @@ def check_tokenizer(
         if source.to_kv() != output.to_kv():
             raise VerificationError("the vocabularies differ", path=path) from None
         return {"texts": 0, "equal": 0, "why": f"{error.message}: {output.model}; every key is equal"}
-    check = compare(encoder(source), encode)
-    legacy = (
-        check_conversion(checkpoint.vocab, output, encode) if checkpoint.vocab and output.model == "llama" else None
-    )
-    for result in (check, legacy):
-        if result is not None and not result.passed:
-            raise VerificationError("the vocabularies tokenize differently", path=path, found=result.first)
-    found = {"model": output.model, "vocabulary": len(output.tokens), **check.as_dict()}
+    found: dict[str, Any] = {"model": output.model, "vocabulary": len(output.tokens)}
+    found |= _by_library(sides, source, output, encode, path, depth) or _by_ourselves(source, encode, path, depth)
+    if checkpoint.vocab and output.model == "llama":
+        legacy = check_conversion(checkpoint.vocab, output, encode)
+        _check(legacy.first, path)
+        found["legacy_runtime"] = legacy.as_dict()
     if checkpoint.vocab and output.model == "gpt2":
         found["merges"] = check_merges(checkpoint.vocab, output, source.origins.get("merges") == REBUILT, path)
-    return found if legacy is None else {**found, "legacy_runtime": legacy.as_dict()}
+    return found
+
+
+def _by_library(
+    sides: Vocabularies, source: Tokenizer, output: Tokenizer, encode: Encoder, path: str, depth: Depth
+) -> dict[str, Any] | None:
+    """None where no library reads what the source's vocabulary was made of."""
+    witness, files = witness_of(sides.checkpoint, sides.options)
+    if witness is None or files is None:
+        return None
+    texts = texts_of(source, witness.added, depth.pieces, depth.own)
+    said = testify(witness, source, encode, texts, vocabulary=True)
+    if not witness.forced:  # --pre: the user has said that the file's own pre-tokenizer is not to be followed
+        _check(said.check.first, path)
+    raw = check_raw(output, witness, said.facts, files, path)
+    return {**said.check.as_dict(), **_told(said), "held_against_source": raw}
+
+
+def _told(said: Testimony) -> dict[str, Any]:
+    return {"by": said.by, "texts": said.texts, "excused": dict(said.excused), "reached": said.reached}
+
+
+def _by_ourselves(source: Tokenizer, encode: Encoder, path: str, depth: Depth) -> dict[str, Any]:
+    check = compare(encoder(source), encode, (*TEXTS, *depth.own))
+    _check(check.first, path)
+    return check.as_dict()
+
+
+def _check(first: object, path: str) -> None:
+    if first is not None:
+        raise VerificationError("the vocabularies tokenize differently", path=path, found=first)

@@ -44,16 +44,23 @@ class Difference:
 
 def compare(a: Encoder, b: Encoder, texts: Sequence[str] = TEXTS) -> TokenizerCheck:
     """Encode every text with both, special tokens recognized, nothing added in front or behind."""
+    left, right = ([side.encode(text, bos=False, special=True) for text in texts] for side in (a, b))
+    return compare_ids(texts, left, right, b)
+
+
+def compare_ids(
+    texts: Sequence[str], left: Sequence[list[int]], right: Sequence[list[int]], decoder: Encoder
+) -> TokenizerCheck:
+    """The ids that two sides gave for every text; `decoder` is the second's."""
     equal = tokens = restored = 0
     first = None
-    for text in texts:
-        left, right = a.encode(text, bos=False, special=True), b.encode(text, bos=False, special=True)
-        tokens += len(right)
-        restored += b.decode(right, special=True) == text.encode("utf-8", "surrogatepass")
-        if left == right:
+    for text, a, b in zip(texts, left, right, strict=True):
+        tokens += len(b)
+        restored += decoder.decode(b, special=True) == text.encode("utf-8", "surrogatepass")
+        if a == b:
             equal += 1
         elif first is None:
-            shorter = min(len(left), len(right))
-            at = next((i for i in range(shorter) if left[i] != right[i]), shorter)
-            first = Difference(text, at, tuple(left[at : at + SHOWN]), tuple(right[at : at + SHOWN]))
+            shorter = min(len(a), len(b))
+            at = next((i for i in range(shorter) if a[i] != b[i]), shorter)
+            first = Difference(text, at, tuple(a[at : at + SHOWN]), tuple(b[at : at + SHOWN]))
     return TokenizerCheck(len(texts), equal, tokens, restored, first)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ggferry.converters.model_graph.open_checkpoint import header_layouts
-from ggferry.converters.tokenizers.files.find import files_of, load
+from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.files.rwkv_world import KEY, read_world
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
 from ggferry.converters.tokenizers.legacy.families import from_family
 from ggferry.converters.tokenizers.legacy.llama import from_raw_vocab
+from ggferry.converters.tokenizers.libraries.testimony import Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import MissingError, UsageError
@@ -53,12 +55,27 @@ def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = Vo
             checkpoint.vocab, tokenizer_model=options.model, model_rows=rows, pre=options.pre, path=checkpoint.path
         )
     beside = dict(checkpoint.sidecars) | ({"tokenizer.model": options.model} if options.model else {})
-    where = files_of(options.source) if options.source else beside
+    where = find.files_of(options.source) if options.source else beside
     try:
-        return load(where, rows=rows or None, pre=options.pre, keep_json=options.keep_json, trim=options.trim)
+        return find.load(where, rows=rows or None, pre=options.pre, keep_json=options.keep_json, trim=options.trim)
     except MissingError as error:
         error.hint = error.hint or "--tokenizer FILE or DIR, or --no-vocab writes the tensors alone"
         raise
+
+
+def witness_of(
+    checkpoint: Checkpoint, options: VocabOptions = VocabOptions()
+) -> tuple[Witness | None, Sidecars | None]:
+    """The library that the vocabulary of `load_tokenizer` was made with, and the files that tell it; None where no file
+    beside the model does (a GGUF source, a vocabulary within a file of the GGML era), or no library reads it."""
+    given = options.source or options.model
+    legacy = kind_of(checkpoint.container) is Kind.LEGACY
+    if options.none or kind_of(checkpoint.container) is Kind.GGUF or (legacy and given is None):
+        return None, None
+    if legacy and given:
+        return find.witness(find.files_of(given), options.pre)
+    beside = dict(checkpoint.sidecars) | ({"tokenizer.model": options.model} if options.model else {})
+    return find.witness(find.files_of(options.source) if options.source else beside, options.pre)
 
 
 def _of_gguf(checkpoint: Checkpoint, rows: int) -> Tokenizer | None:

@@ -197,13 +197,13 @@ def _has_nested_set(pattern: str) -> bool:
     return False
 
 
-def cut(pattern: Any, text: str, seconds: float | None = None) -> list[tuple[str, bool]]:
+def cut(pattern: Any, text: str) -> list[tuple[str, bool]]:
     """`text` in order as (piece, whether `pattern` matched it); empty matches cut but hold nothing. Raises
-    UnsupportedError after so many `seconds` of CPU."""
+    UnsupportedError after `SECONDS` of CPU."""
     parts: list[tuple[str, bool]] = []
     end = 0
     try:
-        for match in pattern.finditer(text, timeout=SECONDS if seconds is None else seconds):
+        for match in pattern.finditer(text, timeout=SECONDS):
             start, stop = match.span()
             if start > end:
                 parts.append((text[end:start], False))

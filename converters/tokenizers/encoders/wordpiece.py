@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import unicodedata
 from collections.abc import Sequence
+from functools import cache
 
-from ggferry.converters.tokenizers.building_blocks.pattern_budget import Budget
+from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import PUNCTUATION, compiled, cut
 from ggferry.converters.tokenizers.building_blocks.special_tokens import splitters, well_formed
-from ggferry.converters.tokenizers.hugging_face.pipeline import normalizer, pre_tokenizer, run
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenizerKind, TokenType
 
+CJK = (
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF),
+    (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
+# 0x2B920 stands in tokenizers' bert.rs where BERT's own code has 0x2B820; ids follow what runs
 LONGEST_WORD = 100  # max_input_chars_per_word of every BERT; longer words are unknown
 
 
@@ -18,6 +23,30 @@ def phantom(text: str, continuation: str = "##") -> str:
     if text.startswith("[") and text.endswith("]"):
         return text
     return text[len(continuation) :] if text.startswith(continuation) else SPACE + text
+
+
+def normalized(text: str, lowercase: bool, plain: bool) -> str:
+    """BertNormalizer of tokenizers: cleaned, Chinese characters set apart, accents taken off where `plain`."""
+    text = "".join(map(_cleaned, text))
+    text = "".join(f" {sign} " if _is_cjk(sign) else sign for sign in text)
+    if plain:
+        signs = unicodedata.normalize("NFD", text)
+        text = "".join(sign for sign in signs if unicodedata.category(sign) != "Mn")
+    return text.lower() if lowercase else text
+
+
+@cache
+def _is_cjk(sign: str) -> bool:
+    return any(low <= ord(sign) <= high for low, high in CJK)
+
+
+@cache
+def _cleaned(sign: str) -> str:
+    """One character without NUL, U+FFFD and control characters; white space is a blank."""
+    category = unicodedata.category(sign)
+    if sign in "\t\n\r\u2028\u2029" or category == "Zs":
+        return " "
+    return "" if sign in "\x00\ufffd" or category in ("Cc", "Cf", "Co") else sign
 
 
 class WordPieceEncoder:
@@ -29,12 +58,9 @@ class WordPieceEncoder:
         self._types = types
         self._pieces = {text: i for i, text in enumerate(tokenizer.tokens) if types[i] == TokenType.NORMAL}
         self._longest = max((len(text) for text in self._pieces), default=0)
-        lowercase = tokenizer.flags.get("lowercase", True)  # llama.cpp's defaults: lowercase, accents go with it
-        bert = {"type": "BertNormalizer", "lowercase": lowercase}
-        bert["strip_accents"] = tokenizer.flags.get("strip_accents", lowercase)
-        self._budget = Budget(seconds=math.inf)  # these patterns are ours
-        self._normalizer = normalizer(bert, self._budget)
-        self._steps = pre_tokenizer({"type": "BertPreTokenizer"}, self._budget)
+        self._lowercase = tokenizer.flags.get("lowercase", True)  # llama.cpp's defaults: accents go with it
+        self._plain = tokenizer.flags.get("strip_accents", self._lowercase)
+        self._punctuation = compiled(PUNCTUATION)
         self._unknown = tokenizer.ids.get("unk", 0)
         self._splitters = splitters(tokenizer)
 
@@ -48,8 +74,9 @@ class WordPieceEncoder:
             if isinstance(part, int):
                 out.append(part)
                 continue
-            for word in run(self._steps, self._normalizer.apply(well_formed(part)), self._budget):
-                out += self._word(word)
+            for run in normalized(well_formed(part), self._lowercase, self._plain).split():
+                for word, _ in cut(self._punctuation, run):
+                    out += self._word(word)
         if bos is not False and flags.get("add_eos", True) and end is not None:
             out.append(end)
         return out

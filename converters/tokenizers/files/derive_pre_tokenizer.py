@@ -15,10 +15,12 @@ from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import (
     Pre,
     find_pre,
 )
-from ggferry.converters.tokenizers.compare import TokenizerCheck, compare
+from ggferry.converters.tokenizers.compare import TokenizerCheck
 from ggferry.converters.tokenizers.encoders.bpe import BpeEncoder
-from ggferry.converters.tokenizers.hugging_face.bpe import JsonBpe
-from ggferry.converters.tokenizers.hugging_face.pipeline import BYTES, Step
+from ggferry.converters.tokenizers.files.bpe_document import BpeDocument
+from ggferry.converters.tokenizers.files.steps import BYTES, patterns
+from ggferry.converters.tokenizers.libraries.ask import Answer, ask
+from ggferry.converters.tokenizers.libraries.testimony import Witness, weigh
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import InconsistentError, UnsupportedError
@@ -53,56 +55,53 @@ def canonical(pattern: str) -> str:
     return pattern
 
 
-def chain_of(steps: Sequence[Step]) -> tuple[str, ...] | None:
-    """The patterns of `steps`, the spelling of bytes left out where it comes last; None when a step has none."""
-    patterns = [step.pattern for step in steps]
-    if patterns and patterns[-1] == BYTES:
-        patterns.pop()
-    return None if None in patterns else tuple(canonical(pattern or "") for pattern in patterns)
+def chain_of(found: Sequence[str | None]) -> tuple[str, ...] | None:
+    """The patterns of the steps, the spelling of bytes left out where it comes last; None when a step has none."""
+    chain = list(found)
+    if chain and chain[-1] == BYTES:
+        chain.pop()
+    return None if None in chain else tuple(canonical(pattern or "") for pattern in chain)
 
 
-def derive(source: JsonBpe, tokenizer: Tokenizer) -> tuple[Tokenizer, TokenizerCheck]:
-    """`tokenizer` with its `pre`, and the comparison that proves it.
+def derive(document: BpeDocument, witness: Witness, tokenizer: Tokenizer) -> Tokenizer:
+    """`tokenizer` with its `pre`, proved on texts that the library encodes too.
 
     Raises UnsupportedError naming the nearest known pre-tokenizers when none has this chain, InconsistentError when
-    the one that has it gives other ids than the tokenizer.json.
+    the one that has it gives other ids than the library.
     """
-    names = _candidates(chain_of(source.steps), source.document.ignore_merges)
+    steps = patterns(document.pre_tokenizer, document.path)
+    names = _candidates(chain_of(steps), document.ignore_merges)
+    answer = ask(witness.library, witness.data, TEXTS, path=witness.path, normalize=True)
+    check: TokenizerCheck | None = None
     for name in names:
         named = replace(tokenizer, pre=name)
-        check = prove(source, named)
+        check = _prove(witness, answer, named)
         if check.passed:
             origins = {**tokenizer.origins, "pre": "tokenizer.json's pre_tokenizer, proved by tokenizing"}
-            return replace(named, origins=origins), check
-    path = source.document.path
-    if names and check.first is not None:
+            return replace(named, origins=origins)
+    if check is not None and check.first is not None:
         raise InconsistentError(
             f"the pre-tokenizer looks like {names[0]!r} but gives other ids for {check.first.text!r}",
-            path=path, found=list(check.first.b), expected=list(check.first.a), hint="--pre NAME forces one",
+            path=document.path, found=list(check.first.b), expected=list(check.first.a),
+            hint="--pre NAME forces one, --no-vocab writes the tensors alone",
         )  # fmt: skip
     raise UnsupportedError(
         "no known pre-tokenizer does what this tokenizer.json does",
-        path=path,
-        found=" · ".join(step.pattern or "a step without a pattern" for step in source.steps) or "none",
-        expected=f"nearest: {nearest(source, tokenizer)}",
-        hint="--pre NAME forces one",
+        path=document.path,
+        found=" · ".join(pattern or "a step without a pattern" for pattern in steps) or "none",
+        expected=f"nearest: {_nearest(witness, answer, tokenizer)}",
+        hint="--pre NAME forces one, --no-vocab writes the tensors alone",
     )
 
 
-def prove(source: JsonBpe, tokenizer: Tokenizer) -> TokenizerCheck:
-    """tokenizer.json against the GGUF vocabulary. The latter sees normalized text: no GGUF key says NFC."""
-
-    class Normalized(BpeEncoder):
-        def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
-            return super().encode(source.normalizer.apply(text), bos, special)
-
-    return compare(source, Normalized(tokenizer), TEXTS)
+def _prove(witness: Witness, answer: Answer, tokenizer: Tokenizer) -> TokenizerCheck:
+    return weigh(witness, tokenizer, BpeEncoder(tokenizer), TEXTS, answer).check
 
 
-def nearest(source: JsonBpe, tokenizer: Tokenizer, count: int = 3) -> str:
+def _nearest(witness: Witness, answer: Answer, tokenizer: Tokenizer, count: int = 3) -> str:
     """The known names that agree on most texts, with how many."""
     known = [pre.names[0] for pre in PRES if pre.byte_level]
-    scores = [(prove(source, replace(tokenizer, pre=name)).equal, name) for name in known]
+    scores = [(_prove(witness, answer, replace(tokenizer, pre=name)).equal, name) for name in known]
     best = sorted(scores, key=lambda item: -item[0])[:count]
     return ", ".join(f"{name} ({equal} of {len(TEXTS)} texts equal)" for equal, name in best)
 

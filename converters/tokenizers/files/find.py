@@ -16,6 +16,7 @@ from ggferry.converters.tokenizers.files.sidecar_settings import (
     with_roles,
     with_templates,
 )
+from ggferry.converters.tokenizers.libraries.testimony import Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint_folder.sidecars import tokenizer_names
 from ggferry.formats.errors import MissingError
@@ -49,7 +50,8 @@ def load(
     Raises MissingError when no file tells the vocabulary, otherwise as each loader says.
     """
     sidecars = Sidecars.of(where)
-    tokenizer = _vocabulary(Wanted(sidecars, added_tokens(sidecars), rows, pre))
+    wanted = Wanted(sidecars, added_tokens(sidecars), rows, pre)
+    tokenizer = _source(wanted).load(wanted)
     tokenizer = _by_class(tokenizer, sidecars)
     tokenizer = with_templates(with_flags(with_roles(tokenizer, sidecars), sidecars), sidecars)
     tokenizer = distinct(tokenizer)
@@ -59,11 +61,19 @@ def load(
     return tokenizer if rows is None else tokenizer.padded(rows, trim=trim, path=sidecars.place)
 
 
-def _vocabulary(wanted: Wanted) -> Tokenizer:
+def witness(where: str | Mapping[str, str], pre: str | None = None) -> tuple[Witness | None, Sidecars]:
+    """The library that the tokenizer of `load` was made with and its file, None where there is none; and all files."""
+    sidecars = Sidecars.of(where)
+    wanted = Wanted(sidecars, added_tokens(sidecars), pre=pre)
+    return _source(wanted).witness(wanted), sidecars
+
+
+def _source(wanted: Wanted) -> Source:
+    """The first source whose files are there."""
     sources: tuple[Source, ...] = scan("ggferry.converters.tokenizers.files", "SOURCE")
     for source in sorted(sources, key=lambda source: source.order):
         if source.probe(wanted.sidecars):
-            return source.load(wanted)
+            return source
     raise MissingError(
         "no file tells the vocabulary",
         path=wanted.sidecars.place,

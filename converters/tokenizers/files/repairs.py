@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, unique
 
 if TYPE_CHECKING:
-    from ggferry.converters.tokenizers.hugging_face.bpe import Added
+    from ggferry.converters.tokenizers.building_blocks.added_tokens import Added
 
 ADDED_SCORE = -1000.0  # what every converter since convert.py gives a token that was added after training
 CONTROL_LOOK = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>", re.DOTALL)  # <|…|> and DeepSeek's <｜…｜>

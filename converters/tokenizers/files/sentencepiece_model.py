@@ -7,7 +7,9 @@ from ggferry.converters.tokenizers.encoders import sentencepiece_bpe as spm
 from ggferry.converters.tokenizers.encoders import unigram
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
+from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.formats.files.local_files import read_bytes
 
 NAMES = ("tokenizer.model", "spiece.model")
 
@@ -23,4 +25,10 @@ def load(wanted: Wanted) -> Tokenizer:
     return with_added(tokenizer, wanted.added)
 
 
-SOURCE = Source("sentencepiece", 20, " or ".join(NAMES), lambda sidecars: _path(sidecars) is not None, load)
+def witness(wanted: Wanted) -> Witness:
+    """SentencePiece itself."""
+    path = _path(wanted.sidecars)
+    return Witness(SENTENCEPIECE, read_bytes(path or ""), path, wanted.added)
+
+
+SOURCE = Source("sentencepiece", 20, " or ".join(NAMES), lambda sidecars: _path(sidecars) is not None, load, witness)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ggferry.converters.tokenizers.hugging_face.bpe import Added, read_added, read_all_added
+from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, read_added, read_all_added
+from ggferry.converters.tokenizers.libraries.testimony import Witness
 from ggferry.converters.tokenizers.tokenizer import SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.checkpoint_folder.sidecars import tokenizer_names
 from ggferry.formats.errors import NotFoundError
 from ggferry.formats.files.local_files import read_text
 from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.json_files.text import load_known
+from ggferry.formats.json_files.text import read_text as read_text_bytes
 
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_TEMPLATES = 256
@@ -39,13 +42,15 @@ class Wanted:
 class Source:
     """What a module exposes as SOURCE: `probe(sidecars)` says whether the files it reads are there, `load` makes the
     tokenizer, added tokens included, special roles and flags not. `files` names them for the message when none is
-    there; the lowest `order` is asked first."""
+    there; the lowest `order` is asked first. `witness` names the library that such models are made with and what it
+    reads; None where there is none."""
 
     name: str
     order: int
     files: str
     probe: Callable[[Sidecars], bool]
     load: Callable[[Wanted], Tokenizer]
+    witness: Callable[[Wanted], Witness | None] = lambda _: None
 
 
 class Sidecars:
@@ -55,6 +60,7 @@ class Sidecars:
         self.files = dict(files)
         self._json: dict[str, Any] = {}
         self._digests: dict[str, bytes] = {}
+        self._preset: set[str] = set()
 
     @classmethod
     def of(cls, where: str | Mapping[str, str]) -> Sidecars:
@@ -91,9 +97,16 @@ class Sidecars:
         self.object(name)
         return self._digests.get(name)
 
+    def raw(self, name: str) -> bytes:
+        """The bytes that say `object(name)`, without a byte-order mark."""
+        if name in self._preset:
+            return json.dumps(self._json[name]).encode()
+        return read_text_bytes(self.files[name])[0]
+
     def preset(self, name: str, value: dict[str, Any]) -> None:
         """Let `object(name)` be `value`."""
         self._json[name] = value
+        self._preset.add(name)
 
     @property
     def place(self) -> str | None:

@@ -8,20 +8,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ggferry.converters.tokenizers.building_blocks.added_tokens import Added
 from ggferry.converters.tokenizers.building_blocks.byte_level import letters
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
-from ggferry.converters.tokenizers.compare import compare
 from ggferry.converters.tokenizers.encoders.wordpiece import phantom
+from ggferry.converters.tokenizers.files.bpe_document import BpeDocument, read_document, read_vocabulary
 from ggferry.converters.tokenizers.files.derive_pre_tokenizer import UNICODE_FORMS, derive
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted, special_text
-from ggferry.converters.tokenizers.hugging_face.bpe import (
-    Added,
-    BpeDocument,
-    JsonBpe,
-    read_document,
-    read_vocabulary,
-)
+from ggferry.converters.tokenizers.files.steps import flattened, kind_of, names
+from ggferry.converters.tokenizers.libraries.ask import ask
+from ggferry.converters.tokenizers.libraries.testimony import TOKENIZERS, Witness, testify, weigh
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, byte_of, encoder, unique
 from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError
@@ -30,6 +27,7 @@ from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
 from ggferry.support.content_cache import Recent, held
 
 ORIGIN = "tokenizer.json"
+NO_VOCAB = "--no-vocab writes the tensors alone"
 UNREACHED_SCORE = -1e9
 _KNOWN: Recent[Tokenizer] = Recent(128 << 20)
 """(Digest of tokenizer.json, added tokens, --pre) → what was made of it and proved."""
@@ -49,24 +47,44 @@ def load(wanted: Wanted) -> Tokenizer:
         key = sidecars.digest(ORIGIN), added, pre
         found = _KNOWN.get(key)
         if found is None:
-            found = _bpe(replace(read_document(document, path), added=added), pre)
+            found = _bpe(replace(read_document(document, path), added=added), _witness(wanted), pre)
             if key[0] is not None:
                 _KNOWN.put(key, found, held(found.texts()))
         return found
     if kind == "Unigram":
-        return with_added(_unigram(document, path), added)
+        return _sayable(with_added(_unigram(document, path), added), _witness(wanted))
     if kind == "WordPiece":
-        return word_piece(read_vocabulary(model.get("vocab"), path), sidecars, added, path)
+        made = word_piece(read_vocabulary(model.get("vocab"), path), sidecars, added, path)
+        return _sayable(made, _witness(wanted))
     raise UnsupportedError(
         "a tokenizer.json of this type has no GGUF form", path=path, found=kind, expected="BPE, Unigram, WordPiece"
     )
 
 
-def _bpe(document: BpeDocument, pre: str | None) -> Tokenizer:
+def _witness(wanted: Wanted) -> Witness:
+    path = wanted.sidecars.path(ORIGIN)
+    return Witness(TOKENIZERS, wanted.sidecars.raw(ORIGIN), path, wanted.added, forced=wanted.pre is not None)
+
+
+def _sayable(tokenizer: Tokenizer, witness: Witness) -> Tokenizer:
+    """`tokenizer`, if its encoder gives the library's ids. Raises UnsupportedError naming the first text for which it
+    does not, and no kind of vocabulary could."""
+    found = testify(witness, tokenizer, encoder(tokenizer))
+    if found.check.first is not None:
+        first = found.check.first
+        raise UnsupportedError(
+            f"this tokenizer.json does what a {tokenizer.model!r} vocabulary in GGUF cannot say: other ids for "
+            f"{first.text!r}", path=witness.path, found=list(first.b), expected=list(first.a), hint=NO_VOCAB,
+        )  # fmt: skip
+    notes = [f"{why}: a runtime gives other ids than {found.by}; no GGUF key says so" for why in found.excused]
+    return tokenizer.noted(*notes)
+
+
+def _bpe(document: BpeDocument, witness: Witness, pre: str | None) -> Tokenizer:
     if _is_byte_level(document):
-        return _byte_level(document, pre)
+        return _byte_level(document, witness, pre)
     if document.byte_fallback:
-        return _byte_fallback(document)
+        return _byte_fallback(document, witness)
     raise UnsupportedError("a BPE that is neither byte-level nor has a byte fallback", path=document.path)
 
 
@@ -104,8 +122,7 @@ def _is_byte_level(document: BpeDocument) -> bool:
     return not document.byte_fallback and all(letter in document.vocabulary for letter in letters())
 
 
-def _byte_level(document: BpeDocument, pre: str | None) -> Tokenizer:
-    source = JsonBpe(document)
+def _byte_level(document: BpeDocument, witness: Witness, pre: str | None) -> Tokenizer:
     texts, types, gaps = in_order(document.vocabulary)
     tokenizer = Tokenizer(
         model="gpt2",
@@ -117,7 +134,7 @@ def _byte_level(document: BpeDocument, pre: str | None) -> Tokenizer:
         origins=dict.fromkeys(("tokens", "types", "merges"), ORIGIN),
     )
     tokenizer = with_added(tokenizer, document.added)
-    forms = source.normalizer.names
+    forms = names(document.normalizer, "normalizer", document.path)
     if forms:
         if pre is None and not UNICODE_FORMS.issuperset(forms):
             raise UnsupportedError(
@@ -134,8 +151,7 @@ def _byte_level(document: BpeDocument, pre: str | None) -> Tokenizer:
     if pre is not None:
         find_pre(pre)
         return replace(tokenizer, pre=pre, origins={**tokenizer.origins, "pre": "--pre"})
-    found, _ = derive(source, tokenizer)
-    return found
+    return derive(document, witness, tokenizer)
 
 
 def _adds_space(document: BpeDocument) -> bool:
@@ -149,45 +165,56 @@ def _adds_space(document: BpeDocument) -> bool:
     return False
 
 
-def _byte_fallback(document: BpeDocument) -> Tokenizer:
+def _byte_fallback(document: BpeDocument, witness: Witness) -> Tokenizer:
     """Llama-2 kind: SentencePiece BPE written as ranked merges. Scores follow from the ranks and are then proved."""
-    texts, types, gaps = in_order(document.vocabulary)
+    tokens, types, gaps = in_order(document.vocabulary)
     kinds = [
         TokenType.UNKNOWN if text == document.unk_token else TokenType.BYTE if byte_of(text) is not None else kind
-        for text, kind in zip(texts, types, strict=True)
+        for text, kind in zip(tokens, types, strict=True)
     ]
     special = {one.content for one in document.added}
-    normal = [kind == TokenType.NORMAL and text not in special for text, kind in zip(texts, kinds, strict=True)]
-    scores = _scores(document, [text for text, is_normal in zip(texts, normal, strict=True) if is_normal])
-    source = JsonBpe(document)
+    normal = [kind == TokenType.NORMAL and text not in special for text, kind in zip(tokens, kinds, strict=True)]
+    scores = _scores(document, [text for text, is_normal in zip(tokens, normal, strict=True) if is_normal])
+    texts = (*TEXTS, "a")
+    answer = ask(witness.library, witness.data, texts, path=witness.path, normalize=True)
     tokenizer = Tokenizer(
         model="llama",
         pre="default",
-        tokens=texts,
-        scores=tuple(scores[text] if is_normal else 0.0 for text, is_normal in zip(texts, normal, strict=True)),
+        tokens=tokens,
+        scores=tuple(scores[text] if is_normal else 0.0 for text, is_normal in zip(tokens, normal, strict=True)),
         types=tuple(kinds),
         ids={} if document.unk_token not in document.vocabulary else {"unk": document.vocabulary[document.unk_token]},
-        flags={"add_bos": True, "add_eos": False, "add_space_prefix": _starts_with_space(source)},
+        flags={
+            "add_bos": True,
+            "add_eos": False,
+            "add_space_prefix": _starts_with_space(document, answer.ids(len(TEXTS))),
+        },
         notes=gaps_note(gaps),
         origins={"tokens": ORIGIN, "types": ORIGIN, "scores": "rank of the first merge that makes a piece, proved"},
     )
     tokenizer = with_added(tokenizer, document.added)
-    ours = encoder(tokenizer)
-    plain = [text for text in TEXTS if not any(content in text for content in special)]
-    plain = [text for text in plain if not text.startswith((" ", SPACE))]
-    check = compare(source, ours, plain)
-    if check.first is not None:
+    found = weigh(witness, tokenizer, encoder(tokenizer), texts, answer)
+    if found.check.first is not None:
+        first, steps = found.check.first, _other_steps(document)
         raise InconsistentError(
-            f"merges by score give other ids than this tokenizer.json for {check.first.text!r}",
-            path=document.path, found=list(check.first.b), expected=list(check.first.a),
-            hint="the model's tokenizer.model has the scores",
+            f"merges by score give other ids than this tokenizer.json for {first.text!r}" + steps,
+            path=document.path, found=list(first.b), expected=list(first.a),
+            hint=f"the model's tokenizer.model has the scores; {NO_VOCAB}",
         )  # fmt: skip
-    if not compare(source, ours).passed:
+    if found.excused:
         tokenizer = tokenizer.noted(
             "before text that begins with a space or follows a special token this tokenizer.json puts no space, "
             "today's runtimes of a 'llama' vocabulary do"
         )
     return tokenizer
+
+
+def _other_steps(document: BpeDocument) -> str:
+    """Steps that a 'llama' vocabulary has none for, in words."""
+    path = document.path
+    steps = [name for name in names(document.normalizer, "normalizer", path) if name not in ("Prepend", "Replace")]
+    steps += [name for name in names(document.pre_tokenizer, "pre_tokenizer", path) if name != "Metaspace"]
+    return f" ({', '.join(steps)}: no 'llama' vocabulary has such steps)" if steps else ""
 
 
 def _scores(document: BpeDocument, pieces: list[str]) -> dict[str, float]:
@@ -209,9 +236,10 @@ def _scores(document: BpeDocument, pieces: list[str]) -> dict[str, float]:
     }
 
 
-def _starts_with_space(source: JsonBpe) -> bool:
-    texts = {token: text for text, token in source.document.vocabulary.items()}
-    return any(texts.get(token, "").startswith(SPACE) for token in source.encode("a")[:1])
+def _starts_with_space(document: BpeDocument, ids: list[int]) -> bool:
+    """Whether the first of the ids, of a text without a space, is a piece with one."""
+    first = next((text for text, token in document.vocabulary.items() if [token] == ids[:1]), "")
+    return first.startswith(SPACE)
 
 
 def _unigram(document: dict[str, Any], path: str) -> Tokenizer:
@@ -236,6 +264,7 @@ def _unigram(document: dict[str, Any], path: str) -> Tokenizer:
     if unknown is not None:
         types[unknown] = TokenType.UNKNOWN
     charsmap, tidy = _charsmap(document.get("normalizer"), path)
+    prefix, split = _metaspace(document.get("pre_tokenizer"), path)
     return Tokenizer(
         model="t5",
         pre="default",
@@ -244,8 +273,8 @@ def _unigram(document: dict[str, Any], path: str) -> Tokenizer:
         types=tuple(types),
         ids={} if unknown is None else {"unk": unknown},
         flags={
-            "add_space_prefix": _metaspace_prefix(document.get("pre_tokenizer"), path),
-            "remove_extra_whitespaces": tidy,
+            "add_space_prefix": prefix,
+            "remove_extra_whitespaces": tidy or split,
         },
         charsmap=charsmap,
         origins=dict.fromkeys(("tokens", "scores", "types", "charsmap", "add_space_prefix"), ORIGIN),
@@ -270,21 +299,28 @@ def _charsmap(node: Any, path: str) -> tuple[bytes | None, bool]:
         elif kind == "Replace" and step.get("pattern") in ({"Regex": " {2,}"}, {"Regex": "\\s{2,}"}):
             tidy = True
         elif kind != "Strip":
-            raise UnsupportedError("a unigram normalizer without a GGUF form", path=path, found=kind)
+            raise _unsayable("normalizer", str(kind), "unigram", path)
     return data or None, tidy
 
 
-def _metaspace_prefix(node: Any, path: str) -> bool:
-    nodes = [node]
-    while nodes:
-        step = nodes.pop()
-        if step is not None:
-            step = json_kinds.as_object(step, "pre_tokenizer", path)
-            if step.get("type") == "Metaspace":
-                before = "always" if json_kinds.flag(step, "add_prefix_space", path, True) else "never"
-                return json_kinds.text(step, "prepend_scheme", path, before) != "never"
-            nodes += json_kinds.items(step, "pretokenizers", path)
-    return False
+def _metaspace(node: Any, path: str) -> tuple[bool, bool]:
+    """Whether a space is put in front of a text, and whether blanks are taken out around words. Raises UnsupportedError
+    for steps that are neither Metaspace nor WhitespaceSplit: GGUF has no other for a unigram vocabulary."""
+    prefix = tidy = False
+    for step in flattened(node, "pre_tokenizer", path):
+        kind = kind_of(step, path)
+        if kind == "WhitespaceSplit":
+            tidy = True
+        elif kind == "Metaspace" and json_kinds.text(step, "replacement", path, SPACE) == SPACE:
+            before = "always" if json_kinds.flag(step, "add_prefix_space", path, True) else "never"
+            prefix = json_kinds.text(step, "prepend_scheme", path, before) != "never"
+        else:
+            raise _unsayable("pre-tokenizer", kind, "unigram", path)
+    return prefix, tidy
+
+
+def _unsayable(what: str, found: str, kind: str, path: str) -> UnsupportedError:
+    return UnsupportedError(f"a {kind} {what} without a GGUF form", path=path, found=found, hint=NO_VOCAB)
 
 
 def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[Added], path: str) -> Tokenizer:
@@ -296,8 +332,7 @@ def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[A
     model = json_kinds.members(document, "model", path)
     prefix = json_kinds.text(model, "continuing_subword_prefix", path, "##")
     bert = json_kinds.members(document, "normalizer", path)
-    if document and bert.get("type") != "BertNormalizer":
-        raise UnsupportedError("a WordPiece whose normalizer is not BERT's", path=path, found=bert.get("type"))
+    _check_bert(document, config, path, beside)
     said = json_kinds.flag(config, "do_lower_case", beside, True)
     lowercase = json_kinds.flag(bert, "lowercase", path, said)
     stripped = json_kinds.flag(config, "strip_accents", beside)
@@ -327,4 +362,21 @@ def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[A
     return with_added(tokenizer, added)
 
 
-SOURCE = Source("tokenizer.json", 30, ORIGIN, lambda sidecars: sidecars.path(ORIGIN) is not None, load)
+def _check_bert(document: json_kinds.Object, config: json_kinds.Object, path: str, beside: str | None) -> None:
+    """Raises UnsupportedError for steps that runtimes of a 'bert' vocabulary do not take: they clean text, set Chinese
+    characters apart, and cut at blanks and punctuation, always."""
+    bert = json_kinds.members(document, "normalizer", path)
+    if document and bert.get("type") != "BertNormalizer":
+        raise _unsayable("normalizer", str(bert.get("type")), "WordPiece", path)
+    for name in ("handle_chinese_chars", "clean_text"):
+        if json_kinds.flag(bert, name, path, True) is False:
+            raise _unsayable("normalizer", f"{name}: false", "WordPiece", path)
+    for name in ("tokenize_chinese_chars", "do_basic_tokenize"):
+        if not document and json_kinds.flag(config, name, beside, True) is False:
+            raise _unsayable("normalizer", f"{name}: false", "WordPiece", beside or path)
+    steps = names(document.get("pre_tokenizer"), "pre_tokenizer", path)
+    if document and steps != ("BertPreTokenizer",):
+        raise _unsayable("pre-tokenizer", ", ".join(steps) or "none", "WordPiece", path)
+
+
+SOURCE = Source("tokenizer.json", 30, ORIGIN, lambda sidecars: sidecars.path(ORIGIN) is not None, load, _witness)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from ggferry.converters.tokenizers.building_blocks.added_tokens import as_entry
+from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
 from ggferry.converters.tokenizers.files import tokenizer_json as hf_json
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
+from ggferry.converters.tokenizers.libraries.testimony import TOKENIZERS, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.files.local_files import read_text
@@ -21,31 +26,53 @@ SLOW_BPE: Mapping[str, str] = {
 
 def load(wanted: Wanted) -> Tokenizer:
     """vocab.json and merges.txt: a tokenizer.json in two files, whose pre-tokenizer only the class knows."""
-    sidecars, pre = wanted.sidecars, wanted.pre
-    name = sidecars.text("tokenizer_config.json", "tokenizer_class").removesuffix("Fast")
-    known = pre or SLOW_BPE.get(name)
+    known, origin = _pre(wanted)
+    joined = Sidecars({**wanted.sidecars.files, "tokenizer.json": wanted.sidecars.files["merges.txt"]})
+    joined.preset("tokenizer.json", _document(wanted.sidecars))
+    tokenizer = hf_json.load(replace(wanted, sidecars=joined, pre=known))
+    return replace(tokenizer, origins={**tokenizer.origins, "pre": origin})
+
+
+def _pre(wanted: Wanted) -> tuple[str, str]:
+    """The pre-tokenizer's name and what says so. Raises UnsupportedError where nothing does."""
+    name = wanted.sidecars.text("tokenizer_config.json", "tokenizer_class").removesuffix("Fast")
+    known = wanted.pre or SLOW_BPE.get(name)
     if known is None:
         raise UnsupportedError(
             "vocab.json and merges.txt do not say how text is cut into words, and the class is not known here",
-            path=sidecars.path("vocab.json"), found=name or "no tokenizer_class", expected=", ".join(SLOW_BPE),
+            path=wanted.sidecars.path("vocab.json"), found=name or "no tokenizer_class", expected=", ".join(SLOW_BPE),
             hint="--pre NAME",
         )  # fmt: skip
-    path = sidecars.files["merges.txt"]
-    lines = read_text(path).split("\n")
+    return known, "--pre" if wanted.pre else f"class {name}"
+
+
+def _document(sidecars: Sidecars) -> dict[str, Any]:
+    """What a tokenizer.json would hold, but for the pre-tokenizer's pattern."""
+    lines = read_text(sidecars.files["merges.txt"]).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
-    document = {
+    return {
         "model": {"type": "BPE", "vocab": sidecars.object("vocab.json"), "merges": merges},
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
     }
-    joined = Sidecars({**sidecars.files, "tokenizer.json": path})
-    joined.preset("tokenizer.json", document)
-    tokenizer = hf_json.load(replace(wanted, sidecars=joined, pre=known))
-    origin = "--pre" if pre else f"class {name}"
-    return replace(tokenizer, origins={**tokenizer.origins, "pre": origin})
+
+
+def witness(wanted: Wanted) -> Witness:
+    """tokenizers, with the class's pattern: GPT-2's is the library's own, others are spelled out."""
+    document, (known, _) = _document(wanted.sidecars), _pre(wanted)
+    if known != "gpt-2":
+        steps = [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+            for pattern in find_pre(known).chain
+        ]
+        last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*steps, last]}
+    document["added_tokens"] = [as_entry(one) for one in wanted.added]
+    path = wanted.sidecars.path("vocab.json")
+    return Witness(TOKENIZERS, json.dumps(document).encode(), path, wanted.added, forced=wanted.pre is not None)
 
 
 def _probe(sidecars: Sidecars) -> bool:
     return sidecars.path("vocab.json") is not None and sidecars.path("merges.txt") is not None
 
 
-SOURCE = Source("vocab.json", 40, "vocab.json with merges.txt", _probe, load)
+SOURCE = Source("vocab.json", 40, "vocab.json with merges.txt", _probe, load, witness)

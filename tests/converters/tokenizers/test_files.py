@@ -62,6 +62,12 @@ def document(name: str) -> dict[str, Any]:
     return found
 
 
+def entry(token: int, content: str, special: bool = False) -> dict[str, Any]:
+    """A token of tokenizer.json's added_tokens."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token, "content": content, **flags, "special": special}
+
+
 def type_at(tokenizer: Tokenizer, token: int) -> int:
     return tokenizer.type_of(token)
 
@@ -243,7 +249,7 @@ def test_any_json_gives_a_result_or_one_of_our_errors(
 
 def test_gaps_between_ids_are_filled(tmp_path: Path) -> None:
     changed = document("bpe_gpt2")
-    changed["added_tokens"].append({"id": 405, "content": "<|new|>", "special": False})
+    changed["added_tokens"].append(entry(405, "<|new|>"))
     tokenizer = load(write(tmp_path, tokenizer_json=changed))
     assert tokenizer.tokens[400:] == ("[PAD400]", "[PAD401]", "[PAD402]", "[PAD403]", "[PAD404]", "<|new|>")
     assert tokenizer.types is not None and tokenizer.types[400:] == (5,) * 5 + (3,)
@@ -455,7 +461,7 @@ def test_unigram_from_tokenizer_json(tmp_path: Path) -> None:
             {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()},
             {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]},
         "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
-        "added_tokens": [{"id": 0, "content": "<pad>", "special": True}, {"id": 1, "content": "</s>", "special": True}],
+        "added_tokens": [entry(0, "<pad>", special=True), entry(1, "</s>", special=True)],
     }  # fmt: skip
     names = {"tokenizer_class": "T5Tokenizer", "eos_token": "</s>", "pad_token": "<pad>"}
     ours = load(write(tmp_path / "json", tokenizer_json=whole, tokenizer_config_json=names))

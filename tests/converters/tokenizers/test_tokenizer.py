@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ggferry.converters.tokenizers import llama_cpp_limits as runtimes
 from ggferry.converters.tokenizers import tokenizer as base
 from ggferry.converters.tokenizers.building_blocks import sentencepiece_proto as spm_file
+from ggferry.converters.tokenizers.building_blocks.added_tokens import Added
 from ggferry.converters.tokenizers.files import repairs
-from ggferry.converters.tokenizers.hugging_face.bpe import Added
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.errors import (
     CorruptError,

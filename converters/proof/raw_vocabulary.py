@@ -1,0 +1,168 @@
+"""The vocabulary of an output held against the source's own files, read by those who defined them: every token's text,
+score and type as the library gives them, every merge, special tokens by their texts, chat templates as they stand.
+
+The conversion's own reading of these files has no part in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, special_text
+from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, Witness
+from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType
+from ggferry.formats.errors import VerificationError
+from ggferry.formats.files.local_files import read_text
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+PADDED = re.compile(r"\[(?:PAD|DUP)\d+\]'*")  # what stands where the source has no token, or one twice
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+NAMING = ("special_tokens_map.json", "tokenizer_config.json")  # the last that names a token counts
+
+
+def check_raw(
+    output: Tokenizer, witness: Witness, facts: Mapping[str, Any], files: Sidecars, path: str
+) -> dict[str, int]:
+    """How many tokens, merges, special ids and templates of the output are the source's. `facts`: the vocabulary as the
+    library of `witness` gives it. Raises VerificationError naming the first that is not."""
+    held = _Held(output, path)
+    held.added(witness)
+    merges = 0
+    if witness.library == SENTENCEPIECE:
+        held.pieces(facts["vocabulary"], facts["scores"], facts["types"], {one.id for one in witness.added})
+    else:
+        document = files.object("tokenizer.json").get("model") or {}
+        if isinstance(document.get("vocab"), list):  # Unigram: no text need be there once
+            texts = {token: entry[0] for token, entry in enumerate(document["vocab"])}
+            held.scores([entry[1] for entry in document["vocab"]])
+        else:
+            texts = {token: text for text, token in facts["vocabulary"].items()}
+        held.tokens(texts, {int(token): entry for token, entry in facts["added"].items()})
+        if output.merges is not None:
+            merges = held.merges(document.get("merges"), files)
+    special, templates = held.special(files), held.templates(files)
+    return {"tokens": len(output.tokens), "merges": merges, "special": special, "templates": templates}
+
+
+class _Held:
+    """The output's vocabulary, and what is held against it."""
+
+    def __init__(self, output: Tokenizer, path: str) -> None:
+        self.output, self.path = output, path
+
+    def added(self, witness: Witness) -> None:
+        """Tokens added after training, at their ids. One that llama.cpp looks for in plain text has real spaces."""
+        for one in witness.added:
+            if one.id < len(self.output.tokens) and not self._stands_for_none(one.id):
+                self._text(one.id, {one.content, one.content.replace(SPACE, " ")})
+
+    def pieces(self, texts: Sequence[str], scores: Sequence[float], types: Sequence[int], added: set[int]) -> None:
+        """SentencePiece's own. It does not tell user-defined pieces from ordinary ones, nor do they differ in score."""
+        self.scores(scores, added)
+        for token, text in enumerate(self.output.tokens):
+            kind = self._type(token)
+            if token in added or self._stands_for_none(token):
+                continue
+            if token >= len(texts):
+                raise self._wrong(f"token {token} is none of the source's", text, None)
+            spelled = (
+                {texts[token], texts[token].replace(SPACE, " ")} if kind == TokenType.USER_DEFINED else {texts[token]}
+            )
+            self._text(token, spelled)
+            if kind != types[token] and (kind, types[token]) != (TokenType.USER_DEFINED, TokenType.NORMAL):
+                raise self._wrong(f"type of token {token} ({text!r})", kind, types[token])
+
+    def scores(self, scores: Sequence[float], but: Collection[int] = ()) -> None:
+        """The score of every trained piece."""
+        count = min(len(scores), len(self.output.tokens))
+        if self.output.scores is None:
+            raise self._wrong("no scores", None, f"{len(scores)} scores")
+        found, expected = (np.asarray(side[:count], np.float32) for side in (self.output.scores, scores))
+        for token in np.flatnonzero(found != expected).tolist():
+            if token not in but:
+                raise self._wrong(f"score of token {token}", float(found[token]), float(expected[token]))
+
+    def tokens(self, texts: Mapping[int, str], added: Mapping[int, Sequence[Any]]) -> None:
+        """Those of a tokenizer.json. Special ones are control tokens; WordPiece's are spelled with a space in front."""
+        bert = self.output.model == "bert"
+        for token in range(len(self.output.tokens)):
+            kind = self._type(token)
+            content, special = added.get(token, (None, False))
+            text = content if content is not None else texts.get(token)
+            if self._stands_for_none(token):
+                continue
+            if text is None:
+                raise self._wrong(f"token {token} is none of the source's", self.output.tokens[token], None)
+            self._text(token, _spelled(text, kind, bert))
+            if special and kind not in (TokenType.CONTROL, TokenType.UNKNOWN):
+                raise self._wrong(f"type of token {token} ({text!r}), which is special", kind, TokenType.CONTROL)
+            if content is None and kind in (TokenType.CONTROL, TokenType.USER_DEFINED) and not bert:
+                raise self._wrong(f"type of token {token} ({text!r}), which was trained", kind, TokenType.NORMAL)
+
+    def merges(self, stated: Any, files: Sidecars) -> int:
+        """Every merge, in the order of the file; without those of tokens that --trim-vocab dropped."""
+        if stated is None:
+            lines = read_text(files.files["merges.txt"]).split("\n")
+            stated = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
+        expected = [" ".join(merge) if isinstance(merge, list) else merge for merge in stated]
+        found = self.output.merges or ()
+        if len(found) < len(expected):
+            kept = set(self.output.tokens)
+            expected = [merge for merge in expected if {*(halves := merge.split(" ")), "".join(halves)} <= kept]
+        for rank, (here, there) in enumerate(zip_longest(found, expected)):
+            if here != there:
+                raise self._wrong(f"merge {rank}", here, there)
+        return len(found)
+
+    def special(self, files: Sidecars) -> int:
+        """Special ids by the texts that the configuration names."""
+        count = 0
+        for role in ROLES:
+            named = [special_text(files.object(name), f"{role}_token", files.path(name)) for name in NAMING]
+            text = next((each for each in reversed(named) if each is not None), None)
+            token = self.output.ids.get(role)
+            if text is None or text not in self.output.tokens:
+                continue
+            if token is None or self.output.tokens[token] != text:
+                raise self._wrong(f"{role} token", None if token is None else self.output.tokens[token], text)
+            count += 1
+        return count
+
+    def templates(self, files: Sidecars) -> int:
+        """The default chat template: chat_template.jinja wins over tokenizer_config.json."""
+        stated = files.object("tokenizer_config.json").get("chat_template")
+        text = stated if isinstance(stated, str) else None
+        if "chat_template.jinja" in files.files:
+            text = read_text(files.files["chat_template.jinja"])
+        if text is not None and self.output.templates.get("") != text:
+            raise self._wrong("chat template", self.output.templates.get(""), text)
+        return len(self.output.templates)
+
+    def _type(self, token: int) -> int:
+        return self.output.type_of(token)
+
+    def _stands_for_none(self, token: int) -> bool:
+        unused = self._type(token) == TokenType.UNUSED
+        return unused and PADDED.fullmatch(self.output.tokens[token]) is not None
+
+    def _text(self, token: int, spelled: set[str]) -> None:
+        if self.output.tokens[token] not in spelled:
+            raise self._wrong(f"text of token {token}", self.output.tokens[token], min(spelled))
+
+    def _wrong(self, what: str, found: object, expected: object) -> VerificationError:
+        return VerificationError(f"not the source's: {what}", path=self.path, found=found, expected=expected)
+
+
+def _spelled(text: str, kind: int, bert: bool) -> set[str]:
+    """How GGUF may spell a token of a tokenizer.json."""
+    if bert:
+        return {text, text.removeprefix("##"), SPACE + text}
+    return {text, text.replace(SPACE, " ")} if kind == TokenType.USER_DEFINED else {text}

@@ -1,1 +1,0 @@
-"""tokenizer.json carried out as it says, for comparing the GGUF side with it."""

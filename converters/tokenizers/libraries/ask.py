@@ -1,0 +1,104 @@
+"""A question to a library about a stranger's tokenizer file, answered by a process with little memory and time.
+
+The libraries are fast and made for files that are well meant: some files end their process, some patterns take for ever
+and some all memory. So they never run in ours, and whatever becomes of the process, the caller gets one of our errors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from ggferry.converters.tokenizers.building_blocks.special_tokens import well_formed
+from ggferry.formats.errors import UnsupportedError
+from ggferry.support.printable import printable
+
+SECONDS = 10  # of CPU; a vocabulary of 262,144 tokens takes one
+PER_TEXT = 2e-3  # of CPU, for each text beyond; real ones take 5e-6
+MEMORY = 2 << 30  # a vocabulary of 262,144 tokens takes a quarter of it
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
+KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a library said. `library`: its name and version. `normalized`: the texts as its normalizer leaves them.
+    `facts`: of the vocabulary, as `child.py` gives them."""
+
+    library: str
+    flat: array[int]
+    ends: tuple[int, ...]
+    normalized: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def ids(self, number: int) -> list[int]:
+        """The ids of text `number`."""
+        start = self.ends[number - 1] if number else 0
+        return self.flat[start : self.ends[number]].tolist()
+
+
+def ask(
+    library: str, data: bytes, texts: Sequence[str] = (), *, path: str | None, normalize: bool = False,
+    vocabulary: bool = False,
+) -> Answer:  # fmt: skip
+    """The ids that `library` gives for `texts` by the file `data`, called `path` in errors. `normalize`: also what its
+    normalizer makes of them; `vocabulary`: also the vocabulary. Raises UnsupportedError where the library does not
+    read the file, or not within its limits."""
+    seconds = SECONDS + int(len(texts) * PER_TEXT)
+    question = {
+        "library": library,
+        "size": len(data),
+        "texts": [well_formed(text) for text in texts],
+        "normalize": normalize,
+        "vocabulary": vocabulary,
+        "memory": MEMORY,
+        "seconds": seconds,
+        "path": [os.path.abspath(place) for place in sys.path if place],
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", PROGRAM], input=json.dumps(question).encode() + b"\n" + data,
+            capture_output=True, timeout=8 * seconds, check=False,
+            env={name: os.environ[name] for name in KEPT if name in os.environ},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise _too_much(library, path, f"≤ {seconds} seconds") from None
+    if done.returncode:
+        raise _failed(library, path, done.returncode, done.stderr, seconds)
+    return _read(done.stdout, len(texts))
+
+
+def _read(data: bytes, texts: int) -> Answer:
+    line, _, numbers = data.partition(b"\n")
+    said, values = json.loads(line), array("I")
+    values.frombytes(numbers)
+    ends = tuple(accumulate(values[:texts]))
+    return Answer(said.pop("library"), values[texts:], ends, tuple(said.pop("normalized", ())), said)
+
+
+def _too_much(library: str, path: str | None, limit: str) -> UnsupportedError:
+    return UnsupportedError(f"{library} takes for ever with this tokenizer", path=path, expected=limit)
+
+
+def _failed(library: str, path: str | None, code: int, told: bytes, seconds: int) -> UnsupportedError:
+    if -code in (signal.SIGXCPU, signal.SIGKILL):
+        return _too_much(library, path, f"≤ {seconds} seconds of CPU")
+    words = told.decode("utf-8", "replace").strip()
+    if "MemoryError" in words or "memory allocation" in words or "bad_alloc" in words:
+        limit = f"≤ {MEMORY >> 20} MiB"
+        return UnsupportedError(f"{library} takes all memory with this tokenizer", path=path, expected=limit)
+    if "without end" in words or "retry-limit" in words:
+        return _too_much(library, path, "an end")
+    words = printable(words.rpartition("\n")[2])
+    return UnsupportedError(f"{library} does not read this tokenizer", path=path, found=words or f"signal {-code}")

@@ -1,0 +1,115 @@
+"""What a library makes of a tokenizer file. Run as a program of its own, with little memory and time (`ask.py`).
+
+Nothing of ggferry is imported, and nothing is opened: question and file come in on stdin, a line of JSON and the bytes;
+the answer goes out on stdout, a line of JSON, the number of ids of each text, and the ids (both uint32).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+BATCH = 4096  # texts at a time
+MAX_IDS = 1 << 26
+GROWTH, ROOM = 64, 4096  # text may become so many times as long, and a little more; NFKC makes 18 of one
+
+Ids = Iterator[list[int]]
+
+
+def main() -> None:
+    """Answer one question."""
+    asked = json.loads(sys.stdin.buffer.readline())
+    for what, limit in ((resource.RLIMIT_DATA, asked["memory"]), (resource.RLIMIT_CPU, asked["seconds"])):
+        hard = resource.getrlimit(what)[1]
+        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(what, (least, least))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.path[:] = asked["path"]
+    answer, ids = LIBRARIES[asked["library"]](sys.stdin.buffer.read(asked["size"]), asked)
+    counts, flat = array("I"), array("I")
+    for one in ids:
+        counts.append(len(one))
+        flat.extend(one)
+        if len(flat) > MAX_IDS:
+            raise OverflowError(f"more than {MAX_IDS} ids")
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + counts.tobytes() + flat.tobytes())
+
+
+def batches(texts: list[str]) -> Iterator[list[str]]:
+    parent = os.getppid()
+    for at in range(0, len(texts), BATCH):
+        if os.getppid() != parent:  # nobody is left to be answered
+            raise SystemExit(1)
+        yield texts[at : at + BATCH]
+
+
+def grown(text: str, made: str) -> str:
+    """`made`, if it is not much longer than the `text` it was made of."""
+    if len(made) > GROWTH * len(text) + ROOM:
+        raise OverflowError("a normalizer that makes text longer without end")
+    return made
+
+
+def with_tokenizers(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+    """A tokenizer.json, by Hugging Face's tokenizers. No special tokens are added; those in a text are recognized."""
+    import tokenizers
+
+    made = tokenizers.Tokenizer.from_buffer(data)
+    made.no_truncation()
+    made.no_padding()
+    answer: dict[str, Any] = {"library": f"tokenizers {tokenizers.__version__}"}
+    if asked["normalize"]:
+        step = made.normalizer
+        answer["normalized"] = [grown(text, step.normalize_str(text)) if step else text for text in asked["texts"]]
+    if asked["vocabulary"]:
+        answer["vocabulary"] = made.get_vocab(with_added_tokens=False)
+        added = made.get_added_tokens_decoder()
+        answer["added"] = {token: [one.content, one.special] for token, one in added.items()}
+
+    def ids() -> Ids:
+        for texts in batches(asked["texts"]):
+            for one in made.encode_batch_fast(texts, add_special_tokens=False):
+                yield one.ids
+
+    return answer, ids()
+
+
+def with_sentencepiece(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+    """A tokenizer.model, by SentencePiece."""
+    import sentencepiece
+
+    made = sentencepiece.SentencePieceProcessor(model_proto=data)
+    answer: dict[str, Any] = {"library": f"sentencepiece {sentencepiece.__version__}"}
+    if asked["normalize"]:
+        answer["normalized"] = [grown(text, made.normalize(text)) for text in asked["texts"]]
+    if asked["vocabulary"]:
+        every = range(made.get_piece_size())
+        kinds = ((2, made.is_unknown), (3, made.is_control), (5, made.is_unused), (6, made.is_byte))
+        answer["vocabulary"] = [made.id_to_piece(token) for token in every]
+        answer["scores"] = [made.get_score(token) for token in every]
+        answer["types"] = [next((kind for kind, is_it in kinds if is_it(token)), 1) for token in every]
+
+    def ids() -> Ids:
+        for texts in batches(asked["texts"]):
+            yield from made.encode(texts)
+
+    return answer, ids()
+
+
+LIBRARIES: dict[str, Callable[[bytes, dict[str, Any]], tuple[dict[str, Any], Ids]]] = {
+    "tokenizers": with_tokenizers,
+    "sentencepiece": with_sentencepiece,
+}
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException as error:  # a Rust panic is no Exception
+        sys.stderr.write(f"{type(error).__name__}: {error}"[:1000])
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,156 @@
+"""What the library that a model was made with says of its tokenizer, and how the output's own encoder compares.
+
+A text on which the two differ is a difference of the vocabularies, unless it is one of those that GGUF's kind of
+vocabulary is known to treat otherwise; then it is counted with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggferry.converters.tokenizers.building_blocks.added_tokens import Added
+from ggferry.converters.tokenizers.building_blocks.byte_level import unspell
+from ggferry.converters.tokenizers.compare import TokenizerCheck, compare_ids
+from ggferry.converters.tokenizers.libraries.ask import Answer, ask
+from ggferry.converters.tokenizers.sample_texts import TEXTS
+from ggferry.converters.tokenizers.tokenizer import SPACE, Encoder, Tokenizer, TokenType
+
+TOKENIZERS, SENTENCEPIECE = "tokenizers", "sentencepiece"
+MAX_PIECES = 200_000
+MAX_CHARACTERS = 1 << 22  # of all pieces together; 200,000 ordinary ones have a quarter of it
+MAX_ADDED = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Who can say what a source's tokenizer does: the library, and the file `data` for it, called `path`. `added`: the
+    tokens added after training. `forced`: the user chose another pre-tokenizer than the file's."""
+
+    library: str
+    data: bytes
+    path: str | None
+    added: tuple[Added, ...] = ()
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Testimony:
+    """What came of it. `by`: library and version; `check`: of the texts that count; `excused`: reason → differing texts
+    that GGUF cannot say otherwise; `reached`: ids that came out at least once; `facts`: of the vocabulary."""
+
+    by: str
+    check: TokenizerCheck
+    excused: Mapping[str, int]
+    reached: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> int:
+        return self.check.texts + sum(self.excused.values())
+
+
+def testify(
+    witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str] = TEXTS, *, vocabulary: bool = False
+) -> Testimony:
+    """Encode `texts` by the library and by the `output`. `made`: the vocabulary as it was made of the library's file.
+    Raises UnsupportedError where the library does not read it."""
+    answer = ask(
+        witness.library, witness.data, texts, path=witness.path, normalize=True, vocabulary=vocabulary
+    )  # fmt: skip
+    return weigh(witness, made, output, texts, answer)
+
+
+def weigh(witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str], answer: Answer) -> Testimony:
+    """`testify` with an answer that was given already."""
+    excuse, special = _excuses(witness, made), witness.library != SENTENCEPIECE
+    excused: Counter[str] = Counter()
+    counted, left, right = [], [], []
+    reached: set[int] = set()
+    for number, text in enumerate(texts):
+        # no key of a 'gpt2' vocabulary says how text is normalized: its runtimes take it as it stands
+        given = answer.normalized[number] if made.model == "gpt2" else text
+        ids, expected = output.encode(given, bos=False, special=special), answer.ids(number)
+        reached.update(ids)
+        if ids != expected and (why := excuse(text, answer.normalized[number])):
+            excused[why] += 1
+            continue
+        counted.append(text)
+        left.append(expected)
+        right.append(ids)
+    check = compare_ids(counted, left, right, output)
+    return Testimony(answer.library, check, dict(excused), len(reached), answer.facts)
+
+
+def _excuses(witness: Witness, made: Tokenizer) -> Callable[[str, str], str | None]:
+    """Why GGUF cannot give the library's ids for a text and what the library's normalizer makes of it; None: it can."""
+    taking = [one.content for one in witness.added if one.lstrip or one.rstrip or one.single_word]
+    added = [one.content for one in witness.added if one.content]
+    placed = [text for token, text in enumerate(made.tokens) if made.type_of(token) == TokenType.USER_DEFINED]
+
+    def excuse(text: str, normalized: str) -> str | None:
+        if _holds(text, taking):
+            return "a token that takes in, or heeds, what stands beside it"
+        if made.model == "llama" and witness.library == TOKENIZERS:
+            blank = text.startswith((" ", SPACE)) or _holds(text, added)
+            return "blanks at the beginning and behind special tokens" if blank else None
+        if made.model == "llama":
+            if _holds(text, placed):
+                return "blanks behind special tokens"
+            plain = (" " if made.flags.get("add_space_prefix", True) and text else "") + text
+            if normalized == plain.replace(" ", SPACE):
+                return None
+            said = made.origins.get("add_space_prefix", "")
+            return "the space in front" if said.startswith("model_type") else "the normalizer of tokenizer.model"
+        if made.model == "t5" and witness.library == TOKENIZERS:
+            other = " ".join(text.split()) != text or SPACE in text or _holds(text, added)
+            return "blanks other than one between words" if other else None
+        return None
+
+    return excuse
+
+
+def _holds(text: str, contents: Iterable[str]) -> bool:
+    """Whether one of `contents` is in `text` beside something else."""
+    return any(content in text and content != text for content in contents)
+
+
+def texts_of(made: Tokenizer, added: Sequence[Added], pieces: bool, own: Sequence[str] = ()) -> list[str]:
+    """What both sides encode: the fixed texts, every added token alone and among words, the user's `own`, and, where
+    asked, every piece of the vocabulary as the text that leads to it."""
+    texts = [*TEXTS, *own]
+    contents = dict.fromkeys([one.content for one in added] + _special(made))
+    for content in list(contents)[:MAX_ADDED]:
+        texts += (content, f"a {content} b", f"{content}{content}")
+    if pieces:
+        room = MAX_CHARACTERS
+        for token in range(min(len(made.tokens), MAX_PIECES)):
+            text = _text_of(made, token)
+            room -= len(text or "")
+            if text and room > 0:
+                texts.append(text)
+    return list(dict.fromkeys(texts))
+
+
+def _special(made: Tokenizer) -> list[str]:
+    named = (TokenType.CONTROL, TokenType.USER_DEFINED)
+    return [text for token, text in enumerate(made.tokens) if made.type_of(token) in named]
+
+
+def _text_of(made: Tokenizer, token: int) -> str | None:
+    """A text in which an ordinary piece comes out, as far as its neighbors let it; None for those that are none."""
+    text = made.tokens[token]
+    if made.type_of(token) != TokenType.NORMAL:
+        return None
+    if made.model == "gpt2":
+        data = unspell(text)
+        try:
+            return text if data is None else data.decode()
+        except UnicodeDecodeError:
+            return None
+    if text.startswith(SPACE):
+        return text[1:].replace(SPACE, " ")
+    # what continues a word needs one to continue: a line end is a byte, and merges with nothing
+    return {"bert": "x", "llama": "\n"}.get(made.model, ",") + text.replace(SPACE, " ")
