@@ -96,7 +96,13 @@ def verify(
         tensors = tuple(check_tensor(source, output, node, jobs, progress, encoding) for node in output.nodes)
     computable = bool(output.nodes and output.architecture.recipe)
     logits = check_logits(source, output, tensors, jobs, stage) if level == "full" and computable else None
-    return Proof(level, tensors, hparams, logits, tokenizer or {})
+    return Proof(level, tensors, hparams, logits, tokenizer or {}, testimonies=of_texts(tokenizer or {}))
+
+
+def of_texts(tokenizer: Mapping[str, Any]) -> tuple[Testimony, ...]:
+    """The word of the library that encoded the source's side of the texts, where there was one."""
+    name, _, version = tokenizer.get("by", "").partition(" ")
+    return (Testimony(name, version, "texts", "source", tokenizer["equal"]),) if name else ()
 
 
 def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.compare import compare
 from ggferry.converters.tokenizers.legacy.byte_level import REBUILT
 from ggferry.converters.tokenizers.legacy.check import check_conversion, check_merges
-from ggferry.converters.tokenizers.libraries.testimony import Testimony, testify, texts_of
+from ggferry.converters.tokenizers.libraries.testimony import Agreement, hear, texts_of
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, witness_of
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Encoder, Tokenizer, encoder
@@ -73,14 +73,14 @@ def _by_library(
     if witness is None or files is None:
         return None
     texts = texts_of(source, witness.added, depth.pieces, depth.own)
-    said = testify(witness, source, encode, texts, vocabulary=True)
+    said = hear(witness, source, encode, texts, vocabulary=True)
     if not witness.forced:  # --pre: the user has said that the file's own pre-tokenizer is not to be followed
         _check(said.check.first, path)
     raw = check_raw(output, witness, said.facts, files, path)
     return {**said.check.as_dict(), **_told(said), "held_against_source": raw}
 
 
-def _told(said: Testimony) -> dict[str, Any]:
+def _told(said: Agreement) -> dict[str, Any]:
     return {"by": said.by, "texts": said.texts, "excused": dict(said.excused), "reached": said.reached}
 
 

@@ -18,7 +18,7 @@ from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted, special_text
 from ggferry.converters.tokenizers.files.steps import flattened, kind_of, names
 from ggferry.converters.tokenizers.libraries.ask import ask
-from ggferry.converters.tokenizers.libraries.testimony import TOKENIZERS, Witness, testify, weigh
+from ggferry.converters.tokenizers.libraries.testimony import TOKENIZERS, Witness, hear, weigh
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, byte_of, encoder, unique
 from ggferry.formats.errors import CorruptError, InconsistentError, OutOfRangeError, UnsupportedError
@@ -69,7 +69,7 @@ def _witness(wanted: Wanted) -> Witness:
 def _sayable(tokenizer: Tokenizer, witness: Witness) -> Tokenizer:
     """`tokenizer`, if its encoder gives the library's ids. Raises UnsupportedError naming the first text for which it
     does not, and no kind of vocabulary could."""
-    found = testify(witness, tokenizer, encoder(tokenizer))
+    found = hear(witness, tokenizer, encoder(tokenizer))
     if found.check.first is not None:
         first = found.check.first
         raise UnsupportedError(

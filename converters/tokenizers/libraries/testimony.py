@@ -37,7 +37,7 @@ class Witness:
 
 
 @dataclass(frozen=True, slots=True)
-class Testimony:
+class Agreement:
     """What came of it. `by`: library and version; `check`: of the texts that count; `excused`: reason → differing texts
     that GGUF cannot say otherwise; `reached`: ids that came out at least once; `facts`: of the vocabulary."""
 
@@ -52,9 +52,9 @@ class Testimony:
         return self.check.texts + sum(self.excused.values())
 
 
-def testify(
+def hear(
     witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str] = TEXTS, *, vocabulary: bool = False
-) -> Testimony:
+) -> Agreement:
     """Encode `texts` by the library and by the `output`. `made`: the vocabulary as it was made of the library's file.
     Raises UnsupportedError where the library does not read it."""
     answer = ask(
@@ -63,9 +63,9 @@ def testify(
     return weigh(witness, made, output, texts, answer)
 
 
-def weigh(witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str], answer: Answer) -> Testimony:
-    """`testify` with an answer that was given already."""
-    excuse, special = _excuses(witness, made), witness.library != SENTENCEPIECE
+def weigh(witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str], answer: Answer) -> Agreement:
+    """`hear`, with an answer that was given already."""
+    excuse, special = _excuses(witness, made, _space_in_front(texts, answer)), witness.library != SENTENCEPIECE
     excused: Counter[str] = Counter()
     counted, left, right = [], [], []
     reached: set[int] = set()
@@ -81,11 +81,19 @@ def weigh(witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[st
         left.append(expected)
         right.append(ids)
     check = compare_ids(counted, left, right, output)
-    return Testimony(answer.library, check, dict(excused), len(reached), answer.facts)
+    return Agreement(answer.library, check, dict(excused), len(reached), answer.facts)
 
 
-def _excuses(witness: Witness, made: Tokenizer) -> Callable[[str, str], str | None]:
-    """Why GGUF cannot give the library's ids for a text and what the library's normalizer makes of it; None: it can."""
+def _space_in_front(texts: Sequence[str], answer: Answer) -> bool:
+    """Whether the library's normalizer puts a space before a text that has none."""
+    pairs = zip(texts, answer.normalized, strict=True)
+    return any(made.startswith(SPACE) for text, made in pairs if text and not text.startswith((" ", SPACE)))
+
+
+def _excuses(witness: Witness, made: Tokenizer, space: bool) -> Callable[[str, str], str | None]:
+    """Why GGUF cannot give the library's ids for a text and what the library's normalizer makes of it; None: it can.
+    `space`: the library puts one in front."""
+    by_class = made.origins.get("add_space_prefix", "").startswith("model_type")
     taking = [one.content for one in witness.added if one.lstrip or one.rstrip or one.single_word]
     added = [one.content for one in witness.added if one.content]
     placed = [text for token, text in enumerate(made.tokens) if made.type_of(token) == TokenType.USER_DEFINED]
@@ -99,11 +107,10 @@ def _excuses(witness: Witness, made: Tokenizer) -> Callable[[str, str], str | No
         if made.model == "llama":
             if _holds(text, placed):
                 return "blanks behind special tokens"
-            plain = (" " if made.flags.get("add_space_prefix", True) and text else "") + text
-            if normalized == plain.replace(" ", SPACE):
-                return None
-            said = made.origins.get("add_space_prefix", "")
-            return "the space in front" if said.startswith("model_type") else "the normalizer of tokenizer.model"
+            if by_class and space != made.flags.get("add_space_prefix", True):
+                return "the space in front, which the model's class decides"
+            plain = " " + text if space and text else text
+            return None if normalized == plain.replace(" ", SPACE) else "the normalizer of tokenizer.model"
         if made.model == "t5" and witness.library == TOKENIZERS:
             other = " ".join(text.split()) != text or SPACE in text or _holds(text, added)
             return "blanks other than one between words" if other else None
