@@ -110,7 +110,8 @@ def _model_again(
     told = (*graph.notes, "the output has no vocabulary") if request.vocab.none else graph.notes
     runtime = runtime_notes(mirror.architecture.name, after.metadata, after.tensors, told, vocab_only=vocab_only)
     read = load_tokenizer(after, mirror.sizes.get("n_vocab", 0))
-    tokens = check_tokenizer(Vocabularies(tokenizer, read, before, request.vocab), after.path, depth_of(request))
+    sides = Vocabularies(tokenizer, read, before, request.vocab, keys.apart)
+    tokens = check_tokenizer(sides, after.path, depth_of(request))
     matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
     encoding = Encoding(matrix.renamed(renamed) if matrix else None)
     proof = verify(

@@ -88,6 +88,11 @@ class KeyProof:
     allowed: tuple[Difference, ...] = ()
 
     @property
+    def apart(self) -> frozenset[str]:
+        """The keys that differ."""
+        return frozenset(one.key for one in (*self.described, *self.implied, *self.allowed))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         lines = [f"{one}, which {explanation(one.key)} explains" for one in self.described[:SHOWN]]
         if self.described[SHOWN:]:

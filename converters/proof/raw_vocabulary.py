@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, special_text
 from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, Witness
-from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType
+from ggferry.converters.tokenizers.tokenizer import CHAT_TEMPLATE, GGML, SPACE, SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.files.local_files import read_text
 from ggferry.support.lazy_import import lazy
@@ -29,10 +29,12 @@ NAMING = ("special_tokens_map.json", "tokenizer_config.json")  # the last that n
 
 
 def check_raw(
-    output: Tokenizer, witness: Witness, facts: Mapping[str, Any], files: Sidecars, path: str
-) -> dict[str, int]:
+    output: Tokenizer, witness: Witness, facts: Mapping[str, Any], files: Sidecars, path: str,
+    apart: Collection[str] = (),
+) -> dict[str, int]:  # fmt: skip
     """How many tokens, merges, special ids and templates of the output are the source's. `facts`: the vocabulary as the
-    library of `witness` gives it. Raises VerificationError naming the first that is not."""
+    library of `witness` gives it; `apart`: keys that may differ. Raises VerificationError naming the first that is
+    not."""
     held = _Held(output, path)
     held.added(witness)
     merges = 0
@@ -48,7 +50,7 @@ def check_raw(
         held.tokens(texts, {int(token): entry for token, entry in facts["added"].items()})
         if output.merges is not None:
             merges = held.merges(document.get("merges"), files)
-    special, templates = held.special(files), held.templates(files)
+    special, templates = held.special(files, apart), 0 if CHAT_TEMPLATE in apart else held.templates(files)
     return {"tokens": len(output.tokens), "merges": merges, "special": special, "templates": templates}
 
 
@@ -122,10 +124,12 @@ class _Held:
                 raise self._wrong(f"merge {rank}", here, there)
         return len(found)
 
-    def special(self, files: Sidecars) -> int:
+    def special(self, files: Sidecars, apart: Collection[str]) -> int:
         """Special ids by the texts that the configuration names."""
         count = 0
         for role in ROLES:
+            if any(GGML + key in apart for key in SPECIAL_KEYS[role]):
+                continue
             named = [special_text(files.object(name), f"{role}_token", files.path(name)) for name in NAMING]
             text = next((each for each in reversed(named) if each is not None), None)
             token = self.output.ids.get(role)

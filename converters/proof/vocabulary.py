@@ -28,12 +28,14 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Vocabularies:
-    """Both sides: the source's as it was planned, the output's as it was read again, and where the source's is from."""
+    """Both sides: the source's as it was planned, the output's as it was read again, and where the source's is from.
+    `apart`: keys that differ and may (`metadata.KeyProof`)."""
 
     source: Tokenizer | None
     output: Tokenizer | None
     checkpoint: Checkpoint
     options: VocabOptions = field(default_factory=VocabOptions)
+    apart: frozenset[str] = frozenset()
 
 
 def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def _by_library(
     said = hear(witness, source, encode, texts, vocabulary=True)
     if not witness.forced:  # --pre: the user has said that the file's own pre-tokenizer is not to be followed
         _check(said.check.first, path)
-    raw = check_raw(output, witness, said.facts, files, path)
+    raw = check_raw(output, witness, said.facts, files, path, sides.apart)
     return {**said.check.as_dict(), **_told(said), "held_against_source": raw}
 
 
