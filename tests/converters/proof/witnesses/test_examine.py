@@ -245,9 +245,10 @@ def test_rows_that_are_no_numbers_are_infinitely_far() -> None:
 def test_a_conversion_asks_and_says_who_testified(fixtures: Path, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "hf", fixtures)
     result = convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("auto",)))
-    assert result.lines[2].startswith("proved   self-consistent; transformers 5.")
-    assert "; llama.cpp b" in result.lines[2]
-    first, second = result.receipt["testimonies"]
+    assert result.lines[2].startswith("proved   self-consistent; tokenizers 0.")
+    assert "; transformers 5." in result.lines[2] and "; llama.cpp b" in result.lines[2]
+    texts, first, second = result.receipt["testimonies"]
+    assert texts["witness"] == "tokenizers" and texts["what"] == "texts" and texts["count"] > 290
     assert first["witness"] == "transformers" and first["count"] >= 16 and first["worst"] <= first["limit"]
     assert (
         second["witness"] == "llama.cpp"
