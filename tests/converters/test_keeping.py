@@ -77,7 +77,7 @@ def _bpe(folder: Path) -> Path:
     """A byte-level tokenizer.json without any merge."""
     from ggferry.converters.tokenizers.building_blocks.byte_level import letters
 
-    spell = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    spell = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
     model = {"type": "BPE", "vocab": {letter: i for i, letter in enumerate(letters())}, "merges": []}
     folder.mkdir()
     document = {"model": model, "pre_tokenizer": spell, "decoder": spell}

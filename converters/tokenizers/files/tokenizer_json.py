@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.tokenizers.building_blocks.added_tokens import Added
+from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, as_entry
 from ggferry.converters.tokenizers.building_blocks.byte_level import letters
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
 from ggferry.converters.tokenizers.encoders.wordpiece import phantom
@@ -62,8 +63,14 @@ def load(wanted: Wanted) -> Tokenizer:
 
 
 def _witness(wanted: Wanted) -> Witness:
-    path = wanted.sidecars.path(ORIGIN)
-    return Witness(TOKENIZERS, wanted.sidecars.raw(ORIGIN), path, wanted.added, forced=wanted.pre is not None)
+    """tokenizers, with the file as it stands; tokens that only files beside it list are added, as transformers does."""
+    sidecars, path = wanted.sidecars, wanted.sidecars.path(ORIGIN)
+    document = sidecars.object(ORIGIN)
+    listed = json_kinds.objects(document, "added_tokens", path)
+    known = {entry.get("content") for entry in listed}
+    more = [as_entry(one) for one in wanted.added if one.content not in known]
+    data = json.dumps({**document, "added_tokens": [*listed, *more]}).encode() if more else sidecars.raw(ORIGIN)
+    return Witness(TOKENIZERS, data, path, wanted.added, forced=wanted.pre is not None)
 
 
 def _sayable(tokenizer: Tokenizer, witness: Witness) -> Tokenizer:

@@ -52,7 +52,7 @@ def _document(sidecars: Sidecars) -> dict[str, Any]:
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     return {
         "model": {"type": "BPE", "vocab": sidecars.object("vocab.json"), "merges": merges},
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False},
     }
 
 

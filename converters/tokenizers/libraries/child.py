@@ -110,6 +110,5 @@ if __name__ == "__main__":
     try:
         main()
     except BaseException as error:  # a Rust panic is no Exception
-        sys.stderr.write(f"{type(error).__name__}: {error}"[:1000])
-        sys.stderr.flush()
+        os.write(2, f"{type(error).__name__}: {error}"[:1000].encode("utf-8", "replace"))
         os._exit(1)

@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 
 from ggferry.converters.convert import Request, convert
+from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import read_model
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.files.find import load
@@ -106,6 +107,33 @@ def test_a_vocab_txt_is_encoded_by_the_library(tmp_path: Path) -> None:
     assert witness is not None
     found = hear(witness, made, encoder(made), texts_of(made, witness.added, pieces=True))
     assert found.check.first is None and found.check.texts > 400
+
+
+@pytest.mark.parametrize(("name", "tokenizer_class"), [("bpe_gpt2", "GPT2Tokenizer"), ("bpe_qwen2", "Qwen2Tokenizer")])
+def test_a_vocab_json_is_encoded_by_the_library(name: str, tokenizer_class: str, tmp_path: Path) -> None:
+    model = json.loads((TOKENIZERS / name / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
+    made, (witness, files) = load(str(tmp_path)), find.witness(str(tmp_path))
+    assert witness is not None
+    found = hear(witness, made, encoder(made), texts_of(made, witness.added, pieces=True), vocabulary=True)
+    assert found.check.first is None and found.check.texts > 250
+    assert check_raw(made, witness, found.facts, files, "x")["merges"] == len(merges)
+    with pytest.raises(VerificationError, match="merge 0"):
+        check_raw(replace(made, merges=(made.merges or ())[::-1]), witness, found.facts, files, "x")
+
+
+def test_tokens_that_only_the_configuration_lists_are_known_to_the_library(tmp_path: Path) -> None:
+    shutil.copy(TOKENIZERS / "bpe_gpt2" / "tokenizer.json", tmp_path / "tokenizer.json")
+    entry = {"400": {"content": "<|end|>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": entry}))
+    made, (witness, files) = load(str(tmp_path)), find.witness(str(tmp_path))
+    assert witness is not None
+    found = hear(witness, made, encoder(made), ["a<|end|>b", *TEXTS], vocabulary=True)
+    assert found.check.first is None and made.tokens[400] == "<|end|>"
+    assert check_raw(made, witness, found.facts, files, "x")["tokens"] == 401
 
 
 META = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
