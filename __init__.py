@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         NotFoundError,
         OutOfMemoryError,
         OutOfRangeError,
+        OutsideLinkError,
         OverlapError,
         PassingError,
         RefusedError,
@@ -74,7 +75,7 @@ _HOMES = {
     "ggferry.formats.errors": """
         AccessError AmbiguousError BadValueError BusyError ChangedError ChecksumError CorruptError
         DuplicateError EncodingError Fault GgferryError InconsistentError MissingError NotFoundError
-        OutOfMemoryError OutOfRangeError OverlapError PassingError RefusedError ShapeError TableError
+        OutOfMemoryError OutOfRangeError OutsideLinkError OverlapError PassingError RefusedError ShapeError TableError
         TrailingBytesError TransportError TruncatedError UnexpectedTensorError UnknownFormatError
         UnreachableError UnsafePickleError UnsupportedError UnsupportedTypeError UnsupportedVersionError
         UsageError VerificationError
@@ -106,6 +107,7 @@ __all__ = [
     "NotFoundError",
     "OutOfMemoryError",
     "OutOfRangeError",
+    "OutsideLinkError",
     "OverlapError",
     "PassingError",
     "Phase",

@@ -143,6 +143,10 @@ class UnsafePickleError(UnsupportedError):
     """A pickle that asks for something other than plain data and tensors. Nothing of it was run or imported."""
 
 
+class OutsideLinkError(UnsupportedError):
+    """A link of a web page that leads out of it. It may lead anywhere: it is not followed."""
+
+
 class AmbiguousError(UnsupportedError):
     """More than one reading of the bytes fits; the candidates are named."""
 

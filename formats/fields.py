@@ -15,7 +15,7 @@ from typing import TypeVar
 from ggferry.formats import limits
 from ggferry.formats.errors import GgferryError, MissingError, OutOfRangeError, TableError, TruncatedError, UsageError
 from ggferry.formats.files.sources import Source
-from ggferry.support.places import caller
+from ggferry.support.places import BadWord, caller
 
 CODES = {
     "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f",
@@ -298,10 +298,10 @@ class Struct:
             try:
                 member = _member(line)
                 if member.name in members:
-                    raise ValueError(f"a field twice: {member.name}")
-            except ValueError as error:
-                problem, _, word = str(error).rpartition(": ")
-                raise TableError(f"{self.name}: {problem}", path=caller(2).of(line), found=word) from None
+                    raise BadWord("a field twice", member.name)
+            except BadWord as error:
+                place = caller(2).of(line)
+                raise TableError(f"{self.name}: {error.problem}", path=place, found=error.word) from None
             members[member.name] = member
         object.__setattr__(self, "members", tuple(members.values()))
 
@@ -359,21 +359,21 @@ _LIKE_A_RANGE = re.compile(r"[\d.A-Z_-]*[.-][\d.A-Z_-]*")
 
 
 def _member(line: str) -> Member:
-    """The field of a line. Raises ValueError, whose message ends in the word that is wrong."""
+    """The field of a line. Raises BadWord."""
     name, kind, *rest = (*line.split(None, 3), "")[:4] if " " in line else (line, "")
     if not name.isidentifier():
-        raise ValueError(f"not a name for a field: {name}")
+        raise BadWord("not a name for a field", name)
     raw = _RAW.fullmatch(kind)
     if not raw and kind not in CODES:
-        raise ValueError(f"no such type (known are {', '.join(CODES)}, bytes[N]): {kind}")
+        raise BadWord(f"no such type (known are {', '.join(CODES)}, bytes[N])", kind)
     low = high = None
     if rest and (ends := _RANGE.fullmatch(rest[0])):
         low, high = _bound(ends[1]), _bound(ends[2])
         if raw or (low is not None and high is not None and low > high):
-            raise ValueError(f"{'raw bytes have no range' if raw else 'a range that holds nothing'}: {rest[0]}")
+            raise BadWord("raw bytes have no range" if raw else "a range that holds nothing", rest[0])
         rest = rest[1:]
     elif rest and _LIKE_A_RANGE.fullmatch(rest[0]):
-        raise ValueError(f"not a range: {rest[0]}")
+        raise BadWord("not a range", rest[0])
     return Member(name, "" if raw else kind, int(raw[1]) if raw else 1, low, high, " ".join(rest).strip())
 
 
@@ -388,7 +388,7 @@ def _bound(text: str) -> int | float | None:
             return number()
         except ValueError:
             continue
-    raise ValueError(f"neither a number nor a constant of formats.limits: {text}")
+    raise BadWord("neither a number nor a constant of formats.limits", text)
 
 
 def _pack(member: Member, value: int | float | bytes, big_endian: bool, offset: int) -> bytes:

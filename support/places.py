@@ -31,6 +31,14 @@ class Place:
         return replace(self, lines=(*self.lines, *((file, 1) for file in shared)))
 
 
+class BadWord(ValueError):
+    """A word of a table that nobody knows: what is wrong with it, and the word."""
+
+    def __init__(self, problem: str, word: str) -> None:
+        super().__init__(f"{problem}: {word}")
+        self.problem, self.word = problem, word
+
+
 def caller(depth: int = 1) -> Place:
     """The place of whoever called the function that asks, or `depth` calls above, and of the statement of a module
     that led there."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from ggferry.support.places import BadWord
+
 
 @lru_cache(maxsize=2048)
 def _parse(expression: str) -> ast.expr:
@@ -166,12 +168,12 @@ def _truth(node: ast.expr, sizes: Mapping[str, Any]) -> bool | None:
 
 
 def check_size(text: str) -> None:
-    """Raises ValueError, whose message ends in the word, where `text` is no size expression."""
+    """Raises BadWord where `text` is no size expression."""
     _check_size(_parsed(text))
 
 
 def check_condition(text: str) -> None:
-    """Raises ValueError, whose message ends in the word, where `text` is no condition; an empty one always holds."""
+    """Raises BadWord where `text` is no condition; an empty one always holds."""
     if text:
         _check_condition(_parsed(text))
 
@@ -180,7 +182,7 @@ def _parsed(text: str) -> ast.expr:
     try:
         return _parse(text)
     except SyntaxError:
-        raise ValueError(f"not an expression: {text.strip()}") from None
+        raise BadWord("not an expression", text.strip()) from None
 
 
 _OPERATORS = (ast.Mult, ast.Add, ast.Sub, ast.FloorDiv, ast.Mod, ast.Div)
@@ -197,7 +199,7 @@ def _check_size(node: ast.expr, words: tuple[type, ...] = (int,)) -> None:
         case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
             _check_size(left, words)
             return _check_size(right, words)
-    raise ValueError(f"not a size expression: {ast.unparse(node)}")
+    raise BadWord("not a size expression", ast.unparse(node))
 
 
 def _check_condition(node: ast.expr) -> None:
@@ -209,4 +211,4 @@ def _check_condition(node: ast.expr) -> None:
             for side in (left, right):
                 _check_size(side, (int, float, str))
         case _:
-            raise ValueError(f"not a condition: {ast.unparse(node)}")
+            raise BadWord("not a condition", ast.unparse(node))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
+from ggferry.support.places import BadWord
+
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["head", "full", "unweighted"]
 """Queries and keys are normed where they have norms, head by head or the full width at once, or 'unweighted': head by
@@ -181,14 +183,14 @@ def _types() -> dict[str, Any]:
 
 def _check(name: str, value: object) -> None:
     if name not in _types():
-        raise ValueError(f"no such convention: {name}")
-    kind = _types()[name]
+        raise BadWord("no such convention", name)
+    kind, word = _types()[name], value if isinstance(value, str) else repr(value)
     if get_origin(kind) is Literal:
         known = get_args(kind)
         if value not in known:
-            raise ValueError(f"no such {name}, known are {', '.join(map(repr, known))}: {value!r}")
+            raise BadWord(f"no such {name}, known are {', '.join(map(repr, known))}", word)
     elif get_origin(kind) is tuple:
         if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
-            raise ValueError(f"{name} is a tuple of names: {value!r}")
+            raise BadWord(f"{name} is a tuple of names", word)
     elif not isinstance(value, int | float if kind is float else kind):
-        raise ValueError(f"{name} is a {kind.__name__}: {value!r}")
+        raise BadWord(f"{name} is a {kind.__name__}", word)

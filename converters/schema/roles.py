@@ -13,7 +13,7 @@ from ggferry.converters.schema.derivations import TENSORS, TensorFunction
 from ggferry.converters.schema.expressions import check_condition, check_size
 from ggferry.converters.schema.layouts import SAME, Layout
 from ggferry.formats.errors import TableError
-from ggferry.support.places import Place, caller
+from ggferry.support.places import BadWord, Place, caller
 
 Named = Layout | TensorFunction
 """What a word of a role line stands for: '@NAME' a layout, '=NAME' a function that computes the tensor."""
@@ -187,9 +187,8 @@ def _placed(role: Role, when: str, under: Mapping[str, str], words: _Words) -> R
 def _expression(check: Callable[[str], None], text: str, words: _Words) -> None:
     try:
         check(text)
-    except ValueError as error:
-        problem, _, word = str(error).partition(": ")
-        words.wrong(text, problem, word, f"as in {text!r}" if word != text else None)
+    except BadWord as error:
+        words.wrong(text, error.problem, error.word, f"as in {text!r}" if error.word != text else None)
 
 
 def _lines(text: str, words: _Words) -> list[Role]:

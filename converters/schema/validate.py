@@ -20,6 +20,7 @@ from ggferry.converters.schema.recipe import Conventions, recipe_of
 from ggferry.formats.errors import TableError
 from ggferry.formats.gguf.values import KEY_PATTERN
 from ggferry.formats.reader import VocabCount, VocabTexts
+from ggferry.support.places import BadWord
 
 SHARED_COLUMNS = {"hf", "meta", "ggml", "gguf"}
 """Columns of `HParam.fields` that pieces of several families have, whether or not each family has the dialect."""
@@ -80,9 +81,8 @@ class _Validator:
         """`text` is of the form that `check` wants, and names only what is known."""
         try:
             check(text)
-        except ValueError as error:
-            problem, _, word = str(error).partition(": ")
-            self.wrong(problem, word, text=text)
+        except BadWord as error:
+            self.wrong(error.problem, error.word, text=text)
         for name in names_in(text) if text else ():
             if name not in known:
                 self.wrong("no such hparam", name, f"one of its hparams, in {text!r}", text)
@@ -190,9 +190,9 @@ class _Validator:
     def conventions(self, conventions: Conventions) -> None:
         try:
             recipe_of(conventions)
-        except ValueError as error:
-            problem, _, word = str(error).rpartition(": ")
-            self.wrong(problem, word.strip("'"), text=word.replace("'", '"'))
+        except BadWord as error:
+            quoted = error.word in conventions.values()
+            self.wrong(error.problem, error.word, text=f'"{error.word}"' if quoted else error.word)
         stems = {role.name.split(".")[-2] for role in self.spec.roles if role.name.endswith(".weight")}
         for name in conventions.get("transposed", ()):
             self.one_of("no such role", name, stems)

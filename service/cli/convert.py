@@ -34,10 +34,12 @@ def quantize(
     **given: Any,
 ) -> None:
     """Quantize a GGUF model of any architecture."""
+    from dataclasses import replace
+
     from ggferry.converters.convert import quantize_request
     from ggferry.converters.request import by_flag
 
-    _convert(quantize_request(source, out, outtype, {**given, "jobs": threads}, by_flag), given)
+    _convert(replace(quantize_request(source, out, outtype, given, by_flag), jobs=threads), given)
 
 
 @commands.command(cls=HeadedCommand)

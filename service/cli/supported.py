@@ -52,10 +52,14 @@ def _show_coverage(path: str, as_json: bool) -> None:
 
     from ggferry.converters.supported import class_names, coverage
     from ggferry.formats.files.named_texts import text_of
-    from ggferry.formats.json_files.text import load_json
+    from ggferry.formats.json_files.text import parse_json
 
     text = text_of(path)
-    names = class_names(load_json(path), path) if text.lstrip()[:1] in ("{", "[") else class_names(text.split(), path)
+    names = (
+        class_names(parse_json(text.encode(), path), path)
+        if text.lstrip()[:1] in ("{", "[")
+        else class_names(text.split(), path)
+    )
     found = coverage(names)
     if as_json:
         print_json(asdict(found))

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Unpack
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.files.local_files import Named
@@ -86,8 +85,7 @@ def open_model(path: StrPath, **options: Unpack[Opening]) -> Model:
         (64,)
     """
     asked = request("open_model", path, options)
-    vocab = VocabOptions(asked.vocab.model, asked.vocab.pre)
-    return Model(open_checkpoint(asked.source, asked.arch, asked.config), asked.hparams, vocab)
+    return Model(open_checkpoint(asked.source, asked.arch, asked.config), asked.hparams, asked.vocab)
 
 
 @signed("forward")

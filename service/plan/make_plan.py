@@ -34,7 +34,6 @@ from ggferry.service.records.plan_file import (
 )
 from ggferry.service.storage import stores
 from ggferry.service.storage.backends.web import elsewhere
-from ggferry.service.storage.backends.web_pages import OUTSIDE
 from ggferry.service.storage.broker import revive
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.places import unreadable
@@ -131,7 +130,7 @@ def _places(roots: Sequence[str]) -> Iterator[tuple[Tree, Mirror]]:
 
 def _is_navigation(found: Found) -> bool:
     """Whether this is a link from a web page to somewhere else that is not named like a model."""
-    outside = found.trouble is not None and found.trouble["message"] == OUTSIDE
+    outside = found.trouble is not None and found.trouble["class"] == errors.OutsideLinkError.__name__
     return outside and not found.path.lower().endswith(model_suffixes())
 
 

@@ -266,7 +266,7 @@ def test_links_that_lead_out_end_no_plan(site: Web, tmp_path: Path) -> None:
         "in/m0.bin": "convert", "m2.bin": "unsupported", "secret/m1.bin": "unsupported",
         "https://h.example/m3.bin": "unsupported",
     }  # fmt: skip
-    assert found["m2.bin"].reason == pages.OUTSIDE
+    assert found["m2.bin"].error["class"] == "OutsideLinkError"
     assert not any("secret" in each.key or "m2" in each.key for each in site.rules.asked)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from urllib.parse import urljoin, urlsplit
 
-from ggferry.formats.errors import GgferryError, TransportError, UnsupportedError
+from ggferry.formats.errors import GgferryError, OutsideLinkError, TransportError, UnsupportedError
 from ggferry.service.storage import urls
 from ggferry.service.storage.backends import web
 from ggferry.service.storage.places import Found, by_status, unreadable
@@ -18,7 +18,6 @@ from ggferry.service.storage.retry import patiently
 PAGES, DEPTH = 5000, 32  # of one root
 PAGE_CAP = 16 << 20  # bytes of one page
 AT_ONCE = 16  # files asked for at a time
-OUTSIDE = "a link that leads out of the page"
 
 
 def walk(root: str) -> Iterator[Found]:
@@ -109,7 +108,7 @@ class _Pages:
             if parts.scheme not in urls.WEB or parts.path == urlsplit(here).path:
                 continue
             if not inside or not parts.path.startswith(below) or parts.path == below:
-                error = UnsupportedError(OUTSIDE, path=urls.shown(target))
+                error = OutsideLinkError("a link that leads out of the page", path=urls.shown(target))
                 self.troubles.append(unreadable(urls.shown(target), error))
                 continue
             user = urlsplit(here).netloc.rpartition("@")[0]
