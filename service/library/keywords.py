@@ -105,10 +105,11 @@ class OfProof(TypedDict, total=False):
 
 class Converting(Planning, OfProof, total=False):
     """Options of `convert`. `verify`: 'full' (with forward passes), 'fast' or 'none'. `force`: replace an existing
-    output. `jobs`: worker threads, None: one a core."""
+    output. `text`: a file whose lines both tokenizers encode, too. `jobs`: worker threads, None: one a core."""
 
     verify: Literal["full", "fast", "none"]
     force: bool
+    text: StrPath | None
     jobs: int | None
 
 
@@ -134,6 +135,7 @@ class Verifying(OfSource, OfMatrix, OfEdits, OfProof, total=False):
 
     level: Literal["full", "fast"]
     allow_keys: Sequence[str] | None
+    text: StrPath | None
     jobs: int | None
 
 

@@ -101,7 +101,7 @@ def test_what_is_offered_is_what_is_listed() -> None:
 
 
 EXCEPT = {
-    "plan": {"force", "out", "verify", "witness", "jobs"},  # nothing is written or proved
+    "plan": {"force", "out", "verify", "witness", "text", "jobs"},  # nothing is written or proved
     "forward": {"force"},  # the command writes a file
     "convert": {"out"},  # an argument
     "quantize": {"out", "outtype"},
