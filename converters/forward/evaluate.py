@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward import computations
-from ggferry.converters.forward.model import LOGITS, Model, Places, Result
+from ggferry.converters.forward.model import LOGITS, Choices, Model, Places, Result
 from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.schema.recipe import Recipe, recipe_of
@@ -34,14 +34,14 @@ def forward(
     inputs: Mapping[str, Any] | None = None,
     part: str = "logits",
     places: Places | None = None,
-    routed: dict[str, set[int]] | None = None,
+    choices: Choices | None = None,
 ) -> Any:
     """What `result_of(graph)` says, by default the logits of every position: numpy float32 `(len(tokens), n_vocab)`.
 
     `graph` may be bound to any side: its dialect's conventions decide how the tensors are read. `weights`: access to
     its tensors, where somebody wants to see what passes through them. `inputs`: what else goes into it ('mel', numpy
     `(n_mels, frames)`). `part`: 'logits', or 'encode' for the states of the encoder. `places`: where the tokens stand,
-    and which rows are wanted. `routed`: is given the experts that were chosen in each block.
+    and which rows are wanted. `choices`: is given the experts that were chosen.
     Raises UsageError for token ids outside the vocabulary, BadValueError for a weight that is not finite,
     InconsistentError for hparams that lead out of all numbers, UnsupportedError for an architecture without a forward
     pass, or a part it does not have.
@@ -68,7 +68,7 @@ def forward(
             compute = getattr(_computation(graph), part, None)
             if compute is None:
                 raise UnsupportedError("no encoder", path=graph.checkpoint.path, found=graph.architecture.name)
-            model = Model(graph, weights, inputs, places, routed)
+            model = Model(graph, weights, inputs, places, choices)
             found = compute(model, tokens, progress or (lambda done: None))
             return (model.wanted(found) if len(found) == len(tokens) else found).numpy()
     except (ArithmeticError, ValueError) as error:

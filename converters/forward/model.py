@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,17 @@ class Places:
     positions: tuple[int, ...] | None = None
     context: int | None = None
     rows: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class Choices:
+    """The experts that one pass chose: `chosen` by block, int64 `(tokens, n_expert_used)`. `close`: the first token for
+    which a choice was so close that rounding may decide it otherwise. `earlier`: of another pass over the same tokens;
+    what that chose is taken where it is as good."""
+
+    chosen: dict[str, Tensor] = field(default_factory=dict)
+    close: float = math.inf
+    earlier: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,7 @@ class Model:
     """A bound graph, ready to compute with. Tensors are named by role without '.weight': 'blk.0.attn_q'. `inputs`:
     what else than tokens goes into it, by name ('mel'). `number`: the block that the sizes are of, -1 for none.
     `kept`: what blocks leave for later ones in one pass. `places`: where the tokens stand.
-    `routed`: where to note which experts were chosen, by block."""
+    `choices`: where to note which experts were chosen."""
 
     def __init__(
         self,
@@ -69,10 +81,10 @@ class Model:
         weights: Weights | None = None,
         inputs: Mapping[str, Any] | None = None,
         places: Places | None = None,
-        routed: dict[str, set[int]] | None = None,
+        choices: Choices | None = None,
     ) -> None:
         self.inputs: Mapping[str, Any] = inputs or {}
-        self.places, self.routed = places or Places(), routed
+        self.places, self.choices = places or Places(), choices
         self.weights = weights or Weights(graph)
         self.sizes: Mapping[str, Any] = graph.sizes
         self.recipe: Recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)

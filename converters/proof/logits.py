@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.evaluate import forward, result_of
 from ggferry.converters.forward.lockstep import in_lockstep
-from ggferry.converters.forward.model import LOGITS, Result
+from ggferry.converters.forward.model import LOGITS, Choices, Result
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -88,14 +88,18 @@ def check_logits(
     """Run both sides on the fixed prompts. Raises VerificationError when they differ by more than two float32 passes
     over the same values do."""
     texts = prompts(source)
-    routed: dict[str, set[int]] = {}
+    first = [Choices() for _ in texts]
     sides: list[Weights] = [Weights(source, jobs), Weights(output, jobs)]
     if any(tensor.max_error for tensor in tensors):
         sides.append(SourceValues(output, source, jobs))
     read = sum(side.graph.checkpoint.nbytes for side in sides)
     result = result_of(output)
     with stage(Phase.COMPUTING, read) as progress:
-        expected, *found = [run_prompts(side, texts, _by_block(side.graph, progress), routed) for side in sides]
+        expected = run_prompts(sides[0], texts, _by_block(source, progress), first)
+        found = [
+            run_prompts(side, texts, _by_block(side.graph, progress), [Choices(earlier=c.chosen) for c in first])
+            for side in sides[1:]
+        ]
     proof = replace(_worst(expected, found[0]), limit=exact_limit(source), what=result)
     if not result.ranked:
         proof = replace(proof, top1_agreement=None, kl_divergence=None)
@@ -107,7 +111,7 @@ def check_logits(
             "the forward pass of the output differs from the source's", path=output.checkpoint.path,
             found=f"relative RMS {apart:.3g}", expected=f"at most {proof.limit:.3g}",
         )  # fmt: skip
-    come_to = reach(source, texts, routed)
+    come_to = reach(source, texts, [choices.chosen for choices in first])
     said = tuple(text.as_dict() for text in texts)
     return replace(proof, prompts=said, reached=come_to.reached, not_reached=come_to.missed)
 
@@ -130,15 +134,16 @@ def run_prompts(
     weights: Weights,
     texts: Sequence[Prompt],
     progress: Progress | None = None,
-    routed: dict[str, set[int]] | None = None,
+    choices: Sequence[Choices] | None = None,
 ) -> list[Any]:
-    """The wanted rows of every prompt, over one reading of the weights. `routed`: as `forward`'s."""
+    """The wanted rows of every prompt, over one reading of the weights. `choices`: `forward`'s, of each."""
     found: list[Any] = [None] * len(texts)
 
     def run(number: int, shared: Weights) -> None:
         text = texts[number]
         told = progress if number == 0 else None
-        found[number] = forward(weights.graph, text.tokens, told, shared, places=text.places, routed=routed)
+        chosen = choices[number] if choices else None
+        found[number] = forward(weights.graph, text.tokens, told, shared, places=text.places, choices=chosen)
 
     if len(texts) == 1:
         run(0, weights)

@@ -92,13 +92,18 @@ def tokens_for_experts(sizes: Mapping[str, Any]) -> int:
     return min(MOST_TOKENS, math.ceil(math.log(_MISSED) / math.log(1 - used / experts)))
 
 
-def reach(graph: ModelGraph, texts: Sequence[Prompt], routed: Mapping[str, set[int]]) -> Reach:
-    """What the prompts came to. `routed`: the experts that tokens were sent to, by block."""
+def reach(graph: ModelGraph, texts: Sequence[Prompt], chosen: Sequence[Mapping[str, Any]]) -> Reach:
+    """What the prompts came to. `chosen`: of each the experts that tokens were sent to, by block (`Choices`)."""
     reached: list[str] = []
     missed: list[str] = []
     furthest = max((text.places.positions or (len(text.tokens) - 1,))[-1] for text in texts)
     for what, border in _borders(graph):
         (reached if furthest >= border else missed).append(f"{what} {border}")
+    routed: dict[str, set[int]] = {}
+    for blocks in chosen:
+        for block, experts in blocks.items():
+            if block.endswith("."):  # and not a choice of groups
+                routed.setdefault(block, set()).update(experts.flatten().tolist())
     for line, ok in _experts(_size(graph.sizes, "n_expert"), routed):
         (reached if ok else missed).append(line)
     return Reach(tuple(reached), tuple(missed))

@@ -22,8 +22,8 @@ def experts(model: Model, block: str, x: Tensor, seen: Tensor | None = None) -> 
     """Each token of x `(tokens, n_embd)` through the experts chosen for it, weighted and added up. `seen`: what the
     router sees in its place."""
     weights, chosen = route(model, block, x if seen is None else seen)
-    if model.routed is not None:
-        model.routed.setdefault(block, set()).update(chosen.flatten().tolist())
+    if model.choices is not None:
+        model.choices.chosen[block] = chosen
     before = model.recipe.expert_weight == "input"
     out = torch.zeros_like(x)
     for expert in sorted(set(chosen.flatten().tolist())):

@@ -20,6 +20,11 @@ else:
 GATING = {1: "softmax", 2: "sigmoid", 3: "chosen", 4: "root_softplus"}
 """llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE as `Recipe.routing` calls it."""
 
+CLOSE = 1e-4
+"""Preferences that differ by this share are equal but for rounding."""
+GROUPS = "groups"
+"""Ends the name under which a choice of groups is noted."""
+
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
     "sigmoid": lambda logits: torch.sigmoid(logits),
@@ -63,17 +68,36 @@ def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:
     groups = sizes.get("expert_groups") or 1
     if groups > 1:
         used = sizes.get("expert_groups_used", groups)
-        preference = _within_groups(preference, groups, used, best=1 if kind == "softmax" else 2)
-    chosen = preference.topk(sizes["n_expert_used"], -1).indices
+        preference = _within_groups(model, block, preference, groups, used, best=1 if kind == "softmax" else 2)
+    chosen = _best(model, block, preference, sizes["n_expert_used"])
     return scores.gather(-1, chosen), chosen
 
 
-def _within_groups(preference: Tensor, groups: int, used: int, best: int) -> Tensor:
+def _best(model: Model, name: str, values: Tensor, count: int) -> Tensor:
+    """The numbers of the `count` largest of values `(tokens, n)`: `(tokens, count)`. Of two passes that differ by
+    rounding, the second takes the first one's choice where its own is no better."""
+    largest = values.topk(min(count + 1, values.shape[-1]), -1)
+    chosen, choices = largest.indices[:, :count], model.choices
+    if choices is None or values.shape[-1] <= count:
+        return chosen
+    last = largest.values[:, count - 1 : count]
+    slack = CLOSE * last.abs()
+    close = torch.where((last - largest.values[:, count:] <= slack)[:, 0])[0]
+    if len(close):
+        choices.close = min(choices.close, int(close[0]))
+    earlier = choices.earlier.get(name)
+    if earlier is not None:
+        chosen = torch.where(values.gather(-1, earlier).amin(-1, keepdim=True) >= last - slack, earlier, chosen)
+    choices.chosen[name] = chosen
+    return chosen
+
+
+def _within_groups(model: Model, block: str, preference: Tensor, groups: int, used: int, best: int) -> Tensor:
     """`preference` with the experts of all but the `used` best groups out of question. `best`: experts of a group
     that are added up to rank it."""
     by_group = preference.view(len(preference), groups, -1)
     value = by_group.topk(min(best, by_group.shape[-1]), -1).values.sum(-1)
-    out = torch.ones_like(value, dtype=torch.bool).scatter_(-1, value.topk(used, -1).indices, False)
+    out = torch.ones_like(value, dtype=torch.bool).scatter_(-1, _best(model, f"{block}{GROUPS}", value, used), False)
     return by_group.masked_fill(out[..., None], float("-inf")).view(preference.shape)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.forward.model import Choices
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.prompts import Prompt
@@ -77,6 +78,23 @@ def not_enough_memory(need: int, free: int) -> Refusal | None:
     if need <= free:
         return None
     return Refusal(f"would need {need / GIB:.1f} GiB of memory, {free / GIB:.1f} GiB are free")
+
+
+def decided(
+    texts: Sequence[Prompt], ours: Sequence[Any], theirs: Sequence[Any], choices: Sequence[Choices]
+) -> tuple[list[Prompt], list[Any], list[Any], tuple[str, ...]]:
+    """The prompts with their rows on both sides before the first token for which a router's choice was too close to
+    compare, and a line for each that has none left."""
+    kept: list[tuple[Prompt, Any, Any]] = []
+    missed = []
+    for text, a, b, choice in zip(texts, ours, theirs, choices, strict=True):
+        rows = text.places.rows or tuple(range(len(text.tokens)))
+        count = sum(row < choice.close for row in rows)
+        if count:
+            kept.append((replace(text, places=replace(text.places, rows=rows[:count])), a[:count], b[:count]))
+        else:
+            missed.append(f"prompt {text.name!r}: a router's choice of experts is too close to compare")
+    return [k[0] for k in kept], [k[1] for k in kept], [k[2] for k in kept], tuple(missed)
 
 
 def difference(

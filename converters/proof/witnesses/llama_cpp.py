@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.model import Places
+from ggferry.converters.forward.model import Choices, Places
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -20,6 +20,7 @@ from ggferry.converters.proof.witnesses.case import (
     Difference,
     Refusal,
     Witness,
+    decided,
     difference,
     not_enough_memory,
 )
@@ -80,15 +81,23 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     testimony = Testimony(NAME, answer.version, "logits", SIDE, why=answer.why, missed=missed)
     if answer.why is not None:
         return testimony, None
-    ours = run_prompts(Weights(graph, case.threads), texts)
-    limits = [limit_of(graph)] * len(texts)
-    found = difference(texts, [_centered(_probable(rows)) for rows in ours], [*map(_centered, answer.rows)], limits)
+    choices = [Choices() for _ in texts]
+    rows = run_prompts(Weights(graph, case.threads), texts, choices=choices)
+    kept, ours, theirs, close = decided(texts, rows, answer.rows, choices)
+    testimony = replace(testimony, missed=(*missed, *close))
+    if not kept:
+        return replace(testimony, why=close[0]), None
+    ours, theirs = [_centered(_probable(logits)) for logits in ours], [*map(_centered, theirs)]
+    found = difference(kept, ours, theirs, [limit_of(graph)] * len(kept))
     return replace(testimony, count=found.count), found
 
 
 def limit_of(graph: ModelGraph) -> float:
-    """Relative RMS allowed of this file."""
+    """Relative RMS allowed of this file. Tokens that were rounded may go to other experts: a model of experts is held
+    to no more than one of blocks."""
     limit = max(LIMITS.get(node.inputs[0].type.name, QUANTIZED) for node in graph.nodes if len(node.shape) > 1)
+    if limit > LIMITS["F32"] and graph.sizes.get("n_expert"):
+        limit = QUANTIZED
     if "gelu" in f"{graph.sizes.get('activation')} {graph.architecture.recipe}":
         limit = max(limit, GELU)
     return min(MOST, limit * growth(graph))

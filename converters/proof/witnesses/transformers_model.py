@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.computations.whisper import FRAMES, STRIDE, fixed_spectrum
 from ggferry.converters.forward.evaluate import can_place
-from ggferry.converters.forward.model import Places
+from ggferry.converters.forward.model import Choices, Places
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
@@ -28,6 +28,7 @@ from ggferry.converters.proof.witnesses.case import (
     Difference,
     Refusal,
     Witness,
+    decided,
     difference,
     not_enough_memory,
 )
@@ -71,7 +72,7 @@ def refuse(case: Case) -> Refusal | None:
         return Refusal("the source's weights are quantized by a scheme that needs programs of its own")
     if case.asked:
         return Refusal("--hparam sets what it reads from config.json")
-    return not_enough_memory(_memory(case.source)[0], available_memory())
+    return not_enough_memory(memory(case.source)[0], available_memory())
 
 
 def hear(case: Case) -> tuple[Testimony, Difference | None]:
@@ -91,11 +92,15 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
         )  # fmt: skip
     said = [number for number, rows in enumerate(answer.rows) if len(rows)]
     heard = [texts[number] for number in said]
-    ours = run_prompts(Weights(_narrowed(graph, window), case.threads), heard)
-    limits = [limit_of(graph, text) for text in heard]
-    found = difference(heard, ours, [answer.rows[number] for number in said], limits)
+    choices = [Choices() for _ in heard]
+    rows = run_prompts(Weights(_narrowed(graph, window), case.threads), heard, choices=choices)
+    kept, ours, theirs, close = decided(heard, rows, [answer.rows[number] for number in said], choices)
     missed = tuple(f"prompt {text.name!r}: its class takes no positions" for text in texts if text not in heard)
-    return replace(testimony, count=found.count, missed=missed), found
+    testimony = replace(testimony, missed=(*missed, *close))
+    if not kept:
+        return replace(testimony, why=close[0]), None
+    found = difference(kept, ours, theirs, [limit_of(graph, text) for text in kept])
+    return replace(testimony, count=found.count), found
 
 
 def limit_of(graph: ModelGraph, text: Prompt) -> float:
@@ -158,7 +163,7 @@ def _ask(case: Case, texts: list[Prompt], window: int) -> Answer:
         channels, frames = graph.sizes["n_mels"], min(FRAMES, STRIDE * graph.sizes["n_ctx_enc"])
         np.save(os.path.join(case.folder, "mel.npy"), fixed_spectrum(channels, frames).numpy())
     job = {
-        "kind": _kind(graph), "dtype": _memory(graph)[1], "threads": case.threads, "window": window,
+        "kind": _kind(graph), "dtype": memory(graph)[1], "threads": case.threads, "window": window,
         "attention": _attention(graph), "prompts": prompts_of(texts),
     }  # fmt: skip
     return ask("transformers_logits", job, case.folder, graph.checkpoint.nbytes)
@@ -191,7 +196,7 @@ def _refs(graph: ModelGraph) -> list[Any]:
     return [*graph.checkpoint.tensors.values(), *(drop.ref for drop in graph.dropped)]
 
 
-def _memory(graph: ModelGraph) -> tuple[int, str]:
+def memory(graph: ModelGraph) -> tuple[int, str]:
     """Bytes that it takes, and the type it is to hold weights in: float32 where that fits, else as they are stored,
     mapped or copied, with one block as float32 at a time."""
     refs = list(graph.checkpoint.tensors.values())

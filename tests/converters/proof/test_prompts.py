@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.forward.model import Places
+from ggferry.converters.forward.model import Choices, Places
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.logits import check_logits
@@ -122,3 +122,28 @@ def test_factors_of_long_texts_are_proved(tmp_path: Path) -> None:
     bad = understand(open_checkpoint(str(write(graph, tmp_path / "bad.gguf", damage))))
     with pytest.raises(VerificationError, match="forward pass"):
         check_logits(graph, bad)
+
+
+def test_a_choice_of_experts_that_rounding_decides(tmp_path: Path) -> None:
+    """Two experts are preferred alike, and in the output one of them by a last digit less: no difference of models,
+    though other experts are computed."""
+    from safetensors.numpy import load_file, save_file
+
+    make("mixtral", tmp_path / "hf", num_experts_per_tok=1)
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    router = next(name for name in tensors if "layers.0" in name and name.endswith("gate.weight"))
+    tensors[router][1] = tensors[router][0]
+    save_file(tensors, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    graph = understand(open_checkpoint(str(tmp_path / "hf")))
+
+    def nudge(tensors: dict[str, np.ndarray]) -> None:
+        tensors["blk.0.ffn_gate_inp.weight"][1] *= np.float32(1 - 2.0**-22)
+
+    written = understand(open_checkpoint(str(write(graph, tmp_path / "x.gguf", nudge))))
+    tokens = prompts(graph)[0].tokens
+    assert relative(forward(graph, tokens), forward(written, tokens)) > 1e-3
+    check_logits(graph, written)
+    first, choices = Choices(), Choices()
+    forward(graph, tokens, choices=first)
+    forward(written, tokens, choices=choices)
+    assert first.close == choices.close < len(tokens) and not first.chosen["blk.0."].equal(choices.chosen["blk.0."])

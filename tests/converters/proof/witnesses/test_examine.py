@@ -102,6 +102,38 @@ def test_llama_cpp_agrees(name: str, changes: dict[str, Any], tmp_path: Path) ->
     assert said.worst <= (llama_cpp.GELU if name == "gemma2" else 5e-6) and said.side == "output"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "mixtral", "llama tied"])
+def test_weights_as_they_are_stored_give_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where float32 does not fit, a block at a time is widened; what follows from the configuration is not rounded."""
+    from safetensors.torch import load_file, save_file
+
+    make(name, tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    save_file({key: tensor.bfloat16() for key, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
+    source = understand(open_checkpoint(str(tmp_path / "hf")))
+    monkeypatch.setattr(transformers_model, "available_memory", lambda: 0)
+    need, dtype = transformers_model.memory(source)
+    assert dtype == "bfloat16"
+    monkeypatch.setattr(transformers_model, "available_memory", lambda: need)
+    (said,) = examine.examine(source, source, ("transformers",))
+    assert said.why is None and said.worst is not None and said.worst <= 2e-6
+
+
+@pytest.mark.slow
+def test_rows_behind_a_choice_that_rounding_decides_are_not_compared(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    make("mixtral", tmp_path / "hf", num_experts_per_tok=1)
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("gate.weight")]:
+        tensors[name][1] = tensors[name][0]
+    save_file(tensors, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    source = understand(open_checkpoint(str(tmp_path / "hf")))
+    (said,) = examine.examine(source, source, ("transformers",))
+    assert said.missed and all("too close to compare" in line for line in said.missed)
+
+
 def test_llama_cpp_comes_to_both_regimes_and_to_the_window(tmp_path: Path) -> None:
     rope = {**LONG, **ROPE, "original_max_position_embeddings": 300}
     long = sides("phi3 longrope", tmp_path / "a", rope_parameters=rope, original_max_position_embeddings=300)
