@@ -6,13 +6,15 @@ The conversion's own reading of these files has no part in it.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.tokenizers.building_blocks.byte_level import spell
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, special_text
-from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, Witness
+from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, TIKTOKEN, Witness
 from ggferry.converters.tokenizers.tokenizer import CHAT_TEMPLATE, GGML, SPACE, SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.files.local_files import read_text
@@ -40,6 +42,8 @@ def check_raw(
     merges = 0
     if witness.library == SENTENCEPIECE:
         held.pieces(facts["vocabulary"], facts["scores"], facts["types"], {one.id for one in witness.added})
+    elif witness.library == TIKTOKEN:
+        held.ranks({rank: spell(base64.b64decode(token)) for token, rank in facts["vocabulary"].items()})
     else:
         document = files.object("tokenizer.json").get("model") or {}
         if isinstance(document.get("vocab"), list):  # Unigram: no text need be there once
@@ -81,6 +85,13 @@ class _Held:
             self._text(token, spelled)
             if kind != types[token] and (kind, types[token]) != (TokenType.USER_DEFINED, TokenType.NORMAL):
                 raise self._wrong(f"type of token {token} ({text!r})", kind, types[token])
+
+    def ranks(self, texts: Mapping[int, str]) -> None:
+        """Those of a tiktoken file, each at its rank. What stands behind them is special: no file names it."""
+        for token in range(max(texts) + 1):
+            self._text(token, {texts.get(token, "")})
+            if self._type(token) != TokenType.NORMAL:
+                raise self._wrong(f"type of token {token} ({texts[token]!r})", self._type(token), TokenType.NORMAL)
 
     def scores(self, scores: Sequence[float], but: Collection[int] = ()) -> None:
         """The score of every trained piece."""

@@ -8,6 +8,7 @@ import binascii
 from ggferry.converters.tokenizers.building_blocks.byte_level import rebuild_merges, spell
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
+from ggferry.converters.tokenizers.libraries.testimony import TIKTOKEN, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 from ggferry.formats.errors import CorruptError, DuplicateError, InconsistentError, UnsupportedError
 from ggferry.formats.files.local_files import read_bytes
@@ -116,4 +117,10 @@ def load(wanted: Wanted) -> Tokenizer:
     )
 
 
-SOURCE = Source("tiktoken", 10, "tokenizer.model of LLaMA 3", _probe, load)
+def witness(wanted: Wanted) -> Witness:
+    """tiktoken, which merges by rank and knows no list of merges."""
+    path = wanted.sidecars.files["tokenizer.model"]
+    return Witness(TIKTOKEN, read_bytes(path), path, wanted.added)
+
+
+SOURCE = Source("tiktoken", 10, "tokenizer.model of LLaMA 3", _probe, load, witness)

@@ -6,17 +6,24 @@ the answer goes out on stdout, a line of JSON, the number of ids of each text, a
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import resource
 import sys
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 BATCH = 4096  # texts at a time
 MAX_IDS = 1 << 26
 GROWTH, ROOM = 64, 4096  # text may become so many times as long, and a little more; NFKC makes 18 of one
+
+LLAMA_3 = (  # llama3/tokenizer.py, pat_str
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 
 Ids = Iterator[list[int]]
 
@@ -101,9 +108,50 @@ def with_sentencepiece(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, An
     return answer, ids()
 
 
+def with_tiktoken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+    """A file of tokens and ranks as Meta's tokenizer.py of LLaMA 3 reads it: by tiktoken where it is installed, else by
+    its algorithm (tiktoken/_educational.py, bpe_encode). Special tokens, which are not in the file, are plain text."""
+    lines = (line.split() for line in data.splitlines() if line.strip())
+    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+    answer: dict[str, Any] = {"library": "tiktoken's algorithm", "normalized": asked["texts"]}
+    if asked["vocabulary"]:
+        answer["vocabulary"] = {base64.b64encode(token).decode(): rank for token, rank in ranks.items()}
+    encode = by_rank(ranks)
+    with suppress(ImportError):
+        import tiktoken
+
+        answer["library"] = f"tiktoken {tiktoken.__version__}"
+        encode = tiktoken.Encoding("given", pat_str=LLAMA_3, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+    return answer, (encode(text) for texts in batches(asked["texts"]) for text in texts)
+
+
+def by_rank(ranks: dict[bytes, int]) -> Callable[[str], list[int]]:
+    """Words by the pattern; in each, the pair of neighbors with the lowest rank is joined until none has one."""
+    import regex
+
+    pattern = regex.compile(LLAMA_3)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = []
+        for word in pattern.findall(text):
+            whole = word.encode()
+            parts = [whole] if whole in ranks else [bytes([byte]) for byte in whole]
+            while len(parts) > 1:
+                found = [ranks.get(parts[i] + parts[i + 1], len(ranks)) for i in range(len(parts) - 1)]
+                at = found.index(min(found))
+                if found[at] == len(ranks):
+                    break
+                parts[at : at + 2] = [parts[at] + parts[at + 1]]
+            ids += [ranks[part] for part in parts]
+        return ids
+
+    return encode
+
+
 LIBRARIES: dict[str, Callable[[bytes, dict[str, Any]], tuple[dict[str, Any], Ids]]] = {
     "tokenizers": with_tokenizers,
     "sentencepiece": with_sentencepiece,
+    "tiktoken": with_tiktoken,
 }
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from ggferry.converters.tokenizers.libraries.ask import Answer, ask
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import SPACE, Encoder, Tokenizer, TokenType
 
-TOKENIZERS, SENTENCEPIECE = "tokenizers", "sentencepiece"
+TOKENIZERS, SENTENCEPIECE, TIKTOKEN = "tokenizers", "sentencepiece", "tiktoken"
 MAX_PIECES = 200_000
 MAX_CHARACTERS = 1 << 22  # of all pieces together; 200,000 ordinary ones have a quarter of it
 MAX_ADDED = 1 << 14
@@ -65,7 +65,7 @@ def hear(
 
 def weigh(witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str], answer: Answer) -> Agreement:
     """`hear`, with an answer that was given already."""
-    excuse, special = _excuses(witness, made, _space_in_front(texts, answer)), witness.library != SENTENCEPIECE
+    excuse, special = _excuses(witness, made, _space_in_front(texts, answer)), witness.library == TOKENIZERS
     excused: Counter[str] = Counter()
     counted, left, right = [], [], []
     reached: set[int] = set()

@@ -16,9 +16,11 @@ import tokenizers
 
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.proof.raw_vocabulary import check_raw
+from ggferry.converters.tokenizers.building_blocks.byte_level import unspell
 from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import read_model
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.files.find import load
+from ggferry.converters.tokenizers.libraries.ask import ask
 from ggferry.converters.tokenizers.libraries.testimony import hear, texts_of
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, encoder
@@ -59,8 +61,6 @@ def test_the_librarys_ids_are_the_librarys() -> None:
     witness, _ = find.witness(str(TOKENIZERS / "bpe_qwen2"))
     assert witness is not None
     here = tokenizers.Tokenizer.from_buffer(witness.data)
-    from ggferry.converters.tokenizers.libraries.ask import ask
-
     answer = ask("tokenizers", witness.data, TEXTS, path=None, normalize=True, vocabulary=True)
     expected = [here.encode(text, add_special_tokens=False).ids for text in TEXTS]
     assert [answer.ids(number) for number in range(len(TEXTS))] == expected and len(answer) == len(TEXTS)
@@ -134,6 +134,30 @@ def test_tokens_that_only_the_configuration_lists_are_known_to_the_library(tmp_p
     found = hear(witness, made, encoder(made), ["a<|end|>b", *TEXTS], vocabulary=True)
     assert found.check.first is None and made.tokens[400] == "<|end|>"
     assert check_raw(made, witness, found.facts, files, "x")["tokens"] == 401
+
+
+def test_a_tiktoken_file_is_read_by_rank(tmp_path: Path) -> None:
+    vocabulary = json.loads((TOKENIZERS / "bpe_llama3" / "tokenizer.json").read_text())["model"]["vocab"]
+    ranked = sorted((token, unspell(text) or b"") for text, token in vocabulary.items())
+    (tmp_path / "tokenizer.model").write_bytes(
+        b"".join(base64.b64encode(data) + b" %d\n" % rank for rank, (_, data) in enumerate(ranked))
+    )
+    made, (witness, files) = load(str(tmp_path)), find.witness(str(tmp_path))
+    assert witness is not None
+    texts = texts_of(made, witness.added, pieces=True)
+    found = hear(witness, made, encoder(made), texts, vocabulary=True)
+    assert found.by.startswith("tiktoken") and found.check.first is None and found.check.texts == len(texts)
+    library = tokenizers.Tokenizer.from_file(str(TOKENIZERS / "bpe_llama3" / "tokenizer.json"))
+    plain = [text for text in TEXTS if "<|" not in text]
+    said = ask("tiktoken", witness.data, plain, path="x")
+    assert [said.ids(i) for i in range(len(plain))] == [
+        library.encode(text, add_special_tokens=False).ids for text in plain
+    ]
+    assert check_raw(made, witness, found.facts, files, "x")["tokens"] == len(made.tokens)
+    with pytest.raises(VerificationError, match="text of token 300"):
+        check_raw(replace(made, tokens=swapped(made.tokens, 300, 301)), witness, found.facts, files, "x")
+    wrong = hear(witness, made, encoder(replace(made, merges=(made.merges or ())[::-1])), texts)
+    assert wrong.check.first is not None
 
 
 META = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
