@@ -90,6 +90,8 @@ N_EXPERT_USED = HParam(
 )  # fmt: skip
 
 N_FF_EXP = HParam("n_ff_exp", "expert_feed_forward_length", fields={"hf": "moe_intermediate_size"})
+# Whether a checkpoint keeps gate and up of its experts in one stack (`_tensors.or_joined`).
+JOINED = HParam("joined", None, BOOL, required=False)
 ALL_SPARSE = (
     HParam("sparse_step", None, fields={"hf": "decoder_sparse_step|moe_layer_freq"}, words={1: 1}, required=False),
     HParam("dense_layers", None, fields={"hf": "mlp_only_layers"}, words={None: None}, required=False, many="0"),

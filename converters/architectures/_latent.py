@@ -14,7 +14,7 @@ KEYS = Then(Pick("n_head", 0, _PLAIN), Transpose())
 VALUES = Pick("n_head", _PLAIN, f"{_PLAIN} + head_dim_v_mla")
 
 
-def latent_attention(source: str = "self_attn.", when: str = "") -> tuple[Role, ...]:
+def latent_attention(source: str = "self_attn.", when: str = "", joint: bool = False) -> tuple[Role, ...]:
     """Return the matrices of latent attention; queries come through a low rank of their own where `q_rank` is not 0.
 
     Sizes it reads: n_head, head_dim_mla (of queries and keys), head_dim_v_mla, n_rot, kv_rank, q_rank.
@@ -25,9 +25,25 @@ def latent_attention(source: str = "self_attn.", when: str = "") -> tuple[Role, 
         *linear("attn_q_a", "q_rank n_embd", f"{source}q_a_proj", when=low),
         *norm("attn_q_a_norm", f"{source}q_a_layernorm", width="q_rank", when=low),
         *linear("attn_q_b", "n_head*head_dim_mla q_rank", f"{source}q_b_proj", when=low),
+        *low_rank(source, when, joint),
+        *linear("attn_output", "n_embd n_head*head_dim_v_mla", f"{source}o_proj", when=when),
+    )
+
+
+def low_rank(source: str = "self_attn.", when: str = "", joint: bool = False) -> tuple[Role, ...]:
+    """Return the low rank of keys and values, its norm and its expansion. `joint`: GGUF keeps the expansion whole."""
+    kv_b = f"{source}kv_b_proj.weight"
+    whole = tensor("attn_kv_b.weight", "n_head*(head_dim_mla-n_rot+head_dim_v_mla) kv_rank", kv_b, when=when)
+    return (
         *linear("attn_kv_a_mqa", "kv_rank+n_rot n_embd", f"{source}kv_a_proj_with_mqa", when=when),
         *norm("attn_kv_a_norm", f"{source}kv_a_layernorm", width="kv_rank", when=when),
-        tensor("attn_k_b.weight", "n_head kv_rank head_dim_mla-n_rot", f"{source}kv_b_proj.weight", KEYS, when=when),
-        tensor("attn_v_b.weight", "n_head head_dim_v_mla kv_rank", f"{source}kv_b_proj.weight", VALUES, when=when),
-        *linear("attn_output", "n_embd n_head*head_dim_v_mla", f"{source}o_proj", when=when),
+        *((whole,) if joint else split_expansion(kv_b, when)),
+    )
+
+
+def split_expansion(source: str, when: str = "") -> tuple[Role, ...]:
+    """Return the two halves of the expansion of that name."""
+    return (
+        tensor("attn_k_b.weight", "n_head kv_rank head_dim_mla-n_rot", source, KEYS, when=when),
+        tensor("attn_v_b.weight", "n_head head_dim_v_mla kv_rank", source, VALUES, when=when),
     )

@@ -13,6 +13,7 @@ The order of the roles is that of the tensors in the file. Names of GGUF: llama.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ggferry.converters.schema.architecture import From, Role
 from ggferry.converters.schema.layouts import SAME, Layout, Squeeze, Stack
@@ -148,6 +149,18 @@ def experts(
             tensor(f"ffn_{part}_exps.weight", shape, f"{source}{name}.weight", Stack(), when=when)
             for (part, shape), name in zip(shapes.items(), names, strict=True)
         ),
+    )
+
+
+def or_joined(roles: Sequence[Role], source: str = "mlp.experts.", *, width: str = "n_ff_exp") -> tuple[Role, ...]:
+    """Return `roles`, those of `experts`, and beside the stacks of gate and up the one that holds both where the hparam
+    `joined` is true: a checkpoint that keeps them so is carried over as it is."""
+    apart = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+    when = both(roles[0].when, "joined == 1")
+    shape = f"n_expert 2*{width} n_embd"
+    return (
+        *(replace(role, when=both(role.when, "joined == 0")) if role.name in apart else role for role in roles),
+        tensor("ffn_gate_up_exps.weight", shape, f"{source}gate_up_proj", when=when),
     )
 
 

@@ -1,120 +1,51 @@
-"""DeepSeek V2, V3 and R1: latent attention, a few dense blocks and then experts, some of them shared.
+"""DeepSeek V2, V3 and R1, and models of their graph: Kimi K2, Moonlight, GLM-4.7-Flash, Youtu. Sources: `_deepseek`."""
 
-Source: llama.cpp `src/models/deepseek2.cpp`, `conversion/deepseek.py`, transformers `modeling_deepseek_v{2,3}.py`.
-GGUF splits the expansion of the latent vector into a transposed matrix a head for keys and one for values, so that a
-runtime can absorb the former; it then counts one key-value head as wide as the latent vector and the rotary key.
-"""
+from dataclasses import replace
 
-from ggferry.converters.architectures import _common as common
-from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.architectures._latent import latent_attention
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
 from ggferry.converters.schema.roles import block, roles
-from ggferry.formats.gguf.values import ValueType
-
-F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
-_V3 = "hf_class == 'DeepseekV3ForCausalLM'"
-_SELECTIONS = {name: name for name in ("greedy", "group_limited_greedy", "noaux_tc")}
-
-HPARAMS = (
-    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
-    HParam("kv_rank", "attention.kv_lora_rank", fields={"hf": "kv_lora_rank"}),
-    HParam("q_rank", "attention.q_lora_rank", fields={"hf": "q_lora_rank"}, null=0,
-           defaults=(Default(0, "queries come straight from the input"),)),
-    HParam("n_rot", "rope.dimension_count", fields={"hf": "qk_rope_head_dim"}, check="n_rot % 2 == 0 and 0 < n_rot"),
-    HParam("plain_dim", None, fields={"hf": "qk_nope_head_dim"}, required=False),
-    HParam("head_dim_mla", "attention.key_length_mla", derive="plain_dim + n_rot", check="n_rot < head_dim_mla"),
-    HParam("head_dim_v_mla", "attention.value_length_mla", fields={"hf": "v_head_dim"}),
-    HParam("head_dim", "attention.key_length", derive="kv_rank + n_rot", check="head_dim == kv_rank + n_rot"),
-    HParam("head_dim_v", "attention.value_length", derive="kv_rank", check="head_dim_v == kv_rank"),
-    common.RMS_EPS, rope.BASE, rope.KIND, rope.STRETCH, rope.ORIGINAL_STATED, rope.MAGNITUDE, rope.MSCALE,
-    rope.MSCALE_ALL, rope.TRUNCATE, rope.TYPE, rope.FACTOR, rope.ORIGINAL,
-    HParam("yarn_log_mul", "rope.scaling.yarn_log_multiplier", F32, derive="@yarn_log_multiplier", absent=0.0),
-    rope.ATTN_FACTOR, rope.BETA_FAST, rope.BETA_SLOW,
-    HParam("rope_pairs", None, BOOL, {"hf": "rope_interleave"}, words={True: True}, required=False),
-    HParam("n_dense", "leading_dense_block_count", fields={"hf": "first_k_dense_replace"},
-           defaults=(Default(3, "DeepSeek-V3's default", when=_V3, dialect="hf"),
-                     Default(0, "no block is said to be dense"))),
-    common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
-    HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, null=0),
-    HParam("expert_selection", None, STRING, {"hf": "topk_method"}, words=_SELECTIONS, required=False,
-           defaults=(Default("noaux_tc", "as DeepSeek-V3 does", when=_V3, dialect="hf"),
-                     Default("greedy", "transformers' default", dialect="hf"))),
-    HParam("expert_groups_stated", None, fields={"hf": "n_group"}, required=False),
-    HParam("expert_groups_used_stated", None, fields={"hf": "topk_group"}, required=False,
-           check="expert_selection == 'greedy' or 0 < expert_groups_used_stated"),
-    HParam("expert_groups", "expert_group_count", derive="@expert_groups", required=False,
-           check="0 < expert_groups and n_expert % expert_groups == 0"),
-    HParam("expert_groups_used", "expert_group_used_count", derive="@expert_groups_used", required=False,
-           check="0 < expert_groups_used and expert_groups_used <= expert_groups"
-           # else experts of other groups would be chosen, by chance
-           " and n_expert_used * expert_groups <= expert_groups_used * n_expert"),
-    HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, required=False,
-           unsayable=0.0, defaults=(Default(2.5, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
-    HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=False,
-           defaults=(Default(True, "DeepSeek-V3's default", when=_V3, dialect="hf"),)),
-    HParam("expert_gating", "expert_gating_func", fields={"hf": "scoring_func"}, words={"softmax": 1, "sigmoid": 2},
-           defaults=(Default(2, "DeepSeek-V3 scores experts by sigmoid", when=_V3, dialect="hf"),
-                     Default(1, "DeepSeek-V2 scores experts by softmax"))),
-    common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
 
 ROLES = roles(
     tensors.embedding(),
-    block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        latent_attention(),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated(when="n < n_dense"),
-        tensors.experts(when="n_dense <= n"),
-        tensors.selection_bias("mlp.gate.e_score_correction_bias", optional=True, when="n_dense <= n"),
-        tensors.shared_experts("mlp.shared_experts.", width="n_shared*n_ff_exp", when="n_dense <= n and n_shared > 0"),
-    ),
+    block(tensors.norm("attn_norm", "input_layernorm"), latent_attention(), deepseek.feed_forward()),
 )
 
-NEXT_TOKENS = Drop(
-    "model.layers.{n}.*",
-    "predicts further tokens for speculative decoding: no part of the decoder",
-    when="n >= n_layer",
-)
-REMARKS = (
-    Remark("n_shared == 0", "no experts are shared: llama.cpp's deepseek2 expects some", stops="llama.cpp"),
-    Remark(
-        "expert_gating == 1 and expert_groups > 1",
-        "a group of experts counts as much as its best one; llama.cpp adds up the best two and may choose others",
-        otherwise="llama.cpp",
-    ),
-    Remark(
-        "rope_kind == 'yarn' and rope_mscale != rope_mscale_all",
-        "yarn with mscale={rope_mscale} and mscale_all_dim={rope_mscale_all}: llama.cpp takes both to be equal",
-        otherwise="llama.cpp",
-    ),
-)
+HF = Dialect(
+    "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, remarks=deepseek.REMARKS, given={"n_head_kv": 1},
+    harmless=deepseek.HARMLESS,
+)  # fmt: skip
+_SEEN = ("vision_tower.*", "mm_projector.*", "multi_modal_projector.*", "siglip2.*", "merger.*")
 
 SPEC = Architecture(
     name="deepseek2",
     display_name="DeepSeek",
-    hf_classes=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
-    hparams=HPARAMS,
+    hf_classes=(
+        "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "KimiK25ForConditionalGeneration",
+        "KimiVLForConditionalGeneration", "YoutuForCausalLM", "YoutuVLForConditionalGeneration",
+    ),
+    hparams=(
+        *deepseek.SIZES, *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING, *deepseek.PLAIN
+    ),
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf",
-            conventions={"latent_kv": "joint"},
-            drops=(NEXT_TOKENS, *common.DROPS),
-            remarks=(*rope.REMARKS, *REMARKS),
-            given={"n_head_kv": 1},
-            harmless=(
-                common.UNBIASED,
-                Harmless("num_key_value_heads", "every head has keys of its own, expanded from one", follows="n_head"),
-                Harmless("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
-                Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
-                Harmless("num_nextn_predict_layers", "counts blocks that are no part of the decoder and dropped"),
-                Harmless("seq_aux", "used in training only"),
-            ),
+        "hf": HF,
+        "text-half": replace(
+            HF, name="text-half", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
+            classes=("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),
+            drops=(*deepseek.DROPS, *half.unseen(*_SEEN)), harmless=(*HF.harmless, half.VISION_KEYS),
+        ),
+        "dense": replace(
+            HF, name="dense", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
+            classes=("YoutuForCausalLM", "YoutuVLForConditionalGeneration"),
+            given={"n_head_kv": 1, "n_expert": 0, "n_shared": 0},
+            drops=(*deepseek.DROPS, *half.unseen(*_SEEN)),
+            harmless=(*HF.harmless, half.VISION_KEYS, Harmless("embedding_initializer_range", "used before training")),
         ),
         "gguf": Dialect("gguf"),
     },
     recipe={"attention": "latent"},
-)
+)  # fmt: skip

@@ -5,11 +5,12 @@ Checkpoints keep the experts one by one or, gate and up joined, in two stacks.
 
 from dataclasses import replace
 
+from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
 from ggferry.converters.architectures import _qwen35 as qwen35
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect
-from ggferry.converters.schema.layouts import ADD_ONE, Pick
+from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles, varied
 
 ROLES = roles(
@@ -19,32 +20,25 @@ ROLES = roles(
         qwen35.PROJECTIONS,
         qwen35.delta_net(),
         delta.attention(),
-        tensors.experts(),
+        tensors.or_joined(tensors.experts()),
         delta.shared_expert(),
     ),
 )
-STACKED = """
-blk.{n}.ffn_gate_exps.weight model.layers.{n}.mlp.experts.gate_up_proj @gate
-blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_proj
-blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.gate_up_proj @up
-"""
+STACKED = "blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_proj"
 CLASSES = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
 
 SPEC = Architecture(
     name="qwen35moe",
     display_name="Qwen3.5 MoE",
     hf_classes=CLASSES,
-    hparams=(*qwen35.HPARAMS, *delta.EXPERTS),
-    roles=varied(
-        ROLES, "stacked", "hf", STACKED,
-        gate=Pick("n_expert", 0, "n_ff_exp"), up=Pick("n_expert", "n_ff_exp", "2 * n_ff_exp"),
-    ),
+    hparams=(*qwen35.HPARAMS, *delta.EXPERTS, common.JOINED),
+    roles=varied(ROLES, "stacked", "hf", STACKED),
     dialects={
-        "hf": qwen35.HF,
+        "hf": replace(qwen35.HF, given={"joined": False}),
         "stacked": replace(
             qwen35.HF, name="stacked", fields="hf", classes=CLASSES,
             lacks=("*.mlp.experts.0.gate_proj.weight",),
-            conventions={**qwen35.HF.conventions, "gate_up": "halves"},
+            given={"joined": True},
         ),
         "gguf": Dialect("gguf"),
     },

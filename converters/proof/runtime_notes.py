@@ -53,6 +53,10 @@ EXPLAINED = (
         "unread", "nemotron_h nemotron_h_moe", "*.ssm.time_step_min", "no bound in llama.cpp",
         "computes with the steps as they come",
     ),
+    Explained(
+        "unread", "minicpm3", "*.embedding_scale *.residual_scale *.logit_scale", "constants of llama.cpp",
+        "computes with 12, 1.4 and 256",
+    ),
     Explained("unread", "*", "*.rope.scaling.yarn_beta_*", "few read it", "llama.cpp computes with 32 and 1"),
     Explained(
         "unread", "gpt2 starcoder mpt gemma2 gemma3", "*.attention.scale", "fixed in llama.cpp", "attention.scale="

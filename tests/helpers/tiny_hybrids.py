@@ -56,6 +56,21 @@ MULTIPLIED = {
     "ssm_multipliers": [0.9, 0.8, 0.7, 1.1, 1.2], "mlp_multipliers": [0.8, 1.4],
 }  # fmt: skip
 
+LATENT = {
+    **WHOLE, "num_hidden_layers": 3, "num_key_value_heads": 8, "kv_lora_rank": 20, "q_lora_rank": 28,
+    "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "rms_norm_eps": 1e-4,
+}  # fmt: skip
+ROUTED = {
+    **LATENT, **ROPE, "moe_intermediate_size": 36, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+INDEXED = {**ROUTED, "index_n_heads": 6, "index_head_dim": 14, "index_topk": 5}
+SHARED = {**INDEXED, "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]}
+GROWING = {
+    "rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0,
+    "beta_slow": 1.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
+
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3next": ("Qwen3Next", {**DELTA, **MOE}),
     "qwen3next irregular": ("Qwen3Next", {**DELTA, **MOE, "layer_types": THREE_IN_FOUR[2:] * 2}),
@@ -90,6 +105,20 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2Moe",
         {**CONVOLVED, "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
          "routed_scaling_factor": 1.5},
+    ),
+    "glm 4.7 flash": ("Glm4MoeLite", ROUTED),
+    "youtu": ("Youtu", {**LATENT, **ROPE}),
+    "deepseek v3.2": ("DeepseekV32", INDEXED),
+    "glm 5": ("GlmMoeDsa", SHARED),
+    "mistral4": ("Mistral4", {**ROUTED, "rope_parameters": GROWING, "first_k_dense_replace": 0, "n_group": 1,
+                              "topk_group": 1, "norm_topk_prob": True, "n_shared_experts": 1}),
+    "minicpm3": ("MiniCPM3", {**LATENT, **ROPE, "scale_emb": 5, "scale_depth": 1.1, "dim_model_base": 24}),
+    "kimi linear": (
+        "KimiLinear",
+        {**LATENT, "num_hidden_layers": 4, "q_lora_rank": None, "linear_num_heads": 8, "linear_head_dim": 10,
+         "linear_conv_kernel_dim": 3, "layer_types": THREE_IN_FOUR, "moe_intermediate_size": 36,
+         "num_local_experts": 5, "num_experts_per_tok": 2, "n_shared_experts": 1, "pad_token_id": 0,
+         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     ),
     "nemotron": ("Nemotron", {**HEADS, **PART}),
     "nemotron-h": ("NemotronH", BRANCHES),

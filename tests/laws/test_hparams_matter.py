@@ -21,12 +21,13 @@ from helpers.tiny_models import TINY, TOKENS, make, write
 IDLE = {
     "context_length": (".", "says how far the model was trained, not how it computes"),
     "n_deepstack_layers": ("qwen3vl", "there is no picture whose features would be added"),
-    "feed_forward_length": ("qwen.moe|qwen3next|qwen3vlmoe|minimax_m2|gpt-oss|(falcon )?mamba", "no block is dense"),
+    "feed_forward_length": ("qwen.moe|qwen3(next|vlmoe)|minimax_m2|gpt-oss|mistral4|(falcon )?mamba", "no block is dense"),
     "attention.head_count": ("(falcon )?mamba", "there is no attention"),
     "rope.scaling.type": (".*longrope", "the tensors of factors say the same"),
     "rope.dimension_sections": ("qwen", "text has one axis of positions"),
     "full_attention_interval": ("qwen3", "the list of recurrent blocks says it, too"),
-    "rope.freq_base": ("granite hybrid", "nothing is turned by its position"),
+    "expert_feed_forward_length": ("youtu", "there are no experts, though llama.cpp asks how wide they are"),
+    "rope.freq_base": ("granite hybrid|kimi linear", "nothing is turned by its position"),
     "expert_shared_count": ("nemotron-h", "its width says how large it is"),
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
 }
@@ -42,6 +43,7 @@ MODELS = (
     "exaone4 windows", "exaone_moe", "minimax_m2", "ministral3",
     "lfm2", "lfm2moe", "nemotron", "nemotron-h", "nemotron-h latent", "falcon-h1",
     "gpt-oss",
+    "glm 4.7 flash", "youtu", "deepseek v3.2", "glm 5", "mistral4", "minicpm3", "kimi linear",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

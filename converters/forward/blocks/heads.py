@@ -27,7 +27,7 @@ def projected_heads(model: Model, block: str, x: Tensor, turn: Turn, window: int
     shared = model.sizes.get("shared_kv_layers") or 0
     reused = model.number >= model.sizes["n_layer"] - shared
     q, k, v, gate = _projected(model, block, x, reused)
-    q = _tempered(model, _placed(model, f"{block}attn_q_norm", q, turn), turn)
+    q = tempered(model, _placed(model, f"{block}attn_q_norm", q, turn), turn)
     if reused:
         return q, *model.kept["keys and values", window > 0], gate
     k = _placed(model, f"{block}attn_k_norm", k, turn)
@@ -82,7 +82,7 @@ def _normed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
     return model.normed(x) * weight.view(-1, x.shape[-1])
 
 
-def _tempered(model: Model, q: Tensor, turn: Turn) -> Tensor:
+def tempered(model: Model, q: Tensor, turn: Turn) -> Tensor:
     """Queries scaled by 1 + scale · ln(1 + ⌊place / length⌋). The place is the position (Ministral 3), or, in the
     blocks that turn nothing, the number of tokens so far (LLaMA 4)."""
     scale, where = model.sizes.get("temperature_scale"), model.recipe.temperature

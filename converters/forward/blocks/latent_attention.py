@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ggferry.converters.forward.blocks.heads import tempered
 from ggferry.converters.forward.blocks.indexer import passed_over
 from ggferry.converters.forward.blocks.rope import rotate
 from ggferry.converters.forward.blocks.softmax_attention import attend, later
@@ -37,7 +38,8 @@ def latent(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tens
     k_turned = rotate(k_turned[:, None], turn, model.recipe.rope).expand(-1, heads, -1)
     scale = width**-0.5 * _yarn_scale(model)
     hidden = passed_over(model, block, x, low_q, turn, later(model.where(len(x)), window))
-    return attend(torch.cat((q_plain, q_turned), -1), torch.cat((k_plain, k_turned), -1), v, scale, hidden)
+    q = tempered(model, torch.cat((q_plain, q_turned), -1), turn)
+    return attend(q, torch.cat((k_plain, k_turned), -1), v, scale, hidden)
 
 
 def _queries(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,32 @@
+"""DeepSeek-V3.2: V3 whose attention looks only at what an indexer chooses. Sources: `_deepseek`, `_indexer`."""
+
+from ggferry.converters.architectures import _deepseek as deepseek
+from ggferry.converters.architectures import _indexer as index
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures._latent import latent_attention
+from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.roles import block, roles
+
+SPEC = Architecture(
+    name="deepseek32",
+    display_name="DeepSeek-V3.2",
+    hf_classes=("DeepseekV32ForCausalLM",),
+    hparams=(
+        *deepseek.SIZES, *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING, *index.HPARAMS,
+        *deepseek.PLAIN,
+    ),
+    roles=roles(
+        tensors.embedding(),
+        block(
+            tensors.norm("attn_norm", "input_layernorm"), latent_attention(), index.indexer(), deepseek.feed_forward()
+        ),
+    ),
+    dialects={
+        "hf": Dialect(
+            "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, remarks=(*deepseek.REMARKS, index.WIDTH),
+            given={"n_head_kv": 1}, harmless=deepseek.HARMLESS,
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"attention": "latent", "indexer_rope": "halves"},
+)  # fmt: skip

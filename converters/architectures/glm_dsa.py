@@ -1,0 +1,39 @@
+"""GLM-5: latent attention to what an indexer chooses, which in some blocks is the last one's choice.
+
+Sources: `_deepseek`, `_indexer`; llama.cpp `conversion/glm.py`.
+"""
+
+from ggferry.converters.architectures import _deepseek as deepseek
+from ggferry.converters.architectures import _indexer as index
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures._latent import latent_attention
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.roles import block, roles
+
+SPEC = Architecture(
+    name="glm-dsa",
+    display_name="GLM-5",
+    hf_classes=("GlmMoeDsaForCausalLM",),
+    hparams=(
+        *deepseek.SIZES, *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING, *index.HPARAMS,
+        *index.SHARED, *deepseek.PLAIN,
+    ),
+    roles=roles(
+        tensors.embedding(),
+        block(
+            tensors.norm("attn_norm", "input_layernorm"),
+            latent_attention(),
+            index.indexer(when="index_full == 1"),
+            deepseek.feed_forward(),
+        ),
+    ),
+    dialects={
+        "hf": Dialect(
+            "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, remarks=(*deepseek.REMARKS, index.WIDTH),
+            given={"n_head_kv": 1},
+            harmless=(*deepseek.HARMLESS, Harmless("indexer_rope_interleave", "always so", (True,))),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"attention": "latent", "indexer_rope": "pairs"},
+)  # fmt: skip

@@ -1,0 +1,58 @@
+"""MiniCPM3: latent attention whose expansion stays whole, turned in halves, and scales.
+
+Sources: `_minicpm3`, `_latent`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _deepseek as deepseek
+from ggferry.converters.architectures import _minicpm3 as minicpm3
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures._latent import latent_attention
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
+    deepseek.QUERIES,
+    HParam("kv_rank", "attention.kv_lora_rank", fields={"hf": "kv_lora_rank"}),
+    HParam("n_rot", "rope.dimension_count", fields={"hf": "qk_rope_head_dim"}, check="n_rot % 2 == 0 and 0 < n_rot"),
+    HParam("plain_dim", None, fields={"hf": "qk_nope_head_dim"}, required=False),
+    HParam("head_dim_mla", "attention.key_length", derive="plain_dim + n_rot", check="n_rot < head_dim_mla"),
+    HParam("head_dim_v_mla", "attention.value_length", fields={"hf": "v_head_dim"}, implied="n_embd / n_head"),
+    *deepseek.EPS, rope.BASE, rope.KIND_OR_FACTORS, *rope.SCALING, rope.LOW, rope.HIGH, rope.LONG, rope.SHORT,
+    *minicpm3.SCALES, common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    rope.FACTORS,
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        latent_attention(joint=True),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
+
+SPEC = Architecture(
+    name="minicpm3",
+    display_name="MiniCPM3",
+    hf_classes=("MiniCPM3ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, deepseek.EPSILON, minicpm3.FIXED),
+            harmless=(
+                common.UNBIASED,
+                Harmless("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),
+                Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"attention": "latent", "latent_kv": "joint", "rope": "halves", "logit_scale": "divide"},
+)
