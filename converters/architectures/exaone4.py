@@ -29,6 +29,11 @@ ROLES = roles(
 
 REMARKS = (
     Remark(
+        "n_head * head_dim != n_embd",
+        "{n_head} heads are {head_dim} wide in a model of {n_embd}; llama.cpp loads heads of embedding / heads only",
+        stops="llama.cpp",
+    ),
+    Remark(
         "n_swa > 0 and n_layer != 64",
         "llama.cpp runs this differently: blocks of exaone4 have windows, and those without turn nothing, only where "
         "there are 64; this model has {n_layer}",

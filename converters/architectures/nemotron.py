@@ -42,7 +42,12 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", conventions={"norm_offset": 1.0}, drops=common.DROPS, remarks=(*rope.REMARKS, WIDTH)),
+        "hf": Dialect(
+            "hf",
+            conventions={"norm_offset": 1.0},
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, WIDTH, common.OWN_OUTPUT),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "relu_squared"},

@@ -74,6 +74,7 @@ EXPLAINED = (
         "unread tensor", "smollm3", "blk.{n}.attn_output.bias blk.{n}.ffn_*.bias", "llama.cpp's has none",
         "no biases in smollm3",
     ),
+    Explained("unread", "lfm2moe", "*.expert_weights_scale", "fixed at 1", "written, but llama.cpp does not do so"),
     Explained("unread", "mamba", "*.ssm.dt_b_c_rms_epsilon", "llama.cpp has one epsilon", "kept as mamba.ssm.dt_b_c"),
     Explained("unread", "t5 t5encoder", "*.attention.relative_max_distance", "128 in llama.cpp; a remark has the rest"),
     Explained("unread", "t5", "*.logit_scale", "unknown to llama.cpp; a remark warns of all but 1"),
@@ -94,7 +95,8 @@ EXPLAINED = (
         "without biases: llama.cpp expects them",
     ),
     Explained(
-        "missing tensor", "exaone-moe gpt-oss gptneox minimax-m2 olmo2 olmoe phi2 qwen2moe stablelm rwkv6 rwkv7",
+        "missing tensor",
+        "exaone-moe gpt-oss gptneox minimax-m2 nemotron olmo2 olmoe phi2 qwen2moe stablelm rwkv6 rwkv7",
         "output.weight", "a tied model", "the output matrix is the token embedding",
     ),
     Explained("missing", "*", "tokenizer.ggml.model", "asked for", "the output has no"),

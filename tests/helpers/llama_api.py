@@ -37,7 +37,7 @@ class Batch(c.Structure):
 
 
 class Llama:
-    """One model and its context."""
+    """One model, and its context from `begin` on."""
 
     def __init__(self, path: str) -> None:
         import xllamacpp
@@ -47,6 +47,8 @@ class Llama:
         model_params = self.call("llama_model_default_params", Params)
         self.model = self.call("llama_model_load_from_file", c.c_void_p, path.encode(), model_params)
         assert self.model, "not loaded"
+
+    def begin(self) -> None:
         context_params = self.call("llama_context_default_params", Params)
         self.context = c.c_void_p(
             self.call("llama_init_from_model", c.c_void_p, c.c_void_p(self.model), context_params)
@@ -89,9 +91,8 @@ def loads(*paths: Path) -> list[bool]:
 def _load(paths: Sequence[str]) -> None:
     for path in paths:
         try:
-            library = Llama(path)
-            library.call("llama_free", None, library.context)
-            library.call("llama_model_free", None, c.c_void_p(library.model))
+            llama = Llama(path)
+            llama.call("llama_model_free", None, c.c_void_p(llama.model))
             print("LOADED", flush=True)
         except AssertionError:
             print("REFUSED", flush=True)
@@ -99,6 +100,7 @@ def _load(paths: Sequence[str]) -> None:
 
 def main(path: str, encode: str, decode: str, target: str) -> None:
     llama, first, second = Llama(path), json.loads(encode), json.loads(decode)
+    llama.begin()
     if not second:
         llama.call("llama_set_embeddings", None, llama.context, c.c_bool(True))
     llama.run("llama_encode", first)
