@@ -27,25 +27,31 @@ INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130
 
 
-def _app(arguments: list[str]) -> Any:
+def _app(arguments: list[str], alone: bool) -> Any:
+    """typer's application: of all commands, or of the one that `arguments` name as a program of its own."""
     import typer
 
     app = typer.Typer(
         name="ggferry",
         help="Carries language-model weights out of legacy and training formats into GGUF v3, and proves the result.",
-        no_args_is_help=True,
+        no_args_is_help=not alone,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     asked = [module for module, names in COMMANDS.items() if "".join(arguments[:1]) in names]
+    if alone:
+        offered = import_module(f"ggferry.service.cli.{asked[0]}").commands.registered_commands
+        app.registered_commands += [each for each in offered if each.callback.__name__ == arguments[0]]
+        return app
     for module in asked or COMMANDS:
         app.add_typer(import_module(f"ggferry.service.cli.{module}").commands)
     return app
 
 
-def _run(arguments: list[str]) -> int:
-    """The exit code of a command line, with every error as one line on stderr (and as JSON with `--json`)."""
+def _run(arguments: list[str], alone: bool = False) -> int:
+    """The exit code of a command line (`alone`: of the program that its first word names), with every error as one
+    line on stderr (and as JSON with `--json`)."""
     from ggferry import __version__
     from ggferry.quant.kernels import on_compilation
 
@@ -56,7 +62,8 @@ def _run(arguments: list[str]) -> int:
     ration(HEADERS)
     try:
         with recorded():  # options are files too: what is read for a command is none of its targets
-            code = _app(arguments)(args=arguments, prog_name="ggferry", standalone_mode=False)
+            name, left = (arguments[0], arguments[1:]) if alone else ("ggferry", arguments)
+            code = _app(arguments, alone)(args=left, prog_name=name, standalone_mode=False)
         return _interrupted(arguments) if code == INTERRUPTED else int(code or 0)  # which typer makes of an interrupt
     except SystemExit as end:  # a reader of our output that left early
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -127,4 +134,5 @@ def main() -> None:
 
 def convert_main() -> None:
     """The command `convert`: `convert old.bin --to gguf`."""
-    _exit(lambda: _run(["convert", *sys.argv[1:]] if sys.argv[1:2] != ["--version"] else ["--version"]))
+    version = sys.argv[1:2] == ["--version"]
+    _exit(lambda: _run(["--version"]) if version else _run(["convert", *sys.argv[1:]], alone=True))

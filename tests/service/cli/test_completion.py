@@ -10,9 +10,12 @@ import pytest
 
 
 def completed(line: str) -> list[str]:
-    """What bash is offered for the last word of `line`."""
-    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_GGFERRY_COMPLETE": "complete_bash"}
-    script = "from ggferry.service.cli.app import main; import sys; sys.argv = ['ggferry']; main()"
+    """What bash is offered for the last word of `line`, whose first is the program."""
+    program = line.split(" ")[0]
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    words[f"_{program.upper()}_COMPLETE"] = "complete_bash"
+    main = {"ggferry": "main", "convert": "convert_main"}[program]
+    script = f"from ggferry.service.cli.app import {main}; import sys; sys.argv = [{program!r}]; {main}()"
     asked = [sys.executable, "-c", script]
     return subprocess.run(asked, env={**os.environ, **words}, capture_output=True, text=True, check=True).stdout.split()
 
@@ -25,6 +28,8 @@ def completed(line: str) -> list[str]:
         ("ggferry convert x --verify f", {"fast", "full"}),
         ("ggferry plan x --outtype q6", {"q6_k"}),
         ("ggferry ledger s", {"status", "show"}),
+        ("convert x --verify f", {"fast", "full"}),
+        ("convert --split", {"--split-max-tensors", "--split-max-size"}),
     ],
 )
 def test_what_is_offered(line: str, expected: set[str]) -> None:
