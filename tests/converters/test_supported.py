@@ -39,8 +39,13 @@ def test_blocks_are_those_of_gguf_py() -> None:
     assert len(set(ours) & {int(kind) for kind in gguf.GGML_QUANT_SIZES}) > 30
 
 
-def test_families_have_names_of_gguf_py_where_a_runtime_reads_them() -> None:
-    known = set(gguf.MODEL_ARCH_NAMES.values())
+def their_names() -> set[str]:
+    """Architectures of llama.cpp: gguf-py's, and those that its converter, which is newer here, writes."""
+    return {*gguf.MODEL_ARCH_NAMES.values(), *filter(None, json.loads(MAP.read_text())["classes"].values())}
+
+
+def test_families_have_names_of_llama_cpp_where_it_reads_them() -> None:
+    known = their_names()
     for each in families():
         assert each.display_name and (not each.runtimes or each.name in known), each.name
     assert len({name for each in families() for name in each.classes}) >= 51
@@ -56,7 +61,7 @@ def test_the_list_of_todays_converter() -> None:
     assert len(found.read) >= 43 and {"GPTJForCausalLM", "WhisperModel"} <= set(found.unlisted)
     architectures = {name: each.name for each in families() for name in each.classes}
     for name in found.read:  # a class may have moved to a table of its own kin, never to another program's word
-        assert architectures[name] in set(gguf.MODEL_ARCH_NAMES.values())
+        assert architectures[name] in their_names()
 
 
 @pytest.mark.parametrize("value", [[], {}, 5, "x", [1], {"classes": 5}, {"classes": []}, ["x"] * 100_001])
