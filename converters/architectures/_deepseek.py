@@ -85,7 +85,7 @@ ROUTING = (
     HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, null=0),
     HParam("expert_selection", None, STRING, {"hf": "topk_method"}, words=_SELECTIONS, required=False,
            defaults=(Default("noaux_tc", "as DeepSeek-V3 does", when=_V3, dialect="hf"),
-                     Default("greedy", "transformers' default", dialect="hf"))),
+                     Default("greedy", "transformers' default", when="n_expert > 0", dialect="hf"))),
     HParam("expert_groups_stated", None, fields={"hf": "n_group"}, required=False),
     HParam("expert_groups_used_stated", None, fields={"hf": "topk_group"}, required=False,
            check="expert_selection == 'greedy' or 0 < expert_groups_used_stated"),
