@@ -80,20 +80,16 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     reads another window."""
     graph, texts = case.source, _prompts(case.source)
     window = _window(graph)
-    answer = _ask(case, texts, NARROW if window != 0 or _has_window(graph) else 0)
+    answer = _ask(case, texts, NARROW if window or _may_have_window(graph) else 0)
     testimony = Testimony(NAME, answer.version, _what(graph), SIDE, why=answer.why)
     if answer.why is not None:
         return testimony, None
-    theirs_window, known = answer.facts.get("window"), min(window, graph.sizes.get("n_ctx") or window)
-    if window and theirs_window and min(theirs_window, graph.sizes.get("n_ctx") or theirs_window) != known:
-        raise VerificationError(
-            f"{NAME} {answer.version} reads another window of attention", path=graph.checkpoint.path, found=window,
-            expected=theirs_window,
-        )  # fmt: skip
+    if window and answer.facts.get("window"):
+        graph = _narrowed(graph, window, answer)
     said = [number for number, rows in enumerate(answer.rows) if len(rows)]
     heard = [texts[number] for number in said]
     choices = [Choices() for _ in heard]
-    rows = run_prompts(Weights(_narrowed(graph, window), case.threads), heard, choices=choices)
+    rows = run_prompts(Weights(graph, case.threads), heard, choices=choices)
     kept, ours, theirs, close = decided(heard, rows, [answer.rows[number] for number in said], choices)
     missed = tuple(f"prompt {text.name!r}: its class takes no positions" for text in texts if text not in heard)
     testimony = replace(testimony, missed=(*missed, *close))
@@ -135,22 +131,31 @@ def _prompts(graph: ModelGraph) -> list[Prompt]:
 
 
 def _window(graph: ModelGraph) -> int:
+    """The window of a decoder, 0 for none."""
     window = graph.sizes.get("n_swa") or 0
-    return window if isinstance(window, int) else 0
+    decoder = _kind(graph) == "logits" and "n_swa" in graph.hparams
+    return window if decoder and isinstance(window, int) else 0
 
 
-def _has_window(graph: ModelGraph) -> bool:
-    """Whether transformers may know of a window that we do not: then it is to show that it does without."""
-    stated, context = graph.checkpoint.metadata.get("sliding_window"), graph.sizes.get("n_ctx") or 0
-    return isinstance(stated, int) and 0 < stated < context
+def _may_have_window(graph: ModelGraph) -> bool:
+    """Whether config.json tells of a window that we do not know: then transformers is to show that it does without."""
+    config, context = graph.checkpoint.metadata, graph.sizes.get("n_ctx") or 0
+    nested = config.get(graph.dialect.within or "")
+    stated = (nested if isinstance(nested, dict) else config).get("sliding_window")
+    return isinstance(stated, int) and 0 < stated < context and _kind(graph) == "logits"
 
 
-def _narrowed(graph: ModelGraph, window: int) -> ModelGraph:
-    """The source with a window of `NARROW` tokens, where it has one."""
-    if not window:
-        return graph
-    param = replace(graph.hparams["n_swa"], value=NARROW)
-    return replace(graph, hparams={**graph.hparams, "n_swa": param})
+def _narrowed(graph: ModelGraph, window: int, answer: Answer) -> ModelGraph:
+    """The source with a window of `NARROW` tokens in place of its own, which must be the one that transformers reads,
+    as far as the context goes. Raises VerificationError."""
+    context = graph.sizes.get("n_ctx") or window
+    theirs = answer.facts["window"]
+    if min(theirs, context) != min(window, context):
+        raise VerificationError(
+            f"{NAME} {answer.version} reads another window of attention", path=graph.checkpoint.path, found=window,
+            expected=theirs,
+        )  # fmt: skip
+    return replace(graph, hparams={**graph.hparams, "n_swa": replace(graph.hparams["n_swa"], value=NARROW)})
 
 
 # --- its process ---------------------------------------------------------------------------------------------
