@@ -46,7 +46,9 @@ ELSEWHERE: dict[str, set[str]] = {
     **{name: {"context_length", "attention.head_count_kv", "rope.scaling.finetuned"} for name in GRANITE},
     "granitehybrid_dense": {"context_length", "expert_shared_feed_forward_length"},  # there are no experts
     "granitehybrid_attn": {
-        "attention.head_count_kv", "expert_shared_feed_forward_length", "rope.scaling.finetuned",
+        "attention.head_count_kv",
+        "expert_shared_feed_forward_length",
+        "rope.scaling.finetuned",
         *(f"ssm.{name}" for name in ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank")),
     },  # there is no state space
     # its norms are LayerNorms; the width of a head is not embedding / heads

@@ -1,6 +1,6 @@
 """Linear attention by the delta rule: a state a head, in which what a key holds is corrected toward its new value.
 
-From the first projection to the last all is float64: a recurrence adds up its rounding errors, and the next norm
+All is float64, the projections too: a recurrence adds up its rounding errors, and the next norm
 magnifies them.
 
 Definitions: arXiv 2412.06464 (gated delta net), 2510.26692 (Kimi delta attention); llama.cpp `delta-net-base.cpp`,
@@ -32,11 +32,12 @@ def gated_delta_net(model: Model, block: str, x: Tensor) -> Tensor:
     of values; one decay a head."""
     sizes = model.sizes
     groups, heads, width = sizes["n_group"], sizes["n_heads"], sizes["n_state"]
-    mixed, gate = (part.double() for part in _mixed_and_gate(model, block, x))
+    x = x.double()
+    mixed, gate = _mixed_and_gate(model, block, x)
     mixed = silu(convolved(model, f"{block}ssm_conv1d", mixed))
     q, k, v = parts(mixed, groups * width, groups * width, sizes["n_inner"])
     q, k = (_served(model, unit(part.view(len(x), groups, width)), heads) for part in (q, k))
-    beta, alpha = (part.double() for part in _beta_and_alpha(model, block, x))
+    beta, alpha = _beta_and_alpha(model, block, x)
     step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", alpha))
     fade = torch.exp(decay_rate(model, block) * step)[..., None]
     out = model.normed(delta_rule(q, k, v.view(len(x), heads, -1), fade, torch.sigmoid(beta)))
@@ -72,17 +73,17 @@ def _served(model: Model, x: Tensor, heads: int) -> Tensor:
 
 def kimi_delta_attention(model: Model, block: str, x: Tensor) -> Tensor:
     """Kimi's mixer: x and result `(tokens, n_embd)`. Every channel of a key has a decay of its own."""
-    heads, mixed = model.sizes["n_head"], []
+    x, heads, mixed = x.double(), model.sizes["n_head"], []
     for name in "qkv":
-        channels = convolved(model, f"{block}ssm_conv1d_{name}", model.linear(f"{block}attn_{name}", x).double())
+        channels = convolved(model, f"{block}ssm_conv1d_{name}", model.linear(f"{block}attn_{name}", x))
         mixed.append(silu(channels).view(len(x), heads, -1))
     q, k, v = unit(mixed[0]), unit(mixed[1]), mixed[2]
     low = model.linear(f"{block}ssm_f_b", model.linear(f"{block}ssm_f_a", x))
-    step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", low.double())).view(k.shape)
+    step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", low)).view(k.shape)
     fade = torch.exp(decay_rate(model, block)[:, None] * step)
-    beta = torch.sigmoid(model.linear(f"{block}ssm_beta", x).double())
+    beta = torch.sigmoid(model.linear(f"{block}ssm_beta", x))
     out = model.normed(delta_rule(q, k, v, fade, beta))
-    gate = model.linear(f"{block}ssm_g_b", model.linear(f"{block}ssm_g_a", x)).double().view(out.shape)
+    gate = model.linear(f"{block}ssm_g_b", model.linear(f"{block}ssm_g_a", x)).view(out.shape)
     out = out * model.weights.vector(f"{block}ssm_norm.weight") * torch.sigmoid(gate)
     return model.linear(f"{block}attn_output", out.flatten(1)).float()
 
