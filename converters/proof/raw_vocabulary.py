@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import spell
-from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, special_text
+from ggferry.converters.tokenizers.files.sidecar_settings import TEMPLATE_FOLDER, Sidecars, special_text
 from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, TIKTOKEN, Witness
 from ggferry.converters.tokenizers.tokenizer import CHAT_TEMPLATE, GGML, SPACE, SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.errors import VerificationError
@@ -152,13 +152,14 @@ class _Held:
         return count
 
     def templates(self, files: Sidecars) -> int:
-        """The default chat template: chat_template.jinja wins over tokenizer_config.json."""
-        stated = files.object("tokenizer_config.json").get("chat_template")
-        text = stated if isinstance(stated, str) else None
+        """The default chat template: of several files that state one, chat_template.jinja is the last to speak."""
+        stated = [files.object(name).get("chat_template") for name in ("tokenizer_config.json", "chat_template.json")]
+        texts = [text for text in stated if isinstance(text, str)]
         if "chat_template.jinja" in files.files:
-            text = read_text(files.files["chat_template.jinja"])
-        if text is not None and self.output.templates.get("") != text:
-            raise self._wrong("chat template", self.output.templates.get(""), text)
+            texts.append(read_text(files.files["chat_template.jinja"]))
+        several = any(isinstance(text, list) for text in stated) or f"{TEMPLATE_FOLDER}/default.jinja" in files.files
+        if texts and not several and self.output.templates.get("") != texts[-1]:
+            raise self._wrong("chat template", self.output.templates.get(""), texts[-1])
         return len(self.output.templates)
 
     def _type(self, token: int) -> int:

@@ -29,14 +29,15 @@ def spell(data: bytes) -> str:
 
 def unspell(text: str) -> bytes | None:
     """The bytes that `text` spells, or None when a character is no letter of a byte."""
-    table = bytes_of_letters()
     try:
-        return bytes(table[letter] for letter in text)
-    except KeyError:
+        return text.translate(_TO_BYTES).encode("latin-1")
+    except UnicodeEncodeError:
         return None
 
 
 _TO_LETTERS = dict(enumerate(letters()))
+_TO_BYTES = dict.fromkeys(range(256), "Ѐ") | {ord(letter): chr(byte) for byte, letter in enumerate(letters())}
+"""Letter → the byte as Latin-1; what is no letter of a byte, beyond it."""
 
 
 def split_by_rank(token: bytes, ranks: Mapping[bytes, int], below: int) -> list[bytes]:

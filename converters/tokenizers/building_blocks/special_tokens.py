@@ -56,4 +56,8 @@ def splitters(tokenizer: Tokenizer) -> dict[bool, SpecialSplitter]:
 
 def well_formed(text: str) -> str:
     """`text` with every lone surrogate replaced by U+FFFD, as every UTF-8 tokenizer sees it."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

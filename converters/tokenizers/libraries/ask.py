@@ -56,10 +56,11 @@ def ask(
     normalizer makes of them; `vocabulary`: also the vocabulary. Raises UnsupportedError where the library does not
     read the file, or not within its limits."""
     seconds = SECONDS + int(len(texts) * PER_TEXT)
+    clean = [well_formed(text) for text in texts]
     question = {
         "library": library,
         "size": len(data),
-        "texts": [well_formed(text) for text in texts],
+        "texts": clean,
         "normalize": normalize,
         "vocabulary": vocabulary,
         "memory": MEMORY,
@@ -76,15 +77,15 @@ def ask(
         raise _too_much(library, path, f"≤ {seconds} seconds") from None
     if done.returncode:
         raise _failed(library, path, done.returncode, done.stderr, seconds)
-    return _read(done.stdout, len(texts))
+    return _read(done.stdout, clean)
 
 
-def _read(data: bytes, texts: int) -> Answer:
+def _read(data: bytes, texts: Sequence[str]) -> Answer:
     line, _, numbers = data.partition(b"\n")
     said, values = json.loads(line), array("I")
     values.frombytes(numbers)
-    ends = tuple(accumulate(values[:texts]))
-    return Answer(said.pop("library"), values[texts:], ends, tuple(said.pop("normalized", ())), said)
+    ends = tuple(accumulate(values[: len(texts)]))
+    return Answer(said.pop("library"), values[len(texts) :], ends, tuple(said.pop("normalized", texts)), said)
 
 
 def _too_much(library: str, path: str | None, limit: str) -> UnsupportedError:

@@ -70,9 +70,9 @@ def with_tokenizers(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any],
     made.no_truncation()
     made.no_padding()
     answer: dict[str, Any] = {"library": f"tokenizers {tokenizers.__version__}"}
-    if asked["normalize"]:
-        step = made.normalizer
-        answer["normalized"] = [grown(text, step.normalize_str(text)) if step else text for text in asked["texts"]]
+    step = made.normalizer
+    if asked["normalize"] and step is not None:
+        answer["normalized"] = [grown(text, step.normalize_str(text)) for text in asked["texts"]]
     if asked["vocabulary"]:
         answer["vocabulary"] = made.get_vocab(with_added_tokens=False)
         added = made.get_added_tokens_decoder()
@@ -113,7 +113,7 @@ def with_tiktoken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], I
     its algorithm (tiktoken/_educational.py, bpe_encode). Special tokens, which are not in the file, are plain text."""
     lines = (line.split() for line in data.splitlines() if line.strip())
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-    answer: dict[str, Any] = {"library": "tiktoken's algorithm", "normalized": asked["texts"]}
+    answer: dict[str, Any] = {"library": "tiktoken's algorithm"}
     if asked["vocabulary"]:
         answer["vocabulary"] = {base64.b64encode(token).decode(): rank for token, rank in ranks.items()}
     encode = by_rank(ranks)

@@ -312,6 +312,25 @@ def test_no_mistake_is_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+def test_the_last_file_that_states_a_template_is_the_one(tmp_path: Path) -> None:
+    shutil.copy(TOKENIZERS / "bpe_gpt2" / "tokenizer.json", tmp_path / "tokenizer.json")
+    made, expected = load(str(tmp_path)), []
+    for name, text in (
+        ("tokenizer_config.json", '{"chat_template": "one"}'), ("chat_template.json", '{"chat_template": "two"}'),
+        ("chat_template.jinja", "three"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(text)
+        made, (witness, files) = load(str(tmp_path)), find.witness(str(tmp_path))
+        expected.append(made.templates[""])
+        assert witness is not None
+        facts = ask(witness.library, witness.data, (), path="x", vocabulary=True).facts
+        assert check_raw(made, witness, facts, files, "x")["templates"] == 1
+        with pytest.raises(VerificationError, match="chat template"):
+            check_raw(replace(made, templates={"": "four"}), witness, facts, files, "x")
+        check_raw(replace(made, templates={"": "four"}), witness, facts, files, "x", ("tokenizer.chat_template",))
+    assert expected == ["one", "two", "three"]
+
+
 def test_texts_of_the_user_are_encoded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.txt").write_text("a text of mine\nand another\n")
     counts = []
