@@ -17,11 +17,6 @@ def letters() -> tuple[str, ...]:
     return tuple(chr(byte) if byte in kept else chr(next(moved)) for byte in range(256))
 
 
-@cache
-def bytes_of_letters() -> Mapping[str, int]:
-    return {letter: byte for byte, letter in enumerate(letters())}
-
-
 def spell(data: bytes) -> str:
     """Bytes in letters, as a 'gpt2' vocabulary spells its tokens."""
     return data.decode("latin-1").translate(_TO_LETTERS)
