@@ -8,7 +8,7 @@ from typing import Any
 
 from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.compare import compare
-from ggferry.converters.tokenizers.legacy.byte_level import REBUILT
+from ggferry.converters.tokenizers.legacy.byte_level import MergeSource
 from ggferry.converters.tokenizers.legacy.check import check_conversion, check_merges
 from ggferry.converters.tokenizers.libraries.testimony import Agreement, hear, texts_of
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, witness_of
@@ -63,7 +63,8 @@ def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> d
         _check(legacy.first, path)
         found["legacy_runtime"] = legacy.as_dict()
     if checkpoint.vocab and output.model == "gpt2":
-        found["merges"] = check_merges(checkpoint.vocab, output, source.origins.get("merges") == REBUILT, path)
+        rebuilt = source.origins.get("merges") is MergeSource.REBUILT
+        found["merges"] = check_merges(checkpoint.vocab, output, rebuilt, path)
     return found
 
 

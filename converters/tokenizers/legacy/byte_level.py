@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import rebuild_merges, spell, unspell
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, unique
@@ -26,8 +27,15 @@ SPECIAL = re.compile(
     rb"|empty_output|commit_(before|msg|after))>"
 )
 """Special tokens of GPT-2's and StarCoder's tokenizers, besides ROLES."""
-REBUILT = "rebuilt from the ranks"
-"""Origin of merges that no file held."""
+
+
+class MergeSource(StrEnum):
+    """Where the merges of a byte-level vocabulary come from, as receipts word it."""
+
+    STATED = "the file"
+    REBUILT = "rebuilt from the ranks"
+
+
 MAX_UNEXPLAINED = 0.05  # share of tokens that no merge explains, above which the order is not that of the merges
 
 
@@ -111,7 +119,7 @@ def from_raw_bpe(
         ids=ids,
         flags={"add_bos": False, "add_eos": False, "add_space_prefix": False},
         notes=tuple(notes),
-        origins={"tokens": "the file's vocabulary", "merges": "the file" if raw.merges else REBUILT}
+        origins={"tokens": "the file's vocabulary", "merges": MergeSource.STATED if raw.merges else MergeSource.REBUILT}
         | dict.fromkeys(ids, "the token's name"),
     )
 
