@@ -46,6 +46,7 @@ ALWAYS_TIED = HParam(
 ATTENTION_BIAS = HParam("attention_bias", None, BOOL, {"hf": "attention_bias"}, required=False)
 MLP_BIAS = HParam("mlp_bias", None, BOOL, {"hf": "mlp_bias"}, required=False)
 SILU = HParam("activation", None, STRING, {"hf": "hidden_act"}, words={"silu": "silu", "swish": "silu"}, required=False)
+RELU_SQUARED = HParam("activation", None, STRING, {"hf": "hidden_act"}, words={"relu2": "relu_squared"}, required=False)
 _TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 GELU_TANH = HParam("activation", None, STRING, {"hf": "hidden_act"}, words=_TANH, required=False)
 # 'gelu' in a Gemma configuration was always computed as gelu_pytorch_tanh (transformers PR 29402).

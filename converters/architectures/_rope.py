@@ -37,6 +37,9 @@ _KINDS = {"default": "default", "linear": "linear", "dynamic": "dynamic", "yarn"
 _FACTOR_KINDS = {"longrope": "longrope", "su": "longrope", "llama3": "llama3", True: "llama3", False: "default"}
 _KIND_PLACES = {"hf": scaling_place("rope_type") + "|" + scaling_place("type"), "meta": "use_scaled_rope"}
 KIND = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS, required=False)
+LONGROPE_KIND = HParam(
+    "rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS | {"longrope": "longrope", "su": "longrope"}, required=False
+)
 KIND_OR_FACTORS = HParam("rope_kind", None, _STRING, _KIND_PLACES, words=_KINDS | _FACTOR_KINDS, required=False)
 
 # Several axes of position (Qwen-VL): for text they are one number, so that the sections change nothing.
@@ -112,11 +115,11 @@ WHOLE_ROPE_WITH_FACTORS = tuple(
 )
 
 LLAMA3_FREQUENCIES = roles("rope_freqs.weight f32 optional : n_rot/2 | hf =llama3_factors")
-FACTORS = roles("""
-rope_freqs.weight f32 optional         : n_rot/2 | hf =llama3_factors
+LONGROPE_FACTORS = roles("""
 rope_factors_long.weight f32 optional  : n_rot/2 | hf =long_factors
 rope_factors_short.weight f32 optional : n_rot/2 | hf =short_factors
 """)
+FACTORS = roles(LLAMA3_FREQUENCIES, LONGROPE_FACTORS)
 
 DYNAMIC = Remark(
     "rope_kind == 'dynamic'",

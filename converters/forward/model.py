@@ -156,10 +156,11 @@ class Model:
         return self._xielu(x) if name == "xielu" else meaning("an activation", name, ACTIVATIONS)(x)
 
     def _xielu(self, x: Tensor) -> Tensor:
-        """xIELU (Huang and Schlag, 2411.13010) with this block's numbers, as GGUF has them: already made positive
-        (transformers `XIELUActivation`; llama.cpp `ggml_xielu`)."""
-        names = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta", "xielu_eps")
-        above, below, beta, eps = (float(self.sizes[name]) for name in names)
+        """xIELU (Huang and Schlag, 2411.13010) with this block's numbers, made positive here (transformers
+        `XIELUActivation`; llama.cpp `ggml_xielu`)."""
+        beta, eps = (float(self.sizes[name]) for name in ("xielu_beta", "xielu_eps"))
+        above, below = (math.log1p(math.exp(float(self.sizes[f"xielu_alpha_{side}"]))) for side in "pn")
+        below += beta
         bent = below * (torch.expm1(x.clamp(max=eps)) - x)
         return torch.where(x > 0, above * x * x, bent) + beta * x
 

@@ -113,7 +113,7 @@ class ModelGraph:
         for spec in self.architecture.hparams:
             param = self.hparams.get(spec.name)
             if spec.key and param is not None and (param.known is Known.STATED or implied(spec, values) != param.value):
-                yield f"{self.architecture.name}.{spec.key}", as_value(spec, param.value), param.origin
+                yield spec.key_of(self.architecture.name), as_value(spec, param.value), param.origin
 
 
 def as_value(spec: HParam, data: Any) -> Value:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ggferry.converters.model_graph.config_keys import NOTHING, Recorded, descend
+from ggferry.converters.model_graph.tensor_numbers import block_numbers
 from ggferry.converters.schema.architecture import Dialect, HParam
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError, UsageError
@@ -37,6 +38,8 @@ class Statements:
         GGUF key can hold, UnsupportedError for a word that `param.words` does not know, and for what GGUF cannot say.
         """
         found = self._in(param, self._dialect.source)
+        if param.tensors and self._dialect.source == "hf":
+            found = block_numbers(self._checkpoint, param.tensors)
         if self._dialect.source != "ggml" or not self._checkpoint.metadata:
             return found
         beside = self._in(param, "hf")  # --hf-config
@@ -63,7 +66,7 @@ class Statements:
         places = param.fields.get(column, (param.key or "") if column == "gguf" else "")
         stated: tuple[Any, str] | None = None
         for place in filter(None, places.split("|")):
-            found = self._find(place, column)
+            found = self._find(param, place, column)
             silent = found is NOTHING or (found is None and param.null is None)
             if not silent and stated is None:
                 stated = self._value(param, column, place, found)
@@ -93,9 +96,9 @@ class Statements:
         except GgferryError:
             return False
 
-    def _find(self, place: str, column: str) -> Any:
+    def _find(self, param: HParam, place: str, column: str) -> Any:
         if column == "gguf":
-            value = self._checkpoint.metadata.get(f"{self._prefix}.{place}")
+            value = self._checkpoint.metadata.get(place if param.bare else f"{self._prefix}.{place}")
             return value.data if isinstance(value, Value) else NOTHING
         if column == "ggml":
             return self._checkpoint.header.get(place, NOTHING)

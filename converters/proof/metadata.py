@@ -172,9 +172,8 @@ def _means_same(key: str, sides: tuple[ModelGraph, ModelGraph] | None) -> bool:
     if sides is None:
         return False
     source, output = sides
-    names = {
-        f"{source.architecture.name}.{param.key}": param.name for param in source.architecture.hparams if param.key
-    }
+    spec = source.architecture
+    names = {param.key_of(spec.name): param.name for param in spec.hparams if param.key}
     name = names.get(key)
     return name is not None and same(source.sizes.get(name), output.sizes.get(name))
 

@@ -64,6 +64,13 @@ EXPLAINED = (
     Explained("unread", "qwen2moe qwen3moe", "*.expert_weights_norm", "fixed for each", "written, but llama.cpp does"),
     Explained("unread", "gpt-oss", "*.yarn_truncate", "llama.cpp always rounds", "it rounds the range over which yarn"),
     Explained("unread", "olmoe", "*.expert_weights_norm", "never in llama.cpp", "sum to one in olmoe"),
+    Explained("unread", "ernie4_5-moe hunyuan-moe", "*.expert_shared_count", "their width says how large they are"),
+    Explained("unread", "phimoe", "*.router_jitter_noise *.attention.sliding_window", "no such thing", "in phimoe it"),
+    Explained(
+        "unread tensor", "arcee ernie4_5 ernie4_5-moe", "*.bias", "llama.cpp has not all", "llama.cpp does not",
+    ),
+    Explained("missing tensor", "phimoe", "output.bias blk.{n}.attn_output.bias", "runs none", "in phimoe it"),
+    Explained("missing tensor", "apertus phimoe", "output.weight", "a tied model", "the output matrix is the token"),
     Explained("unread", "smollm3", "*.attention.rope_pattern", "fixed in llama.cpp", "it turns queries and keys in"),
     Explained("unread", "qwen2vl", "*.layer_norm_rms_epsilon", "0 in llama.cpp", "never reads this family's epsilon"),
     Explained(

@@ -53,6 +53,8 @@ class HParam:
     `absent`: what a GGUF file without the key means; that value is never written. `implied`: what readers derive it
     by where the key is not there (as `derive`): it is written only where the source states it or it differs.
     `unsayable`: what a configuration may say and GGUF cannot, because its readers take it for 'not stated'; refused.
+    `tensors`: the name, with {n}, of tensors of one number each that hold it in a checkpoint, a block a tensor. `bare`:
+    the key stands without the architecture's name.
     """
 
     name: str
@@ -70,6 +72,12 @@ class HParam:
     check: str = ""
     null: Any = None
     unsayable: Any = None
+    tensors: str = ""
+    bare: bool = False
+
+    def key_of(self, architecture: str) -> str:
+        """The whole key in a GGUF file of that architecture."""
+        return self.key or "" if self.bare else f"{architecture}.{self.key}"
 
 
 @dataclass(frozen=True, slots=True)

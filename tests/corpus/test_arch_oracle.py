@@ -58,6 +58,7 @@ ELSEWHERE: dict[str, set[str]] = {
     **{name: {"context_length", "rope.dimension_count"} for name in MODELS if name.startswith("nemotron_h_")},
     "nemotron_h": {"*"},  # the tool takes it for a mixture
     "kimi_linear": {"expert_group_used_count", "attention.value_length"},  # one group; values are the latent vector
+    "ernie4_5_moe": {"expert_shared_feed_forward_length"},  # the tool divides by the heads of keys
     "exaone3": {"attention.layer_norm_epsilon"},  # its norms are RMS norms
     "exaone3_rms": {"attention.layer_norm_epsilon"},
 }

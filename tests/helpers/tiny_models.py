@@ -22,6 +22,7 @@ from ggferry.formats.gguf.values import ValueType as T
 from ggferry.formats.gguf.write import write_gguf
 from ggferry.quant.codec import block_type
 from helpers.tiny import BASE, ROPE, TOKENS, VOCAB, Tiny
+from helpers.tiny_further import FURTHER
 from helpers.tiny_hybrids import HYBRIDS
 from helpers.tiny_todays import TODAYS
 
@@ -224,6 +225,7 @@ TINY: dict[str, Tiny] = {
     ),
     **{name: Tiny(*described) for name, described in HYBRIDS.items()},
     **TODAYS,
+    **FURTHER,
 }  # fmt: skip
 
 

@@ -21,14 +21,17 @@ from helpers.tiny_models import TINY, TOKENS, make, write
 IDLE = {
     "context_length": (".", "says how far the model was trained, not how it computes"),
     "n_deepstack_layers": ("qwen3vl", "there is no picture whose features would be added"),
-    "feed_forward_length": ("qwen.moe|qwen3(next|vlmoe)|minimax_m2|gpt-oss|mistral4|(falcon )?mamba", "none is dense"),
+    "feed_forward_length": (
+        "hunyuan moe|qwen.moe|qwen3(next|vlmoe)|minimax_m2|gpt-oss|mistral4|(falcon )?mamba",
+        "none is dense",
+    ),
     "attention.head_count": ("(falcon )?mamba", "there is no attention"),
     "rope.scaling.type": (".*longrope", "the tensors of factors say the same"),
     "rope.dimension_sections": ("qwen", "text has one axis of positions"),
     "full_attention_interval": ("qwen3", "the list of recurrent blocks says it, too"),
     "expert_feed_forward_length": ("youtu", "there are no experts, though llama.cpp asks how wide they are"),
     "rope.freq_base": ("granite hybrid|kimi linear", "nothing is turned by its position"),
-    "expert_shared_count": ("nemotron-h", "its width says how large it is"),
+    "expert_shared_count": ("nemotron-h|hunyuan moe|ernie4_5_moe", "its width says how large it is"),
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
 }
 MODELS = (
@@ -44,6 +47,7 @@ MODELS = (
     "lfm2", "lfm2moe", "nemotron", "nemotron-h", "nemotron-h latent", "falcon-h1",
     "gpt-oss",
     "glm 4.7 flash", "youtu", "deepseek v3.2", "glm 5", "mistral4", "minicpm3", "kimi linear",
+    "arcee", "apertus", "ernie4_5", "ernie4_5_moe", "ernie4_5_moe between", "hunyuan dense", "hunyuan moe", "phimoe",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -55,7 +55,7 @@ def explained(kind: str, architecture: str, what: str) -> bool:
 
 
 def keyed(name: str) -> Iterator[tuple[str, HParam]]:
-    return ((f"{name}.{hparam.key}", hparam) for hparam in SPECS[name].hparams if hparam.key)
+    return ((hparam.key_of(name), hparam) for hparam in SPECS[name].hparams if hparam.key)
 
 
 def a_value(hparam: HParam) -> Value:

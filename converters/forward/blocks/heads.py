@@ -45,7 +45,9 @@ def _projected(model: Model, block: str, x: Tensor, queries_only: bool) -> Heads
         names = "q" if queries_only else "qkv" if model.has(f"{block}attn_v") else "qkk"
         flat = [model.linear(f"{block}attn_{name}", x) for name in names]
     else:
-        flat = _cut(model, model.linear(f"{block}attn_qkv", x), width, width_v)
+        # GGUF may have cut apart what the source has in one matrix
+        joint = "attn_qkv" if model.has(f"{block}attn_qkv") else "attn_q"
+        flat = _cut(model, model.linear(f"{block}{joint}", x), width, width_v)
     if clamp:
         flat = [part.clamp(-clamp, clamp) for part in flat]
     if model.recipe.attn_gate == "query":

@@ -17,6 +17,7 @@ from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
+from ggferry.formats.errors import InconsistentError, ShapeError
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.tiny_models import TOKENS, make, relative, write
 
@@ -118,3 +119,62 @@ def test_gpt_oss_with_experts_in_mxfp4(keep: bool, tmp_path: Path) -> None:
     graded = {row["name"]: row["grade"] for row in made.receipt["tensors"]}
     assert graded["blk.1.ffn_up_exps.weight"] == "repacked"
     assert relative(logits, forward(graph_of(made.path), TOKENS)) <= 1e-5
+
+
+def fused_ernie(config: Config, tensors: Tensors) -> Tensors:
+    """As Baidu's own code names and joins what ERNIE 4.5 is made of."""
+    config["architectures"] = ["Ernie4_5_ForCausalLM"]
+    joined = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "up_gate_proj": ("gate_proj", "up_proj")}
+    for name in list(tensors):
+        for whole, parts in joined.items():
+            if f".{parts[0]}." in name:
+                pieces = [tensors.pop(name.replace(parts[0], part)) for part in parts]
+                tensors[name.replace(parts[0], whole)] = np.concatenate(pieces)
+    return {name.replace("model.", "ernie.", 1): tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("kind", ["ernie4_5", "ernie4_5 biases"])
+def test_ernie_in_fused_matrices(kind: str, tmp_path: Path) -> None:
+    check(tmp_path, published(kind, tmp_path, fused_ernie))
+
+
+def listed_hunyuan(config: Config, tensors: Tensors) -> Tensors:
+    """As Tencent's configurations say block by block what all blocks share."""
+    blocks = config["num_hidden_layers"]
+    config |= {"moe_topk": [2] * blocks, "num_shared_expert": [1] * blocks, "moe_intermediate_size": [40] * blocks}
+    return tensors
+
+
+def test_hunyuan_says_block_by_block_what_is_alike(tmp_path: Path) -> None:
+    keys = open_gguf(str(check(tmp_path, published("hunyuan moe", tmp_path, listed_hunyuan)))).metadata
+    assert [keys[f"hunyuan-moe.{name}"].data for name in ("expert_used_count", "expert_shared_count")] == [2, 1]
+    config = json.loads((tmp_path / "config.json").read_text()) | {"moe_topk": [2, 2, 1]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InconsistentError, match="blocks differ in used_stated"):
+        graph_of(str(tmp_path))
+
+
+def test_hunyuan_stretched_by_an_alpha_is_longer_than_it_says(tmp_path: Path) -> None:
+    make("hunyuan dense alpha", tmp_path, max_position_embeddings=32768)
+    graph = graph_of(str(tmp_path))
+    assert graph.sizes["n_ctx"] == 262144 and "for 262144" in " ".join(graph.notes)
+    assert graph.sizes["rope_base"] == pytest.approx(5000 * 50 ** (12 / 10))
+
+
+def test_phimoe_by_microsofts_name(tmp_path: Path) -> None:
+    def renamed(config: Config, tensors: Tensors) -> Tensors:
+        config["architectures"] = ["PhiMoEForCausalLM"]
+        return tensors
+
+    logits = published("phimoe", tmp_path, renamed)
+    check(tmp_path, logits)
+    assert "runs this differently" in " ".join(graph_of(str(tmp_path)).notes)
+
+
+def test_apertus_numbers_are_one_each(tmp_path: Path) -> None:
+    def doubled(config: Config, tensors: Tensors) -> Tensors:
+        return tensors | {"model.layers.1.mlp.act_fn.beta": np.ones(2, np.float32)}
+
+    published("apertus", tmp_path, doubled)
+    with pytest.raises(ShapeError, match=r"layers\.1\.mlp\.act_fn\.beta"):
+        graph_of(str(tmp_path))

@@ -1,0 +1,48 @@
+"""AFM-4.5B (Arcee): LLaMA whose feed-forward has no gate, down(relu(up)²).
+
+Source: llama.cpp `src/models/arcee.cpp`, transformers `modeling_arcee.py`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS,
+    common.RELU_SQUARED,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    rope.LLAMA3_FREQUENCIES,
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(
+            q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"), bias="attention_bias == 1",
+            output_bias="attention_bias == 1",
+        ),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.plain(bias="mlp_bias == 1"),
+    ),
+)  # fmt: skip
+
+BIASED = Remark(
+    "attention_bias == 1 or mlp_bias == 1", "llama.cpp does not load this model: it has no biases in arcee",
+    stops="llama.cpp",
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="arcee",
+    display_name="Arcee",
+    hf_classes=("ArceeForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, BIASED)),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "pairs", "ffn": "plain", "activation": "relu_squared"},
+)

@@ -1,0 +1,66 @@
+"""ERNIE 4.5, the mixtures: experts scored by softmax and chosen with a bias, beside shared ones; the first blocks, and
+those between every so many, are dense.
+
+Source: `_ernie`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _ernie as ernie
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _routed as routed
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Harmless, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
+
+_HF = "transformers' default"
+HPARAMS = (
+    *ernie.HPARAMS,
+    replace(common.N_EXPERT, fields={"hf": "moe_num_experts"}), replace(common.N_EXPERT_USED, fields={"hf": "moe_k"}),
+    replace(routed.N_DENSE, fields={"hf": "moe_layer_start_index"}),
+    HParam("sparse_step", "interleave_moe_layer_step", fields={"hf": "moe_layer_interval"}, check="0 < sparse_step",
+           defaults=(Default(1, _HF, dialect="hf"),)),
+    # GGUF has no word for dense blocks behind the last mixture; -1 is the last block.
+    HParam("sparse_end", None, ValueType.FLOAT32, {"hf": "moe_layer_end_index"}, required=False,
+           check="sparse_end + 1 == 0 or sparse_end + 1 == n_layer"),
+    common.N_FF_EXP, replace(routed.N_SHARED, fields={"hf": "moe_num_shared_experts"}),
+    HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive="n_shared * n_ff_exp", absent=0,
+           check="n_ff_shexp == n_shared * n_ff_exp"),
+)  # fmt: skip
+
+SPARSE = "n_dense <= n and (n + 1) % sparse_step == 0"
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        ernie.attention(),
+        ernie.gated(when="n < n_dense or (n + 1) % sparse_step != 0"),
+        tensors.experts(when=SPARSE),
+        f"exp_probs_b.bias f32 when={SPARSE} : 1 n_expert | hf mlp.moe_statics.e_score_correction_bias",
+        tensors.shared_experts("mlp.shared_experts.", width="n_ff_shexp", when=f"{SPARSE} and n_shared > 0"),
+    ),
+)
+
+BETWEEN = Remark(
+    "sparse_step != 1", "llama.cpp does not load this model: from the first on, it wants experts in every block",
+    stops="llama.cpp",
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="ernie4_5-moe",
+    display_name="ERNIE 4.5 MoE",
+    hf_classes=("Ernie4_5_MoeForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects=ernie.dialects(
+        (*rope.REMARKS, ernie.unloadable("ernie4_5-moe"), BETWEEN),
+        (
+            Harmless("moe_norm_min", "a bound on sums of scores that none comes near"),
+            Harmless("moe_gate", "the best by score", ("topk",)),
+            Harmless("moe_use_aux_free", "how the bias came to be"),
+            Harmless("moe_capacity moe_aux_loss_lambda moe_*_loss_lambda", "used in training only"),
+        ),
+    ),
+    recipe={"rope": "pairs", "expert_norm": True},
+)

@@ -1,0 +1,26 @@
+"""Numbers that a checkpoint keeps in tensors and GGUF among its keys: one a block, in a tensor of its own."""
+
+from __future__ import annotations
+
+from itertools import count, takewhile
+
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.errors import ShapeError
+from ggferry.formats.tensor_read import read_rows
+from ggferry.quant.codec import codec
+from ggferry.quant.endian import swap
+
+
+def block_numbers(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[float, ...], str] | None:
+    """The numbers of the tensors called `pattern` with {n}, from block 0 on, and where they stand; None where there are
+    none. Raises ShapeError for a tensor of more than one number."""
+    names = (pattern.format(n=n) for n in count())
+    refs = [checkpoint.tensors[name] for name in takewhile(lambda name: name in checkpoint.tensors, names)]
+    return (tuple(_number(checkpoint, ref) for ref in refs), f"tensors {pattern}") if refs else None
+
+
+def _number(checkpoint: Checkpoint, ref: TensorRef) -> float:
+    if ref.elements != 1:
+        raise ShapeError(f"tensor {ref.name!r}", path=checkpoint.path, found=ref.shape, expected="one number")
+    row = read_rows(checkpoint, ref, 0, 1)
+    return float(codec(ref.type.name).decode(swap(ref.type, row) if ref.big_endian else row, 1).flat[0])
