@@ -129,6 +129,11 @@ NEXT_TOKENS = Drop(
     when="n >= n_layer",
 )
 DROPS = (NEXT_TOKENS, *common.DROPS)
+LOW_RANK = Remark(
+    "q_rank == 0",
+    "queries come straight from the input: llama.cpp expects them by way of a low rank in this architecture",
+    stops="llama.cpp",
+)
 EPSILON = Remark(
     "eps < 0.0000009 or eps > 0.0000011",
     "the norms of the low ranks have epsilon 0.000001; llama.cpp takes that of the other norms ({eps})",

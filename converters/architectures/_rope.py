@@ -132,3 +132,8 @@ BETAS = Remark(
     otherwise="llama.cpp",
 )
 REMARKS = (DYNAMIC, BETAS)
+UNFACTORED = Remark(
+    "rope_kind == 'llama3'",
+    "rotary frequencies of Llama 3: llama.cpp has no tensor for them in this architecture",
+    stops="llama.cpp",
+)

@@ -1,5 +1,7 @@
 """DeepSeek-V3.2: V3 whose attention looks only at what an indexer chooses. Sources: `_deepseek`, `_indexer`."""
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _indexer as index
 from ggferry.converters.architectures import _tensors as tensors
@@ -12,8 +14,8 @@ SPEC = Architecture(
     display_name="DeepSeek-V3.2",
     hf_classes=("DeepseekV32ForCausalLM",),
     hparams=(
-        *deepseek.SIZES, *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING, *index.HPARAMS,
-        *deepseek.PLAIN,
+        *deepseek.SIZES, *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, replace(deepseek.GATING, required=True),
+        *index.HPARAMS, *deepseek.PLAIN,
     ),
     roles=roles(
         tensors.embedding(),
@@ -23,8 +25,8 @@ SPEC = Architecture(
     ),
     dialects={
         "hf": Dialect(
-            "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, remarks=(*deepseek.REMARKS, index.WIDTH),
-            given={"n_head_kv": 1}, harmless=deepseek.HARMLESS,
+            "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, given={"n_head_kv": 1},
+            harmless=deepseek.HARMLESS, remarks=(*deepseek.REMARKS, index.WIDTH, deepseek.LOW_RANK),
         ),
         "gguf": Dialect("gguf"),
     },

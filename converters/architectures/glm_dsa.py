@@ -7,8 +7,14 @@ from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _indexer as index
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._latent import latent_attention
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, Remark
 from ggferry.converters.schema.roles import block, roles
+
+MULTIPLIER = Remark(
+    "yarn_log_mul != 0",
+    "yarn's multiplier {yarn_log_mul}: written, but llama.cpp does not read it for glm-dsa",
+    stops="llama.cpp",
+)
 
 SPEC = Architecture(
     name="glm-dsa",
@@ -29,8 +35,8 @@ SPEC = Architecture(
     ),
     dialects={
         "hf": Dialect(
-            "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, remarks=(*deepseek.REMARKS, index.WIDTH),
-            given={"n_head_kv": 1},
+            "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, given={"n_head_kv": 1},
+            remarks=(*deepseek.REMARKS, index.WIDTH, deepseek.LOW_RANK, MULTIPLIER),
             harmless=(*deepseek.HARMLESS, Harmless("indexer_rope_interleave", "always so", (True,))),
         ),
         "gguf": Dialect("gguf"),

@@ -71,7 +71,7 @@ SPEC = Architecture(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
             drops=deepseek.DROPS,
-            remarks=(deepseek.EPSILON,),
+            remarks=(deepseek.EPSILON, common.OWN_OUTPUT),
             renames=kimi.RENAMES,
             harmless=(
                 common.UNBIASED,

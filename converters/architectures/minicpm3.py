@@ -45,7 +45,7 @@ SPEC = Architecture(
         "hf": Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, deepseek.EPSILON, minicpm3.FIXED),
+            remarks=(*rope.REMARKS, deepseek.EPSILON, minicpm3.FIXED, rope.UNFACTORED, deepseek.LOW_RANK),
             harmless=(
                 common.UNBIASED,
                 Harmless("head_dim", "repeats qk_rope_head_dim", follows="n_rot"),

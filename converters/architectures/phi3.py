@@ -7,7 +7,7 @@ matrices: queries above keys above values, gate above up.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -39,10 +39,6 @@ HARMLESS = (
     Harmless("full_attn_mod interpolate_factor", "of Phi-4-mini's training, and without effect", (1,)),
 )
 
-FACTORS = Remark(
-    "rope_kind == 'llama3'", "rotary frequencies of Llama 3: llama.cpp's phi3 has no tensor for them", stops="llama.cpp"
-)
-
 SPEC = Architecture(
     name="phi3",
     display_name="Phi-3",
@@ -50,7 +46,9 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, FACTORS), harmless=HARMLESS),
+        "hf": Dialect(
+            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, rope.UNFACTORED), harmless=HARMLESS
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused"},
