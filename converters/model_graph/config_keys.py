@@ -112,12 +112,14 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def descend(root: Any, place: str) -> Any:
-    """The member of `root` that the names in `place` lead to, or NOTHING."""
-    for name in place.split("."):
-        if not isinstance(root, Mapping) or name not in root:
-            return NOTHING
-        root = root[name]
-    return root
+    """The member of `root` that the names in `place` lead to, or NOTHING. '*' is all members, where they agree."""
+    name, _, rest = place.partition(".")
+    if not isinstance(root, Mapping) or (name != "*" and name not in root):
+        return NOTHING
+    if name != "*":
+        return descend(root[name], rest) if rest else root[name]
+    found = [descend(member, rest) for member in root.values()]
+    return found[0] if found and all(value == found[0] for value in found) else NOTHING
 
 
 def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any]) -> list[str]:

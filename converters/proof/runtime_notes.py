@@ -63,6 +63,20 @@ EXPLAINED = (
     ),
     Explained("unread", "qwen2moe qwen3moe", "*.expert_weights_norm", "fixed for each", "written, but llama.cpp does"),
     Explained("unread", "gpt-oss", "*.yarn_truncate", "llama.cpp always rounds", "it rounds the range over which yarn"),
+    Explained(
+        "unread", "llama4", "*.attention.rope_pattern *.attention.temperature_*", "constants of llama.cpp",
+        "llama.cpp runs this differently",
+    ),
+    Explained(
+        "unread", "gemma3n",
+        "*.attention.shared_kv_layers *.activation_sparsity_scale *.altup.* *.embedding_length_per_layer_input"
+        " *.final_logit_softcapping",
+        "constants of llama.cpp; a remark tells of a model with others",
+    ),
+    Explained(
+        "missing tensor", "gemma3n", "blk.{n}.attn_k_norm.weight",
+        "transformers 5 saves none where they are taken over", "blocks take over keys and values from the 21st on",
+    ),
     Explained("unread", "olmoe", "*.expert_weights_norm", "never in llama.cpp", "sum to one in olmoe"),
     Explained("unread", "ernie4_5-moe hunyuan-moe", "*.expert_shared_count", "their width says how large they are"),
     Explained("unread", "phimoe", "*.router_jitter_noise *.attention.sliding_window", "no such thing", "in phimoe it"),

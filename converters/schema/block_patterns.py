@@ -7,8 +7,6 @@ has no such thing. KeyError: something it needs is not known yet.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ggferry.converters.schema.derivations import Values
 from ggferry.formats.limits import MAX_LAYERS
 
@@ -54,7 +52,7 @@ def turned_unlike_every_fourth(values: Values) -> int:
     return sum(bool(mine) != rule for mine, rule in pairs)
 
 
-def of_window(values: Values, name: str) -> Any:
+def of_window(values: Values, name: str) -> tuple[int, ...]:
     """`name`_swa for the blocks with a window, `name`_full for the others."""
     return tuple(values[f"{name}_swa" if window else f"{name}_full"] for window in values["swa_layers"])
 

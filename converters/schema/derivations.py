@@ -228,14 +228,14 @@ def llama3_factors(values: Values) -> Sequence[float] | None:
         raise ValueError(f"rotary scaling with low {low}, high {high}, factor {factor}, original {original}")
     factors = []
     for frequency in _frequencies(values):
-        wave = _f32(_f32(2 * math.pi) / frequency)
+        wave = float32(float32(2 * math.pi) / frequency)
         if wave < original / high:
             factors.append(1.0)
         elif wave > original / low:
             factors.append(float(factor))
         else:
-            smooth = _f32(_f32(_f32(original / wave) - low) / _f32(high - low))
-            factors.append(_f32(1 / _f32(_f32(_f32(1 - smooth) / factor) + smooth)))
+            smooth = float32(float32(float32(original / wave) - low) / float32(high - low))
+            factors.append(float32(1 / float32(float32(float32(1 - smooth) / factor) + smooth)))
     return factors
 
 
@@ -253,10 +253,11 @@ def _frequencies(values: Values) -> list[float]:
     n_rot, base = values["n_rot"], values["rope_base"]
     if not 0 < n_rot <= MAX_WIDTH or not base > 0:
         raise ValueError(f"rotary base {base} over {n_rot} dimensions")
-    return [_f32(1 / _f32(base ** _f32(i / n_rot))) for i in range(0, n_rot, 2)]
+    return [float32(1 / float32(base ** float32(i / n_rot))) for i in range(0, n_rot, 2)]
 
 
-def _f32(value: float) -> float:
+def float32(value: float) -> float:
+    """The nearest number that float32 has."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 

@@ -212,3 +212,23 @@ class EveryColumn(Rowwise):
     def apply(self, *arrays: Array) -> Array:
         out: Array = np.ascontiguousarray(arrays[0][..., self.first :: self.of])
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Extended(Layout):
+    """The rows of a matrix, and for those up to `rows` (an expression over hparams) its first again: the embedding of
+    tokens that have none of their own (Gemma 3n)."""
+
+    rows: str | int
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Extended(evaluate(self.rows, sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if len(only) != 2 or only[0] > int(self.rows):
+            raise ValueError(f"{self.rows} rows of {only}")
+        return (int(self.rows), only[1])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), np.where(rows < inputs[0][0], rows, 0)

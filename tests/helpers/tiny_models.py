@@ -258,9 +258,10 @@ def shake(model: Any) -> None:
     """Values that leave no convention unseen: nothing is zero, one or alike."""
     import torch
 
+    saved = model.state_dict()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            fixed = any(part in name for part in ("inv_freq", "embed_scale", "embed_positions", "mup_vector"))
+            fixed = name not in saved or any(part in name for part in ("inv_freq", "embed_positions"))
             if fixed or not tensor.is_floating_point():
                 continue
             if tensor.ndim < 2 or "norm" in name:

@@ -35,7 +35,44 @@ GPT_OSS = {
     **WIDE, **FOUR, "num_local_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 40,
     "rope_parameters": {**YARN, "beta_fast": 2.0, "beta_slow": 0.5, "truncate": False},
 }  # fmt: skip
+LLAMA4 = {
+    **WIDE, "num_hidden_layers": 4, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40,
+    "intermediate_size_mlp": 88, "interleave_moe_layer_step": 2, "attn_scale": 0.6, "floor_scale": 4,
+}  # fmt: skip
+GEMMA4: dict[str, Any] = {
+    **HEADS, "num_hidden_layers": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "head_dim": 10, "global_head_dim": 12, "sliding_window": 7, "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 328, "final_logit_softcapping": 20.0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 9000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+    },
+}  # fmt: skip
+GEMMA3N: dict[str, Any] = {
+    **WIDE, "num_hidden_layers": 5, "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+    "intermediate_size": [88, 88, 80, 88, 88], "sliding_window": 7, "hidden_size_per_layer_input": 20,
+    "vocab_size_per_layer_input": 300, "num_kv_shared_layers": 0, "laurel_rank": 6, "altup_num_inputs": 3,
+    "altup_active_idx": 0, "activation_sparsity_pattern": [0.9, 0.0, 0.6, 0.95, 0.0], "final_logit_softcapping": 20.0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 9000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+    },
+}  # fmt: skip
 TODAYS: dict[str, Tiny] = {
+    "gemma4 keys as values": Tiny(
+        "Gemma4", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 4, "num_key_value_heads": 2}
+    ),
+    "gemma4 shared": Tiny(
+        "Gemma4", {**GEMMA4, "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 20}
+    ),
+    "gemma4 experts": Tiny(
+        "Gemma4",
+        {**GEMMA4, "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 40},
+    ),
+    "gemma3n": Tiny("Gemma3n", GEMMA3N),
+    "gemma3n shared": Tiny("Gemma3n", {**GEMMA3N, "num_kv_shared_layers": 2, "altup_active_idx": 1}),
+    "llama4": Tiny("Llama4", LLAMA4),
+    "llama4 chunks": Tiny("Llama4", {**LLAMA4, "attention_chunk_size": 7, "no_rope_layers": [1, 0, 1, 1]}),
     "gpt-oss": Tiny("GptOss", GPT_OSS),
     "gpt-oss rounded": Tiny(
         "GptOss", {**GPT_OSS, "rope_parameters": {**YARN, "truncate": True}, "tie_word_embeddings": True}

@@ -22,7 +22,9 @@ def per_layer_inputs(model: Model, tokens: Sequence[int], x: Tensor) -> Tensor |
         return None
     width = model.sizes["n_embd_per_layer"]
     shape = len(tokens), model.sizes["n_layer"], width
-    rows = model.weights.rows("per_layer_token_embd.weight", tokens).view(shape) * width**0.5
+    known = model.weights.refs("per_layer_token_embd.weight")[0].rows
+    listed = [token if token < known else 0 for token in tokens]  # pictures and sounds have no row of their own
+    rows = model.weights.rows("per_layer_token_embd.weight", listed).view(shape) * width**0.5
     projected = model.linear("per_layer_model_proj", x).view(shape) * x.shape[-1] ** -0.5
     inputs: Tensor = (model.norm("per_layer_proj_norm", projected) + rows) * 2**-0.5
     return inputs

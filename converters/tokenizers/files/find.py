@@ -88,7 +88,8 @@ def _by_class(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     if name in APPENDS_EOS:
         flags["add_eos"], origins["add_eos"] = True, name
     family = sidecars.text("config.json", "model_type")
-    if tokenizer.model == "llama" and family.startswith(NO_SPACE_PREFIX):
+    told = tokenizer.origins.get("add_space_prefix") == "tokenizer.json"  # whose normalizer is what transformers runs
+    if tokenizer.model == "llama" and family.startswith(NO_SPACE_PREFIX) and not told:
         flags["add_space_prefix"], origins["add_space_prefix"] = False, f"model_type {family}"
     kinds = json_kinds.whole(sidecars.object("config.json"), "type_vocab_size", sidecars.path("config.json"))
     if tokenizer.token_type_count is not None and kinds is not None and 0 <= kinds <= MAX_VOCAB:

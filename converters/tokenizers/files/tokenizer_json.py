@@ -197,7 +197,8 @@ def _byte_fallback(document: BpeDocument, witness: Witness) -> Tokenizer:
             "add_space_prefix": _starts_with_space(document, answer.ids(len(TEXTS))),
         },
         notes=gaps_note(gaps),
-        origins={"tokens": ORIGIN, "types": ORIGIN, "scores": "rank of the first merge that makes a piece, proved"},
+        origins={"scores": "rank of the first merge that makes a piece, proved"}
+        | dict.fromkeys(("tokens", "types", "add_space_prefix"), ORIGIN),
     )
     tokenizer = with_added(tokenizer, document.added)
     found = weigh(witness, tokenizer, encoder(tokenizer), texts, answer)

@@ -1,0 +1,138 @@
+"""Gemma 4, the text half: blocks with a window and blocks without have heads of two widths and bases of their own;
+values are normed, and may be the keys; the last blocks may take over keys and values, every block may have an embedding
+of its own for each token, and experts may stand beside the feed-forward network.
+
+Source: llama.cpp `src/models/gemma4.cpp`, `conversion/gemma.py`, transformers `modeling_gemma4.py`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gemma_layers as gemma
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam
+from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
+
+F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
+_HF = "transformers' default"
+
+BLOCKS = (
+    common.LAYER_WINDOWS,
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=gemma.windows, many="n_layer"),
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"},
+           defaults=(Default(512, _HF, dialect="hf"),), check="0 < n_swa"),
+    HParam("shared_kv_layers", "attention.shared_kv_layers", fields={"hf": "num_kv_shared_layers"},
+           defaults=(Default(0, "none, where nothing says otherwise"),), check="shared_kv_layers < n_layer"),
+)  # fmt: skip
+HEADS = (
+    common.N_HEAD,
+    HParam("n_head_kv_swa", None, fields={"hf": "num_key_value_heads"}, required=False),
+    HParam("n_head_kv_global", None, fields={"hf": "num_global_key_value_heads"}, required=False),
+    HParam("n_head_kv_listed", None, fields={"hf": "per_layer_config.*.num_key_value_heads"}, required=False),
+    HParam("k_is_v", None, BOOL, {"hf": "attention_k_eq_v"}, required=False),
+    HParam("n_head_kv", "attention.head_count_kv", derive=gemma.key_heads, many="n_layer", or_one=True),
+    HParam("head_dim_full", "attention.key_length", fields={"hf": "global_head_dim|per_layer_config.*.head_dim"},
+           defaults=(Default(512, _HF, dialect="hf"),)),
+    HParam("head_dim_swa", "attention.key_length_swa", fields={"hf": "head_dim"},
+           defaults=(Default(256, _HF, dialect="hf"),)),
+    HParam("head_dim", None, derive=gemma.head_widths, many="n_layer"),
+    HParam("value_dim_full", "attention.value_length", derive="head_dim_full", check="value_dim_full == head_dim_full"),
+    HParam("value_dim_swa", "attention.value_length_swa", derive="head_dim_swa", check="value_dim_swa == head_dim_swa"),
+    HParam("attn_scale", None, F32),
+)  # fmt: skip
+ROPE = (
+    *gemma.BASES,
+    HParam("rope_kind", None, STRING, {"hf": "rope_parameters.full_attention.rope_type"}, required=False,
+           words={"proportional": "proportional"}),
+    HParam("rope_stretch", None, F32, {"hf": "rope_parameters.full_attention.factor"}, required=False,
+           check="rope_stretch > 0"),
+    HParam("rope_fraction_full", None, F32, {"hf": "rope_parameters.full_attention.partial_rotary_factor"},
+           required=False, defaults=(Default(0.25, _HF, dialect="hf"),), check="0 <= rope_fraction_full"
+           " and rope_fraction_full <= 1"),
+    HParam("n_rot_full", "rope.dimension_count", derive="head_dim_full", check="n_rot_full % 2 == 0"),
+    HParam("n_rot_swa", "rope.dimension_count_swa", derive="head_dim_swa", check="n_rot_swa % 2 == 0"),
+    HParam("n_rot", None, derive=gemma.turned_widths, many="n_layer"),
+)  # fmt: skip
+FEED_FORWARD = (
+    HParam("n_ff_stated", None, fields={"hf": "intermediate_size"}, required=False),
+    HParam("double_wide", None, BOOL, {"hf": "use_double_wide_mlp"}, required=False),
+    HParam("n_ff", "feed_forward_length", derive=gemma.widths, many="n_layer", or_one=True),
+    common.N_EXPERT,
+    HParam("n_expert_used", "expert_used_count", fields={"hf": "top_k_experts|num_experts_per_tok"}, absent=0,
+           check="n_expert_used <= n_expert and (n_expert == 0 or 0 < n_expert_used)"),
+    HParam("n_ff_exp", "expert_feed_forward_length", fields={"hf": "moe_intermediate_size|expert_intermediate_size"},
+           required=False),
+    HParam("moe_block", None, BOOL, {"hf": "enable_moe_block"}, required=False,
+           check="moe_block == 1 and n_expert > 0 or moe_block == 0 and n_expert == 0"),
+)  # fmt: skip
+HPARAMS = (
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, *BLOCKS, *HEADS, common.RMS_EPS, *ROPE, *FEED_FORWARD,
+    gemma.N_EMBD_PER_LAYER, gemma.SOFTCAP_STATED, common.ALWAYS_TIED, common.GEMMA_GELU,
+    # Pictures see what comes later ('vision'), text does not.
+    HParam("bidirectional", None, STRING, {"hf": "use_bidirectional_attention"}, words={"vision": "vision"},
+           required=False),
+)  # fmt: skip
+
+_OWN = "n < n_layer - shared_kv_layers"
+ROLES = roles(
+    tensors.embedding(output=""),
+    "rope_freqs.weight f32 : head_dim_full/2 | hf =factors",
+    gemma.block_embeddings("n_embd_per_layer > 0"),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.linear("attn_q", "n_head*head_dim n_embd", "self_attn.q_proj"),
+        tensors.linear("attn_k", "n_head_kv*head_dim n_embd", "self_attn.k_proj", when=_OWN),
+        tensors.linear("attn_v", "n_head_kv*head_dim n_embd", "self_attn.v_proj",
+                       when=f"{_OWN} and (k_is_v == 0 or swa_layers == 1)"),
+        tensors.linear("attn_output", "n_embd n_head*head_dim", "self_attn.o_proj"),
+        tensors.norm("attn_q_norm", "self_attn.q_norm", width="head_dim"),
+        tensors.norm("attn_k_norm", "self_attn.k_norm", width="head_dim", when=_OWN),
+        gemma.feed_forward_norms(),
+        tensors.gated(),
+        roles(
+            """
+            ffn_gate_inp.weight f32    : n_expert n_embd            | hf router.proj.weight
+            ffn_gate_inp.scale f32     : n_embd                     | hf router.scale
+            ffn_gate_up_exps.weight    : n_expert 2*n_ff_exp n_embd | hf experts.gate_up_proj
+            ffn_down_exps.weight       : n_expert n_embd n_ff_exp   | hf experts.down_proj
+            ffn_down_exps.scale f32    : n_expert                   | hf router.per_expert_scale
+            pre_ffw_norm_2.weight f32  : n_embd                     | hf pre_feedforward_layernorm_2.weight
+            post_ffw_norm_1.weight f32 : n_embd                     | hf post_feedforward_layernorm_1.weight
+            post_ffw_norm_2.weight f32 : n_embd                     | hf post_feedforward_layernorm_2.weight
+            """,
+            when="n_expert > 0",
+        ),
+        gemma.block_input("n_embd_per_layer > 0"),
+        "layer_output_scale.weight f32 optional : 1 | hf layer_scalar",
+    ),
+    factors=gemma.proportional_factors,
+)  # fmt: skip
+
+UNUSED = tuple(
+    Drop(f"model.layers.{{n}}.self_attn.{name}.weight", "of a block that takes over keys and values",
+         when="n >= n_layer - shared_kv_layers")
+    for name in ("k_proj", "v_proj", "k_norm")
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="gemma4",
+    display_name="Gemma 4",
+    hf_classes=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=(*UNUSED, *common.DROPS, *gemma.DROPS),
+            within=half.WITHIN,
+            renames=half.RENAMES,
+            given={"attn_scale": 1.0},
+            harmless=(common.UNBIASED, *gemma.HARMLESS, gemma.BY_BLOCK),
+        ),
+        "gguf": Dialect("gguf", given={"attn_scale": 1.0}),
+    },
+    recipe={
+        "rope": "halves", "activation": "gelu_tanh", "embedding_scale": "sqrt_width", "v_norm": True,
+        "expert_norm": True,
+    },
+)  # fmt: skip
