@@ -57,7 +57,10 @@ def _heard(witness: Witness, case: Case, auto: bool) -> Testimony | None:
     refusal = witness.refuse(case)
     if refusal is not None:
         return None if auto and refusal.quiet else Testimony(witness.name, side=witness.side, why=refusal.why)
-    testimony, apart = witness.hear(case)
+    try:
+        testimony, apart = witness.hear(case)
+    except OSError as error:  # no process, or no room for what it reads and writes
+        return Testimony(witness.name, side=witness.side, why=f"it cannot be asked: {error.strerror}")
     if apart is None:
         return testimony
     said = replace(testimony, worst=apart.worst, limit=apart.limit, place=apart.place)

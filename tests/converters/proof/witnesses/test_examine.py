@@ -257,6 +257,13 @@ def test_a_process_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeyp
             time.sleep(0.1)
 
 
+def test_a_process_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = sides("llama", tmp_path)
+    monkeypatch.setattr(child_process.sys, "executable", str(tmp_path / "none"))
+    (said,) = examine.examine(source, output, ("llama.cpp",))
+    assert said.why == "it cannot be asked: No such file or directory"
+
+
 def test_programs_import_nothing_of_ours() -> None:
     texts = [path.read_text() for path in Path(child_process.PROGRAMS).glob("*.py")]
     assert len(texts) == 5 and not [text for text in texts if "import ggferry" in text or "from ggferry" in text]
