@@ -12,10 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.tokenizers.building_blocks.byte_level import spell
+from ggferry.converters.tokenizers.building_blocks.byte_level import spell, unspell
 from ggferry.converters.tokenizers.files.sidecar_settings import TEMPLATE_FOLDER, Sidecars, special_text
 from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, TIKTOKEN, Witness
 from ggferry.converters.tokenizers.tokenizer import CHAT_TEMPLATE, GGML, SPACE, SPECIAL_KEYS, Tokenizer, TokenType
+from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.files.local_files import read_text
 from ggferry.support.lazy_import import lazy
@@ -58,6 +59,27 @@ def check_raw(
     return {"tokens": len(output.tokens), "merges": merges, "special": special, "templates": templates}
 
 
+def check_held(output: Tokenizer, raw: RawVocab, path: str) -> dict[str, int]:
+    """How many ordinary tokens of the output are those that a file of the GGML era holds, byte for byte, with its
+    scores where it has any. Raises VerificationError naming the first that is not."""
+    held, count = _Held(output, path), min(len(raw.tokens), len(output.tokens))
+    ordinary = [token for token in range(count) if output.type_of(token) == TokenType.NORMAL]
+    for token in ordinary:
+        if raw.tokens[token] not in _bytes_of(output.tokens[token]):
+            raise held.wrong(f"text of token {token}", output.tokens[token], raw.tokens[token])
+    if raw.scores and any(raw.scores):
+        held.scores(raw.scores, set(range(count)).difference(ordinary))
+    return {"tokens": len(ordinary)}
+
+
+def _bytes_of(text: str) -> set[bytes]:
+    """What a token of the output may have been in a file of the time: its bytes, those it spells, a blank for a visible
+    one, and bytes taken for code points (ggml's MPT script)."""
+    spelled = unspell(text)
+    plain = {text.encode("utf-8", "surrogateescape"), text.replace(SPACE, " ").encode("utf-8", "surrogateescape")}
+    return plain if spelled is None else {*plain, spelled, spelled.decode("latin-1").encode()}
+
+
 class _Held:
     """The output's vocabulary, and what is held against it."""
 
@@ -78,30 +100,30 @@ class _Held:
             if token in added or self._stands_for_none(token):
                 continue
             if token >= len(texts):
-                raise self._wrong(f"token {token} is none of the source's", text, None)
+                raise self.wrong(f"token {token} is none of the source's", text, None)
             spelled = (
                 {texts[token], texts[token].replace(SPACE, " ")} if kind == TokenType.USER_DEFINED else {texts[token]}
             )
             self._text(token, spelled)
             if kind != types[token] and (kind, types[token]) != (TokenType.USER_DEFINED, TokenType.NORMAL):
-                raise self._wrong(f"type of token {token} ({text!r})", kind, types[token])
+                raise self.wrong(f"type of token {token} ({text!r})", kind, types[token])
 
     def ranks(self, texts: Mapping[int, str]) -> None:
         """Those of a tiktoken file, each at its rank. What stands behind them is special: no file names it."""
         for token in range(max(texts) + 1):
             self._text(token, {texts.get(token, "")})
             if self._type(token) != TokenType.NORMAL:
-                raise self._wrong(f"type of token {token} ({texts[token]!r})", self._type(token), TokenType.NORMAL)
+                raise self.wrong(f"type of token {token} ({texts[token]!r})", self._type(token), TokenType.NORMAL)
 
     def scores(self, scores: Sequence[float], but: Collection[int] = ()) -> None:
         """The score of every trained piece."""
         count = min(len(scores), len(self.output.tokens))
         if self.output.scores is None:
-            raise self._wrong("no scores", None, f"{len(scores)} scores")
+            raise self.wrong("no scores", None, f"{len(scores)} scores")
         found, expected = (np.asarray(side[:count], np.float32) for side in (self.output.scores, scores))
         for token in np.flatnonzero(found != expected).tolist():
             if token not in but:
-                raise self._wrong(f"score of token {token}", float(found[token]), float(expected[token]))
+                raise self.wrong(f"score of token {token}", float(found[token]), float(expected[token]))
 
     def tokens(self, texts: Mapping[int, str], added: Mapping[int, Sequence[Any]]) -> None:
         """Those of a tokenizer.json. Special ones are control tokens; WordPiece's are spelled with a space in front."""
@@ -113,12 +135,12 @@ class _Held:
             if self._stands_for_none(token):
                 continue
             if text is None:
-                raise self._wrong(f"token {token} is none of the source's", self.output.tokens[token], None)
+                raise self.wrong(f"token {token} is none of the source's", self.output.tokens[token], None)
             self._text(token, _spelled(text, kind, bert))
             if special and kind not in (TokenType.CONTROL, TokenType.UNKNOWN):
-                raise self._wrong(f"type of token {token} ({text!r}), which is special", kind, TokenType.CONTROL)
+                raise self.wrong(f"type of token {token} ({text!r}), which is special", kind, TokenType.CONTROL)
             if content is None and kind in (TokenType.CONTROL, TokenType.USER_DEFINED) and not bert:
-                raise self._wrong(f"type of token {token} ({text!r}), which was trained", kind, TokenType.NORMAL)
+                raise self.wrong(f"type of token {token} ({text!r}), which was trained", kind, TokenType.NORMAL)
 
     def merges(self, stated: Any, files: Sidecars) -> int:
         """Every merge, in the order of the file; without those of tokens that --trim-vocab dropped."""
@@ -132,7 +154,7 @@ class _Held:
             expected = [merge for merge in expected if {*(halves := merge.split(" ")), "".join(halves)} <= kept]
         for rank, (here, there) in enumerate(zip_longest(found, expected)):
             if here != there:
-                raise self._wrong(f"merge {rank}", here, there)
+                raise self.wrong(f"merge {rank}", here, there)
         return len(found)
 
     def special(self, files: Sidecars, apart: Collection[str]) -> int:
@@ -147,7 +169,7 @@ class _Held:
             if text is None or text not in self.output.tokens:
                 continue
             if token is None or self.output.tokens[token] != text:
-                raise self._wrong(f"{role} token", None if token is None else self.output.tokens[token], text)
+                raise self.wrong(f"{role} token", None if token is None else self.output.tokens[token], text)
             count += 1
         return count
 
@@ -159,7 +181,7 @@ class _Held:
             texts.append(read_text(files.files["chat_template.jinja"]))
         several = any(isinstance(text, list) for text in stated) or f"{TEMPLATE_FOLDER}/default.jinja" in files.files
         if texts and not several and self.output.templates.get("") != texts[-1]:
-            raise self._wrong("chat template", self.output.templates.get(""), texts[-1])
+            raise self.wrong("chat template", self.output.templates.get(""), texts[-1])
         return len(self.output.templates)
 
     def _type(self, token: int) -> int:
@@ -171,9 +193,9 @@ class _Held:
 
     def _text(self, token: int, spelled: set[str]) -> None:
         if self.output.tokens[token] not in spelled:
-            raise self._wrong(f"text of token {token}", self.output.tokens[token], min(spelled))
+            raise self.wrong(f"text of token {token}", self.output.tokens[token], min(spelled))
 
-    def _wrong(self, what: str, found: object, expected: object) -> VerificationError:
+    def wrong(self, what: str, found: object, expected: object) -> VerificationError:
         return VerificationError(f"not the source's: {what}", path=self.path, found=found, expected=expected)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggferry.converters.proof.raw_vocabulary import check_raw
+from ggferry.converters.proof.raw_vocabulary import check_held, check_raw
 from ggferry.converters.tokenizers.compare import compare
 from ggferry.converters.tokenizers.legacy.byte_level import MergeSource
 from ggferry.converters.tokenizers.legacy.check import check_conversion, check_merges
@@ -58,6 +58,8 @@ def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> d
         return {"texts": 0, "equal": 0, "why": f"{error.message}: {output.model}; every key is equal"}
     found: dict[str, Any] = {"model": output.model, "vocabulary": len(output.tokens)}
     found |= _by_library(sides, source, output, encode, path, depth) or _by_ourselves(source, encode, path, depth)
+    if checkpoint.vocab and "held_against_source" not in found and not (sides.options.source or sides.options.model):
+        found["held_against_source"] = check_held(output, checkpoint.vocab, path)
     if checkpoint.vocab and output.model == "llama":
         legacy = check_conversion(checkpoint.vocab, output, encode)
         _check(legacy.first, path)

@@ -15,18 +15,22 @@ import pytest
 import tokenizers
 
 from ggferry.converters.convert import Request, convert
-from ggferry.converters.proof.raw_vocabulary import check_raw
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.proof.raw_vocabulary import check_held, check_raw
 from ggferry.converters.tokenizers.building_blocks.byte_level import unspell
 from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import read_model
 from ggferry.converters.tokenizers.files import find
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.libraries.ask import ask
 from ggferry.converters.tokenizers.libraries.testimony import hear, texts_of
+from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, encoder
+from ggferry.converters.understand import understand
 from ggferry.formats.errors import UnsupportedError, VerificationError
 from ggferry.service.cli.app import _run
 from helpers.witnesses import FIXTURES
+from helpers.witnesses import witness as witness_file
 
 TOKENIZERS = FIXTURES / "tokenizers"
 CHECKPOINTS = FIXTURES / "hf" / "ckpt"
@@ -349,3 +353,26 @@ def test_a_forced_pre_tokenizer_is_told_and_not_refused(tmp_path: Path) -> None:
     request = Request(str(CHECKPOINTS / "qwen2"), str(tmp_path / "x.gguf"), vocab=VocabOptions(pre="gpt-2"))
     found = convert(replace(request, level="fast")).receipt["tokenizer"]
     assert found["equal"] < found["texts"] and found["held_against_source"]["merges"] > 100
+
+
+LEGACY = {
+    "legacy-llama/ggjt3-20230821/G256-q4_0.bin": "scores", "legacy-other/mpt/mpt-s64-f16.bin": "",
+    "legacy-other/gpt2/gpt2-s64-g1-q5_1.bin": "", "legacy-other/replit/replit-s64-f16.bin": "scores",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEGACY)
+def test_a_vocabulary_within_a_file_is_held_token_by_token(name: str) -> None:
+    checkpoint = open_checkpoint(str(witness_file(name)))
+    made = load_tokenizer(checkpoint, understand(checkpoint).sizes["n_vocab"])
+    raw = checkpoint.vocab
+    checkpoint.close()
+    assert made is not None and raw is not None
+    assert check_held(made, raw, "x")["tokens"] > 250
+    ordinary = [token for token, text in enumerate(made.tokens) if made.type_of(token) == TokenType.NORMAL and text]
+    with pytest.raises(VerificationError, match=f"text of token {ordinary[100]}"):
+        check_held(replace(made, tokens=swapped(made.tokens, ordinary[100], ordinary[101])), raw, "x")
+    if LEGACY[name]:
+        scores = [score - 1 if token == ordinary[100] else score for token, score in enumerate(made.scores or ())]
+        with pytest.raises(VerificationError, match=f"score of token {ordinary[100]}"):
+            check_held(replace(made, scores=tuple(scores)), raw, "x")
