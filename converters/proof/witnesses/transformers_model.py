@@ -57,6 +57,8 @@ _FAR = 8
 _KINDS = {"t5": "seq2seq", "whisper": "speech", "bert": "states", "t5encoder": "states"}
 _WEIGHTS = {"safetensors": "model.safetensors", "pytorch": "pytorch_model.bin"}
 _STORED = {"BF16": "bfloat16", "F16": "float16"}
+_CONTEXTS = ("model_max_length", "max_sequence_length")
+"""Where configurations state the context that a model was trained on beside what transformers reads."""
 _BLOCK = re.compile(r"^.*?\.\d+(?=\.)")
 
 
@@ -84,7 +86,8 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     testimony = Testimony(NAME, answer.version, _what(graph), SIDE, why=answer.why)
     if answer.why is not None:
         return testimony, None
-    if window and answer.facts.get("window"):
+    _check_context(graph, answer)
+    if window and answer.facts.get("window") is not None:
         graph = _narrowed(graph, window, answer)
     said = [number for number, rows in enumerate(answer.rows) if len(rows)]
     heard = [texts[number] for number in said]
@@ -97,6 +100,21 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
         return replace(testimony, why=close[0]), None
     found = difference(kept, ours, theirs, [limit_of(graph, text) for text in kept])
     return replace(testimony, count=found.count), found
+
+
+def _check_context(graph: ModelGraph, answer: Answer) -> None:
+    """Hold the length of the context, which no prompt shows, against what transformers reads. Raises
+    VerificationError."""
+    context, theirs = graph.sizes.get("n_ctx") or 0, answer.facts.get("context")
+    elsewhere = any(name in graph.checkpoint.metadata for name in _CONTEXTS)
+    if context and theirs and theirs != context and _kind(graph) == "logits" and not elsewhere:
+        raise _other("length of the context", graph, context, theirs, answer)
+
+
+def _other(what: str, graph: ModelGraph, found: int, expected: int, answer: Answer) -> VerificationError:
+    return VerificationError(
+        f"{NAME} {answer.version} reads another {what}", path=graph.checkpoint.path, found=found, expected=expected
+    )
 
 
 def limit_of(graph: ModelGraph, text: Prompt) -> float:
@@ -149,12 +167,11 @@ def _narrowed(graph: ModelGraph, window: int, answer: Answer) -> ModelGraph:
     """The source with a window of `NARROW` tokens in place of its own, which must be the one that transformers reads,
     as far as the context goes. Raises VerificationError."""
     context = graph.sizes.get("n_ctx") or window
-    theirs = answer.facts["window"]
+    theirs = answer.facts["window"] or context
     if min(theirs, context) != min(window, context):
-        raise VerificationError(
-            f"{NAME} {answer.version} reads another window of attention", path=graph.checkpoint.path, found=window,
-            expected=theirs,
-        )  # fmt: skip
+        raise _other("window of attention", graph, window, theirs, answer)
+    if not answer.facts["window"]:
+        return graph
     return replace(graph, hparams={**graph.hparams, "n_swa": replace(graph.hparams["n_swa"], value=NARROW)})
 
 

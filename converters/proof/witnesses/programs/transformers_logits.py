@@ -24,11 +24,12 @@ UNUSED = ("pooler.", "vision_tower.", "vision_model.", "visual.", "multi_modal_p
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
-    """Version, rows of every prompt, and the window of attention as transformers understands it."""
+    """Version, rows of every prompt, and context and window of attention as transformers understands them."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(job["threads"])
     config = transformers.AutoConfig.from_pretrained("model", trust_remote_code=False, local_files_only=True)
-    facts = {"window": narrowed(config.get_text_config(), job["window"])}
+    text = config.get_text_config()
+    facts = {"context": getattr(text, "max_position_embeddings", None), "window": narrowed(text, job["window"])}
     model = loaded(config, job)
     with torch.inference_mode():
         rows = [rows_of(model, job, prompt) for prompt in job["prompts"]]
@@ -36,14 +37,15 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def narrowed(config: Any, window: int) -> int | None:
-    """The model's window; `window` takes its place, where there is one and `window` is not 0."""
+    """The model's window; `window` takes its place, where there is one and `window` is not 0. 0 for one that is switched
+    off, None where the configuration has no word for it."""
     for name in WINDOWS:
         found = getattr(config, name, None)
         if isinstance(found, int) and found > 0:
             if window:
                 setattr(config, name, window)
             return found
-    return None
+    return 0 if any(hasattr(config, name) for name in WINDOWS) else None
 
 
 def loaded(config: Any, job: dict[str, Any]) -> Any:

@@ -1,0 +1,69 @@
+"""Mistakes in what carries tables out: the forward pass, codecs, readers, vocabularies, adapters, receipts."""
+
+from __future__ import annotations
+
+from laws.mutations.rows import Planted, among, several
+
+FORWARD = (
+    *among(
+        "converters.forward.blocks.softmax_attention",
+        ("window reaches one token further", "mistral", "transformers", "(ahead <= -window)", "(ahead < -window)"),
+        ("caps cap at one", "gemma2", "transformers", "cap * torch.tanh(scores / cap)", "torch.tanh(scores / cap)"),
+    ),
+    several(
+        "keys shared by every other head", "llama", "transformers",
+        ("converters.forward.blocks.softmax_attention", "k[:, head // share].T", "k[:, head % k.shape[1]].T"),
+        ("converters.forward.blocks.softmax_attention", "v[:, head // share]", "v[:, head % k.shape[1]]"),
+    ),
+    *among(
+        "converters.forward.blocks.rope",
+        ("sines without their magnitude", "llama longrope", "transformers", "(angles.sin() * magnitude)",
+         "angles.sin()"),
+        ("halves turned as pairs", "llama", "logits", 'if style == "pairs":', 'if style != "none":'),
+    ),
+    *among(
+        "converters.forward.blocks.routing",
+        ("groups ranked by their best expert", "deepseek v3", "transformers", 'best=1 if kind == "softmax" else 2',
+         "best=1"),
+        ("bias of selection not heard", "deepseek v3", "transformers",
+         'preference = model.biased(f"{block}exp_probs_b", scores)', "preference = scores"),
+        ("scale of experts not applied", "deepseek v2 groups", "transformers",
+         'weights * float(sizes.get("expert_scale") or 1.0)', "weights"),
+    ),
+)  # fmt: skip
+
+CODECS = (
+    *among("quant.codecs.simple",
+           ("Q4_0's middle off by one", "llama q4_0", "llama.cpp", "signed -= 8", "signed -= 7"),
+           ("fifth bits the other way round", "llama q5_1", "llama.cpp", 'bitorder="little"', 'bitorder="big"'),
+           ("Q5_0's middle off by one", "llama to q5_0", "llama.cpp", "signed -= 16", "signed -= 15")),
+    *among("quant.codecs.kquants",
+           ("Q6_K's middle off by one", "llama to q6_k", "llama.cpp", "2, at=4)), 32)", "2, at=4)), 31)"),
+           ("Q4_K's minimum added", "llama to q4_k_m", "llama.cpp",
+            "return d * scales[..., 0, :], -dmin * scales[..., 1, :]",
+            "return d * scales[..., 0, :], dmin * scales[..., 1, :]")),
+    *among("quant.codecs.legacy",
+           ("nibbles of April's Q4_0 exchanged", "llama q4_0 of April", "recorded",
+            "even = (first & low) | (second << np.uint64(4) & high)",
+            "even = (first >> np.uint64(4) & low) | (second & high)")),
+)  # fmt: skip
+
+RECEIPTS = (
+    *among("formats.files.digests",
+           ("digest of the first piece alone", "llama", "receipt", "state.update(piece)",
+            "state.update(piece[:4096])")),
+    *among("converters.conversion_plan.steps",
+           ("types of the source in the receipt", "llama to q6_k", "receipt", '"type": step.type.name',
+            '"type": step.source_type.name')),
+    *among("converters.proof.receipt",
+           ("a key left out of the receipt", "llama", "receipt",
+            '"metadata": {key: entry.origin for key, entry in plan.metadata.items()}',
+            '"metadata": {key: entry.origin for key, entry in plan.metadata.items() if "eos" not in key}')),
+)  # fmt: skip
+
+ADAPTERS = (
+    *among("converters.adapters.plan",
+           ("alpha doubled", "adapter", "adapter", "f32(adapter.alpha)", "f32(2 * adapter.alpha)")),
+)  # fmt: skip
+
+ENGINE: tuple[Planted, ...] = (*FORWARD, *CODECS, *RECEIPTS, *ADAPTERS)

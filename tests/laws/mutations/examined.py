@@ -1,0 +1,169 @@
+"""What the workshop's children do: make models, and convert them with every witness asked, to see who notices.
+
+Nothing here is imported by the workshop itself: it comes with ggferry, in which a mistake is planted by then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from blake3 import blake3
+from laws.mutations.models import MODELS
+
+from ggferry.converters.adapters.plan import AdapterPlan
+from ggferry.converters.conversion_plan.steps import Options, Plan
+from ggferry.converters.convert import convert, make_plan
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.proof import runtime_keys
+from ggferry.converters.proof.runtime_notes import unexplained
+from ggferry.converters.proof.witnesses import child_process
+from ggferry.converters.request import Request
+from ggferry.converters.understand import graph_of
+from ggferry.formats.errors import GgferryError
+from helpers.tiny_models import make, relative
+from helpers.witnesses import FIXTURES
+
+STAGES = {
+    "check_metadata": "keys", "check_hparams": "keys", "compare_keys": "keys", "check_accounting": "accounting",
+    "check_tensor": "tensors", "check_logits": "logits", "check_tokenizer": "vocabulary", "examine": "witness",
+    "make_plan": "reading", "understand": "reading", "prove_adapter": "adapter",
+}  # fmt: skip
+"""Functions, and what an error that they raise shows; the innermost counts."""
+RECORDED = 2e-6
+"""Relative RMS to logits that the programs of 2023 computed, as tests/converters/legacy/test_llama.py has it."""
+SECONDS = 30
+"""For a witness, who needs one; a mistake may ask for ever."""
+
+
+def make_model(name: str, path: str) -> dict[str, Any]:
+    """A model of `models.MODELS` with a vocabulary, made by transformers or copied from the fixtures."""
+    model = MODELS[name]
+    if model.kind.startswith("fixtures/"):
+        found = FIXTURES.parent / model.kind
+        (shutil.copytree if found.is_dir() else shutil.copy)(found, path)
+        return {}
+    make(model.kind, Path(path), vocab_size=400, **model.changes)
+    for file in (FIXTURES / "tokenizers" / "bpe_llama3").iterdir():
+        shutil.copy(file, path)
+    config = Path(path) / "config.json"
+    stated = json.loads(config.read_text()) | model.edits
+    config.write_text(json.dumps({key: value for key, value in stated.items() if value is not None}))
+    return {}
+
+
+def full_proof(name: str, source: str, out: str) -> dict[str, Any]:
+    """Who notices while the model `name` at `source` is converted with `--verify full --witness auto`: `by`, the first
+    whose word ends the conversion with an error, and `said`; `told`, what the list of the loader's keys says beside it.
+
+    Where nobody does: whether the receipt is true, and whether the logits are those recorded in the fixtures.
+    """
+    setattr(child_process, "_run", _forked)  # noqa: B010  a fork of this process has the libraries already
+    kind, base = MODELS[name].kind, str(FIXTURES / "hf/ckpt/llama") if name == "adapter" else None
+    options = Options(outtype=MODELS[name].outtype)
+    request, told = Request(source, out, options, jobs=1, witness=("auto",), force=True, base=base), ""
+    try:
+        plan, _ = make_plan(request, open_checkpoint(source))
+        told = _told(plan)
+        result = convert(request)
+    except GgferryError as error:
+        return {"by": _stage(error), "said": str(error), "told": told}
+    silent = [testimony.note for testimony in result.proof.testimonies if testimony.why]
+    by = _wrong_receipt(result.receipt, source, out) or _not_recorded(kind, source)
+    return {"by": by, "said": "; ".join((result.lines[2], *filter(None, silent))), "told": told}
+
+
+def _told(plan: Plan) -> str:
+    """What the list of the loader's keys says of the plan, past what is known."""
+    if isinstance(plan, AdapterPlan):
+        return ""
+    keys = {key: entry.value for key, entry in plan.metadata.items()}
+    found = runtime_keys.check(plan.graph.architecture.name, keys, [step.name for step in plan.steps])
+    notes = [note for note in plan.notes if not note.startswith("llama.cpp b")]
+    return "; ".join(finding.text for finding in unexplained(found, (*plan.graph.notes, *notes)))
+
+
+def _wrong_receipt(receipt: Mapping[str, Any], source: str, out: str) -> str | None:
+    """'receipt' where it is not what BLAKE3 and gguf-py say of the files."""
+    read = gguf.GGUFReader(out)
+    types = {tensor.name: tensor.tensor_type.name for tensor in read.tensors}
+    keys = {key for key in read.fields if not key.startswith("GGUF.")}
+    true = (
+        {tensor["name"]: tensor["type"] for tensor in receipt["tensors"]} == types
+        and set(receipt["metadata"]) == keys
+        and receipt["output"]["files"][0]["blake3"] == _blake3(Path(out))
+        and all(
+            record["blake3"] == _blake3(_beside(source, record["name"]))
+            for record in receipt["source"]["files"]
+            if not record["name"].startswith("(computed")
+        )
+    )
+    return None if true else "receipt"
+
+
+def _beside(source: str, name: str) -> Path:
+    return Path(source) / name if Path(source).is_dir() else Path(source)
+
+
+def _blake3(path: Path) -> str:
+    return blake3(path.read_bytes()).hexdigest()
+
+
+def _not_recorded(kind: str, source: str) -> str | None:
+    """'recorded' where our pass over the source does not give the logits that were recorded of it."""
+    kept = FIXTURES.parent / f"{kind}.logits_f64.npy"
+    if not kept.exists():
+        return None
+    tokens = [int(token) for token in (FIXTURES / "legacy-llama/tokens16.txt").read_text().split()]
+    return "recorded" if relative(np.load(kept), forward(graph_of(source), tokens)) > RECORDED else None
+
+
+def _stage(error: GgferryError) -> str:
+    """Who raised it."""
+    trace, stage = error.__traceback__, "reading"
+    while trace:
+        stage = STAGES.get(trace.tb_frame.f_code.co_name, stage)
+        trace = trace.tb_next
+    return error.message.split(" ")[0] if stage == "witness" else stage
+
+
+def _forked(program: str, folder: str, seconds: float) -> str | None:
+    """In the place of `child_process._run`: the program in a fork of this process. Once in a while a fork of a process
+    with threads hangs: it is tried again."""
+    for _ in range(3):
+        code = _once(program, folder)
+        if code != -signal.SIGALRM:
+            break
+    return f"its process ended with {code}" if code else None
+
+
+def _once(program: str, folder: str) -> int:
+    kept_open = os.pipe()
+    number = os.fork()
+    if number == 0:
+        signal.alarm(SECONDS)
+        os.chdir(folder)
+        said = os.open("said.txt", os.O_WRONLY | os.O_CREAT)
+        for theirs, ours in ((kept_open[0], 0), (said, 1), (said, 2)):
+            os.dup2(theirs, ours)
+        os.close(kept_open[1])
+        sys.path.insert(0, child_process.PROGRAMS)
+        sys.stdin = os.fdopen(0)
+        try:
+            runpy.run_path(f"{child_process.PROGRAMS}/{program}.py", run_name="__main__")
+        finally:
+            os._exit(3)
+    os.close(kept_open[0])
+    code = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+    os.close(kept_open[1])
+    return code

@@ -1,0 +1,48 @@
+"""The models that planted mistakes are shown with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`kind`: of `tiny_models.TINY`, with `changes` of its configuration that let every witness testify (windows that a
+    prompt crosses, what llama.cpp computes alike), or a path within the fixtures. `edits`: of config.json, None for a
+    key that is not there. `outtype`: what it is converted to."""
+
+    kind: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    edits: dict[str, Any] = field(default_factory=dict)
+    outtype: str = "keep"
+
+
+WINDOW = {"sliding_window": 30}
+ALIKE = {"query_pre_attn_scalar": 16}
+MODELS = {
+    **{name: Model(name) for name in (
+        "llama", "llama linear", "llama yarn", "llama yarn attention_factor", "llama longrope", "qwen2", "qwen3",
+        "qwen3moe", "granite", "command-r", "stablelm", "stablelm 12b", "gptneox", "gptneox sequential", "bloom",
+        "mpt clip", "deepseek v2", "deepseek v2 yarn", "deepseek v2 groups", "deepseek v3", "mamba",
+    )},
+    "llama3": Model("llama llama3"),
+    "qwen2 epsilon": Model("qwen2", {"rms_norm_eps": 0.1}),
+    "mistral": Model("mistral window", WINDOW),
+    "mixtral": Model("mixtral", WINDOW),
+    "qwen2 window": Model("qwen2 window", WINDOW, {"layer_types": None}),
+    "qwen2 no window": Model("qwen2", edits={**WINDOW, "max_window_layers": 0, "layer_types": None}),
+    "gemma2": Model(
+        "gemma2",
+        {**ALIKE, "sliding_window": 20, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0},
+    ),
+    "gemma3": Model("gemma3", ALIKE),
+    "gemma3 period": Model("gemma3, old", ALIKE),
+    "llama q4_0": Model("fixtures/legacy-llama/ggjt3-20230821/q4_0.bin"),
+    "llama q5_1": Model("fixtures/legacy-llama/ggjt3-20230821/q5_1.bin"),
+    "llama q4_0 of April": Model("fixtures/legacy-llama/ggjt1-20230428/q4_0.bin"),
+    "llama to q4_k_m": Model("fixtures/hf/ckpt/llama_k256", outtype="q4_k_m"),
+    "llama to q6_k": Model("fixtures/hf/ckpt/llama_k256", outtype="q6_k"),
+    "llama to q5_0": Model("fixtures/hf/ckpt/llama_k256", outtype="q5_0"),
+    "adapter": Model("fixtures/lora/lora_plain"),
+}  # fmt: skip

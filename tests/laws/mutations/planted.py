@@ -1,0 +1,19 @@
+"""Mistakes planted in our own source: they sit on both sides of the proof, so that another's word must show them.
+
+A row has the mistake, the model it is shown with, who must notice, and the texts exchanged. Who:
+
+* `reading` (the source is refused), `accounting`, `keys`, `tensors`, `vocabulary`, `logits` (our own two passes) and
+  `adapter` end the proof as everybody asks for it;
+* `loader`, the list of what llama.cpp's loader reads, tells of it in a line;
+* `transformers` and `llama.cpp` end a proof in which they are asked;
+* `recorded` are logits that the programs of 2023 computed, kept in the fixtures, for files that no program of today
+  reads; `receipt` is a receipt held against BLAKE3 and gguf-py.
+"""
+
+from __future__ import annotations
+
+from laws.mutations.engine_rows import ENGINE
+from laws.mutations.rows import Planted
+from laws.mutations.table_rows import TABLES
+
+PLANTED: tuple[Planted, ...] = (*TABLES, *ENGINE)
