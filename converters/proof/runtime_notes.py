@@ -69,8 +69,8 @@ EXPLAINED = (
     ),
     Explained(
         "unread", "gemma3n",
-        "*.attention.shared_kv_layers *.activation_sparsity_scale *.altup.* *.embedding_length_per_layer_input"
-        " *.final_logit_softcapping",
+        "*.attention.shared_kv_layers *.activation_sparsity_scale *.altup.num_inputs *.altup.active_idx"
+        " *.embedding_length_per_layer_input *.final_logit_softcapping",
         "constants of llama.cpp; a remark tells of a model with others",
     ),
     Explained(

@@ -37,8 +37,8 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def narrowed(config: Any, window: int) -> int | None:
-    """The model's window; `window` takes its place, where there is one and `window` is not 0. 0 for one that is switched
-    off, None where the configuration has no word for it."""
+    """The model's window, 0 for one that is switched off, None where the configuration has no word for it. `window`
+    takes its place, where there is one and `window` is not 0."""
     for name in WINDOWS:
         found = getattr(config, name, None)
         if isinstance(found, int) and found > 0:
