@@ -122,6 +122,17 @@ def own_output(architecture: str) -> Remark:
     )
 
 
+def heads_as_wide_as_the_model(architecture: str) -> Remark:
+    """Return the remark on a model whose heads together are not as wide as the loader of its architecture takes them
+    to be."""
+    return Remark(
+        "n_head * head_dim != n_embd",
+        "llama.cpp does not load this model: it takes all heads together to be as wide as the model in "
+        f"{architecture}, and here they are {{n_head}} times {{head_dim}}, not {{n_embd}}",
+        stops="llama.cpp",
+    )
+
+
 WINDOW = Remark(
     "n_swa > 0",
     "attention reaches back {n_swa} tokens: written, but llama.cpp lets this architecture attend to all of its context",

@@ -28,6 +28,7 @@ ROLES = roles(
 )
 
 REMARKS = (
+    common.heads_as_wide_as_the_model("exaone4"),
     Remark(
         "n_head * head_dim != n_embd",
         "{n_head} heads are {head_dim} wide in a model of {n_embd}; llama.cpp loads heads of embedding / heads only",

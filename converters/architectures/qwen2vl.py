@@ -44,5 +44,5 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},
-    remarks=(EPSILON,),
+    remarks=(EPSILON, common.heads_as_wide_as_the_model("qwen2vl")),
 )

@@ -44,7 +44,21 @@ def test_both_sides_compute_what_transformers_computes(name: str, tmp_path: Path
             assert same(source.sizes.get(spec.name), written.sizes.get(spec.name)), spec.name
 
 
-STREAMED = ("llama biases", "mixtral", "stablelm 12b", "gemma2", "qwen2moe", "deepseek v3", "mamba", "mamba2")
+STREAMED = (
+    "qwen3vlmoe",
+    "gpt-oss",
+    "llama4",
+    "gemma4 experts",
+    "gemma3n",
+    "llama biases",
+    "mixtral",
+    "stablelm 12b",
+    "gemma2",
+    "qwen2moe",
+    "deepseek v3",
+    "mamba",
+    "mamba2",
+)
 
 
 @pytest.mark.parametrize("name", STREAMED)
