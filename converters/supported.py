@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggferry.converters.model_graph.open_checkpoint import architectures
+from ggferry.converters.schema.architecture import Architecture
 from ggferry.formats.errors import InconsistentError
 from ggferry.quant.codec import codecs
 from ggferry.quant.recipes.choose import ModelFacts, TensorInfo, choose, recipe
@@ -68,10 +69,16 @@ class Coverage:
     unlisted: tuple[str, ...]
 
 
+def _classes(spec: Architecture) -> tuple[str, ...]:
+    """The classes it may read: its own, and those it shares with another by what their weights hold."""
+    shared = [name for dialect in spec.dialects.values() for name in dialect.classes]
+    return tuple(dict.fromkeys([*spec.hf_classes, *shared]))
+
+
 def families() -> list[Family]:
     """Return every family, by name."""
     return [
-        Family(spec.name, spec.display_name or spec.name, spec.hf_classes, bool(spec.headers), spec.runtimes)
+        Family(spec.name, spec.display_name or spec.name, _classes(spec), bool(spec.headers), spec.runtimes)
         for _, spec in sorted(architectures().items())
     ]
 

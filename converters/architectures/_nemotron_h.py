@@ -32,6 +32,11 @@ def blocks(values: Values) -> int:
     return len(values["kinds"])
 
 
+def dense_branches(values: Values) -> int:
+    """How many blocks are a network without experts."""
+    return sum(kind == "-" for kind in values["kinds"])
+
+
 def heads_kv(values: Values) -> tuple[int, ...]:
     """attention.head_count_kv: of the blocks that attend, 0 of the others."""
     return tuple(values["heads_kv"] if kind == "*" else 0 for kind in values["kinds"])

@@ -7,7 +7,8 @@ are one number; the sections of its rotary positions are for images.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gated_delta as delta
-from ggferry.converters.schema.architecture import Default, Dialect, Drop, Harmless, HParam, Role
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam, Role
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Rearrange
 from ggferry.converters.schema.partial_layouts import Behind, Columns
@@ -55,16 +56,19 @@ def delta_net() -> tuple[Role, ...]:
 
 
 RECIPE: Conventions = {**delta.RECIPE, "delta_values": "tiled"}
-_IMAGES = "the vision half: this file holds the text model"
 HF = Dialect(
     "hf",
     conventions={**delta.CONVENTIONS, "delta_values": "grouped"},
-    drops=(delta.NEXT_TOKENS, *common.DROPS, Drop("model.visual.*", _IMAGES), Drop("visual.*", _IMAGES)),
+    drops=(
+        delta.NEXT_TOKENS, *common.DROPS,
+        *half.unseen("model.visual.*", "visual.*", "model.vision_tower.*", "model.merger.*"),
+    ),
     remarks=delta.REMARKS,
-    within="text_config",
-    renames=(("model.language_model.", "model."),),
+    within=half.WITHIN,
+    renames=half.RENAMES,
     harmless=(
         *delta.HARMLESS,
-        Harmless("vision_config language_model_only", "of the vision half, which is dropped"),
+        half.VISION_KEYS,
+        Harmless("language_model_only downsample_mode insert_layer_id merger_times", "of the vision half"),
     ),
-)
+)  # fmt: skip

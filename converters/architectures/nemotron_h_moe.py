@@ -13,6 +13,8 @@ F32, BOOL = ValueType.FLOAT32, ValueType.BOOL
 
 HPARAMS = (
     *nemotron.HPARAMS,
+    # llama.cpp's loader takes every block that feeds forward for one with experts.
+    HParam("n_dense_branches", None, derive=nemotron.dense_branches, required=False, check="n_dense_branches == 0"),
     common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP, nemotron.N_FF,
     HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, absent=0),
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", fields={"hf": "moe_shared_expert_intermediate_size"}),
@@ -42,7 +44,6 @@ ffn_up_shexp.weight     : n_ff_shexp n_embd              | hf mixer.shared_exper
 SPEC = Architecture(
     name="nemotron_h_moe",
     display_name="Nemotron 3",
-    hf_classes=("NemotronHPuzzleForCausalLM",),
     hparams=HPARAMS,
     roles=roles(
         nemotron.frame(),

@@ -1,9 +1,11 @@
-"""Tiny models whose blocks are of several kinds, for `tiny_models.TINY`: (prefix of transformers' class names, its
-configuration). Eight heads share two keys; every other size differs."""
+"""Tiny models whose blocks are of several kinds. Eight heads share two keys; every other size differs."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from helpers.tiny import Tiny
+from helpers.tiny_todays import QWEN_EYES, SEES
 
 HEADS: dict[str, Any] = {
     "vocab_size": 328, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -71,7 +73,7 @@ GROWING = {
     "beta_slow": 1.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.3,
 }  # fmt: skip
 
-HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3next": ("Qwen3Next", {**DELTA, **MOE}),
     "qwen3next irregular": ("Qwen3Next", {**DELTA, **MOE, "layer_types": THREE_IN_FOUR[2:] * 2}),
     "qwen35": ("Qwen3_5", {**DELTA, **SECTIONS}),
@@ -93,6 +95,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite hybrid of attention": (
         "GraniteMoeHybrid",
         {**WHOLE, **GRANITE, "layer_types": ["attention"] * 4, "num_local_experts": 0, "num_experts_per_tok": 0},
+    ),
+    "granite hybrid of attention, experts": (
+        "GraniteMoeHybrid",
+        {**WHOLE, **ROPE, **GRANITE, **GRANITE_EXPERTS, "layer_types": ["attention"] * 4,
+         "position_embedding_type": "rope"},
     ),
     "bamba": ("Bamba", {**WHOLE, **PART, **SPACE, "attn_layer_indices": [1, 2]}),
     "jamba": ("Jamba", {**WHOLE, **JAMBA}),
@@ -130,3 +137,21 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**MULTIPLIED, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
     ),
 }  # fmt: skip
+
+LFM_EYES = {
+    "vision_config": {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+        "num_patches": 16,
+    },
+}  # fmt: skip
+HYBRIDS: dict[str, Tiny] = {
+    **{name: Tiny(*described) for name, described in _TEXT.items()},
+    "qwen35 that sees": Tiny("Qwen3_5", {**DELTA, **SECTIONS}, head=SEES, outer=QWEN_EYES),
+    "qwen35moe that sees": Tiny(
+        "Qwen3_5Moe",
+        {**DELTA, **SECTIONS, **MOE, "num_hidden_layers": 2, "layer_types": THREE_IN_FOUR[2:]},
+        head=SEES,
+        outer=QWEN_EYES,
+    ),
+    "lfm2 that sees": Tiny("Lfm2Vl", {**CONVOLVED, "model_type": "lfm2"}, head=SEES, outer=LFM_EYES),
+}

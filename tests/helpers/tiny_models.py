@@ -223,7 +223,7 @@ TINY: dict[str, Tiny] = {
         {**FALCON, "num_kv_heads": 6, "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
         attention="sdpa",
     ),
-    **{name: Tiny(*described) for name, described in HYBRIDS.items()},
+    **HYBRIDS,
     **TODAYS,
     **FURTHER,
 }  # fmt: skip

@@ -44,7 +44,7 @@ MODELS = (
     "qwen3next", "qwen35", "qwen35moe", "granitemoe shared", "granitemoe", "granite hybrid", "bamba", "jamba",
     "qwen3vl", "qwen3vlmoe", "qwen2vl", "smollm3 otherwise", "seed_oss", "olmo3 yarn", "olmoe", "glm4", "glm4moe",
     "exaone4 windows", "exaone_moe", "minimax_m2", "ministral3",
-    "lfm2", "lfm2moe", "nemotron", "nemotron-h", "nemotron-h latent", "falcon-h1",
+    "lfm2", "lfm2 that sees", "lfm2moe", "nemotron", "nemotron-h", "nemotron-h latent", "falcon-h1",
     "glm 4.7 flash", "youtu", "deepseek v3.2", "glm 5", "mistral4", "minicpm3", "kimi linear",
     "arcee", "apertus", "ernie4_5", "ernie4_5_moe", "ernie4_5_moe between", "hunyuan dense", "hunyuan moe", "phimoe",
     "gpt-oss", "llama4 chunks", "gemma4 keys as values", "gemma4 shared", "gemma4 experts", "gemma3n shared",
