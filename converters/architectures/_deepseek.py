@@ -137,16 +137,19 @@ LOW_RANK = Remark(
 EPSILON = Remark(
     "eps < 0.0000009 or eps > 0.0000011",
     "the norms of the low ranks have epsilon 0.000001; llama.cpp takes that of the other norms ({eps})",
+    otherwise="llama.cpp",
 )
 REMARKS = (
     *rope.REMARKS,
     Remark(
         "expert_gating == 1 and expert_groups > 1",
         "a group of experts counts as much as its best one; llama.cpp adds up the best two and may choose others",
+        otherwise="llama.cpp",
     ),
     Remark(
         "rope_kind == 'yarn' and rope_mscale != rope_mscale_all",
         "yarn with mscale={rope_mscale} and mscale_all_dim={rope_mscale_all}: llama.cpp takes both to be equal",
+        otherwise="llama.cpp",
     ),
     EPSILON,
 )

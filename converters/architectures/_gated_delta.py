@@ -123,6 +123,7 @@ WIDTHS = Remark(
 EPSILON = Remark(
     "eps < 0.0000009 or eps > 0.0000011",
     "queries and keys of the delta net are normed with epsilon 0.000001; llama.cpp takes that of other norms ({eps})",
+    otherwise="llama.cpp",
 )
 REMARKS = (*rope.REMARKS, WIDTHS, EPSILON)
 HARMLESS = (

@@ -107,6 +107,7 @@ SHORTEST = Remark(
     "dt_min > 0",
     "transformers lets no time step of a state space be shorter than {dt_min}: written as ssm.time_step_min, but "
     "llama.cpp computes with the steps as they come",
+    otherwise="llama.cpp",
 )
 HARMLESS = (
     *hybrid.MAMBA_HARMLESS,

@@ -74,7 +74,8 @@ ROLES = varied(
 REMARKS = (
     Remark("rope_scaling == 'yarn' and rope_truncate == 0",
            "llama.cpp runs this differently: it rounds the range over which yarn passes from one scale to the other, "
-           "and this model does not (rope.scaling.yarn_truncate, which it does not read)"),
+           "and this model does not (rope.scaling.yarn_truncate, which it does not read)",
+           otherwise="llama.cpp"),
     common.own_output("gpt-oss"),
 )  # fmt: skip
 

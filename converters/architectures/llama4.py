@@ -92,7 +92,7 @@ REMARKS = (
            "and this model in chunks of {n_swa}", stops="llama.cpp"),
     Remark("temperature_scale != 0.1 or temperature_length != 8192",
            "llama.cpp runs this differently: queries grow by 0.1 every 8192 tokens, and in this model by "
-           "{temperature_scale} every {temperature_length}"),
+           "{temperature_scale} every {temperature_length}", otherwise="llama.cpp"),
 )  # fmt: skip
 
 SPEC = Architecture(

@@ -32,7 +32,7 @@ ROLES = roles(
 REMARKS = (
     common.heads_as_wide_as_the_model("olmoe"),
     Remark("expert_norm == 1", "llama.cpp runs this differently: it does not make the weights of the chosen experts "
-           "sum to one in olmoe"),
+           "sum to one in olmoe", otherwise="llama.cpp"),
     Remark("n_head_kv != n_head", "llama.cpp does not load this model: in olmoe it wants as many key heads as heads",
            stops="llama.cpp"),
 )  # fmt: skip

@@ -24,7 +24,11 @@ ROLES = roles(
     ),
 )
 
-EPSILON = Remark("eps > 0", "llama.cpp runs this differently: it never reads this family's epsilon, {eps}, and takes 0")
+EPSILON = Remark(
+    "eps > 0",
+    "llama.cpp runs this differently: it never reads this family's epsilon, {eps}, and takes 0",
+    otherwise="llama.cpp",
+)
 
 SPEC = Architecture(
     name="qwen2vl",

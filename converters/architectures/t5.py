@@ -55,6 +55,7 @@ SPEC = Architecture(
                     "logit_scale != 1",
                     "logits are multiplied by {logit_scale}: written as t5.logit_scale, which llama.cpp does not read; "
                     "its greedy choice is the same, its temperatures are not",
+                    otherwise="llama.cpp",
                 ),
             ),
         ),

@@ -6,6 +6,7 @@ long as it computes (`streamed`), so that a model needs little more memory than 
 
 from __future__ import annotations
 
+import glob
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import numpy
 import torch
 import transformers
 from hearing import Silent, answer
+from safetensors import safe_open
 from torch import nn
 
 WINDOWS = ("sliding_window", "window_size")
@@ -57,11 +59,23 @@ def loaded(config: Any, job: dict[str, Any]) -> Any:
     for names, what in ((missing, "finds no"), ([item[0] for item in told["mismatched_keys"]], "expects another")):
         if names:
             raise Silent(f"it {what} {sorted(names)[0]}")
-    model.eval()
+    restore_padding(model.eval())
     if dtype != torch.float32:
         wide_buffers(model, kind, config, job["attention"])
         streamed(model)
     return model
+
+
+def restore_padding(model: Any) -> None:
+    """Give the padding token the row of the embedding that the files hold: some classes make it zero after they have
+    read it (Youtu in 5.23), and a tied output has that row, too."""
+    for path in glob.glob("model/*.safetensors"):
+        with safe_open(path, "pt") as file:
+            names = set(file.keys())
+            for name, module in model.named_modules():
+                padding = getattr(module, "padding_idx", None)
+                if isinstance(module, nn.Embedding) and padding is not None and f"{name}.weight" in names:
+                    module.weight.data[padding] = file.get_slice(f"{name}.weight")[padding : padding + 1][0]
 
 
 def class_of(config: Any, kind: str) -> Any:

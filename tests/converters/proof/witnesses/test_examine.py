@@ -84,7 +84,7 @@ def test_nobody_is_asked_unless_named(tmp_path: Path) -> None:
 def test_transformers_agrees(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     (said,) = examine.examine(*sides(name, tmp_path, **changes), ("transformers",))
     assert said.why is None and said.worst is not None and said.limit is not None
-    assert said.worst <= 2e-6 < said.limit <= 1e-5 and said.count >= 8 and said.version.startswith("5.")
+    assert said.worst <= 2e-6 < said.limit <= 2e-5 and said.count >= 8 and said.version.startswith("5.")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,23 @@ def test_weights_as_they_are_stored_give_the_same(name: str, tmp_path: Path, mon
     need, dtype = transformers_model.memory(source)
     assert dtype == "bfloat16"
     monkeypatch.setattr(transformers_model, "available_memory", lambda: need)
+    (said,) = examine.examine(source, source, ("transformers",))
+    assert said.why is None and said.worst is not None and said.worst <= 2e-6
+
+
+@pytest.mark.slow
+def test_the_row_of_a_padding_token_is_the_files(tmp_path: Path) -> None:
+    """transformers 5.23 makes it zero in models of this class, whose output is tied to it."""
+    import torch
+    import transformers
+
+    sizes = {"kv_lora_rank": 20, "q_lora_rank": 28, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+    base = {"vocab_size": 328, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 6, "max_position_embeddings": 64, "pad_token_id": 7}
+    model = transformers.YoutuForCausalLM(transformers.YoutuConfig(**sizes, **base, **heads, tie_word_embeddings=True))
+    torch.nn.init.normal_(model.model.embed_tokens.weight.data[7])
+    model.save_pretrained(tmp_path)
+    source = understand(open_checkpoint(str(tmp_path)))
     (said,) = examine.examine(source, source, ("transformers",))
     assert said.why is None and said.worst is not None and said.worst <= 2e-6
 
