@@ -41,7 +41,8 @@ ATTENTION = (
     *gemma.BASES,
     HParam("rope_kind", None, STRING, {"hf": "rope_parameters.full_attention.rope_type|rope_scaling.rope_type"},
            words={"default": "default"}, required=False),
-    HParam("n_rot", "rope.dimension_count", derive="head_dim", check="n_rot % 2 == 0"),
+    HParam("n_rot", "rope.dimension_count", derive="head_dim",
+           check="n_rot % 2 == 0 and 0 < n_rot and n_rot <= head_dim"),
 )  # fmt: skip
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER,

@@ -49,8 +49,10 @@ ROPE = (
     HParam("rope_fraction_full", None, F32, {"hf": "rope_parameters.full_attention.partial_rotary_factor"},
            required=False, defaults=(Default(0.25, _HF, dialect="hf"),), check="0 <= rope_fraction_full"
            " and rope_fraction_full <= 1"),
-    HParam("n_rot_full", "rope.dimension_count", derive="head_dim_full", check="n_rot_full % 2 == 0"),
-    HParam("n_rot_swa", "rope.dimension_count_swa", derive="head_dim_swa", check="n_rot_swa % 2 == 0"),
+    HParam("n_rot_full", "rope.dimension_count", derive="head_dim_full",
+           check="n_rot_full % 2 == 0 and 0 < n_rot_full and n_rot_full == head_dim_full"),
+    HParam("n_rot_swa", "rope.dimension_count_swa", derive="head_dim_swa",
+           check="n_rot_swa % 2 == 0 and 0 < n_rot_swa and n_rot_swa <= head_dim_swa"),
     HParam("n_rot", None, derive=gemma.turned_widths, many="n_layer"),
 )  # fmt: skip
 FEED_FORWARD = (

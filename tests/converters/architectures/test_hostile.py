@@ -19,7 +19,25 @@ from helpers.tiny_models import make, write
 
 QUICK = ("llama yarn", "phi3 longrope", "gemma3, old", "deepseek v3", "mamba2", "falcon mamba", "rwkv", "gpt2",
          "falcon rw")  # fmt: skip
-SLOW = ("starcoder heads", "gptj", "gptneo", "gptneox", "mpt clip", "bloom", "falcon 40b")
+SLOW = (
+    "gemma4 shared",
+    "gemma4 experts",
+    "gemma3n",
+    "llama4 chunks",
+    "gpt-oss",
+    "qwen3vlmoe",
+    "smollm3 otherwise",
+    "exaone_moe",
+    "olmo3 yarn",
+    "ministral3",
+    "starcoder heads",
+    "gptj",
+    "gptneo",
+    "gptneox",
+    "mpt clip",
+    "bloom",
+    "falcon 40b",
+)
 MODELS = (*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 TRIES = pytest.mark.parametrize("tries", [25, pytest.param(250, marks=pytest.mark.slow)])
 MORE = {
