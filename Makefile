@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres corpus kills check lint types clean
+.PHONY: setup demo test slow postgres corpus kills witnessed check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,11 @@ corpus: $(VENV)/.dev
 
 kills: $(VENV)/.dev
 	$(BIN)/python -m pytest -m kills -s
+
+# The list of what was computed as other programs compute it, from the tests that ask them; minutes. Those of the
+# corpus run where GGFERRY_CORPUS names it, and keep their rows where it does not.
+witnessed: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 0 -q --witnessed tests/converters/architectures tests/converters/legacy $(if $(GGFERRY_CORPUS),tests/corpus)
 
 check: lint types
 

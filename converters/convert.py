@@ -27,6 +27,7 @@ from ggferry.converters.proof.runtime_keys import architectures
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import Depth, Vocabularies, check_tokenizer
+from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen, examine
 from ggferry.converters.request import Naming, request_of, stated_options
 from ggferry.converters.request import Request as Request
@@ -119,6 +120,7 @@ def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenize
         graph.architecture.name, {key: entry.value for key, entry in metadata.items()}, [step.name for step in steps],
         (*graph.notes, *notes), vocab_only=request.options.vocab_only,
     )  # fmt: skip
+    notes += unseen(graph)
     return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes), tokenizer
 
 

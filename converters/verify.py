@@ -23,6 +23,7 @@ from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, how_it_was_pro
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
+from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request, missing_files, with_stated
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
@@ -117,7 +118,7 @@ def _model_again(
     proof = verify(
         graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
     )
-    return witnessed(proof, graph, mirror, request, stage), keys, runtime
+    return witnessed(proof, graph, mirror, request, stage), keys, (*runtime, *unseen(graph))
 
 
 def _adapter_again(

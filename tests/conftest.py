@@ -21,7 +21,15 @@ __all__ = ["FIXTURES", "ROOT"]
 collect_ignore = [] if CORPUS else ["corpus"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--witnessed", action="store_true", help="write converters/proof/witnessed.txt; with -n0")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--witnessed"):
+        from helpers.witnessed import Recorder
+
+        config.pluginmanager.register(Recorder())
     if CORPUS is not None and not (CORPUS / "legacy-llama" / "MANIFEST.json").is_file():
         raise pytest.UsageError(f"{VARIABLE}: no corpus at {CORPUS} (fixtures/README.md says what is one)")
 

@@ -1,0 +1,103 @@
+"""Records which models the tests against other programs compute alike: `pytest --witnessed` over those tests writes
+`converters/proof/witnessed.txt` anew for the tests that ran and passed (`make witnessed` runs them all).
+
+What a test computes is seen where it calls `forward`; whom it asks is said here, one line a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ggferry
+from ggferry.converters.forward import evaluate
+from ggferry.converters.proof import witnessed
+
+TABLE = Path(ggferry.__file__).parent / "converters" / "proof" / witnessed.LIST
+HEAD = """\
+# Models that tests against other programs computed alike: architecture | features | by whom | in which test.
+# Made by `make witnessed` (tests/helpers/witnessed.py); not edited by hand.
+"""
+TRANSFORMERS = f"transformers {version('transformers')}"
+LLAMA_CPP = f"llama.cpp b{version('xllamacpp').rpartition('.')[2]}"
+ORACLE, EQUATIONS = "logits recorded with the model", "the published equations"
+_A, _L = "tests/converters/architectures/", "tests/converters/legacy/"
+WITNESSES = {
+    f"{_A}test_in_transformers.py::test_both_sides_compute_what_transformers_computes": TRANSFORMERS,
+    f"{_A}test_in_llama_cpp.py::test_llama_cpp_continues_alike": LLAMA_CPP,
+    f"{_A}test_oracle.py::test_forward_is_transformers": ORACLE,
+    f"{_A}test_bert.py::test_bert_is_the_oracles": ORACLE,
+    f"{_A}test_bert.py::test_variants_against_transformers": TRANSFORMERS,
+    f"{_A}test_bert.py::test_llama_cpp_embeds_with_our_bert": LLAMA_CPP,
+    f"{_A}test_bert.py::test_llama_cpp_embeds_with_our_nomic_bert": LLAMA_CPP,
+    f"{_A}test_bert.py::test_nomic_by_its_published_equations": EQUATIONS,
+    f"{_A}test_t5.py::test_t5_is_the_oracles": ORACLE,
+    f"{_A}test_t5.py::test_variants_against_transformers": TRANSFORMERS,
+    f"{_A}test_whisper.py::test_both_sides_compute_the_oracles_states_and_logits": ORACLE,
+    f"{_A}test_rwkv.py::test_both_sides_compute_the_equations": EQUATIONS,
+    f"{_A}test_rwkv.py::test_llama_cpp_continues_alike": LLAMA_CPP,
+    f"{_A}test_rwkv.py::test_rwkv4_pth_computes_the_oracles_logits_from_both_sides": ORACLE,
+    f"{_A}test_meta_llama.py::test_the_oracles_shards_compute_the_float64_logits": ORACLE,
+    f"{_A}test_meta_llama.py::test_metas_names_order_and_scaled_rope": TRANSFORMERS,
+    f"{_L}test_llama.py::test_converts_with_full_proof": ORACLE,
+    f"{_L}test_llama.py::test_llama_cpp_runs_one_file_of_each_folder": LLAMA_CPP,
+    f"{_L}test_families.py::test_converts_with_full_proof": ORACLE,
+    "tests/corpus/test_arch_oracle.py::test_both_sides_compute_what_transformers_does": ORACLE,
+    "tests/corpus/test_arch_oracle.py::test_llama_cpp_continues_as_we_do": LLAMA_CPP,
+}
+
+
+class Recorder:
+    """Keeps what is computed while a test runs. A plugin: its hooks have pytest's names."""
+
+    def __init__(self) -> None:
+        self.test = ""
+        self.found: dict[str, set[str]] = {}
+        self.passed: set[str] = set()
+        self.plain = evaluate.forward
+        evaluate.forward = self.forward  # before any test module takes it by name
+
+    def forward(self, graph: Any, *arguments: Any, **named: Any) -> Any:
+        name = _test(self.test)
+        if name in WITNESSES:
+            row = witnessed.written(graph.architecture.name, witnessed.features(graph), WITNESSES[name], self.test)
+            self.found.setdefault(self.test, set()).add(row)
+        return self.plain(graph, *arguments, **named)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Only the tests that ask others."""
+        others = [item for item in items if _test(item.nodeid) not in WITNESSES]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        self.test = item.nodeid
+        yield
+        self.test = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.passed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Rows of the tests that ran take the place of theirs; rows of tests that are no more go."""
+        kept = {line for line in lines(TABLE) if _test(test := witnessed.parsed(line)[3]) in WITNESSES
+                and test not in self.passed}  # fmt: skip
+        kept |= {row for test in self.passed for row in self.found.get(test, ())}
+        TABLE.write_text(HEAD + "".join(f"{row}\n" for row in sorted(kept)), encoding="utf-8")
+
+
+def lines(table: Path) -> list[str]:
+    """The rows of the table as they stand."""
+    text = table.read_text(encoding="utf-8") if table.exists() else ""
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def _test(nodeid: str) -> str:
+    return nodeid.partition("[")[0]
