@@ -178,3 +178,36 @@ def test_apertus_numbers_are_one_each(tmp_path: Path) -> None:
     published("apertus", tmp_path, doubled)
     with pytest.raises(ShapeError, match=r"layers\.1\.mlp\.act_fn\.beta"):
         graph_of(str(tmp_path))
+
+
+def flat(config: Config, tensors: Tensors) -> Tensors:
+    """Qwen2-VL as published: one configuration for both halves, the text's names without a prefix."""
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    config |= {key: value for key, value in text.items() if key != "model_type"}
+    config["rope_theta"] = rope["rope_theta"]
+    config["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    names = {
+        name: name.replace("model.language_model.", "model.").replace("model.visual.", "visual.") for name in tensors
+    }
+    return {new: tensors[old] for old, new in names.items()}
+
+
+def test_qwen2_vl_with_one_configuration(tmp_path: Path) -> None:
+    made = open_gguf(str(check(tmp_path, published("qwen2vl", tmp_path, flat))))
+    assert made.metadata["qwen2vl.rope.dimension_sections"].data == (1, 1, 1, 0)
+
+
+def wrapped(config: Config, tensors: Tensors) -> Tensors:
+    """Mistral 3's text model within one that sees."""
+    text = dict(config)
+    config.clear()
+    config |= {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}
+    config |= {"vision_config": {"hidden_size": 8}, "spatial_merge_size": 2, "tie_word_embeddings": False}
+    eyes = {"vision_tower.patch_conv.weight": np.zeros((8, 3), np.float32)}
+    return {f"language_model.{name}": tensor for name, tensor in tensors.items()} | eyes
+
+
+def test_mistral_3_within_a_model_that_sees(tmp_path: Path) -> None:
+    made = check(tmp_path, published("ministral3", tmp_path, wrapped))
+    assert open_gguf(str(made)).metadata["mistral3.attention.temperature_scale"].data == pytest.approx(0.4)
