@@ -4,7 +4,7 @@ The `hf` places are those of config.json; GGUF keys: gguf-py `constants.Keys`, l
 """
 
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
-from ggferry.converters.schema.block_patterns import window_layers
+from ggferry.converters.schema.block_patterns import window_in_use, window_layers, windowed
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
@@ -61,11 +61,18 @@ LAYER_WINDOWS = HParam(
     words={"sliding_attention": True, "full_attention": False},
 )  # fmt: skip
 # Blocks with a window, as they are listed, or all but each `window_period`th; the window itself stands before.
+WINDOW_PERIOD = HParam("window_period", None, fields={"hf": "sliding_window_pattern"}, required=False)
 WINDOW_LIST = (
-    LAYER_WINDOWS,
-    HParam("window_period", None, fields={"hf": "sliding_window_pattern"}, required=False),
+    LAYER_WINDOWS, WINDOW_PERIOD,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, many="n_layer",
            required=False),
+)  # fmt: skip
+# A window only where a block has one: as they are listed, or from `max_window_layers` on.
+LISTED_WINDOWS = (
+    HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
+    HParam("first_window", None, fields={"hf": "max_window_layers"}, required=False), LAYER_WINDOWS,
+    HParam("n_swa", "attention.sliding_window", derive=window_in_use, absent=0),
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=windowed, many="n_layer", required=False),
 )  # fmt: skip
 # Qwen: a window only where `use_sliding_window` says so, and then from `max_window_layers` on.
 QWEN_WINDOWS = (

@@ -22,6 +22,10 @@ GROUPS = (
            check="0 < expert_groups_used and expert_groups_used <= expert_groups"
            " and n_expert_used * expert_groups <= expert_groups_used * n_expert"),
 )  # fmt: skip
+NO_GROUPS = (
+    HParam("expert_groups", None, fields={"hf": "n_group|num_expert_groups"}, words={1: 1}, required=False),
+    HParam("expert_groups_used", None, fields={"hf": "topk_group|num_limited_groups"}, words={1: 1}, required=False),
+)  # fmt: skip
 SCALE = HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, unsayable=0.0,
                required=False, defaults=(Default(1.0, "transformers' default", dialect="hf"),))  # fmt: skip
 NORM = HParam(

@@ -5,6 +5,8 @@ Source: llama.cpp `src/models/glm4-moe.cpp`, transformers `modeling_glm4_moe.py`
 dropped.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
@@ -13,8 +15,13 @@ from ggferry.converters.schema.architecture import Architecture, Default, Dialec
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
+FRACTION = replace(
+    rope.HALF, defaults=(Default(1.0, "whole heads, transformers' default", dialect="solar"), *rope.HALF.defaults)
+)
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, *routed.HPARAMS, common.TIED, common.ATTENTION_BIAS,
+    *(replace(param, required=False) if param is common.N_FF else param for param in common.SIZES), common.RMS_EPS,
+    *(FRACTION if param is rope.HALF else param for param in rope.HALF_ROPE), *routed.HPARAMS, common.TIED,
+    common.ATTENTION_BIAS,
     HParam("qk_norms", None, ValueType.BOOL, {"hf": "use_qk_norm"}, required=False,
            defaults=(Default(False, "transformers' default", dialect="hf"),)),
     common.SILU,
@@ -34,12 +41,22 @@ ROLES = roles(
 SPEC = Architecture(
     name="glm4moe",
     display_name="GLM-4.5",
-    hf_classes=("Glm4MoeForCausalLM",),
+    hf_classes=("Glm4MoeForCausalLM", "SolarOpenForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
         "hf": Dialect(
             "hf", drops=(routed.NEXT_TOKENS, *common.DROPS), remarks=rope.REMARKS, harmless=(routed.NEXT_COUNT,)
+        ),
+        # Upstage's Solar Open: whole heads turn, which its configuration need not say.
+        "solar": Dialect(
+            "solar",
+            names="hf",
+            fields="hf",
+            classes=("SolarOpenForCausalLM",),
+            drops=(routed.NEXT_TOKENS, *common.DROPS),
+            remarks=rope.REMARKS,
+            harmless=(routed.NEXT_COUNT,),
         ),
         "gguf": Dialect("gguf"),
     },

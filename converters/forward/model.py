@@ -139,7 +139,7 @@ class Model:
         return self.biased(name, y * self.norm_weight(name))
 
     def normed(self, x: Tensor) -> Tensor:
-        if self.recipe.norm == "layer":
+        if self.sizes.get("norm", self.recipe.norm) == "layer":
             x = x - x.mean(-1, keepdim=True)
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(self.sizes["eps"]))
 

@@ -104,7 +104,7 @@ class Weights:
         refs = self.refs(name)
         if len(refs) > 1:
             return refs[item], 0, refs[item].rows
-        rows = refs[0].rows // refs[0].shape[0]
+        rows = refs[0].rows // self.graph.by_name[name].shape[0]  # a source may have them one below the other
         return refs[0], item * rows, (item + 1) * rows
 
     def _turned(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ class Explained:
     said: str = ""
 
 
-_WINDOWLESS = "llama qwen2 qwen2moe qwen2vl qwen3 qwen3moe starcoder2 smollm3 mistral3"
+_WINDOWLESS = "llama qwen2 qwen2moe qwen2vl qwen3 qwen3moe starcoder2 smollm3 mistral3 dots1"
 EXPLAINED = (
     Explained("unread", "*", "*.vocab_size", "of the specification; llama.cpp counts tokenizer.ggml.tokens"),
     Explained("unread", "falcon", "*.tensor_data_layout", "of the specification; there is one order of rows"),
@@ -78,6 +78,13 @@ EXPLAINED = (
         "transformers 5 saves none where they are taken over", "blocks take over keys and values from the 21st on",
     ),
     Explained("unread", "olmoe", "*.expert_weights_norm", "never in llama.cpp", "sum to one in olmoe"),
+    Explained("unread", "afmoe", "*.embedding_scale", "fixed in llama.cpp", "embeddings by the root of their width"),
+    Explained("unread", "cohere2moe", "*.attention.rope_pattern", "fixed in llama.cpp", "it turns queries and keys in"),
+    Explained("unread", "mellum", "*.expert_weights_norm", "always in llama.cpp", "sum to one in mellum"),
+    Explained(
+        "unread tensor", "cohere2", "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
+    ),
+    Explained("missing tensor", "dbrx dots1 mellum", "output.weight", "a tied model", "the output matrix is the token"),
     Explained("unread", "ernie4_5-moe hunyuan-moe", "*.expert_shared_count", "their width says how large they are"),
     Explained("unread", "phimoe", "*.router_jitter_noise *.attention.sliding_window", "no such thing", "in phimoe it"),
     Explained(

@@ -35,6 +35,23 @@ def window_layers(values: Values) -> Flags | None:
     return all_but_every(period, values) if period else None
 
 
+def windowed(values: Values) -> Flags | None:
+    """Which blocks have a window, of a model where one has: as listed, or from the `first_window`th on."""
+    return (_windowed(values) or None) if values["n_swa"] else None
+
+
+def window_in_use(values: Values) -> int | None:
+    """The window, where a block has it."""
+    return int(values["window_stated"]) if any(_windowed(values)) else None
+
+
+def _windowed(values: Values) -> Flags:
+    listed, first = values.get("layer_windows"), values.get("first_window")
+    if listed is not None:
+        return tuple(listed)
+    return () if first is None else tuple(n >= first for n in _blocks(values))
+
+
 def turned_where_windowed(values: Values) -> Flags | None:
     """Blocks with a window turn queries and keys, those without do not (EXAONE 4, Cohere 2, AFM)."""
     return tuple(bool(window) for window in values["swa_layers"]) if values.get("n_swa") else None

@@ -40,7 +40,7 @@ GateActivation = Literal["sigmoid", "softplus"]
 """Of that gate, or of the tensor `attn_gate`."""
 OutputNorm = Literal["output_norm", "token_embd_norm"]
 """The tensor that norms the last block's result: llama.cpp's name for LFM2's is that of a norm of the embedding."""
-FfnNorm = Literal["ffn_norm", "post_attention_norm"]
+FfnNorm = Literal["ffn_norm", "post_attention_norm", "attn_output_norm"]
 """The tensor that norms what the feed-forward reads."""
 DeltaProjections = Literal["separate", "grouped"]
 """A gated delta net's queries, keys, values and gates come from matrices of their own (the gates from one), or from one
@@ -58,6 +58,8 @@ EmbeddingScale = Literal["none", "sqrt_width"]
 LogitScale = Literal["multiply", "divide"]
 Routing = Literal["softmax", "sigmoid", "chosen", "root_softplus", "sparsemixer"]
 """The score of an expert; 'chosen': softmax over the chosen alone. The hparam `expert_gating` wins."""
+SharedExperts = Literal["added", "averaged"]
+"""How what shared experts give meets what the chosen ones give."""
 ExpertWeight = Literal["output", "input"]
 """What of an expert its weight multiplies."""
 GateUp = Literal["separate", "halves", "alternating"]
@@ -80,8 +82,8 @@ class Recipe:
     `transposed`: linear layers by role whose matrices hold a column an output (GPT-2's Conv1D). `logit_scale`: what
     is done with the hparam of that name. `expert_norm`: weights of the chosen experts are made to sum to one.
     `expert_rows`: an expert's matrices hold a row an output (else a column). `rescaled`: weights are already divided as
-    `rescale_every` asks. An hparam wins over `activation`, `expert_norm` and, by the name `parallel_residual`, over
-    `residual`.
+    `rescale_every` asks. An hparam wins over `norm`, `activation`, `expert_norm` and, by the name `parallel_residual`,
+    over `residual`.
     """
 
     computation: str = "decoder"
@@ -115,6 +117,7 @@ class Recipe:
     logit_scale: LogitScale = "multiply"
     expert_norm: bool = False
     routing: Routing = "softmax"
+    shared_experts: SharedExperts = "added"
     expert_weight: ExpertWeight = "output"
     expert_rows: bool = True
     gate_up: GateUp = "separate"
@@ -157,6 +160,7 @@ class Conventions(TypedDict, total=False):
     logit_scale: LogitScale
     expert_norm: bool
     routing: Routing
+    shared_experts: SharedExperts
     expert_weight: ExpertWeight
     expert_rows: bool
     gate_up: GateUp

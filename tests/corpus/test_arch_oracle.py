@@ -59,6 +59,7 @@ ELSEWHERE: dict[str, set[str]] = {
     "nemotron_h": {"*"},  # the tool takes it for a mixture
     "kimi_linear": {"expert_group_used_count", "attention.value_length"},  # one group; values are the latent vector
     "ernie4_5_moe": {"expert_shared_feed_forward_length"},  # the tool divides by the heads of keys
+    **{name: {"rope.scaling.type"} for name in ("cohere2", "cohere2moe")},  # none
     "exaone3": {"attention.layer_norm_epsilon"},  # its norms are RMS norms
     "exaone3_rms": {"attention.layer_norm_epsilon"},
 }

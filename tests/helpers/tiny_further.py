@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from helpers.tiny import ROPE, Tiny
-from helpers.tiny_todays import HEADS, WIDE
+from helpers.tiny import ROPE, VOCAB, Tiny
+from helpers.tiny_todays import FOUR, HEADS, ROUTED, SIGMOID, WIDE
 
 ALPHA = {**ROPE, "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}
 LLAMA3 = {
@@ -17,6 +17,33 @@ LONGROPE = {
 ERNIE_MOE = {
     **HEADS, "num_hidden_layers": 5, "moe_intermediate_size": 20, "moe_k": 2, "moe_num_experts": 5,
     "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "tie_word_embeddings": True,
+}  # fmt: skip
+NORTH = {
+    **HEADS, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40, "prefix_dense_intermediate_size": 88,
+    "num_hidden_layers": 5, "sliding_window": 7, "logit_scale": 0.3, "head_dim": 6,
+    "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
+    "mlp_layer_types": ["dense", *["sparse"] * 4], "num_shared_experts": 2,
+}  # fmt: skip
+TRINITY = {
+    **WIDE, **ROUTED, "num_hidden_layers": 5, "num_dense_layers": 1, "sliding_window": 7, "num_shared_experts": 2,
+    "route_scale": 1.5, "mup_enabled": True,
+}  # fmt: skip
+OF_KINDS = {
+    "full_attention": {**ROPE, "rope_type": "default"},
+    "sliding_attention": {"rope_theta": 700.0, "rope_type": "default"},
+}  # fmt: skip
+LAGUNA = {
+    **WIDE, **FOUR, **ROUTED, "mlp_layer_types": ["dense", *["sparse"] * 3], "shared_expert_intermediate_size": 56,
+    "moe_routed_scaling_factor": 1.5, "num_attention_heads_per_layer": [8, 6, 8, 4],
+    "rope_parameters": {
+        "full_attention": {**OF_KINDS["full_attention"], "partial_rotary_factor": 0.5},
+        "sliding_attention": {**OF_KINDS["sliding_attention"], "partial_rotary_factor": 1.0},
+    },
+}  # fmt: skip
+DBRX = {
+    "vocab_size": VOCAB, "d_model": 48, "n_heads": 8, "n_layers": 3, "max_seq_len": 64, "rope_parameters": ROPE,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 5000.0},
+    "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 5, "moe_top_k": 2},
 }  # fmt: skip
 
 FURTHER: dict[str, Tiny] = {
@@ -41,4 +68,30 @@ FURTHER: dict[str, Tiny] = {
         {**HEADS, "num_local_experts": 5, "intermediate_size": 40, "rope_parameters": LONGROPE,
          "original_max_position_embeddings": 24},  # transformers takes no other than the short factors here
     ),
+    "dots1": Tiny(
+        "Dots1", {**WIDE, **SIGMOID, "num_key_value_heads": 8, "norm_topk_prob": True, "sliding_window": None}
+    ),
+    "dots1 grouped": Tiny("Dots1", {**WIDE, **SIGMOID, **FOUR, "max_window_layers": 4}),
+    "solar open": Tiny("SolarOpen", {**WIDE, **SIGMOID, "first_k_dense_replace": 0}),
+    "cohere2": Tiny("Cohere2", {**HEADS, "num_hidden_layers": 5, "sliding_window": 7, "logit_scale": 0.3}),
+    "cohere2 otherwise": Tiny("Cohere2", {**HEADS, **FOUR, "attention_bias": True}),
+    "cohere2moe": Tiny("Cohere2Moe", NORTH),
+    "cohere2moe sigmoid": Tiny(
+        "Cohere2Moe",
+        {**NORTH, "expert_selection_fn": "sigmoid", "norm_topk_prob": False, "rms_norm_eps": 1e-3,
+         "prefix_dense_sliding_window_pattern": 2, "tie_word_embeddings": False},
+    ),
+    "afmoe": Tiny("Afmoe", TRINITY),
+    "afmoe otherwise": Tiny("Afmoe", {**TRINITY, **FOUR, "mup_enabled": False}),
+    "mellum": Tiny("Mellum", {**WIDE, **FOUR, **ROUTED, "rope_parameters": OF_KINDS}),
+    "mellum one base": Tiny(
+        "Mellum", {**WIDE, **FOUR, **ROUTED, "rope_parameters": dict.fromkeys(OF_KINDS, OF_KINDS["full_attention"])}
+    ),
+    "laguna": Tiny("Laguna", LAGUNA),
+    "laguna elements": Tiny(
+        "Laguna",
+        {**LAGUNA, "gating": "per-element", "layer_types": ["full_attention"] * 4, "tie_word_embeddings": True},
+    ),
+    "hy_v3": Tiny("HYV3", {**WIDE, **ROUTED, "mlp_layer_types": ["dense", "sparse", "dense"], "num_shared_experts": 2}),
+    "dbrx": Tiny("Dbrx", DBRX),
 }  # fmt: skip

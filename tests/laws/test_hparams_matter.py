@@ -22,7 +22,7 @@ IDLE = {
     "context_length": (".", "says how far the model was trained, not how it computes"),
     "n_deepstack_layers": ("qwen3vl", "there is no picture whose features would be added"),
     "feed_forward_length": (
-        "hunyuan moe|qwen.moe|qwen3(next|vlmoe)|minimax_m2|gpt-oss|mistral4|(falcon )?mamba",
+        "hunyuan moe|mellum|solar open|qwen.moe|qwen3(next|vlmoe)|minimax_m2|gpt-oss|mistral4|(falcon )?mamba",
         "none is dense",
     ),
     "attention.head_count": ("(falcon )?mamba", "there is no attention"),
@@ -31,7 +31,7 @@ IDLE = {
     "full_attention_interval": ("qwen3", "the list of recurrent blocks says it, too"),
     "expert_feed_forward_length": ("youtu", "there are no experts, though llama.cpp asks how wide they are"),
     "rope.freq_base": ("granite hybrid|kimi linear", "nothing is turned by its position"),
-    "expert_shared_count": ("nemotron-h|hunyuan moe|ernie4_5_moe", "its width says how large it is"),
+    "expert_shared_count": ("nemotron-h|hunyuan moe|ernie4_5_moe|cohere2moe", "its width says how large it is"),
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
 }
 MODELS = (
@@ -48,6 +48,7 @@ MODELS = (
     "glm 4.7 flash", "youtu", "deepseek v3.2", "glm 5", "mistral4", "minicpm3", "kimi linear",
     "arcee", "apertus", "ernie4_5", "ernie4_5_moe", "ernie4_5_moe between", "hunyuan dense", "hunyuan moe", "phimoe",
     "gpt-oss", "llama4 chunks", "gemma4 keys as values", "gemma4 shared", "gemma4 experts", "gemma3n shared",
+    "dots1", "solar open", "cohere2", "cohere2moe", "afmoe", "mellum", "laguna", "hy_v3", "dbrx",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

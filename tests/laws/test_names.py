@@ -62,7 +62,8 @@ def test_names_of_roles_are_ggufs(spec: Architecture) -> None:
     assert len(set(names)) == len(names)
     for name in names:
         assert re.fullmatch(
-            r"((enc|dec)\.)?(blk\.(\{n\}|0)\.)?((shortconv\.|indexer\.)?[a-z0-9_]+\.(weight|bias|scale)|ssm_[ad]|ffn_norm)",
+            r"((enc|dec)\.)?(blk\.(\{n\}|0)\.)?"
+            r"((shortconv\.|indexer\.)?[a-z0-9_]+\.(weight|bias|scale)|ssm_[ad]|ffn_norm|exp_probs_b)",
             name,
         )
         assert len(name.format(n=MAX_LAYERS)) <= MAX_GGUF_NAME

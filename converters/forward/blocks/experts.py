@@ -57,7 +57,8 @@ def _expert(model: Model, block: str, expert: int, x: Tensor) -> Tensor:
 def _item_linear(model: Model, name: str, item: int, x: Tensor) -> Tensor:
     """x through a matrix of a stack, with its bias, where there are some."""
     weights = model.weights
-    apply = weights.item_linear if model.recipe.expert_rows else weights.turned_item_linear
+    turned = not model.recipe.expert_rows or name.rpartition(".")[2] in model.recipe.transposed
+    apply = weights.turned_item_linear if turned else weights.item_linear
     y = apply(f"{name}.weight", item, x)
     return y + weights.item(f"{name}.bias", item).view(-1) if weights.has(f"{name}.bias") else y
 

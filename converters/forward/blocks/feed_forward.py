@@ -28,6 +28,7 @@ def feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
         out = experts(model, block, x)
     if model.has(f"{block}ffn_up_shexp"):
         out = out + shared(model, block, x)
+        out = out / 2 if model.recipe.shared_experts == "averaged" else out
     return out
 
 

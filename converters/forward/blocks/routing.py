@@ -64,7 +64,9 @@ def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:
     best groups only, where there are groups. A group counts as much as its best expert in DeepSeek-V2, which scores by
     softmax, and as the sum of its best two in V3, which scores by sigmoid."""
     sizes, scores = model.sizes, SCORES[kind](logits)
-    preference = model.biased(f"{block}exp_probs_b", scores)
+    bare = f"{block}exp_probs_b"  # llama.cpp's Hunyuan 3
+    biased = model.weights.has(bare)
+    preference = scores + model.weights.vector(bare) if biased else model.biased(bare, scores)
     groups = sizes.get("expert_groups") or 1
     if groups > 1:
         used = sizes.get("expert_groups_used", groups)

@@ -64,6 +64,8 @@ def _block(model: Model, block: str, x: Tensor) -> Tensor:
         return x + scale * (feed_forward(model, block, read) if seen is None else seen)
     if model.recipe.ffn_norm != "post_attention_norm":
         seen = _after(model, f"{block}post_attention_norm", seen)
+    if model.recipe.ffn_norm != "attn_output_norm":  # Grok's is behind attention, DBRX's before the feed-forward
+        seen = _after(model, f"{block}attn_output_norm", seen)
     if model.sizes.get("parallel_residual", model.recipe.residual == "parallel"):
         read = model.norm(f"{block}ffn_norm", x) if model.has(f"{block}ffn_norm") else read
         return x + scale * seen + scale * feed_forward(model, block, read)

@@ -58,6 +58,7 @@ STREAMED = (
     "deepseek v3",
     "mamba",
     "mamba2",
+    "dbrx",
 )
 
 

@@ -17,7 +17,7 @@ from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
-from ggferry.formats.errors import InconsistentError, ShapeError
+from ggferry.formats.errors import GgferryError, InconsistentError, ShapeError
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.tiny_models import TOKENS, make, relative, write
 
@@ -211,3 +211,36 @@ def wrapped(config: Config, tensors: Tensors) -> Tensors:
 def test_mistral_3_within_a_model_that_sees(tmp_path: Path) -> None:
     made = check(tmp_path, published("ministral3", tmp_path, wrapped))
     assert open_gguf(str(made)).metadata["mistral3.attention.temperature_scale"].data == pytest.approx(0.4)
+
+
+def test_solar_open_need_not_say_that_whole_heads_turn(tmp_path: Path) -> None:
+    def silent(config: Config, tensors: Tensors) -> Tensors:
+        for name in ("partial_rotary_factor", "first_k_dense_replace", "intermediate_size"):
+            config.pop(name, None)
+        return tensors
+
+    made = check(tmp_path, published("solar open", tmp_path, silent))
+    assert open_gguf(str(made)).metadata["glm4moe.rope.dimension_count"].data == 12
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("cohere2moe", "shared_expert_combination_strategy", "sum"),
+        ("laguna", "moe_router_logit_softcapping", 30.0),
+        ("laguna", "gating", "per-element"),
+        ("laguna", "mlp_layer_types", ["sparse", "dense", "sparse", "sparse"]),
+        ("ernie4_5_moe", "moe_layer_end_index", 3),
+        ("afmoe", "route_norm", False),
+        ("mellum", "mlp_layer_types", ["dense", "sparse", "sparse", "sparse"]),
+        ("dbrx", "ffn_config", {"ffn_hidden_size": 40, "moe_num_experts": 5, "moe_normalize_expert_weights": 2.0}),
+    ],
+)
+def test_what_no_file_can_say_is_refused(kind: str, key: str, value: Any, tmp_path: Path) -> None:
+    def said(config: Config, tensors: Tensors) -> Tensors:
+        config[key] = value
+        return tensors
+
+    published(kind, tmp_path, said)
+    with pytest.raises(GgferryError):
+        graph_of(str(tmp_path))

@@ -1,0 +1,52 @@
+"""Command R7B, Command A, Aya Expanse's kin (Cohere 2): one layer norm without bias before both branches; blocks with a
+window turn queries and keys, those without do not.
+
+Source: llama.cpp `src/models/cohere2.cpp`, `conversion/command_r.py`, transformers `modeling_cohere2.py`. Rotary pairs
+lie side by side on both sides: nothing is permuted.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _cohere2 as cohere
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
+from ggferry.converters.schema.block_patterns import turned_where_windowed, window_layers
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *common.SIZES, common.LAYER_EPS, *rope.ROPE, cohere.WHOLE, cohere.LOGIT_SCALE,
+    replace(common.N_SWA, absent=None), common.LAYER_WINDOWS, common.WINDOW_PERIOD,
+    HParam("swa_layers", "attention.sliding_window_pattern", common.BOOL, derive=window_layers,
+           implied="each (n + 1) % 4 != 0", many="n_layer"),
+    HParam("rope_layers", None, common.BOOL, derive=turned_where_windowed, many="n_layer", required=False),
+    common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(output=""),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+        tensors.gated(),
+    ),
+)
+
+BIASED = Remark(
+    "attention_bias == 1", "llama.cpp does not load this model: cohere2 has no bias for the output of attention",
+    stops="llama.cpp",
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="cohere2",
+    display_name="Command R7B",
+    hf_classes=("Cohere2ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, BIASED), harmless=cohere.HARMLESS),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"norm": "layer", "residual": "parallel"},
+)

@@ -1,0 +1,55 @@
+"""dots.llm1: queries and keys normed head by head; experts scored by sigmoid and chosen with a bias, beside shared.
+
+Source: llama.cpp `src/models/dots1.cpp`, transformers `modeling_dots1.py`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _routed as routed
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Remark
+from ggferry.converters.schema.roles import block, roles
+
+NORM = replace(routed.NORM, defaults=(Default(False, "transformers' default", dialect="hf"), *routed.NORM.defaults[1:]))
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE,
+    *(NORM if param is routed.NORM else param for param in routed.HPARAMS),
+    *common.LISTED_WINDOWS, common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.qk_norm(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        routed.dense_or_routed(),
+    ),
+)
+
+GROUPED = Remark(
+    "n_head_kv != n_head", "llama.cpp does not load this model: in dots1 it wants as many key heads as heads",
+    stops="llama.cpp",
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="dots1",
+    display_name="dots.llm1",
+    hf_classes=("Dots1ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=(routed.NEXT_TOKENS, *common.DROPS),
+            remarks=(*rope.REMARKS, common.WINDOW, common.own_output("dots1")),
+            harmless=(common.UNBIASED, routed.NEXT_COUNT),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "routing": "sigmoid"},
+    remarks=(GROUPED,),
+)

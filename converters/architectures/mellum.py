@@ -1,0 +1,74 @@
+"""Mellum 2 (JetBrains): queries and keys normed head by head; blocks with a window, which have a rotary base of their
+own; experts in every block.
+
+Source: llama.cpp `src/models/mellum.cpp`, transformers `modeling_mellum.py`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _laguna as laguna
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
+
+BOOL = common.BOOL
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS,
+    *common.LISTED_WINDOWS,
+    *rope.ROPE, laguna.BASE_OF_WINDOWS, laguna.PLAIN_WINDOWS,
+    common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
+    HParam("sparse_layers", None, BOOL, {"hf": "mlp_layer_types"}, many="n_layer", words={"sparse": True},
+           required=False),
+    HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=True,
+           defaults=(Default(True, "transformers' default", dialect="hf"),)),
+    common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.qk_norm(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.experts(),
+    ),
+)
+
+REMARKS = (
+    Remark(
+        "n_swa > 0 and (rope_base_swa != rope_base or rope_factor != 1)",
+        "llama.cpp runs this differently: in mellum it turns all blocks by one base, {rope_base}, and stretches all; "
+        "this model turns those with a window by {rope_base_swa}, as they are",
+        stops="llama.cpp",
+    ),
+    Remark("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
+           "in mellum", stops="llama.cpp"),
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="mellum",
+    display_name="Mellum 2",
+    hf_classes=("MellumForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=(
+                Drop("*mtp*", "predicts further tokens for speculative decoding: no part of the decoder"),
+                *common.DROPS,
+            ),
+            remarks=(*rope.REMARKS, common.own_output("mellum")),
+            harmless=(
+                common.UNBIASED,
+                Harmless("mtp_* num_mtp_layers num_nextn_predict_layers", "of what predicts further tokens"),
+                Harmless("use_sliding_window", "the list of blocks says it", (True,)),
+                Harmless("rope_parameters.*.partial_rotary_factor", "whole heads turn", (1, 1.0)),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves"},
+    remarks=REMARKS,
+)
