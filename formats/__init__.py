@@ -1,1 +1,1 @@
-"""Bytes to named things and back. No knowledge of any model."""
+"""Bytes become named things, and named things become bytes. Nothing here knows any model."""

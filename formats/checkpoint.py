@@ -1,4 +1,4 @@
-"""What a reader found: names, types and byte spans. No tensor data, no knowledge of any model."""
+"""What a reader found: names, types and byte ranges. Nothing here holds tensor data or knows any model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from ggferry.quant.types import BlockType
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One contiguous piece of a tensor: `shape` (outermost first) at `offset` of file number `file`.
+    """A contiguous or strided piece of a tensor in a file.
 
-    `strides` (in elements, as torch states them) is None for a contiguous piece.
+    Attributes:
+        file: Number of the file, an index into `Checkpoint.files`.
+        offset: Byte at which the piece begins.
+        shape: Elements along each axis, outermost first.
+            strides: Elements (not bytes) between neighbors along each axis, as torch states them; None for a contiguous
+            piece.
     """
 
     file: int
@@ -25,9 +30,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """A tensor that no file holds as such: dequantized when it is read. `scheme`: from what, in words; `natural`: the
-    type its model was made in, which 'keep' gives it; `integers`: its values are few levels times a scale, so that
-    quantizing it rounds a second time."""
+    """How a tensor that no file holds as such is computed when it is read: it is dequantized.
+
+    Attributes:
+        scheme: What it is computed from, in words.
+        natural: The type in which its model was made; the outtype 'keep' gives it this type.
+        integers: Whether its values are a few levels times a scale, so that quantizing them rounds a second time.
+    """
 
     scheme: str
     natural: BlockType
@@ -38,8 +47,16 @@ class Derivation:
 class TensorRef:
     """A tensor that was found but not read.
 
-    `shape` is outermost first (GGUF's and GGML's `ne` reversed). Several `spans` are joined along `axis`: 0 stacks
-    rows, -1 joins row by row (a tensor split over the files of a model). `big_endian`: how its bytes stand.
+    Attributes:
+        name: Its name in the source.
+        type: Block type of its bytes.
+        shape: Elements along each axis, outermost first (the reverse of GGUF's and GGML's `ne`).
+        spans: The pieces that hold its bytes.
+            axis: How several pieces are joined: 0 stacks their rows; -1 joins them row by row, as for a tensor that is
+            split
+            over the files of a model.
+        big_endian: Whether its numbers are stored with the most significant byte first.
+        derived: How its values are computed, where no file holds them as such.
     """
 
     name: str
@@ -52,6 +69,7 @@ class TensorRef:
 
     @property
     def rows(self) -> int:
+        """Number of rows; a row runs along the last axis."""
         count = 1
         for size in self.shape[:-1]:
             count *= size
@@ -59,24 +77,34 @@ class TensorRef:
 
     @property
     def columns(self) -> int:
+        """Elements of a row; 1 for a tensor without axes."""
         return self.shape[-1] if self.shape else 1
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         return self.rows * self.columns
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of a row in this tensor's type."""
         return self.type.row_bytes(self.columns)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the whole tensor in its type."""
         return self.rows * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RawVocab:
-    """A legacy vocabulary as found: `tokens[i]` the bytes of id i; `scores` None where the container has none."""
+    """A legacy vocabulary as found in the file.
+
+    Attributes:
+        tokens: The bytes of each token, by id.
+        scores: The score of each token; None where the container has none.
+        merges: Pairs of tokens that BPE merges, in order; None where the container has none.
+    """
 
     tokens: tuple[bytes, ...]
     scores: tuple[float, ...] | None = None
@@ -90,19 +118,26 @@ class Dropped:
     ref: TensorRef
     reason: str
     same_as: TensorRef | None = None
-    """The tensor whose bytes it must repeat, when that is the reason: checked, not assumed."""
+    """The tensor whose bytes it must repeat, when that is the reason; this is checked, not assumed."""
     follows: bool = False
-    """Whether its values follow from what is kept: a buffer, or zeros that stand for nothing."""
+    """Whether its values follow from what is kept, or carry no information: a buffer, or zeros without meaning."""
 
     @property
     def loses(self) -> bool:
-        """Whether the output holds less than the source for want of it."""
+        """Whether the output holds less information than the source because this tensor is dropped."""
         return self.same_as is None and not self.follows
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The CRC-32 (zlib's) that a container states for `nbytes` at `offset` of file number `file`."""
+    """A CRC-32 (as zlib computes it) that a container states for a range of its bytes.
+
+    Attributes:
+        file: Number of the file, an index into `Checkpoint.files`.
+        offset: First byte of the range.
+        nbytes: Length of the range.
+        crc32: The checksum as stated.
+    """
 
     file: int
     offset: int
@@ -114,10 +149,20 @@ class Checksum:
 class Checkpoint:
     """Everything a reader found.
 
-    `container`: 'ggml' | 'ggmf' | 'ggjt' | 'gguf' | 'safetensors' | 'pytorch' … with its `version` (None: it has
-    none). `header`: the fixed fields as found. `metadata`: GGUF key-values (`formats.readers.gguf.Value`) or the
-    configuration that stands beside a training checkpoint. `layout`: which header layout matched. `notes`: what the
-    reader saw that a user should know. `era`: when and by what such bytes were written, in words.
+    Attributes:
+        container: 'ggml', 'ggmf', 'ggjt', 'gguf', 'safetensors', 'pytorch', …
+        version: Version of the container; None where it has none.
+        files: The files it was read from, still open.
+        tensors: Tensors by their names in the source.
+        header: The fixed header fields as found.
+        metadata: GGUF key-value pairs (`formats.gguf.values.Value`), or the configuration of a training checkpoint.
+        vocab: The vocabulary of a GGML-era file.
+        layout: Name of the header layout that matched.
+        era: When and by which program such bytes were written, in words.
+        big_endian: Whether the container is big-endian.
+        alignment: Bytes to which tensor data is aligned.
+        notes: What the reader saw that a user should know.
+        dropped: Tensors that are not carried over.
     """
 
     container: str
@@ -134,20 +179,26 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     sidecars: Mapping[str, str] = field(default_factory=dict)
-    """Files that stand beside the weights and belong to them: role ('config', 'tokenizer.model', …) → path."""
+    """Sidecar files that belong to the weights: role ('config', 'tokenizer.model', …) → path."""
     architecture: str | None = None
-    """What the user says it is, where the bytes do not."""
+    """The architecture as the user states it, where the bytes do not."""
     checksums: tuple[Checksum, ...] = ()
-    """What the container promises about its own bytes: read and compared by `formats.stated_checksums`, not at open."""
+    """Checksums the container states about its own bytes.
+
+    `formats.stated_checksums` compares them; opening does not.
+    """
 
     @property
     def path(self) -> str:
+        """Path of the first file."""
         return self.files[0].path if self.files else ""
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all files together."""
         return sum(source.size for source in self.files)
 
     def close(self) -> None:
+        """Close all files."""
         for source in self.files:
             source.close()

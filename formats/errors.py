@@ -1,7 +1,7 @@
-"""Every way a file, a request or a result can be wrong: one class a violation.
+"""Every way a file, a request or a result can be wrong: one class for each kind of violation.
 
-Each error knows its place (path and byte offset), what was found, what was expected, and the way out. `code` is a
-stable word for `--json`; `exit_code` is the process's (README.md); `fault` says whose turn it is.
+Each error states its place (path and byte offset), what was found, what was expected, and the way out. `code` is a
+stable word for `--json`; `exit_code` is that of the process (README.md); `fault` says where the cause lies.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ SHOWN = 200  # characters of a name or a value: a hostile one must not fill a lo
 
 
 class Fault(StrEnum):
-    """Where an error lies, and so what becomes of an archive's job that met it (`service.apply.job`)."""
+    """Where the cause of an error lies.
+
+    It decides what becomes of an archive's job that met it (`service.apply.job`).
+    """
 
     FILE = "file"
     """In the file: the same bytes fail again."""
     PERSON = "person"
-    """In what a person asked for, or has to put right first: a file in the way, no permission, no room."""
+    """In the request, or in something a person has to put right first: a file in the way, no permission, no room."""
     PASSING = "passing"
-    """In neither: a store that is away, an answer cut short. It is worth another attempt."""
+    """In neither: a store that is away, an answer cut short. Another attempt may succeed."""
 
 
 class GgferryError(Exception):
@@ -70,7 +73,7 @@ class GgferryError(Exception):
         return text if self.hint is None else f"{text} ({printable(self.hint)})"
 
     def as_dict(self) -> dict[str, object]:
-        """The error for `--json`: code, exit_code, fault, message, path, offset, found, expected, hint."""
+        """Return the error for `--json`: code, exit_code, fault, message, path, offset, found, expected, hint."""
         return {
             "code": self.code,
             "exit_code": self.exit_code,
@@ -97,13 +100,16 @@ class NotFoundError(GgferryError):
 
 
 class AccessError(GgferryError):
-    """A place that may not be read, listed or written with the rights at hand. It may be there: not `NotFoundError`."""
+    """A place that may not be read, listed or written with the rights at hand.
+
+    Unlike with NotFoundError, it may exist.
+    """
 
     exit_code = 3
 
 
 class PassingError(GgferryError):
-    """Trouble on the way, of neither the file nor the request."""
+    """Trouble on the way, caused neither by the file nor by the request."""
 
     fault = Fault.PASSING
 
@@ -115,13 +121,13 @@ class UnreachableError(PassingError):
 
 
 class TransportError(PassingError):
-    """Bytes that went missing or changed on the way: an answer cut short, an upload that reads back otherwise."""
+    """Bytes that were lost or changed on the way: an answer cut short, an upload that reads back differently."""
 
     exit_code = 3
 
 
 class UnsupportedError(GgferryError):
-    """A well-formed thing that ggferry does not carry."""
+    """Something well-formed that ggferry does not support."""
 
     exit_code = 4
     fault = Fault.FILE
@@ -132,7 +138,7 @@ class UnknownFormatError(UnsupportedError):
 
 
 class UnsupportedVersionError(UnsupportedError):
-    """A container we know, in a version that never existed or is too new."""
+    """A known container in a version that never existed or is too new."""
 
 
 class UnsupportedTypeError(UnsupportedError):
@@ -140,11 +146,11 @@ class UnsupportedTypeError(UnsupportedError):
 
 
 class UnsafePickleError(UnsupportedError):
-    """A pickle that asks for something other than plain data and tensors. Nothing of it was run or imported."""
+    """A pickle that asks for something other than plain data and tensors. Nothing in it was run or imported."""
 
 
 class OutsideLinkError(UnsupportedError):
-    """A link of a web page that leads out of it. It may lead anywhere: it is not followed."""
+    """A link on a web page that leads out of the listed tree. It may lead anywhere, so it is not followed."""
 
 
 class AmbiguousError(UnsupportedError):
@@ -175,7 +181,7 @@ class EncodingError(CorruptError):
 
 
 class DuplicateError(CorruptError):
-    """The same name twice."""
+    """The same name occurs twice."""
 
 
 class MissingError(CorruptError):
@@ -205,7 +211,7 @@ class ChangedError(InconsistentError):
 
 
 class ChecksumError(CorruptError):
-    """Bytes that do not have the checksum the container states for them."""
+    """Bytes whose checksum differs from the one the container states."""
 
 
 class BadValueError(CorruptError):
@@ -213,29 +219,31 @@ class BadValueError(CorruptError):
 
 
 class OutOfMemoryError(GgferryError):
-    """There is not as much memory as this takes, or a limit was set below it."""
+    """The work takes more memory than there is, or than a limit allows."""
 
 
 class VerificationError(GgferryError):
-    """What was written is not what was read."""
+    """What was written differs from what was read."""
 
     exit_code = 6
     fault = Fault.FILE
 
 
 class RefusedError(GgferryError):
-    """Doing it would lose something, or let something out; the hint names the way that is allowed."""
+    """Doing it would lose or disclose something; the hint names the way that is allowed."""
 
     exit_code = 7
 
 
 class TableError(GgferryError):
-    """A table of ggferry, or of a distribution that extends it, is written wrongly. `path`: file and line; `found`: the
-    word (docs/tables.md)."""
+    """A table of ggferry, or of a distribution that extends it, is not written correctly (docs/tables.md).
+
+    `path` is the file and line, `found` the word.
+    """
 
 
 class BusyError(RefusedError):
-    """Another process is at work on the same thing, and will be done."""
+    """Another process is working on the same thing and will finish."""
 
     fault = Fault.PASSING
 
@@ -246,7 +254,13 @@ _ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def of_os(error: OSError, doing: str = "cannot be used", path: str | os.PathLike[str] | None = None) -> GgferryError:
-    """What the system says, as one of ours: `doing` ends before its words. `path`: where it does not name one."""
+    """Return an error of the operating system as one of ours.
+
+    Args:
+        error: As Python raised it.
+        doing: Beginning of the message, which the system's words follow.
+        path: The path to report where `error` names none.
+    """
     place = path if path is not None else error.filename if isinstance(error.filename, str) else None
     words = f"{doing}: {error.strerror or type(error).__name__}"
     if error.errno in _ACCESS:
@@ -259,8 +273,11 @@ def of_os(error: OSError, doing: str = "cannot be used", path: str | os.PathLike
 
 
 def fault_of(record: Mapping[str, Any]) -> Fault:
-    """The fault of an error that crossed a process as plain data: as stated, else as its class has it. What ended a
-    process and is no error of ours counts as the file's."""
+    """Return the fault of an error that crossed a process boundary as plain data.
+
+    That is the fault it states, else that of its class. Whatever ended a process and is no error of ours counts as the
+    file's.
+    """
     if record.get("fault") in set(Fault):
         return Fault(record["fault"])
     kind = globals().get(str(record.get("class", "")))

@@ -1,7 +1,7 @@
-"""Reading fixed and length-prefixed fields: a buffered cursor, and struct tables written as text.
+"""Read fixed and length-prefixed fields: a buffered cursor, and struct tables written as text.
 
-One table line `name type [low..high] description` gives the reader, the writer, the size and the annotated hexdump
-of a field, so that none of the four can drift from the others.
+One table line `name type [low..high] description` defines the reader, the writer, the size and the annotated hex dump
+of a field, so that the four cannot drift apart.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ Error = TypeVar("Error", bound=GgferryError)
 
 
 def size_of(code: str) -> int:
-    """Bytes of a number of type `code`."""
+    """Return the bytes of a number of type `code`."""
     return _NUMBER[False][code].size
 
 
 class Cursor:
-    """Reads a Source from front to back through windows of 64 KiB growing to 4 MiB.
+    """Read a Source from front to back through windows that grow from 64 KiB to 4 MiB.
 
-    Every method that consumes bytes takes `what`, the name of the field in the TruncatedError it raises when the
+    Every method that consumes bytes takes `what`, the name of the field for the TruncatedError that is raised when the
     bytes are not there; nothing is allocated before that check. Not thread-safe.
     """
 
     __slots__ = ("_base", "_big", "_buffer", "_number", "_pos", "_window", "end", "source")
 
     def __init__(self, source: Source, offset: int = 0, big_endian: bool = False, end: int | None = None) -> None:
-        """Start at byte `offset`; bytes from `end` on (default: the end of the source) do not exist."""
+        """Start at byte `offset`; treat the bytes from `end` on (default: the end of the source) as absent."""
         self.source = source
         self.end = source.size if end is None else min(end, source.size)
         self._base = offset
@@ -63,14 +63,17 @@ class Cursor:
 
     @property
     def remaining(self) -> int:
+        """Bytes between here and the end."""
         return max(0, self.end - self.offset)
 
     @property
     def big_endian(self) -> bool:
+        """Whether numbers are read in big-endian order."""
         return self._big
 
     @property
     def path(self) -> str:
+        """Path of the file, for errors."""
         return self.source.path
 
     def error(
@@ -82,12 +85,12 @@ class Cursor:
         expected: object = None,
         hint: str | None = None,
     ) -> Error:
-        """An error of class `kind` placed in this file, at `at` or at the current offset."""
+        """Return an error of class `kind` placed in this file, at byte `at` or, by default, at the current offset."""
         place = self.offset if at is None else at
         return kind(message, path=self.path, offset=place, found=found, expected=expected, hint=hint)
 
     def require(self, size: int, what: str) -> None:
-        """Raises TruncatedError unless `size` more bytes exist, OutOfRangeError when `size` is negative."""
+        """Raise TruncatedError unless `size` more bytes exist, OutOfRangeError when `size` is negative."""
         if size < 0:
             raise self.error(OutOfRangeError, f"{what}: negative size", found=size)
         if size > self.remaining:
@@ -109,7 +112,7 @@ class Cursor:
         self._window = min(self._window * 2, _LAST_WINDOW)
 
     def take(self, size: int, what: str) -> bytes:
-        """The next `size` bytes."""
+        """Return the next `size` bytes."""
         if size > _LAST_WINDOW:
             self.require(size, what)
             data = self.source.read(self.offset, size)
@@ -132,7 +135,7 @@ class Cursor:
             self._base, self._buffer, self._pos = self.offset + size, b"", 0
 
     def number(self, code: str, what: str) -> int | float:
-        """The next number of type `code` (u8 … i64, f32, f64)."""
+        """Return the next number of type `code` (u8 … i64, f32, f64)."""
         packed = self._number[code]
         end = self._pos + packed.size
         if end > len(self._buffer):
@@ -143,7 +146,7 @@ class Cursor:
         return value
 
     def integer(self, code: str, what: str, low: int | None = None, high: int | None = None) -> int:
-        """The next integer of type `code`. Raises OutOfRangeError outside `low..high`."""
+        """Return the next integer of type `code`. Raises OutOfRangeError outside `low..high`."""
         value = int(self.number(code, what))
         if (low is not None and value < low) or (high is not None and value > high):
             at = self.offset - self._number[code].size
@@ -151,27 +154,42 @@ class Cursor:
         return value
 
     def numbers(self, code: str, count: int, what: str) -> tuple[int | float, ...]:
-        """The next `count` numbers of type `code`."""
+        """Return the next `count` numbers of type `code`."""
         data = self.take(count * self._number[code].size, what)
         return struct.unpack(f"{'>' if self._big else '<'}{count}{CODES[code]}", data)
 
     def string(self, length: str, what: str, limit: int) -> bytes:
-        """A string that follows its own length (a number of type `length`), at most `limit` bytes."""
+        """Return a string that follows its own length (a number of type `length`) and has at most `limit` bytes."""
         return self.take(self.integer(length, f"length of {what}", 0, limit), what)
 
     def strings(self, count: int, length: str, what: str, limit: int) -> list[bytes]:
-        """`count` length-prefixed strings one behind the other, each at most `limit` bytes: about 0.2 µs each."""
+        """Return the next `count` length-prefixed strings, each of at most `limit` bytes. Takes about 0.2 µs each."""
         return self._strings(count, length, None, what, limit)[0]
 
     def strings_with(
         self, count: int, length: str, tail: str, what: str, limit: int
     ) -> tuple[list[bytes], list[int | float]]:
-        """As `strings`, each string followed by a number of type `tail` (GGMF's and GGJT's f32 score)."""
+        """Return what `strings` returns, and the number of type `tail` after each string.
+
+        GGMF and GGJT store the score of a token like this.
+        """
         return self._strings(count, length, tail, what, limit)
 
     def string_run(self, count: int, length: str, what: str, limit: int, most: int) -> tuple[bytes, bool]:
-        """The bytes of `count` strings, each behind its length (an unsigned number of type `length`) and at most
-        `limit` bytes, `most` together; and whether all are shorter than 128 bytes. About 0.1 µs each: none is made."""
+        """Return the bytes of the next `count` strings with their lengths, without creating a string for each.
+
+        Takes about 0.1 µs each.
+
+        Args:
+            count: Number of strings.
+            length: Type of the length before each string, an unsigned number.
+            what: Name of the field, for errors.
+            limit: Bytes of a string at most.
+            most: Bytes of all strings at most.
+
+        Returns:
+            The bytes, and whether every string is shorter than 128 bytes.
+        """
         prefix = self._number[length]
         self.require(count * prefix.size, f"{count} × {what}")
         parts: list[bytes] = []
@@ -180,14 +198,14 @@ class Cursor:
             if self.offset - begin > most:
                 raise self.error(OutOfRangeError, f"bytes of all: {what}", begin, expected=f"≤ {most}")
             left, short = self._pass(prefix, left, short, parts)
-            if left:  # one string over the edge of the window
+            if left:  # one string crosses the edge of the window
                 size = self.integer(length, f"length of {what} {count - left}", 0, limit)
                 parts += (prefix.pack(size), self.take(size, f"{what} {count - left}"))
                 left, short = left - 1, short and size < ASCII
         return b"".join(parts), short
 
     def _pass(self, prefix: struct.Struct, left: int, short: bool, parts: list[bytes]) -> tuple[int, bool]:
-        """Take those of `left` strings that lie whole in the window; how many remain."""
+        """Pass over those of `left` strings that lie entirely in the window; return how many remain."""
         buffer, begin, pos = self._buffer, self._pos, self._pos
         ahead, length, whole = prefix.size, prefix.unpack_from, len(self._buffer)
         stop = whole - ahead
@@ -213,7 +231,7 @@ class Cursor:
         found: list[bytes] = []
         tails: list[int | float] = []
         while len(found) < count:
-            # Everything that lies whole in the window, without a call per string; then one string over its edge.
+            # All strings that lie entirely in the window, without a call for each; then the one that crosses its edge.
             self._run(prefix, suffix, count - len(found), limit, found, tails)
             if len(found) < count:
                 label = f"{what} {len(found)}"
@@ -263,10 +281,11 @@ class Member:
 
     @property
     def size(self) -> int:
+        """Bytes of the field."""
         return self.count if not self.code else _NUMBER[False][self.code].size
 
     def check(self, value: object, offset: int, path: str | None) -> None:
-        """Raises OutOfRangeError when `value` is outside low..high (NaN is outside every range)."""
+        """Raise OutOfRangeError when `value` is outside low..high (NaN is outside every range)."""
         if self.low is None and self.high is None:
             return
         assert isinstance(value, int | float)
@@ -280,9 +299,10 @@ class Member:
 class Struct:
     """Consecutive fields, described by a text table of lines `name type [low..high] description`.
 
-    Types: u8…u64, i8…i64, f32, f64, `bytes[N]`. Either end of a range may be missing (`1..`); the ends are numbers or
-    names of constants of `formats.limits`. Lines that are empty or begin with `#` are passed over. The grammar:
-    docs/tables.md. Raises TableError, with file, line and word, for a line that is not of this form.
+    Types are u8…u64, i8…i64, f32, f64 and `bytes[N]`. Either end of a range may be missing (`1..`); the ends are
+    numbers
+    or names of constants in `formats.limits`. Empty lines and lines that begin with `#` are ignored. The grammar is in
+    docs/tables.md. Raises TableError, with file, line and word, for any other line.
     """
 
     name: str
@@ -307,10 +327,11 @@ class Struct:
 
     @property
     def size(self) -> int:
+        """Bytes of all fields together."""
         return sum(member.size for member in self.members)
 
     def read(self, cursor: Cursor) -> dict[str, int | float | bytes]:
-        """The fields at the cursor. Raises TruncatedError, or OutOfRangeError naming field and offset."""
+        """Return the fields at the cursor. Raises TruncatedError, or OutOfRangeError naming field and offset."""
         values: dict[str, int | float | bytes] = {}
         for member in self.members:
             at, what = cursor.offset, f"{self.name}.{member.name}"
@@ -319,8 +340,12 @@ class Struct:
         return values
 
     def pack(self, values: Mapping[str, int | float | bytes], big_endian: bool = False) -> bytes:
-        """The bytes of `values`. Raises MissingError for an absent field, UsageError for one the table lacks,
-        OutOfRangeError for a value its range or its type does not hold."""
+        """Return the bytes of `values`.
+
+        Raises MissingError for an absent field, UsageError for one that the table lacks, OutOfRangeError for a value
+        outside
+        the range or the type of its field.
+        """
         unknown = set(values) - {member.name for member in self.members}
         if unknown:
             raise UsageError(f"{self.name} has no field {sorted(unknown)[0]!r}")
@@ -333,8 +358,10 @@ class Struct:
         return bytes(packed)
 
     def explain(self, data: bytes, offset: int = 0, big_endian: bool = False) -> str:
-        """An annotated hexdump, a line a field: offset, bytes, name, value, description; out of range marked `!`.
-        Stops where `data` does and says so."""
+        """Return an annotated hex dump with a line for each field: offset, bytes, name, value, description.
+
+        A value out of range is marked `!`. The dump stops where `data` does, and says so.
+        """
         lines, pos = [], 0
         for member in self.members:
             piece = data[pos : pos + member.size]
@@ -359,7 +386,7 @@ _LIKE_A_RANGE = re.compile(r"[\d.A-Z_-]*[.-][\d.A-Z_-]*")
 
 
 def _member(line: str) -> Member:
-    """The field of a line. Raises BadWord."""
+    """Return the field a line describes. Raises BadWord."""
     name, kind, *rest = (*line.split(None, 3), "")[:4] if " " in line else (line, "")
     if not name.isidentifier():
         raise BadWord("not a name for a field", name)

@@ -1,10 +1,11 @@
-"""Importance matrices: what llama-imatrix measured, as llama-quantize weighs columns by it.
+"""Importance matrices: what llama-imatrix measures and llama-quantize weighs columns by.
 
-Two containers. GGUF (`general.type` imatrix; llama.cpp since July 2025): for every weight `NAME.in_sum2`, the sums of
-squared activations, shape (matrices, columns), and `NAME.counts`, shape (matrices, 1), the tokens that went into them;
-matrices are the experts of a layer, otherwise 1. And the `.dat` before it, little-endian: i32 entries, then for each
-i32 length, name, i32 calls, i32 values, f32 sums (per matrix mean × calls); optionally i32 chunks, i32 length, name of
-the text. The weight of a column is sum / count, in float32; 1 for an expert no token reached.
+There are two containers. In GGUF (`general.type` imatrix; llama.cpp since July 2025) every weight has `NAME.in_sum2`,
+the sums of squared activations, shape (matrices, columns), and `NAME.counts`, shape (matrices, 1), the number of tokens
+behind them; there is one matrix for each expert of a layer, else one. The older `.dat`, little-endian, has i32 entries,
+and for each entry i32 length, name, i32 calls, i32 values, f32 sums (of each matrix, mean × calls); then, optionally,
+i32 chunks, i32 length and the name of the text. The weight of a column is sum / count in float32, and 1 for an expert
+that no token reached.
 
 Source: common/imatrix-loader.cpp, tools/quantize/quantize.cpp and tools/imatrix/imatrix.cpp of llama.cpp (as vendored
 in llama_cpp_python 0.3.36).
@@ -45,15 +46,22 @@ else:
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
-"""Looked up, not multiplied: an entry of another size under these names is passed over, not an error."""
+"""Tensors that are looked up, not multiplied: an entry of another size under these names is ignored, not an error."""
 MAX_MATRICES = 1 << 16  # experts of a layer; llama.cpp stops at 512
 KEY_BYTES = 127  # llama_model_kv_override holds 128 with the NUL
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One weight's sums, not yet read: `values` float32 at `offset` of file `file`; `counts[m]`: tokens (in a .dat:
-    calls) behind each of the matrices the values divide into."""
+    """The sums of one weight, not yet read.
+
+    Attributes:
+        name: Name of the weight.
+        values: Number of float32 sums, those of all matrices together.
+        counts: For each matrix, the number of tokens (in a .dat: calls) behind its sums.
+        offset: Byte at which the sums begin.
+        file: Number of the file, an index into `Imatrix.files`.
+    """
 
     name: str
     values: int
@@ -64,9 +72,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Imatrix:
-    """An importance matrix, its sums read when they are asked for; thread-safe. Close it, or use it as a context.
+    """An importance matrix whose sums are read when they are asked for; thread-safe. Close it, or use it as a context.
 
-    `entries`: by the name of the weight. `chunks` of `chunk_size` tokens of `datasets` were run (0: not recorded).
+    Attributes:
+        path: Path of the file.
+        files: The open files.
+        entries: Entries by the name of the weight.
+        chunks: Number of chunks of text that were run; 0 where it is not recorded.
+        chunk_size: Tokens in a chunk; 0 where it is not recorded.
+        datasets: Names of the texts.
+        legacy: Whether it is a .dat file.
+        big_endian: Whether its numbers are big-endian.
     """
 
     path: str
@@ -79,12 +95,20 @@ class Imatrix:
     big_endian: bool = False
 
     def weights(self, name: str, shape: Sequence[int]) -> Floats | None:
-        """Weight of every column of the tensor `name`, whose shape (outermost first) is given: float32 `(matrices,
-        columns)`, one row per expert, a single one otherwise. None when there is no entry, or for token embeddings
-        when it has another size.
+        """Return the weight of every column of a tensor.
 
-        Raises ShapeError when the entry has another size (it was made from another model), BadValueError for a weight
-        that is negative, infinite or NaN.
+        Args:
+            name: Name of the tensor.
+            shape: Its shape, outermost first.
+
+        Returns:
+                float32 `(matrices, columns)`, a row for each expert, else a single row. None when there is no entry, or
+            when the
+            entry of token embeddings has another size.
+
+        Raises:
+            ShapeError: The entry has another size: it was made from another model.
+            BadValueError: A weight is negative, infinite or NaN.
         """
         entry = self.entries.get(name)
         if entry is None:
@@ -103,8 +127,17 @@ class Imatrix:
         return self._mean_squares(entry).reshape(matrices, columns)
 
     def select(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Imatrix:
-        """Only entries whose name contains one of `include` (if any is given) and none of `exclude`: llama-quantize's
-        --include-weights and --exclude-weights. Raises UsageError when both are given, as there."""
+        """Return the matrix with a part of its entries.
+
+        These are llama-quantize's --include-weights and --exclude-weights.
+
+        Args:
+            include: If any are given, only entries whose name contains one of them stay.
+            exclude: Entries whose name contains one of them go.
+
+        Raises:
+            UsageError: Both are given; llama-quantize refuses that, too.
+        """
         wanted, unwanted = tuple(include), tuple(exclude)
         if wanted and unwanted:
             raise UsageError("weights can be included or excluded, not both")
@@ -116,13 +149,16 @@ class Imatrix:
         return replace(self, entries=kept)
 
     def renamed(self, names: Mapping[str, str]) -> Imatrix:
-        """The entries of a model whose tensors got other names: new name → old; all of them where none is given."""
+        """Return the matrix for a model whose tensors were renamed: `names` is new name → old.
+
+        Without names it is returned as it is.
+        """
         if not names:
             return self
         return replace(self, entries={new: self.entries[old] for new, old in names.items() if old in self.entries})
 
     def quantize_keys(self) -> dict[str, Value]:
-        """The metadata llama-quantize leaves in a file it made with this matrix; empty when no entry is left."""
+        """Return the metadata that llama-quantize writes when it uses this matrix; empty when no entry is left."""
         if not self.entries:
             return {}
         keys = {"quantize.imatrix.file": string(_cut(self.path))}
@@ -134,6 +170,7 @@ class Imatrix:
         return keys
 
     def close(self) -> None:
+        """Close the files."""
         for source in self.files:
             source.close()
 
@@ -166,10 +203,10 @@ class Imatrix:
 
 
 def read_imatrix(path: str, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Imatrix:
-    """The importance matrix at `path`, GGUF or .dat, told apart by the first four bytes; see `Imatrix.select` for
-    `include` and `exclude`. Sums are not read yet.
+    """Open the importance matrix at `path`, GGUF or .dat as its first four bytes show; sums are not read yet.
 
-    Raises NotFoundError, or a CorruptError naming place and reason.
+    `include` and `exclude` are those of `Imatrix.select`. Raises NotFoundError, or a CorruptError naming place and
+    reason.
     """
     source = LocalFile(path)
     if source.read(0, min(4, source.size)) == MAGIC:

@@ -1,6 +1,7 @@
-"""Every cap on what a file may claim. Beyond each one a file is hostile or broken, never a model anybody has.
+"""Every cap on what a file may claim. Beyond a cap, a file is hostile or broken; no known model comes near one.
 
-Counts are also checked against the bytes that remain before anything is allocated, so these are second fences.
+Counts are also checked against the bytes that remain before anything is allocated, so these caps are a second line of
+defense.
 """
 
 MAX_DIMS = 4  # GGML_MAX_DIMS; ggml refuses more

@@ -1,8 +1,8 @@
-"""A cap on memory for as long as what a stranger wrote is being understood.
+"""A cap on memory while the headers of an untrusted file are being read.
 
-Readers refuse by count before they build; this is the fence behind them, so that a header nobody thought of ends in an
-error and not in the kernel's out-of-memory killer. Proofs and conversions need what they need: afterwards the cap is
-gone.
+Readers check counts before they build anything. This cap is the defense behind those checks: a header that nobody
+thought of ends in an error instead of in the kernel's out-of-memory killer. It is lifted afterwards, because proofs and
+conversions need more.
 """
 
 from __future__ import annotations
@@ -14,20 +14,27 @@ from contextlib import contextmanager, suppress
 from ggferry.formats.errors import OutOfRangeError
 
 HEADERS = 4 << 30
-"""Bytes for headers and the plan made of them: what a worker has in all (`service.workers.supervisor.Limits`)."""
+"""Bytes for headers and the plan made of them; also all that a worker has (`service.workers.supervisor.Limits`)."""
 _asked = 0
 
 
 def ration(nbytes: int) -> None:
-    """From now on `limited` allows so many bytes more than are in use; 0: as many as there are. The limit is the
-    whole process's: for a program that does one thing at a time, the command line (a worker has its own cap)."""
+    """Set how many bytes more than are in use `limited` allows from now on; 0: no limit.
+
+    The limit applies to the whole process, so it is for a program that does one thing at a time: the command line.
+    Workers
+    have a cap of their own.
+    """
     global _asked
     _asked = nbytes
 
 
 @contextmanager
 def limited(path: str) -> Iterator[None]:
-    """For what reads the headers at `path`. Raises OutOfRangeError where that runs out of the memory it was given."""
+    """Apply the cap while the headers at `path` are read.
+
+    Raises OutOfRangeError when they need more memory than that.
+    """
     if not _asked:
         yield
         return
@@ -51,6 +58,6 @@ def _lower(limit: int, other: int) -> int:
 
 
 def _in_use() -> int:
-    """Bytes that count against RLIMIT_DATA (proc(5), statm: data and stack)."""
+    """Return the bytes that count against RLIMIT_DATA (proc(5), statm: data and stack)."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[5]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""The contract of a reader, and the search for the one that knows a path."""
+"""The contract of a reader, and the search for the reader that recognizes a path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ HEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A reader's claim on a path: the container and version its first bytes show."""
+    """A reader's claim on a path.
+
+    Attributes:
+        container: The container that the first bytes show.
+        version: Its version; None where the bytes show none.
+    """
 
     container: str
     version: int | None = None
@@ -33,14 +38,19 @@ VocabTexts = Literal["llama", "bytes", "twice", "unigram", "whisper"]
 
 @dataclass(frozen=True, slots=True)
 class VocabLayout:
-    """The vocabulary of a GGML-era file: where its count stands, what follows each token, what its texts are.
+    """The vocabulary of a GGML-era file: where its count is, what follows each token, how its texts are encoded.
 
-    `count`: 'header' (the field n_vocab, and nothing else), 'again' (an int32 that repeats it), 'own' (an int32 that
-    may be smaller: the rest of the tokens follow from a rule) or 'none' (no vocabulary at all). `scored`: a float32
-    behind every token; None: as the container has it. `short`: the last token may never have been written (GPT4All).
-    `texts`: 'llama' (SentencePiece pieces), 'bytes' (byte-level BPE, raw bytes unless a maker decoded and lost them),
-    'twice' (byte-level BPE, UTF-8 encoded once too often), 'unigram' (SentencePiece unigram pieces) or 'whisper'.
-    `pre`: the pre-tokenizer this family is known to use, which no such file names.
+    Attributes:
+            count: 'header' (the field n_vocab alone), 'again' (an int32 repeats it), 'own' (an int32 that may be
+            smaller: the
+            remaining tokens follow from a rule) or 'none' (there is no vocabulary).
+        scored: Whether a float32 follows every token; None: the container decides.
+        short: Whether the last token may be missing from the file (GPT4All).
+            texts: 'llama' (SentencePiece pieces), 'bytes' (byte-level BPE; raw bytes, unless a maker decoded and lost
+            them),
+                    'twice' (byte-level BPE, UTF-8 encoded once too often), 'unigram' (SentencePiece unigram pieces) or
+            'whisper'.
+        pre: The pre-tokenizer this family is known to use; no such file names it.
     """
 
     count: VocabCount = "header"
@@ -52,21 +62,31 @@ class VocabLayout:
 
 @dataclass(frozen=True, slots=True)
 class HeaderLayout:
-    """How one architecture shaped a GGML-era file. Owned by `converters/architectures`, handed to the readers as data.
+    """How the files of one architecture look in the GGML era.
 
-    `containers`: (container, version) pairs it occurs in. `header`: the fields after magic and version. `names`:
-    shell patterns of tensor names that only this architecture has: what decides between layouts whose headers both
-    parse. `matrix`: a matrix of int32 rows, int32 columns and float32 values between header and vocabulary, by the name
-    it gets among the tensors. `vocab`: see VocabLayout.
+    Tables in `converters/architectures` own the layouts and hand them to the readers as data.
 
-    `quantization`: the version of the block layouts (formats.ggml.types) in a file whose field ftype, which is that
-    version times 1000 and a number, has none; None: the container's version decides and ftype is a number alone.
-    `codes`: container version → type numbers of its own → type names. `planar`: types whose rows may lie in planes.
-    `axes`: most axes a tensor has.
-
-    `embedding`: the tensor from whose columns the parts of a split model are counted, `width` the header field that
-    gives the whole. `column_split`: shell patterns of the tensors that parts split along the columns (all other
-    matrices are split along the rows, vectors are repeated). `options`: what else this family does differently.
+    Attributes:
+        name: Name of the layout.
+        containers: The (container, version) pairs it occurs in.
+        header: The fields after magic and version.
+        names: Shell patterns of tensor names that only this architecture has. They decide between layouts when several
+            headers parse.
+        vocab: How the vocabulary is stored.
+        matrix: Tensor name of a matrix between header and vocabulary (int32 rows, int32 columns, float32 values).
+            quantization: The version of the block layouts (`formats.ggml.types`) where the header field ftype, which is
+            that
+            version times 1000 plus a number, states none. None: the container's version decides, and ftype is a plain
+            number.
+        codes: Container version → type numbers of its own → type names.
+        planar: Types whose rows may be stored in planes.
+        axes: The most axes a tensor has.
+        embedding: The tensor whose columns give the number of parts of a split model.
+        width: The header field that gives the columns of the whole model.
+            column_split: Shell patterns of the tensors that parts split along the columns. All other matrices are split
+            along
+            the rows; vectors are repeated.
+        options: What else this family does differently.
     """
 
     name: str
@@ -97,9 +117,16 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container as `Checkpoint.container` names it. `label`: the same for people. `magics`: first bytes that only it
-    has. `versions`: those that exist, (None,) where it has none. `storage_word`: its name, in a file's name, tells of
-    the storage only, and not of the model."""
+    """A container format.
+
+    Attributes:
+        name: As `Checkpoint.container` names it.
+        label: Its name for people.
+        kind: How it says which model it holds.
+        magics: First bytes that only this container has.
+        versions: The versions that exist; (None,) where it has none.
+        storage_word: Whether its name, when it occurs in a file name, describes only the storage and not the model.
+    """
 
     name: str
     label: str
@@ -111,9 +138,17 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class WeightsName:
-    """What the weights of a model are called in the folder of a training checkpoint: `STEM.SUFFIX`, or
-    `STEM-00001-of-00002.SUFFIX` … with `STEM.SUFFIX.index.json`; where `numbered`, `STEM.00.SUFFIX` … and nothing else.
-    `rank`: of several forms in one folder the lowest is taken."""
+    """What the weights of a model are called in the folder of a training checkpoint.
+
+    The name is `STEM.SUFFIX`, or `STEM-00001-of-00002.SUFFIX` … with `STEM.SUFFIX.index.json`.
+
+    Attributes:
+        rank: Of several forms in one folder, the one with the lowest rank is taken.
+        container: The container of such files.
+        stem: The name before the number or the suffix.
+        suffix: The suffix, without its dot.
+        numbered: Whether the names are `STEM.00.SUFFIX`, `STEM.01.SUFFIX`, … instead, without an index.
+    """
 
     rank: int
     container: str
@@ -124,12 +159,17 @@ class WeightsName:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A container format, or several that are read alike. `probe(head, path, size)` looks at the first HEAD_BYTES of a
-    file (b"" for a directory) and claims it or not, without I/O of its own beyond listing that directory;
-    `open(path, layouts)` builds the Checkpoint or raises one of `formats.errors`.
+    """A reader of one container format, or of several that are read alike.
 
-    `suffixes`: of files that may be such a container, with the dot and in lower case. `weights`: how it is called in a
-    folder; `lone`: suffixes by which a single file of any other name is the model of its folder, the preferred first.
+    Attributes:
+        name: Name of the reader.
+        probe: `probe(head, path, size)` looks at the first HEAD_BYTES of a file (b"" for a directory) and claims it or
+            returns None. It does no I/O of its own except listing that directory.
+        open: `open(path, layouts)` builds the Checkpoint or raises one of `formats.errors`.
+        containers: The containers it reads.
+        suffixes: Suffixes of files that may be such a container, with the dot and in lower case.
+        weights: What such weights are called in a folder.
+        lone: Suffixes by which a single file of any other name is the model of its folder, the preferred one first.
     """
 
     name: str
@@ -153,7 +193,7 @@ def containers() -> Mapping[str, Container]:
 
 
 def kind_of(container: str) -> Kind | None:
-    """Return how a container says what it holds; None for one that only its reader knows, to refuse it."""
+    """Return how a container says which model it holds; None for one that its reader recognizes only to refuse it."""
     return containers()[container].kind if container in containers() else None
 
 
@@ -169,25 +209,31 @@ def model_suffixes() -> tuple[str, ...]:
 
 
 def container_by_magic(head: bytes) -> Container | None:
-    """Return the container that alone begins with these bytes."""
+    """Return the container that alone begins with these bytes; None where there is none."""
     return next((one for one in containers().values() if one.magics and head.startswith(one.magics)), None)
 
 
 @cache
 def weights_names() -> tuple[WeightsName, ...]:
-    """Return all names of weights in a folder, the preferred first."""
+    """Return all names of weights in a folder, the preferred ones first."""
     return tuple(sorted((name for reader in readers() for name in reader.weights), key=lambda name: name.rank))
 
 
 @cache
 def lone_suffixes() -> Mapping[str, str]:
-    """Return suffix → container of single files that are their folder's model, the preferred first."""
+    """Return suffix → container of single files that are the model of their folder, the preferred ones first."""
     by_rank = sorted(readers(), key=lambda one: min((name.rank for name in one.weights), default=math.inf))
     return {suffix: reader.containers[0].name for reader in by_rank for suffix in reader.lone}
 
 
 def find_reader(path: str) -> tuple[Reader, Match]:
-    """The reader that claims `path`. Raises NotFoundError, or UnknownFormatError naming what the bytes look like."""
+    """Return the reader that claims `path`, and its claim.
+
+    Raises:
+        NotFoundError: Nothing is at `path`, or it cannot be read.
+        TruncatedError: The file is too short for any magic number.
+        UnknownFormatError: No reader claims it; the message says what the bytes look like.
+    """
     if not os.path.exists(path):
         raise NotFoundError("no such file or directory", path=path)
     if os.path.isdir(path):
@@ -211,12 +257,12 @@ def find_reader(path: str) -> tuple[Reader, Match]:
 
 
 def describe(head: bytes, path: str) -> str:
-    """What bytes nobody claims look like, for the error message."""
+    """Return what bytes that no reader claims look like, for the error message."""
     return known_as(head, path) or f"first bytes {head[:8].hex(' ')}"
 
 
 def known_as(head: bytes, path: str) -> str | None:
-    """What else a file that begins with `head` is, in words; None where that is not known."""
+    """Return what else a file that begins with `head` is, in words; None where that is not known."""
     looks: tuple[tuple[bytes, str], ...] = (
         (b"version https://git-lfs", "a git-LFS pointer: the file itself was never downloaded (git lfs pull)"),
         (b"<!DOCTYPE", "an HTML page saved under a model's name"),

@@ -1,4 +1,4 @@
-"""The sums a container states about its own bytes, compared with the bytes."""
+"""Compare the checksums that a container states with its bytes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ CHUNK = 4 << 20
 
 
 def verify_checksums(checkpoint: Checkpoint, budget: int = CHUNK, progress: Callable[[int], None] | None = None) -> int:
-    """Read every range that has a checksum, at most `budget` bytes at a time, and return how many bytes agreed.
+    """Read every range that has a checksum and compare it.
 
-    `progress` is told the bytes of each chunk. Raises ChecksumError with the range's place at the first difference,
-    TruncatedError when a file has shrunk. A checkpoint without checksums gives 0: nothing was promised.
+    Args:
+        checkpoint: The checkpoint; without checksums nothing is read.
+        budget: Bytes read at a time.
+        progress: Called with the bytes of each chunk.
+
+    Returns:
+        How many bytes agreed; 0 for a checkpoint without checksums.
+
+    Raises:
+        ChecksumError: With the place of the first range that differs.
+        TruncatedError: A file has shrunk.
     """
     buffer = memoryview(bytearray(max(1, budget)))
     checked = 0

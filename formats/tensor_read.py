@@ -1,7 +1,7 @@
-"""Rows of a tensor, as the bytes that stand in its files.
+"""Read rows of a tensor as the bytes in its files.
 
-Pieces are joined (several files), views are gathered (torch strides); byte order and values stay as found. Memory is
-the rows asked for plus one slab, whatever the strides are.
+Pieces in several files are joined and views are gathered (torch strides); byte order and values stay as found. Memory
+use is the rows asked for plus one slab, whatever the strides are.
 """
 
 from __future__ import annotations
@@ -28,11 +28,23 @@ SEEK = 4096  # gaps within one page cost nothing
 
 
 def read_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Bytes:
-    """Rows `start:stop` of `ref` as uint8 `(stop - start, ref.row_bytes)`.
+    """Return rows `start:stop` of a tensor as stored bytes.
 
-    A row is the last axis; a tensor without axes is one row. Raises IndexError outside the tensor, BlockError when
-    the pieces cannot be joined as bytes (planar rows split over files; a view of blocks), TruncatedError when a file
-    has shrunk since it was opened.
+    A row runs along the last axis; a tensor without axes is one row.
+
+    Args:
+        checkpoint: The checkpoint whose files hold the tensor.
+        ref: The tensor.
+        start: First row.
+        stop: The row after the last.
+
+    Returns:
+        uint8 `(stop - start, ref.row_bytes)`.
+
+    Raises:
+        IndexError: The rows are outside the tensor.
+        BlockError: The pieces cannot be joined as bytes (planar rows split over files; a strided view of blocks).
+        TruncatedError: A file has shrunk since it was opened.
     """
     _check_range(ref.name, start, stop, ref.rows)
     out = np.empty((stop - start, ref.row_bytes), np.uint8)
@@ -46,7 +58,10 @@ def read_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> 
 
 
 def read_span_rows(checkpoint: Checkpoint, ref: TensorRef, span_index: int, start: int, stop: int) -> Bytes:
-    """Rows `start:stop` of one piece of `ref` as uint8 `(stop - start, row bytes of the piece)`."""
+    """Return rows `start:stop` of one piece of `ref` as uint8 `(stop - start, row bytes of the piece)`.
+
+    Raises as `read_rows`.
+    """
     span = ref.spans[span_index]
     _check_range(f"{ref.name}, piece {span_index}", start, stop, span_rows(span))
     out = np.empty((stop - start, span_row_bytes(ref, span)), np.uint8)
@@ -55,12 +70,12 @@ def read_span_rows(checkpoint: Checkpoint, ref: TensorRef, span_index: int, star
 
 
 def span_rows(span: Span) -> int:
-    """Rows of one piece."""
+    """Return the number of rows of a piece."""
     return prod(span.shape[:-1])
 
 
 def span_row_bytes(ref: TensorRef, span: Span) -> int:
-    """Bytes of one row of a piece of `ref`."""
+    """Return the bytes of a row of a piece of `ref`."""
     return ref.type.row_bytes(span.shape[-1] if span.shape else 1)
 
 
@@ -127,7 +142,7 @@ def _flat(array: Bytes) -> memoryview:
 
 
 def _boxes(shape: Sequence[int], start: int, stop: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The rows `start:stop` of an array of `shape`, counted in C order, as (first index, box) in that order."""
+    """Return rows `start:stop` of an array of `shape`, counted in C order, as (first index, box) pairs."""
     if not shape:
         return [((), ())] if start < stop else []
     inner = prod(shape[1:])
@@ -156,7 +171,7 @@ def _gather(source: Source, offset: int, shape: Sequence[int], strides: Sequence
         steps = (*(stride * item for stride in strides), 1)
         out[...] = np.lib.stride_tricks.as_strided(slab, out.shape, steps, writeable=False)
         return
-    # The axis that reaches furthest is cut; what remains inside it is denser.
+    # The axis with the largest extent is cut; what remains inside it is denser.
     axis = max(range(len(shape)), key=lambda i: (shape[i] - 1) * strides[i])
     inside = extent - (shape[axis] - 1) * strides[axis] * item
     step = _cut(shape[axis], strides[axis] * item, inside)
@@ -168,7 +183,7 @@ def _gather(source: Source, offset: int, shape: Sequence[int], strides: Sequence
 
 
 def _cut(size: int, stride: int, inside: int) -> int:
-    """How many steps of `stride` bytes fit a slab, one when what lies between them is mostly unwanted."""
+    """Return how many steps of `stride` bytes fit a slab; one when the bytes between them are mostly unwanted."""
     if stride > max(inside * SPARSE, SEEK):
         return 1
     return min(max(1, (SLAB - inside) // stride + 1), max(1, size // 2))

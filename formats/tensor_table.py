@@ -1,4 +1,4 @@
-"""The tensors of a header, each made when it is asked for: a TensorRef takes ten times the bytes that state it."""
+"""The tensors of a header, each created when it is asked for: a TensorRef takes ten times the bytes that state it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ _MASK = (1 << _BITS) - 1
 
 
 class TensorTable(Mapping[str, TensorRef]):
-    """Tensors by name, in their order. `places`: where each is stated; `read(place)` makes it, `name(place)` its name
-    alone. All names differ.
+    """Tensors by name, in order. All names differ.
 
-    Going through it makes every tensor anew; who needs all of them again and again takes `dict(table)`.
+    Iterating creates every tensor anew; callers that need all of them repeatedly take `dict(table)`.
+
+    Args:
+        places: The place of each tensor's line in the header.
+        read: `read(place)` creates the tensor.
+        name: `name(place)` returns its name alone.
     """
 
     __slots__ = ("_index", "_name", "_places", "_read")
@@ -27,6 +31,7 @@ class TensorTable(Mapping[str, TensorRef]):
         self._index: dict[str, int] | None = None
 
     def refs(self) -> Iterator[TensorRef]:
+        """Yield the tensors in order."""
         return map(self._read, self._places)
 
     def __len__(self) -> int:
@@ -47,9 +52,11 @@ class TensorTable(Mapping[str, TensorRef]):
         return self._index
 
     def values(self) -> ValuesView[TensorRef]:
+        """Return a view of the tensors, in order."""
         return _Refs(self)
 
     def items(self) -> ItemsView[str, TensorRef]:
+        """Return a view of (name, tensor) pairs, in order."""
         return _Items(self)
 
 
@@ -70,7 +77,7 @@ class _Items(ItemsView[str, TensorRef]):
 
 
 def joined(tables: Sequence[Mapping[str, TensorRef]]) -> TensorTable:
-    """Several tables as one, in their order. All names differ."""
+    """Join several tables into one, in their order. All names differ."""
     each = [table if isinstance(table, TensorTable) else _made(table) for table in tables]
     if len(each) == 1:
         return each[0]

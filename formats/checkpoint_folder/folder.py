@@ -1,8 +1,9 @@
-"""The folder a training checkpoint lives in: which files hold the weights.
+"""Find the weights in the folder of a training checkpoint.
 
-Names are those of `transformers` (`model.safetensors`, `pytorch_model.bin`, their `.index.json` and `-00001-of-00002`
-shards), `peft` (`adapter_model.*`), Mistral (`consolidated.safetensors`) and Meta (`consolidated.00.pth`); the readers
-state them (`formats.reader.WeightsName`). Finding the weights lists the folder and opens nothing.
+The names are those of `transformers` (`model.safetensors`, `pytorch_model.bin`, their `.index.json` and
+`-00001-of-00002` shards), `peft` (`adapter_model.*`), Mistral (`consolidated.safetensors`) and Meta
+(`consolidated.00.pth`). The readers declare them (`formats.reader.WeightsName`). Finding the weights lists the folder
+and opens no file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,15 @@ INDEX = ".index.json"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The files of one model in reading order. `index`: the file that lists which tensor is in which, or None."""
+    """The files of one model.
+
+    Attributes:
+        container: The container of the weights, as `Checkpoint.container` names it.
+        folder: Path of the folder.
+        files: Paths of the weights in reading order.
+        index: Path of the file that lists which tensor is in which file; None where there is none.
+        notes: What a user should know.
+    """
 
     container: str
     folder: str
@@ -49,43 +58,43 @@ class Weights:
 
 @cache
 def _shard() -> re.Pattern[str]:
-    """What names of shards look like: stem, number, count and suffix."""
+    """Return the pattern of shard names: stem, number, count and suffix."""
     suffixes = "|".join(dict.fromkeys(re.escape(each.suffix) for each in weights_names() if not each.numbered))
     return re.compile(rf"(?P<stem>.+)-(?P<number>\d{{5}})-of-(?P<count>\d{{5}})\.(?P<suffix>{suffixes})", re.ASCII)
 
 
 def _part_number(name: str, of: WeightsName) -> int | None:
-    """The number of a part, from 0; None for a name that is no such part's."""
+    """Return the number of a part, from 0; None for the name of anything else."""
     match = re.fullmatch(rf"{re.escape(of.stem)}\.(\d\d)\.{re.escape(of.suffix)}", name, re.ASCII)
     return int(match[1]) if match else None
 
 
 def _as_part(path: str) -> WeightsName | None:
-    """The numbered name that the file at `path` has."""
+    """Return the numbered form of which the file at `path` is a part."""
     name = os.path.basename(path)
     numbered = (each for each in weights_names() if each.numbered)
     return next((each for each in numbered if _part_number(name, each) is not None), None)
 
 
 def is_part(path: str) -> bool:
-    """Whether `path` is named like a numbered part of a model (one of Meta's)."""
+    """Return whether `path` is named like a numbered part of a model (one of Meta's)."""
     return _as_part(path) is not None
 
 
 def is_weights_name(name: str) -> bool:
-    """Whether a file of this name is a piece of a model in several files, or lists them."""
+    """Return whether a file of this name is one of several files of a model, or their index."""
     return _shard().fullmatch(name) is not None or is_part(name) or name.endswith(INDEX)
 
 
 def weights_suffixes() -> tuple[str, ...]:
-    """Return how the names of files end that make a folder a model's, with the dot and in lower case."""
+    """Return the suffixes, with the dot and in lower case, of files that make a folder the folder of a model."""
     return (*lone_suffixes(), *(f".{each.suffix}" for each in weights_names()), ".json")
 
 
 def find_weights(folder: str) -> Weights | None:
-    """The weights in `folder`, or None when nothing in it is a training checkpoint.
+    """Return the weights in `folder`; None when nothing in it is a training checkpoint.
 
-    Raises AmbiguousError when several files could each be the model, NotFoundError when a shard is missing.
+    Raises AmbiguousError when each of several files could be the model, NotFoundError when a shard is missing.
     """
     names = names_in(folder)
     found = find_forms(folder)
@@ -98,14 +107,20 @@ def find_weights(folder: str) -> Weights | None:
 
 
 def find_forms(folder: str) -> list[Weights]:
-    """Everything in `folder` that has the name of a model's weights, the preferred form first. Raises as above."""
+    """Return every set of files in `folder` that is named like a model's weights, the preferred one first.
+
+    Raises as `find_weights`.
+    """
     names = names_in(folder)
     return [weights for each in weights_names() if (weights := _by_name(folder, names, each)) is not None]
 
 
 def claim(folder: str, *containers: str) -> str | None:
-    """The container in `folder` if it is one of `containers`; the first of these when the weights are so broken that
-    opening must say why; None when a reader of `containers` has no business there."""
+    """Return which of `containers` a reader should claim `folder` as; None when it is none of them.
+
+    When the weights are too broken to tell, the first of `containers` is returned, so that opening reports what is
+    wrong.
+    """
     try:
         weights = find_weights(folder)
     except (CorruptError, NotFoundError, AmbiguousError):
@@ -114,10 +129,17 @@ def claim(folder: str, *containers: str) -> str | None:
 
 
 def locate(path: str, container: str) -> Weights:
-    """The weights meant by `path`: a folder, an index, a file, or one shard, which means all of its model.
+    """Return the weights that `path` means: a folder, an index, a file, or one shard, which stands for its whole model.
 
-    `container`: what a single file is, as its bytes have shown. Raises NotFoundError, UnknownFormatError,
-    AmbiguousError, OutOfRangeError.
+    Args:
+        path: As given by the user or by a plan.
+        container: The container of a single file, as its first bytes have shown.
+
+    Raises:
+        NotFoundError: Nothing is there, or a shard is missing.
+        UnknownFormatError: The folder holds no weights.
+        AmbiguousError: Each of several files could be the model.
+        OutOfRangeError: A name states an impossible number of shards or parts.
     """
     folder, name = os.path.split(path)
     if os.path.isdir(path):
@@ -141,7 +163,7 @@ def locate(path: str, container: str) -> Weights:
 
 
 def names_in(folder: str) -> frozenset[str]:
-    """The names in a folder. Raises NotFoundError."""
+    """Return the names in a folder. Raises NotFoundError."""
     try:
         return frozenset(os.listdir(folder or "."))
     except OSError as error:
@@ -213,18 +235,18 @@ def _require(folder: str, names: frozenset[str], wanted: Sequence[str]) -> None:
 
 
 def looks_foreign(head: bytes, path: str) -> str | None:
-    """What a file that begins with `head` is instead of a checkpoint, in words; None when nothing known."""
+    """Return what a file that begins with `head` is instead of a checkpoint, in words; None when that is not known."""
     return known_as(head, path) if head else "an empty file"
 
 
 def refuse_foreign(head: bytes, path: str) -> None:
-    """Raises UnknownFormatError when `head` shows that `path` is something else altogether, named."""
+    """Raise UnknownFormatError, naming the format, when `head` shows that `path` is not a checkpoint at all."""
     words = looks_foreign(head, path)
     if words is not None:
         raise UnknownFormatError("no checkpoint", path=path, offset=0, found=words)
 
 
 def refuse_container(weights: Weights, *wanted: str) -> None:
-    """Raises UnsupportedError when the weights are not of one of the `wanted` containers."""
+    """Raise UnsupportedError when the weights are not in one of the `wanted` containers."""
     if weights.container not in wanted:
         raise UnsupportedError("another container", path=weights.folder, found=weights.container, expected=wanted)

@@ -1,4 +1,4 @@
-"""Models in several files: the `.index.json` that says which tensor is where, and the accounting against the files."""
+"""Models in several files: the `.index.json` that says which tensor is in which file, compared with the files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ MAX_INDEX_VALUE = 1 << 16  # bytes of what an index says beside its weight_map: 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """`weight_map`: tensor name → file as the index names it. `files`: those files' paths, once each, by name."""
+    """The content of an `.index.json`.
+
+    Attributes:
+        path: Path of the index.
+        weight_map: Tensor name → file name, as the index states it.
+        files: Paths of those files, each once, ordered by name.
+        metadata: The index's `metadata` object.
+    """
 
     path: str
     weight_map: Mapping[str, str]
@@ -36,7 +43,7 @@ class Index:
 
 
 def read_index(path: str) -> Index:
-    """The index at `path`, its files known to exist.
+    """Return the index at `path`, after checking that its files exist.
 
     Raises MissingError (no weight_map), InconsistentError (not names to names), OutOfRangeError (a file outside the
     folder, too many), NotFoundError (a file is absent).
@@ -61,7 +68,7 @@ def read_index(path: str) -> Index:
 
 
 def _parse(path: str) -> tuple[dict[str, str] | None, dict[str, Any]]:
-    """weight_map and metadata of the index at `path`, line by line; what else it says is passed over."""
+    """Return weight_map and metadata of the index at `path`, read line by line; everything else in it is ignored."""
     data, skipped = read_text(path)
     walk = Walk(data, path, skipped, constants=True)
     found: dict[str, Any] = {}
@@ -90,7 +97,7 @@ def _weight_map(walk: Walk) -> dict[str, str]:
 
 
 def _inside(name: str, path: str) -> str:
-    """The file name, if it cannot lead out of the index's folder on any system."""
+    """Return the file name, if it cannot lead out of the index's folder on any system."""
     parts = name.replace("\\", "/").split("/")
     if not name or "\0" in name or ":" in name or any(part in ("", ".", "..") for part in parts):
         raise OutOfRangeError("a file outside the index's folder", path=path, found=name, expected="a plain file name")
@@ -100,12 +107,21 @@ def _inside(name: str, path: str) -> str:
 def join_files(
     parts: Sequence[tuple[str, Mapping[str, TensorRef]]], index: Index | None
 ) -> tuple[Mapping[str, TensorRef], tuple[str, ...]]:
-    """All tensors of the files `(path, tensors)` and what a user should know.
+    """Return the tensors of several files as one table, and notes for the user.
 
-    Raises DuplicateError (a tensor in two files), OutOfRangeError (too many); with an index also MissingError (listed,
-    not there), InconsistentError (in another file than listed) and UnexpectedTensorError (there, not listed).
+    A wrong `total_size` is reported, not refused: it is copied from tool to tool and often wrong, and every tensor was
+    found.
 
-    A wrong `total_size` is told, not refused: it is copied from tool to tool, often wrong, and every tensor was found.
+    Args:
+        parts: (path, tensors) of each file.
+        index: The index that lists the tensors; None where there is none.
+
+    Raises:
+        DuplicateError: A tensor is in two files.
+        OutOfRangeError: There are too many tensors.
+        MissingError: The index lists a tensor that is not there.
+        InconsistentError: A tensor is in another file than the index says.
+        UnexpectedTensorError: A tensor is not in the index.
     """
     table = joined([tensors for _, tensors in parts])
     if len(table) > MAX_TENSORS:
@@ -118,7 +134,7 @@ def join_files(
 
 
 def _homes(parts: Sequence[tuple[str, Mapping[str, TensorRef]]]) -> dict[str, str]:
-    """Tensor → path of its file."""
+    """Return tensor name → path of its file."""
     home: dict[str, str] = {}
     for path, tensors in parts:
         for name in tensors:

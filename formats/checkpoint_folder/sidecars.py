@@ -1,4 +1,4 @@
-"""What stands beside the weights of a training checkpoint: which files are looked for, and its configuration."""
+"""The sidecar files of a training checkpoint: which ones are looked for, and the configuration they hold."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from ggferry.formats.reader import Kind, kind_of
 from ggferry.support.registry import scan
 
 POOLING = "sentence_transformers_pooling"
-"""Where `configuration` puts what a module beside the model says of it."""
+"""The key under which `configuration` puts the settings of a sentence-transformers pooling module."""
 TEMPLATES = "additional_chat_templates"
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarFile:
-    """A file that is looked for beside the weights. `role`: what it is; `names`: what it is called, the first that
-    exists is it; `tokenizer`: whether it says something of the tokenizer, `vocabulary`: enough to make one. `alias`: a
-    name by which the file is taken for its role, and nowhere else."""
+    """A file that is looked for in the folder of the weights.
+
+    Attributes:
+        role: What the file is for.
+        names: Its possible names; the first that exists is taken.
+        tokenizer: Whether it says something about the tokenizer.
+        vocabulary: Whether a tokenizer can be built from it.
+        alias: A further name under which it is taken for this role, for this role only.
+    """
 
     role: str
     names: tuple[str, ...]
@@ -58,25 +64,27 @@ SIDECARS = (
 
 @cache
 def sidecar_files() -> tuple[SidecarFile, ...]:
-    """Return all files that are looked for, those of other distributions last."""
+    """Return all files that are looked for; those of other distributions come last."""
     return tuple(file for files in scan("ggferry.formats.checkpoint_folder", "SIDECARS") for file in files)
 
 
 @cache
 def sidecar_names() -> tuple[str, ...]:
-    """Return every name that is looked for beside the weights."""
+    """Return every name that is looked for in the folder of the weights."""
     return tuple(name for file in sidecar_files() for name in (*file.names, file.alias) if name)
 
 
 @cache
 def tokenizer_names() -> tuple[str, ...]:
-    """Return the names of all files that say something of a tokenizer."""
+    """Return the names of all files that say something about a tokenizer."""
     return tuple(name for file in sidecar_files() if file.tokenizer for name in file.names)
 
 
 def sidecars(weights: Weights) -> dict[str, str]:
-    """Role → path of the files beside the weights. LLaMA 1 kept its tokenizer.model one folder up: looked for there
-    when Meta's weights have none."""
+    """Return role → path of the sidecar files of the weights.
+
+    LLaMA 1 kept its tokenizer.model one folder up: it is looked for there when Meta's weights have none of their own.
+    """
     names = names_in(weights.folder)
     found = {}
     for file in sidecar_files():
@@ -94,8 +102,20 @@ def sidecars(weights: Weights) -> dict[str, str]:
 
 
 def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The model's own configuration as found (config.json, Meta's params.json or adapter_config.json; {} without one)
-    and what a user should know about it. Raises EncodingError, DuplicateError or CorruptError for a broken file."""
+    """Return the model's own configuration as found, and notes for the user.
+
+    Args:
+        weights: The weights of the model.
+        beside: Role → path of its sidecar files (`sidecars`).
+
+    Returns:
+        The object in config.json, Meta's params.json or adapter_config.json ({} without one), and notes.
+
+    Raises:
+        EncodingError: A file is not UTF-8 or not JSON.
+        DuplicateError: A file has a key twice.
+        CorruptError: A file is broken in another way.
+    """
     adapter = os.path.basename(weights.index or weights.files[0]).startswith("adapter_model")
     roles = ("params.json", "config") if kind_of(weights.container) is Kind.META else ("config", "params.json")
     role = next((role for role in ("adapter_config", *roles) if role in beside and (role in roles or adapter)), None)
@@ -113,8 +133,10 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str
 
 
 def _pooling(beside: Mapping[str, str]) -> dict[str, Any] | None:
-    """The configuration of the module by which sentence-transformers makes one vector of a text; modules.json names
-    its folder, which must be one of the model's own."""
+    """Return the configuration of the module that pools token vectors into one (sentence-transformers).
+
+    modules.json names its folder, which must be one of the model's own.
+    """
     modules = load_json(beside["modules.json"]) if "modules.json" in beside else None
     for module in modules if isinstance(modules, list) else ():
         if isinstance(module, dict) and str(module.get("type")).endswith(".Pooling"):
@@ -128,7 +150,10 @@ def _pooling(beside: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:
-    """The classes config.json names. Raises MissingError when it names none, InconsistentError for another type."""
+    """Return the classes that config.json names.
+
+    Raises MissingError when it names none, InconsistentError for another type.
+    """
     named = config.get("architectures")
     if not named:
         hint = "config.json of the base model has one; name the architecture by hand if you know it"

@@ -1,4 +1,4 @@
-"""BLAKE3 of whole files, for receipts: begun beside other work, waited for when the receipt is written."""
+"""BLAKE3 digests of whole files for receipts: started alongside other work, awaited when the receipt is written."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ _BLOCK = 8 << 20
 Record = dict[str, Any]
 """A file as a receipt names it: name, bytes, blake3 (hex)."""
 Taken = Callable[[], Record]
-"""Gives the record of a file, once it was read."""
+"""Returns the record of a file, once the file has been read."""
 
 
 def digest(
     source: Source, threads: int = -1, progress: Progress | None = None, stopped: Callable[[], bool] = lambda: False
 ) -> str:
-    """BLAKE3 of a file, hex; streamed. (Why not SHA-256: docs/decisions/digest.md.) `threads`: −1 for one a core. Once
-    `stopped`, the digest is of what was read until then."""
+    """Return the BLAKE3 digest of a file in hex; the file is streamed.
+
+    docs/decisions/digest.md says why it is not SHA-256.
+
+    Args:
+        source: The file.
+        threads: Threads to use; −1: one per core.
+        progress: Called with the bytes of each chunk.
+        stopped: Once it returns True, reading stops, and the digest covers only what was read until then.
+    """
     from blake3 import blake3
 
     state = blake3(max_threads=threads)
@@ -42,13 +50,17 @@ def digest(
 
 
 def file_record(source: Source, threads: int = -1, stopped: Callable[[], bool] = lambda: False) -> Record:
-    """A file as a receipt names it; `threads`, `stopped` as of `digest`."""
+    """Return a file as a receipt names it; `threads` and `stopped` as for `digest`."""
     found = digest(source, threads, stopped=stopped)
     return {"name": os.path.basename(source.path), "bytes": source.size, "blake3": found}
 
 
 class Digests:
-    """As a context: leaving it ends what still runs. `threads`: how many a conversion may take."""
+    """Digests of several files, computed in threads. Leaving the context stops what is still running.
+
+    Args:
+        threads: How many threads a conversion may use.
+    """
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -57,12 +69,20 @@ class Digests:
         self._opened = ExitStack()
 
     def open(self, path: str) -> Source:
-        """A file that we wrote, closed at the end."""
+        """Open a file that we wrote; it is closed at the end."""
         return self._opened.enter_context(LocalFile(Named(path)))
 
     def begin(self, sources: Sequence[Source], beside: int) -> list[Taken]:
-        """What gives the records of files. `beside`: threads that are left to the work meanwhile. Where there is more
-        than one, local files are read at once; of a remote one the bytes are here when it was converted."""
+        """Start digesting files; return a function for each that waits for its record.
+
+        Local files are read at once, if more than one thread is allowed. A remote file is read when its record is asked
+        for:
+        its bytes are cached here after the conversion.
+
+        Args:
+            sources: The files.
+            beside: Threads to leave to the other work meanwhile.
+        """
         share = max(1, (self._threads - beside) // max(1, len(sources)))
         return [
             self._pool.submit(self._record, source, share).result

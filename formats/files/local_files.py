@@ -1,8 +1,9 @@
-"""Files of this machine, opened for reading: never waiting, and never by a link that leads out of where they stand.
+"""Open files of this machine for reading, without ever blocking and without following a link out of their folder.
 
-What is read was made by strangers. A name in a model's folder may be a FIFO, which would hold whoever opens it for
-ever, or a link to a file of the operator's, whose bytes a conversion would copy into what is then published. So every
-file is opened here, and what was opened is looked at before a byte of it is read: in between nothing can be exchanged.
+What is read comes from untrusted authors. A name in a model's folder may be a FIFO, which would block whoever opens it
+forever, or a link to a private file of the operator, whose bytes a conversion would copy into what is then published.
+So every file is opened here, and the open file is checked before a byte of it is read: nothing can be exchanged in
+between.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ _HINT = "name the folder it leads into, or put the file itself in the link's pla
 
 
 class Named(str):
-    """A path that a person gave: where its links lead is their choice. What is looked for beside it is none."""
+    """A path that a person gave: where its links lead is that person's choice.
+
+    Paths derived from it are not `Named`.
+    """
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tree:
-    """Paths below `named` must really lie below one of `real`."""
+    """A tree that confines paths: those below `named` must really lie below one of `real`."""
 
     named: tuple[str, ...]
     real: tuple[str, ...]
@@ -45,9 +49,12 @@ _TREES: list[_Tree] = []
 
 @contextmanager
 def confined(roots: Iterable[str]) -> Iterator[None]:
-    """For as long, files below any of `roots` are opened where they really lie below one of them: links within an
-    archive are followed, across the folders of its models too, links out of it are not. A root that is a file stands
-    for its folder."""
+    """Allow links within an archive: files below any of `roots` may really lie below any other of them.
+
+    Within the context, links between the folders of an archive's models are followed, and links out of the archive are
+    not.
+    A root that is a file stands for its folder.
+    """
     named = [os.path.abspath(root) for root in roots]
     folders = [os.path.dirname(path) if os.path.isfile(path) else path for path in named]
     tree = _Tree(tuple(folders), (*map(real_root, folders), *(os.path.realpath(path) for path in named)))
@@ -59,8 +66,11 @@ def confined(roots: Iterable[str]) -> Iterator[None]:
 
 
 def real_root(folder: str) -> str:
-    """Where `folder` really is. Of a snapshot in a Hugging Face cache the whole model's folder: a snapshot is made of
-    links to `../../blobs` (huggingface_hub, file_download.py)."""
+    """Return the folder that files opened below `folder` must really lie in.
+
+    For a snapshot in a Hugging Face cache that is the folder of the whole model, because a snapshot is made of links to
+    `../../blobs` (huggingface_hub, file_download.py).
+    """
     real = os.path.realpath(folder)
     cache = _SNAPSHOT.fullmatch(real)
     if cache is None:
@@ -70,27 +80,34 @@ def real_root(folder: str) -> str:
 
 
 def leads_out(path: str) -> str | None:
-    """Where `path` really is, when that is outside of what it may be opened from. For listings: to open is to check
-    again."""
+    """Return where `path` really is, when that is outside of what it may be opened from; else None.
+
+    This is for listings only: `open_file` checks again.
+    """
     real = os.path.realpath(path)
     return None if _is_within(real, _allowed(path, None)) else real
 
 
 def kind_of(mode: int) -> str | None:
-    """What is no regular file, in words."""
+    """Return in words what kind of thing it is that is no regular file; None for a regular file."""
     return next((words for test, words in _KINDS if test(mode)), "a device")
 
 
 def open_file(path: str | os.PathLike[str], root: str | None = None) -> int:
-    """A descriptor of the regular file at `path`, to read from.
+    """Open the regular file at `path` for reading and return its descriptor.
 
-    Unless the path is `Named` or stands in a `confined` tree, the file must really lie below `root`, by default the
-    folder it stands in. Raises NotFoundError for what is absent or no file, RefusedError for a link that leads out, and
-    what `of_os` makes of the rest.
+    Args:
+        path: Unless it is `Named` or stands in a `confined` tree, the file must really lie below `root`.
+        root: A folder; by default the folder of `path`.
+
+    Raises:
+        NotFoundError: It is absent or no regular file.
+        RefusedError: A link leads out of `root`.
+        GgferryError: Whatever `of_os` makes of other errors of the system.
     """
     name = path if isinstance(path, str) else os.fspath(path)
     try:
-        _check_kind(os.stat(name), name)  # before it is opened: some devices act on that
+        _check_kind(os.stat(name), name)  # checked before it is opened, because some devices act on being opened
         fd = os.open(name, os.O_RDONLY | NO_DEVICES)
     except OSError as error:
         raise of_os(error, "cannot be opened", name) from None
@@ -105,7 +122,7 @@ def open_file(path: str | os.PathLike[str], root: str | None = None) -> int:
 
 
 def read_bytes(path: str, limit: int = MAX_JSON, root: str | None = None) -> bytes:
-    """All bytes of a small file. Raises as `open_file`, and OutOfRangeError above `limit` bytes."""
+    """Return all bytes of a small file. Raises as `open_file`, and OutOfRangeError above `limit` bytes."""
     data, size = _read(path, limit, root)
     if size > limit:
         raise OutOfRangeError("larger than any file of its kind", path=path, found=size, expected=f"≤ {limit} bytes")
@@ -113,12 +130,12 @@ def read_bytes(path: str, limit: int = MAX_JSON, root: str | None = None) -> byt
 
 
 def read_start(path: str, count: int, root: str | None = None) -> bytes:
-    """The first `count` bytes of a file, or all of a shorter one. Raises as `open_file`."""
+    """Return the first `count` bytes of a file, or all of a shorter one. Raises as `open_file`."""
     return _read(path, count, root)[0]
 
 
 def _read(path: str, count: int, root: str | None) -> tuple[bytes, int]:
-    """The first `count` bytes, and the size of the whole file."""
+    """Return the first `count` bytes, and the size of the whole file."""
     with open(open_file(path, root), "rb") as file:
         note(path, file.fileno())
         try:
@@ -128,7 +145,10 @@ def _read(path: str, count: int, root: str | None) -> tuple[bytes, int]:
 
 
 def read_text(path: str, root: str | None = None) -> str:
-    """`path` as UTF-8 text, a byte order mark removed. Raises EncodingError with the offset of the first bad byte."""
+    """Return `path` as UTF-8 text without a byte-order mark.
+
+    Raises EncodingError with the offset of the first bad byte.
+    """
     data = read_bytes(path, root=root)
     try:
         return data.decode("utf-8-sig")
@@ -149,7 +169,7 @@ def _check_place(real: str, path: str, root: str | None) -> None:
 
 
 def _allowed(path: str, root: str | None) -> tuple[str, ...]:
-    """Where the file at `path` may really lie."""
+    """Return the folders in which the file at `path` may really lie."""
     whole = os.path.abspath(path)
     trees = [real for tree in _TREES if _is_within(whole, tree.named) for real in tree.real]
     return tuple(trees) or (real_root(root or os.path.dirname(path) or os.curdir),)
@@ -160,7 +180,7 @@ def _is_within(path: str, places: Iterable[str]) -> bool:
 
 
 def _real_path(fd: int, path: str) -> str:
-    """Where an open file lies, as the system knows it."""
+    """Return where an open file lies, as the system knows it."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:  # no /proc: macOS, some containers

@@ -1,4 +1,4 @@
-"""Texts that a person names: the one kind of input that may come through a pipe."""
+"""Texts that a person names on the command line: the only kind of input that may come through a pipe."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def text_of(path: str) -> str:
 
 
 def lines_of(path: str) -> list[str]:
-    """Return the lines of `text_of`, without the end of the last."""
+    """Return the lines of `text_of`; the line break at the end does not start another line."""
     return text_of(path).removesuffix("\n").split("\n")

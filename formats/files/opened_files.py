@@ -1,7 +1,8 @@
-"""Which files were read, and whether they still are what they were then.
+"""Record which files were read, and check whether they have changed since.
 
-Whoever opens a file of a model calls `note`; who wants to know which these were asks `recorded`. A name is no use here:
-hard links and links are other names of the same file, and a name may have come to mean another file.
+Whoever opens a file of a model calls `note`; whoever wants to know which files were opened uses `recorded`. Names are
+not enough for that: hard links and symbolic links are other names of the same file, and a name may have come to mean
+another file.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from dataclasses import dataclass
 from ggferry.formats.errors import ChangedError, RefusedError
 
 Identity = tuple[int, int]
-"""Device and inode: the file itself, whatever it is called."""
+"""Device and inode: the file itself, whatever its name is."""
 TICK, COARSE = 20_000_000, 2_000_000_000
 """Nanoseconds in which two writes may get one time: of kernels that tick at 100 Hz or faster, doubled; of FAT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What differs once a file was written, replaced or had its times set back: nobody can set a ctime."""
+    """What differs once a file was written, replaced or had its times set back; nobody can set a ctime."""
 
     device: int
     inode: int
@@ -33,31 +34,33 @@ class Stamp:
 
     @classmethod
     def of(cls, status: os.stat_result) -> Stamp:
+        """Return the stamp of a file's status."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class Opened:
-    """Files with their stamps as they were first opened."""
+    """Files, each with its stamp at the time it was first opened."""
 
     def __init__(self) -> None:
         self._stamps: dict[str, Stamp] = {}
 
     def add(self, path: str, status: os.stat_result) -> None:
+        """Record a file, unless it is recorded already."""
         self._stamps.setdefault(os.path.abspath(path), Stamp.of(status))
 
     def add_beside(self, paths: Iterable[str]) -> None:
-        """Files that belong to what was opened, read or not."""
+        """Record files that belong to what was opened, whether they are read or not."""
         for path in paths:
             if os.path.isfile(path):
                 self.add(path, os.stat(path))
 
     @property
     def identities(self) -> dict[Identity, str]:
-        """The files, and the names they were opened by."""
+        """The recorded files, each with the name it was opened by."""
         return {(stamp.device, stamp.inode): path for path, stamp in self._stamps.items()}
 
     def check_unchanged(self) -> None:
-        """Raises ChangedError naming the first file that is no longer what was opened."""
+        """Raise ChangedError naming the first file that is no longer what was opened."""
         for path, before in self._stamps.items():
             try:
                 now = Stamp.of(os.stat(path))
@@ -75,7 +78,7 @@ _RECORD: ContextVar[Opened | None] = ContextVar("opened", default=None)
 
 @contextmanager
 def recorded() -> Iterator[Opened]:
-    """What is opened within, and within any `recorded` around it."""
+    """Record the files that are opened within the context; they also count for any `recorded` around it."""
     outer = _RECORD.get()
     found = outer if outer is not None else Opened()
     token = _RECORD.set(found)
@@ -87,7 +90,7 @@ def recorded() -> Iterator[Opened]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """For as long, nothing that is opened is a source: it is what we wrote, read again."""
+    """Do not record files that are opened within the context: they are outputs of ours that are read again."""
     token = _RECORD.set(None)
     try:
         yield
@@ -96,14 +99,14 @@ def unrecorded() -> Iterator[None]:
 
 
 def note(path: str, descriptor: int) -> None:
-    """The file at `path` was opened and is going to be read."""
+    """Record that the file at `path` was opened and is going to be read."""
     record = _RECORD.get()
     if record is not None:
         record.add(path, _settled(descriptor))
 
 
 def refuse_sources(targets: Iterable[str], sources: Mapping[Identity, str]) -> None:
-    """Raises RefusedError when one of `targets`, or what it leads to, is one of the files `sources`."""
+    """Raise RefusedError when one of `targets`, or what it links to, is one of the files `sources`."""
     for target in targets:
         for status in _statuses(target):
             source = sources.get((status.st_dev, status.st_ino))
@@ -123,7 +126,7 @@ def _statuses(path: str) -> Iterator[os.stat_result]:
 
 
 def _settled(descriptor: int) -> os.stat_result:
-    """The status of a file, once whatever is written to it from now on gets another time than it shows."""
+    """Return the status of a file after waiting until any later write must change its time stamp."""
     status = os.fstat(descriptor)
     step = TICK if status.st_ctime_ns % 1_000_000_000 else COARSE
     left = max(status.st_mtime_ns, status.st_ctime_ns) + step - time.time_ns()
@@ -134,7 +137,7 @@ def _settled(descriptor: int) -> os.stat_result:
 
 
 def _words(one: Stamp, other: Stamp) -> str:
-    """What differs, of `one`."""
+    """Describe what differs, as `one` has it."""
     if one.bytes != other.bytes:
         return f"{one.bytes:,} bytes"
     if (one.device, one.inode) != (other.device, other.inode):

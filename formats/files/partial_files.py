@@ -1,9 +1,10 @@
-"""Files in the making: a name of our own beside the target, one writer, and all names given together.
+"""Unfinished files: written by one writer under a private name next to the target, and published together.
 
-The bytes of OUT grow under `.OUT.ggferry-<16 hex digits>.partial`: a name that is new, so that nobody's file is ever
-opened, truncated or removed. It is locked (flock) for as long as its writer lives. Who begins to write OUT looks at
-every other such name of OUT: a locked one is another writer at work, a free one was left by a run that was killed.
-Why so, and what remains: docs/decisions/partials.md.
+The bytes of OUT grow under `.OUT.ggferry-<16 hex digits>.partial`. That name is new, so nobody's file is ever opened,
+truncated or removed. The file is locked (flock) as long as its writer lives. A process that begins to write OUT looks
+at
+every other such name of OUT: a locked one belongs to another writer at work, a free one was left by a run that was
+killed. docs/decisions/partials.md says why, and what risks remain.
 """
 
 from __future__ import annotations
@@ -31,19 +32,23 @@ _ADDED = len("..ggferry-.partial") + 16
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _HELD = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
 _RENAME_NOREPLACE, _AT_FDCWD = 1, -100  # linux/fs.h, linux/fcntl.h
-ATTEMPTS, PAUSE = 4, 0.05  # two that begin at once may each see the other: seconds at most until they look again
+ATTEMPTS, PAUSE = 4, 0.05  # two that begin at once may each see the other; then each looks again within PAUSE seconds
 
 T = TypeVar("T")
 
 
 def is_partial(path: str) -> bool:
-    """Whether a file has the name of an unfinished one of ours."""
+    """Return whether a file has the name of an unfinished output of ggferry."""
     return _PARTIAL.fullmatch(os.path.basename(path)) is not None
 
 
 def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identity, str] | None = None) -> None:
-    """What can be known before anything is made: `path` can be a file's name, is none of the `sources`, and is free
-    unless it may be overwritten. Raises UsageError, NotFoundError, RefusedError."""
+    """Check what can be known before anything is written: that `path` can become a file.
+
+    It must be a valid name, must be none of the `sources`, and must be free unless it may be overwritten. Raises
+    UsageError,
+    NotFoundError, RefusedError.
+    """
     folder, name = os.path.split(path)
     if not name or name in (os.curdir, os.pardir) or os.path.isdir(path):
         raise UsageError("not the name of a file to write", path=path or None, found=path)
@@ -61,6 +66,7 @@ def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identit
 
 
 def exists_already(path: str) -> RefusedError:
+    """Return the error for a target whose name is taken."""
     return RefusedError("exists already", path=path, hint="--force replaces it")
 
 
@@ -75,23 +81,25 @@ def _longest_name(folder: str) -> int:
 
 
 def _shortened(name: str, longest: int) -> str:
-    """As much of the end of `name` as leaves room for what a partial's name adds; the end tells shards apart."""
+    """Return as much of the end of `name` as leaves room for what a partial's name adds; the end tells shards apart."""
     while len(os.fsencode(name)) > longest - _ADDED:
         name = name[1:]
     return name
 
 
 def partial_path(target: str, token: str) -> str:
+    """Return the path under which `target` grows."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{_shortened(name, _longest_name(folder))}.ggferry-{token}.partial")
 
 
 def new_token() -> str:
+    """Return 16 random hex digits."""
     return secrets.token_hex(8)
 
 
 class Leftovers:
-    """The unfinished files of ours in one folder by what they were to become."""
+    """The unfinished outputs of ggferry in one folder, by the target they were to become."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -102,6 +110,7 @@ class Leftovers:
                 self._found[match["target"]].append(os.path.join(folder, name))
 
     def of(self, target: str) -> list[str]:
+        """Return the paths of the unfinished files of `target`."""
         return self._found.get(_shortened(os.path.basename(target), self._longest), [])
 
 
@@ -109,9 +118,9 @@ class Leftovers:
 
 
 class Partial:
-    """A new empty file of ours beside `target`, open and locked, until it is given that name or discarded.
+    """A new empty file next to `target`, open and locked until it is given that name or discarded.
 
-    `stale`: the unfinished files of killed runs that had the same target.
+    `stale` lists the unfinished files that killed runs left of the same target.
     """
 
     def __init__(self, target: str, token: str) -> None:
@@ -122,18 +131,18 @@ class Partial:
         self.fd = -1
         self.fd = self.attempt(os.open, self.path, flags, 0o666)
         if _lock(self.fd) is False or not self._is_at(self.path):
-            self.discard()  # taken for a dead one in the instant before it was locked
+            self.discard()  # another writer took it for a dead one in the instant before it was locked
             raise BusyError("another writer is at work on this file", path=target)
 
     def write(self, data: bytes) -> None:
-        """All of a small file, on disk when this returns."""
+        """Write all of a small file; it is on disk when this returns."""
         view = memoryview(data)
         while view:
             view = view[self.attempt(os.write, self.fd, view) :]
         self.attempt(os.fsync, self.fd)
 
     def give_name(self, *, overwrite: bool = False) -> None:
-        """Let the target's name lead to this file. Raises RefusedError when the name is taken, unless `overwrite`."""
+        """Give the file its target's name. Raises RefusedError when the name is taken, unless `overwrite`."""
         if overwrite:
             self.attempt(os.replace, self.path, self.target)
         else:
@@ -153,7 +162,7 @@ class Partial:
         self.published = False
 
     def discard(self) -> None:
-        """Give up the name of our own; with it the bytes, unless they have another."""
+        """Remove the private name; the bytes go with it, unless the file has another name."""
         if self.fd >= 0:
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
@@ -179,7 +188,10 @@ class Partial:
             return False
 
     def attempt(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Return what a system call on this file does; its failure is told of the target. Raises what `of_os` makes."""
+        """Return what a system call on this file returns.
+
+        Raises what `of_os` makes of its failure, naming the target.
+        """
         try:
             return call(*arguments)
         except OSError as error:
@@ -190,9 +202,12 @@ class Partial:
 
 
 def name_new(path: str, target: str) -> None:
-    """Give the file at `path` the name `target`. rename(2) replaces its target whatever a check before it said; link(2)
-    fails on one that exists, so two publishers cannot both win. Between link and the unlink of `path` both names lead
-    to the same complete file. Raises FileExistsError or another OSError."""
+    """Give the file at `path` the name `target`, which must be free.
+
+    rename(2) replaces its target whatever an earlier check said; link(2) fails when the name exists, so two publishers
+    cannot both win. Between link(2) and the removal of `path`, both names lead to the same complete file. Raises
+    FileExistsError or another OSError.
+    """
     try:
         os.link(path, target)
     except OSError as error:
@@ -203,7 +218,7 @@ def name_new(path: str, target: str) -> None:
 
 
 def _rename_new(path: str, target: str) -> bool:
-    """renameat2(2) for FAT and network file systems that have no links; False where it is not known either."""
+    """Use renameat2(2), for file systems without links (FAT, network); False where that is not supported either."""
     import ctypes
 
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -218,13 +233,13 @@ def _rename_new(path: str, target: str) -> bool:
 
 
 def _rename_to_claimed(path: str, target: str) -> None:
-    """An exclusive create claims the name, and the rename replaces only our own empty file."""
+    """Claim the name by an exclusive create, so that the rename replaces nothing but our own empty file."""
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC))
     os.replace(path, target)
 
 
 def sync_folder(path: str) -> None:
-    """Bring the names in the folder of `path` to disk."""
+    """Flush the names in the folder of `path` to disk."""
     fd = os.open(os.path.dirname(path) or os.curdir, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # some file systems cannot sync a folder
@@ -237,8 +252,12 @@ def sync_folder(path: str) -> None:
 
 
 def claim(targets: Sequence[str], sources: Mapping[Identity, str] | None = None) -> list[Partial]:
-    """A partial for each of `targets`, all or none. Raises BusyError when another writer is at work on one of them,
-    RefusedError when what a killed run left of one is among the `sources`."""
+    """Create a partial for each of `targets`: all of them or none.
+
+    Raises BusyError when another writer is working on one of them, RefusedError when a leftover of a killed run is
+    among
+    the `sources`.
+    """
     for attempt in range(ATTEMPTS):
         try:
             return _claim(targets, sources or {})
@@ -253,7 +272,7 @@ def _claim(targets: Sequence[str], sources: Mapping[Identity, str]) -> list[Part
     token = new_token()
     with ExitStack() as undo:
         made = [undo.enter_context(Partial(target, token)) for target in targets]
-        # Looked for after our own stand there, locked: of two that begin at once at least one sees the other.
+        # Listed only after our own exist and are locked: of two writers that begin at once at least one sees the other.
         left = {folder: leftovers(folder) for folder in {os.path.dirname(target) for target in targets}}
         for partial in made:
             others = left[os.path.dirname(partial.target)].of(partial.target)
@@ -264,8 +283,15 @@ def _claim(targets: Sequence[str], sources: Mapping[Identity, str]) -> list[Part
 
 
 def sweep(targets: Iterable[str], beside: str) -> list[str]:
-    """Remove what killed writers of `targets` left, and of the files claimed with them, whose names end in `beside`;
-    the paths of what stays, because its writer lives or that cannot be known."""
+    """Remove what killed writers left of `targets` and of the files claimed with them.
+
+    Args:
+        targets: Paths of outputs.
+        beside: Suffix that names the file claimed with each output, such as its receipt.
+
+    Returns:
+        The paths that stay, because their writer lives or because that cannot be known.
+    """
     stays = []
     folders: dict[str, list[str]] = defaultdict(list)
     for target in targets:
@@ -294,6 +320,7 @@ def _swept(path: str, target: str, beside: str) -> bool:
 
 
 def leftovers(folder: str) -> Leftovers:
+    """Return the unfinished files in `folder`. Raises what `of_os` makes of a failure to list it."""
     try:
         return Leftovers(folder)
     except OSError as error:
@@ -301,8 +328,10 @@ def leftovers(folder: str) -> Leftovers:
 
 
 def _is_dead(path: str, target: str) -> bool:
-    """Whether the writer of this partial is gone; False for what is none. Raises BusyError while it lives,
-    RefusedError where that cannot be known."""
+    """Return whether the writer of this partial is gone; False for a file that is no partial.
+
+    Raises BusyError while the writer lives, RefusedError where that cannot be known.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -332,7 +361,7 @@ def _unknown(path: str, target: str) -> RefusedError:
 
 
 def _lock(fd: int) -> bool | None:
-    """Lock an open file for as long as it stays open: False when another holds it, None where there are no locks."""
+    """Lock an open file until it is closed; False when another process holds it, None where locks are not supported."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -344,8 +373,10 @@ def _lock(fd: int) -> bool | None:
 
 
 def publish(partials: Sequence[Partial], *, overwrite: bool = False) -> None:
-    """Give complete files of one folder their names, in this order: all of them, or none where nothing is
-    overwritten."""
+    """Give complete files of one folder their names, in this order.
+
+    Where nothing is overwritten, either all of them get their names or none.
+    """
     try:
         for partial in partials:
             partial.give_name(overwrite=overwrite)
@@ -360,7 +391,7 @@ def publish(partials: Sequence[Partial], *, overwrite: bool = False) -> None:
 
 
 def begin_file(path: str, *, overwrite: bool = False, sources: Mapping[Identity, str] | None = None) -> Partial:
-    """The partial of a target that is no part of a set. Raises as `check_target` and `claim`."""
+    """Create the partial of a single target. Raises as `check_target` and `claim`."""
     check_target(path, overwrite=True, sources=sources)
     [partial] = claim([path], sources)
     partial.sweep()
@@ -374,8 +405,18 @@ def write_file(
     path: str, write: Callable[[BinaryIO], object], *, overwrite: bool = False,
     sources: Mapping[Identity, str] | None = None, private: bool = False,
 ) -> None:  # fmt: skip
-    """Write a file whole or not at all: `write` is given it, open and empty. `private`: its owner alone may read it.
-    Raises as `begin_file`."""
+    """Write a file whole or not at all.
+
+    Args:
+        path: The file.
+        write: Called with the file, open and empty.
+        overwrite: Whether an existing file may be replaced.
+        sources: Files that must not be replaced.
+        private: Whether only its owner may read it.
+
+    Raises:
+        GgferryError: As `begin_file`, and what `of_os` makes of a failed write.
+    """
     with ExitStack() as stack:
         with interrupts_wait():
             partial = stack.enter_context(begin_file(path, overwrite=overwrite, sources=sources))
@@ -395,8 +436,12 @@ def write_text(
     path: str, lines: Iterable[str], *, overwrite: bool = False, sources: Mapping[Identity, str] | None = None,
     private: bool = False,
 ) -> None:  # fmt: skip
-    """Write lines of text, each with its line end, whole or not at all: UTF-8, in which what no character stands for
-    is escaped as in Python. Raises as `write_file`."""
+    """Write lines of text, each with a line break, whole or not at all.
+
+    The encoding is UTF-8; code points that UTF-8 cannot encode are escaped as in Python. The arguments and errors are
+    those
+    of `write_file`.
+    """
 
     def write(file: BinaryIO) -> None:
         for line in lines:

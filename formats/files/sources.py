@@ -1,8 +1,9 @@
-"""Where bytes come from: one `read(offset, size)` for all. Files are `pread`, never mapped (mapped pages are memory).
+"""Where bytes come from: one `read(offset, size)` for every kind of file.
 
-A remote model is read through a folder that mirrors it (`mount`): what stands beside the weights lies there whole, of
-the weights only their first bytes, for the probes; everything that opens a path for reading tensors asks `open_source`,
-which takes the bytes from where they are. Whoever opens such a file plainly finds it ending early, never wrong bytes.
+Local files are read by `pread`, never mapped, because mapped pages count as memory. A remote model is read through a
+folder that mirrors it (`mount`): sidecar files are there in full, and of the weights only their first bytes, for the
+probes. Everything that opens a path to read tensors calls `open_source`, which takes the bytes from where they are.
+Opening such a file in any other way shows it ending early, never wrong bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ggferry.formats.files.opened_files import note
 
 
 class Source(Protocol):
-    """A named run of `size` bytes, readable at any offset from any thread."""
+    """A named sequence of `size` bytes, readable at any offset from any thread."""
 
     @property
     def path(self) -> str: ...
@@ -26,7 +27,7 @@ class Source(Protocol):
     def size(self) -> int: ...
 
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`. Raises TruncatedError when they are not there."""
+        """Return exactly `size` bytes from `offset`. Raises TruncatedError when they are not there."""
         ...
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -37,12 +38,12 @@ class Source(Protocol):
 
 
 Opener = Callable[[str], Source | None]
-"""Path below a mounted folder → its bytes; None for a file that lies there whole."""
+"""Path below a mounted folder → its bytes; None for a file that is there in full."""
 _MOUNTS: dict[str, Opener] = {}
 
 
 def mount(folder: str, opener: Opener) -> None:
-    """From now on the files below `folder` are opened by `opener`."""
+    """Open files below `folder` by `opener` from now on."""
     _MOUNTS[os.path.join(os.path.abspath(folder), "")] = opener
 
 
@@ -52,7 +53,7 @@ def unmount(folder: str) -> None:
 
 
 def open_source(path: str | os.PathLike[str], root: str | None = None) -> Source:
-    """The bytes of the file at `path`, wherever they are. `root`, raises: as `local_files.open_file`."""
+    """Open the file at `path`, wherever its bytes are. `root` and the errors are those of `local_files.open_file`."""
     whole = os.path.abspath(path)
     for folder, opener in list(_MOUNTS.items()):
         if whole.startswith(folder) and (source := opener(whole)) is not None:
@@ -61,7 +62,7 @@ def open_source(path: str | os.PathLike[str], root: str | None = None) -> Source
 
 
 class LocalFile:
-    """A file on disk, opened once (`local_files.open_file`); thread-safe through `pread`."""
+    """A file on disk, opened once (`local_files.open_file`) and read by `pread`; safe to use from any thread."""
 
     _fd = -1
 
@@ -72,6 +73,7 @@ class LocalFile:
         note(self.path, self._fd)
 
     def read(self, offset: int, size: int) -> bytes:
+        """Return exactly `size` bytes from `offset`. Raises TruncatedError when they are not there."""
         if offset < 0 or size < 0 or offset + size > self.size:
             raise TruncatedError(f"{size} bytes wanted, the file ends at {self.size:#x}", path=self.path, offset=offset)
         data = os.pread(self._fd, size, offset)
@@ -83,6 +85,7 @@ class LocalFile:
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from `offset`. Raises TruncatedError when the bytes are not there."""
         if offset < 0 or offset + len(buffer) > self.size:
             raise TruncatedError(
                 f"{len(buffer)} bytes wanted, the file ends at {self.size:#x}", path=self.path, offset=offset
@@ -95,6 +98,7 @@ class LocalFile:
             done += count
 
     def close(self) -> None:
+        """Close the file; doing so twice is allowed."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""What stands before the tensors of a GGML-era file: header, filters, vocabulary, merges, as a HeaderLayout says."""
+"""Read what precedes the tensors of a GGML-era file: header, filters, vocabulary and merges."""
 
 from __future__ import annotations
 
@@ -25,17 +25,28 @@ SCORED = frozenset({"ggmf", "ggjt", "ggcc"})
 
 
 Runs = dict[tuple[int, bool], tuple[Sequence[bytes], Sequence[float], int]]
-"""What was read of one file's vocabulary: (where it begins, whether scores follow) → tokens, scores, where they end.
-The layouts of a container lead to the same place again and again, and 32,000 tokens take longer than all the rest."""
+"""The vocabularies read from one file: (offset, whether scores follow) → tokens, scores, end offset.
+
+The layouts of a container lead to the same offset again and again, and 32,000 tokens take longer than all the rest.
+"""
 
 _KNOWN: Recent[tuple[bytes, Sequence[bytes], Sequence[float]]] = Recent(32 << 20)
-"""(Offset, number of tokens, whether scores follow) → the bytes of such a vocabulary, and what was read of them."""
+"""(Offset, number of tokens, whether scores follow) → the bytes of such a vocabulary, and what was read from them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prelude:
-    """Which layout, the header as found, the matrix before the vocabulary where there is one, the vocabulary, and
-    where the tensor records begin."""
+    """What precedes the tensors of a GGML-era file, read under one layout.
+
+    Attributes:
+        version: Container and version.
+        layout: The layout.
+        header: The header fields as found.
+        vocab: The vocabulary; None where the layout has none.
+        records: Byte at which the tensor records begin.
+        matrix: The matrix before the vocabulary, where there is one.
+        notes: What a user should know.
+    """
 
     version: Version
     layout: HeaderLayout
@@ -47,7 +58,17 @@ class Prelude:
 
 
 def read_prelude(source: Source, version: Version, layout: HeaderLayout, runs: Runs) -> Prelude:
-    """`runs`: of this file, under other layouts. Raises a CorruptError where the bytes are no such prelude."""
+    """Read the prelude of a file under one layout.
+
+    Args:
+        source: The file.
+        version: Its container and version.
+        layout: The layout to try.
+        runs: Vocabularies of this file that were read under other layouts; this one is added.
+
+    Raises:
+        CorruptError: The bytes are no such prelude.
+    """
     cursor = Cursor(source, 4 if version[0] == "ggml" else 8)
     header = layout.header.read(cursor)
     matrix = _matrix(cursor, layout.matrix) if layout.matrix else None
@@ -112,7 +133,7 @@ def _tokens(cursor: Cursor, count: int, scored: bool, runs: Runs) -> tuple[Seque
 
 
 def _known(cursor: Cursor, count: int, scored: bool) -> tuple[Sequence[bytes], Sequence[float]] | None:
-    """The tokens at the cursor where another file had the very same bytes there."""
+    """Return the tokens at the cursor if another file had exactly the same bytes there."""
     at = cursor.offset
     data, tokens, scores = _KNOWN.get((at, count, scored)) or (b"", (), ())
     size = len(data)
@@ -137,7 +158,7 @@ def _read(cursor: Cursor, count: int, scored: bool) -> tuple[Sequence[bytes], Se
 
 
 def _merges(cursor: Cursor, header: Mapping[str, Any]) -> tuple[tuple[bytes, bytes], ...]:
-    """GGCC: a count that repeats the header's, then both parts of every merge as raw bytes."""
+    """Read GGCC's merges: a count that repeats the header's, then both parts of every merge as raw bytes."""
     at, expected = cursor.offset, int(header["n_merges"])
     count = cursor.integer("i32", "number of merges")
     if count != expected:
@@ -151,7 +172,7 @@ def _merges(cursor: Cursor, header: Mapping[str, Any]) -> tuple[tuple[bytes, byt
 
 
 def _is_record(source: Source, offset: int, name: str) -> bool:
-    """Whether the record of the 2-D tensor `name` begins at `offset`."""
+    """Return whether the record of the 2-D tensor `name` begins at `offset`."""
     wanted = name.encode()
     if not name or offset + 20 + len(wanted) > source.size:
         return False

@@ -1,7 +1,7 @@
-"""The tensor records of a GGML-era file: from the vocabulary to the last byte, with no count anywhere.
+"""Read the tensor records of a GGML-era file, which run from the vocabulary to the last byte and are counted nowhere.
 
-int32 axes, name length, type, the axes (innermost first), the name, in GGJT and GGCC zeros up to the next multiple of
-32, the data. Source: docs/formats/ggml-era.md "Records".
+A record has int32 axes, name length and type; the size of each axis (innermost first); the name; in GGJT and GGCC zeros
+up to the next multiple of 32; and the data. Source: docs/formats/ggml-era.md "Records".
 """
 
 from __future__ import annotations
@@ -35,7 +35,15 @@ SAMPLE_TENSORS, SAMPLE_ROWS = 8, 8
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One tensor record: its type code, shape (outermost first) and where its data begins."""
+    """A tensor record.
+
+    Attributes:
+        name: Name of the tensor.
+        code: Its type code.
+        shape: Elements along each axis, outermost first.
+        at: Byte at which the record begins.
+        data: Byte at which its data begins.
+    """
 
     name: str
     code: int
@@ -45,13 +53,25 @@ class Record:
 
 
 Records = dict[int, Record]
-"""The records of one file that were read, by where they begin: every layout and every meaning of the codes leads past
-the same ones."""
+"""The records read from one file, by the byte at which they begin.
+
+Every layout, and every meaning of the type codes, leads past the same records.
+"""
 
 
 def read_records(source: Source, prelude: Prelude, seen: Records) -> tuple[list[TensorRef], list[str]]:
-    """The tensors, under the first meaning of the type codes whose walk ends at the last byte, and what a user should
-    know of it. `seen`: of this file, under the layouts tried before. Raises a CorruptError where none does."""
+    """Return the tensors and notes for the user.
+
+    The type codes are taken in the first meaning whose walk ends exactly at the last byte.
+
+    Args:
+        source: The file.
+        prelude: What was read before the records.
+        seen: Records of this file that were read under other layouts; new ones are added.
+
+    Raises:
+        CorruptError: No meaning of the type codes fits.
+    """
     try:
         readings = meanings(prelude.version, prelude.layout, int(prelude.header.get("ftype", 0)))
     except ValueError as error:
@@ -71,7 +91,10 @@ def read_records(source: Source, prelude: Prelude, seen: Records) -> tuple[list[
 
 
 def with_planes(source: Source, prelude: Prelude, refs: list[TensorRef]) -> list[TensorRef]:
-    """The tensors, those that lie in planes as such. Raises AmbiguousError where the scales do not tell."""
+    """Return the tensors, with planar types for those stored in planes.
+
+    Raises AmbiguousError where the scales do not decide.
+    """
     if prelude.version != ("ggml", None):
         return refs
     table = codecs()
@@ -80,7 +103,7 @@ def with_planes(source: Source, prelude: Prelude, refs: list[TensorRef]) -> list
 
 
 def _walk(source: Source, prelude: Prelude, codes: Mapping[int, str], records: Records) -> Iterator[TensorRef]:
-    """Every record from the vocabulary to the last byte. Raises a CorruptError where the walk cannot go on."""
+    """Yield every record from the vocabulary to the last byte. Raises a CorruptError where the walk cannot go on."""
     table = codecs()
     alignment = ALIGNMENT[prelude.version[0]]
     seen: set[str] = set()
@@ -109,7 +132,7 @@ def _walk(source: Source, prelude: Prelude, codes: Mapping[int, str], records: R
 
 
 def _record(source: Source, offset: int, codes: Mapping[int, str], alignment: int, axes: int) -> Record:
-    """The record at `offset`, in one piece where it is as it should be; else field by field, to say what is wrong."""
+    """Return the record at `offset`: read in one piece if it is valid, else field by field, to find what is wrong."""
     most = 12 + 4 * axes + limits.MAX_NAME + alignment
     return _plain(source.read(offset, min(most, source.size - offset)), offset, codes, alignment, axes) or _careful(
         source, offset, min(source.size, offset + most), codes, alignment, axes
@@ -117,7 +140,7 @@ def _record(source: Source, offset: int, codes: Mapping[int, str], alignment: in
 
 
 def _plain(head: bytes, offset: int, codes: Mapping[int, str], alignment: int, axes: int) -> Record | None:
-    """The record that `head` begins with; None unless all is well."""
+    """Return the record at the beginning of `head`; None unless it is valid."""
     if len(head) < 12:
         return None
     dims, length, code = struct.unpack_from("<3i", head)
@@ -137,7 +160,7 @@ def _plain(head: bytes, offset: int, codes: Mapping[int, str], alignment: int, a
 
 
 def _careful(source: Source, offset: int, end: int, codes: Mapping[int, str], alignment: int, axes: int) -> Record:
-    """As `_plain`. Raises a CorruptError naming the first field that is wrong."""
+    """Do what `_plain` does, but raise a CorruptError naming the first field that is wrong."""
     cursor = Cursor(source, offset, end=end)
     dims = cursor.integer("i32", "a tensor's number of dimensions", 1, axes)
     length = cursor.integer("i32", "length of a tensor's name", 1, limits.MAX_NAME)
@@ -160,8 +183,11 @@ def _careful(source: Source, offset: int, end: int, codes: Mapping[int, str], al
 
 
 def _is_planar(source: Source, refs: Sequence[TensorRef], name: str) -> bool:
-    """Whether tensors of `name` are laid out in planes, not blocks (docs/formats/ggml-era.md "Traps": read as blocks,
-    44–64 % of the scales of planar rows are absurd, none of block rows; where planes occur no scale is negative)."""
+    """Return whether the tensors of type `name` are stored in planes instead of blocks.
+
+    Read as blocks, 44–64 % of the scales of planar rows are absurd, and none of block rows. No scale is negative where
+    planes occur. Source: docs/formats/ggml-era.md "Traps".
+    """
     mine = [ref for ref in refs if ref.type.name == name]
     if not mine:
         return False

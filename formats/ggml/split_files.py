@@ -1,4 +1,4 @@
-"""GGML and GGMF models in several files: `.bin`, `.bin.1`, `.bin.2` … (docs/formats/ggml-era.md "Parts")."""
+"""Read GGML and GGMF models in several files: `.bin`, `.bin.1`, `.bin.2` … (docs/formats/ggml-era.md "Parts")."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from ggferry.formats.reader import HeaderLayout
 
 
 def join_parts(base: str, first: Checkpoint, layout: HeaderLayout, read: Callable[[str], Checkpoint]) -> Checkpoint:
-    """The whole model of `first` and the part files beside it, which `read` reads.
+    """Return the whole model of which `first` is the first part.
 
-    Raises NotFoundError for a missing part, InconsistentError or ShapeError for parts that do not belong together.
+    Args:
+        base: Path of the first file.
+        first: What was read from it.
+        layout: The layout under which it was read.
+        read: Reads the part file at a path.
+
+    Raises:
+        NotFoundError: A part is missing.
+        InconsistentError: The parts do not belong together.
+        ShapeError: The parts of a tensor do not fit together.
     """
     count = _part_count(first, layout)
     if count == 1:
@@ -44,8 +53,12 @@ def join_parts(base: str, first: Checkpoint, layout: HeaderLayout, read: Callabl
 
 
 def _part_count(first: Checkpoint, layout: HeaderLayout) -> int:
-    """Parts of the model: the header's width over the columns of the embedding in part 0 (docs/formats/ggml-era.md
-    "Parts": the table by n_embd that the March runtime used is wrong for single-file models)."""
+    """Return the number of parts: the width in the header divided by the columns of the embedding in part 0.
+
+    The table by n_embd that the runtime of March 2023 used is wrong for models in a single file
+    (docs/formats/ggml-era.md
+    "Parts").
+    """
     ref = first.tensors.get(layout.embedding)
     if ref is None or first.container == "ggjt":
         return 1

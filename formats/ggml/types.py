@@ -1,7 +1,8 @@
 """Which block layout a tensor-type code means: it depends on the container, its version and the era.
 
-Source: docs/formats/ggml-era.md "Type codes" and "Block eras". Codes 2, 3, 6, 7, 8 changed their
-bytes without changing their number.
+Source: docs/formats/ggml-era.md "Type codes" and "Block eras". The bytes behind codes 2, 3, 6, 7 and 8 changed while
+the
+numbers stayed.
 """
 
 from __future__ import annotations
@@ -27,33 +28,40 @@ TYPE_CODES: Mapping[Version, Mapping[int, str]] = {
     ("ggjt", 3): _PLAIN | _TODAY | _K,
     ("ggcc", 10): _PLAIN | _TODAY | _K,
 }
-"""What a container's version says of the blocks: LLaMA, ggllm.cpp and llm-rs."""
+"""The type codes by version of the container: LLaMA, ggllm.cpp and llm-rs."""
 
 QUANTIZATION: tuple[Mapping[int, str], ...] = (_PLAIN | _V1, _PLAIN | _V2, _PLAIN | _TODAY | _K)
-"""By GGML_QNT_VERSION, which the ggml examples multiply by 1000 and add to ftype: 0 until 14 May 2023, 1 until 20 May,
-2 since (ggml.h, GGML_QNT_VERSION)."""
+"""The type codes by GGML_QNT_VERSION, which the ggml examples multiply by 1000 and add to ftype.
+
+It is 0 until 14 May 2023, 1 until 20 May, 2 since then (ggml.h, GGML_QNT_VERSION).
+"""
 
 MAX_FTYPE = 19
-"""Of the field without its version: GGML_FTYPE goes to 14, LLAMA_FTYPE to 18 (docs/formats/ggml-era.md)."""
+"""Cap on ftype without its version: GGML_FTYPE goes to 14, LLAMA_FTYPE to 18 (docs/formats/ggml-era.md)."""
 
 PLANAR = {"Q4_0_V1": "Q4_0_PLANAR", "Q4_1_V1": "Q4_1_PLANAR"}
-"""The same byte sizes, laid out row by row in planes: unversioned GGML until 904d2a8d6, 17 March 2023."""
+"""The same byte sizes, stored row by row in planes: unversioned GGML until 904d2a8d6, 17 March 2023."""
 
 SMALL_K = {code: f"{name}_64" for code, name in _K.items()}
-"""k-quant blocks of builds with LLAMA_QKK_64 (26 June 2023 on). Nothing in the file says so (llama.cpp 6769e944c)."""
+"""The k-quant blocks of builds with LLAMA_QKK_64 (from 26 June 2023).
+
+Nothing in the file says so (llama.cpp 6769e944c).
+"""
 
 ALTERNATIVES: Mapping[Version, tuple[tuple[Mapping[int, str], str], ...]] = {
     ("ggjt", 1): (({6: "Q8_0_V1"}, "type code 6 is Q8_0, as quantize wrote it on 25 and 26 April 2023"),),
     ("ggjt", 3): ((SMALL_K, "k-quant blocks of 64: a build with LLAMA_QKK_64, which the file does not record"),),
 }
-"""Other meanings of the codes, tried when the usual one does not end at the last byte. Block sizes differ, so at most
-one walk does."""
+"""Other meanings of the codes, tried when the walk under the usual one does not end at the last byte.
+
+Block sizes differ, so the walk ends there under one meaning at most.
+"""
 
 
 def meanings(version: Version, layout: HeaderLayout, ftype: int) -> list[tuple[Mapping[int, str], str]]:
-    """What the type codes may mean, the likeliest first, each with what a user should know of that reading.
+    """Return what the type codes may mean, the likeliest meaning first, each with a note for the user.
 
-    `ftype`: the header's field. Raises ValueError for one that no program wrote.
+    `ftype` is the header's field. Raises ValueError for a value that no program wrote.
     """
     if layout.codes and version[1] is not None:
         return [(layout.codes[version[1]], "")]
@@ -88,7 +96,7 @@ def _check_ftype(number: int) -> None:
 
 
 ERAS: tuple[tuple[Version, frozenset[str], str], ...] = (
-    # The first line whose version matches and whose types intersect the file's (empty: any) names the era.
+    # The era is that of the first line whose version matches and whose types intersect the file's (empty: any).
     (("ggml", None), frozenset({"Q4_0_PLANAR"}), "10–11 March 2023, planar Q4_0 rows (llama.cpp before 007a8f6f4)"),
     (("ggml", None), frozenset({"Q4_1_PLANAR"}), "10–17 March 2023, planar Q4_1 rows (llama.cpp before 904d2a8d6)"),
     (("ggml", None), frozenset({"Q4_0_V1"}), "11–20 March 2023 (llama.cpp 007a8f6f4..074bea2eb)"),
@@ -123,7 +131,7 @@ CONTAINER_ERAS: Mapping[Version, str] = {
 
 
 def era_of(version: Version, types: frozenset[str], layout: HeaderLayout, ftype: int = 0) -> str:
-    """When such bytes were written, in words. `ftype`: the header's field."""
+    """Return when such bytes were written, in words. `ftype` is the header's field."""
     if layout.quantization is None and not layout.codes and version[0] != "ggcc":
         return next((words for v, some, words in ERAS if v == version and (not some or some & types)), "unknown era")
     if version in CONTAINER_ERAS:

@@ -1,1 +1,1 @@
-"""The parts of GGUF: header layout, values, shards, the writer. The reader stands in formats/readers."""
+"""The parts of GGUF: header layout, values, shards, the writer. The reader is in formats/readers."""

@@ -1,6 +1,6 @@
-"""The bytes of a GGUF header and the place of every tensor, before one byte of tensor data exists.
+"""Compute the bytes of a GGUF header and the offset of every tensor, before any tensor data exists.
 
-Pure: the same metadata and tensors give the same bytes. Structure as in `readers/gguf.py`.
+The functions are pure: the same metadata and tensors give the same bytes. The structure is that in `readers/gguf.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,15 @@ _V1_TYPES = 10  # GGUF_TYPE_COUNT of v1: UINT64, INT64 and FLOAT64 came with v2
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor with its place: `offset` is absolute, `nbytes` without the padding behind it."""
+    """A tensor with its place in the file.
+
+    Attributes:
+        name: Name of the tensor.
+        type: Block type.
+        shape: Elements along each axis, outermost first.
+        offset: Byte of the file at which its data begins.
+        nbytes: Bytes of its data, without the padding that follows.
+    """
 
     name: str
     type: BlockType
@@ -52,8 +60,16 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class GGUFLayout:
-    """A GGUF file without its data. `header`: everything up to the first tensor, padding included. `size`: of the
-    whole file; every tensor, the last one too, is padded to `alignment` with zeros."""
+    """A GGUF file without its data.
+
+    Attributes:
+        header: Everything up to the first tensor, padding included.
+        tensors: Tensors by name, in order.
+        size: Bytes of the whole file; every tensor, including the last, is padded with zeros to `alignment`.
+        alignment: Bytes to which tensor data is aligned.
+        big_endian: Whether the file is big-endian.
+        version: Version of GGUF.
+    """
 
     header: bytes = field(repr=False)
     tensors: Mapping[str, Placed] = field(repr=False)
@@ -64,6 +80,7 @@ class GGUFLayout:
 
     @property
     def data_offset(self) -> int:
+        """Byte at which the data section begins."""
         return len(self.header)
 
     @property
@@ -73,7 +90,7 @@ class GGUFLayout:
 
     @property
     def relative(self) -> dict[str, int]:
-        """Offset of each tensor's data in the data section, as its table states it."""
+        """Offset of each tensor's data within the data section, as the tensor table states it."""
         return {name: tensor.offset - len(self.header) for name, tensor in self.tensors.items()}
 
 
@@ -85,11 +102,21 @@ def lay_out(
     big_endian: bool = False,
     version: int = 3,
 ) -> GGUFLayout:
-    """The header of a file with these keys and tensors in the given order, and where each tensor's data goes.
+    """Return the header of a file with these keys and tensors, in the given order, and the place of each tensor's data.
 
-    `general.alignment` is added behind the other keys when `alignment` is not 32 and the metadata lacks it. Versions
-    1 and 2 are for tests. Raises UsageError (key, name, shape or alignment that GGUF or ggml does not take),
-    DuplicateError, OutOfRangeError (a value its type does not hold), EncodingError.
+    Args:
+            metadata: Keys and values. `general.alignment` is added at the end when `alignment` is not 32 and the key is
+            absent.
+        tensors: Name, type and shape (outermost first) of each tensor.
+        alignment: Bytes to which tensor data is aligned, a power of two.
+        big_endian: Whether the file is big-endian.
+        version: Version of GGUF; 1 and 2 are for tests.
+
+    Raises:
+        UsageError: A key, name, shape or alignment that GGUF or ggml does not accept.
+        DuplicateError: Two tensors have the same name.
+        OutOfRangeError: A value does not fit its type.
+        EncodingError: A text cannot be written as UTF-8.
     """
     metadata = _with_alignment(metadata, alignment)
     packer = _Packer(version, big_endian)
@@ -120,7 +147,7 @@ def _with_alignment(metadata: Mapping[str, Value], alignment: int) -> Mapping[st
 
 
 def _checked_size(name: str, kind: BlockType, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor. Raises UsageError for what no GGUF file can hold."""
+    """Return the bytes of a tensor. Raises UsageError for what no GGUF file can hold."""
     size = len(name.encode(errors="surrogateescape"))
     if not 1 <= size <= limits.MAX_GGUF_NAME or not name.isprintable():
         expected = f"1..{limits.MAX_GGUF_NAME} bytes of printable UTF-8"
@@ -138,7 +165,7 @@ def _checked_size(name: str, kind: BlockType, shape: tuple[int, ...]) -> int:
 
 
 def _encoded(text: Any, what: str) -> bytes:
-    """UTF-8, surrogate escapes as the bytes they stand for."""
+    """Return `text` as UTF-8, with surrogate escapes as the bytes they stand for."""
     if not isinstance(text, str):
         raise OutOfRangeError(what, found=text, expected="text")
     try:
@@ -148,7 +175,7 @@ def _encoded(text: Any, what: str) -> bytes:
 
 
 class _Packer:
-    """Numbers, strings, values and tables in one version and byte order."""
+    """Pack numbers, strings, values and tables in one version and byte order."""
 
     def __init__(self, version: int, big_endian: bool) -> None:
         if version not in COUNT_CODES:
@@ -194,7 +221,10 @@ class _Packer:
         return self.count(len(raw), f"length of {what}", limits.MAX_STRING) + raw
 
     def texts(self, texts: Sequence[Any], what: str) -> bytes:
-        """Strings behind their lengths: vocabularies of hundreds of thousands pass here, the same ones often."""
+        """Pack strings after their lengths.
+
+        Vocabularies of hundreds of thousands pass here, often the same ones again.
+        """
         if len(texts) < VOCABULARY:
             return self._packed(texts, what)
         key = self.mark, self.count_code, tuple(texts)
@@ -224,7 +254,7 @@ class _Packer:
         return bytes(values)
 
     def value(self, key: str, value: Value, depth: int) -> bytes:
-        """The value behind its type. `depth`: how many arrays it is in."""
+        """Pack a value after its type; `depth` is the number of arrays around it."""
         if value.type is not ValueType.ARRAY:
             return self.items(key, value.type, (value.data,), depth)
         if value.items is None or depth == limits.MAX_ARRAY_DEPTH:

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file: keys and typed values, each within the caps of `formats.limits`."""
+"""Read the metadata of a GGUF file: keys and typed values, each within the caps of `formats.limits`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ _KEY = re.compile(KEY_PATTERN)
 
 
 class MetadataReader:
-    """Reads keys and values with the file's cursor; counts and lengths are numbers of `count_code`.
+    """Read keys and values with the file's cursor; counts and lengths are numbers of `count_code`.
 
-    `offsets`: where each key stands. `notes`: what a user should know. `undecodable`: keys of texts that are not UTF-8.
-    `mixed_case`: keys that are not lower case.
+    Attributes:
+        offsets: Byte at which each key begins.
+        notes: What a user should know.
+        undecodable: Keys of texts that are not UTF-8.
+        mixed_case: Keys that are not in lower case.
     """
 
     def __init__(self, cursor: Cursor, count_code: str) -> None:
@@ -31,7 +34,7 @@ class MetadataReader:
         self.nested = 0
 
     def read(self, count: int) -> dict[str, Value]:
-        """`count` keys and their values, the cursor standing at the first."""
+        """Return `count` keys and their values; the cursor is at the first key."""
         self.cursor.require(count * (size_of(self.count_code) + 1 + 4 + 1), f"{count} metadata keys")
         found: dict[str, Value] = {}
         for _ in range(count):
@@ -100,7 +103,10 @@ class MetadataReader:
         return tuple([self.value(key, ValueType.ARRAY, depth) for _ in range(count)])
 
     def take(self, size: int, what: str) -> bytes:
-        """The next `size` bytes, if they are still a header. Raises OutOfRangeError, TruncatedError."""
+        """Return the next `size` bytes, if they may still belong to a header.
+
+        Raises OutOfRangeError, TruncatedError.
+        """
         found, limit = self.cursor.offset + size, limits.MAX_GGUF_HEADER
         if found > limit:
             self.cursor.require(size, what)
@@ -120,7 +126,7 @@ class MetadataReader:
         return Flags(raw)
 
     def text(self, key: str) -> str | Text:
-        """A string, packed where it is long."""
+        """Return a string, packed if it is long."""
         what = f"value of {key!r}"
         size = self.cursor.integer(self.count_code, f"length of {what}", 0, limits.MAX_STRING)
         raw = self.take(size, what)

@@ -1,8 +1,8 @@
-"""Arrays and long texts of a GGUF header as they stand in the file, unpacked when they are asked for.
+"""Arrays and long texts of a GGUF header, kept as their bytes in the file and unpacked when they are asked for.
 
-A number of one byte is eight as a Python object's address, a token of two letters is sixty as a str: what nobody looks
-at stays bytes. Of each, `len` is how many items it has (bytes, of a text), `all()` what `Value.data` says, and
-`first(count)` the first `count` items of that.
+A one-byte number takes eight bytes as the address of a Python object, a token of two letters sixty as a str, so values
+that nobody looks at stay bytes. For each class here, `len` is the number of items (of a text: bytes), `all()` returns
+what `Value.data` holds, and `first(count)` the first `count` items of that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ WINDOW = 1 << 20  # bytes that are decoded at a time to see whether they are UTF
 
 
 def is_utf8(raw: bytes) -> bool:
-    """Whether `raw` is UTF-8, found out without holding it decoded: one character beyond the BMP makes it fourfold."""
+    """Return whether `raw` is UTF-8, without holding it decoded.
+
+    A single character beyond the BMP would make a str of it four times as large.
+    """
     if raw.isascii():
         return True
     decoder = getincrementaldecoder("utf-8")()
@@ -34,7 +37,7 @@ def is_utf8(raw: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """`raw` as numbers of type `code` (formats.fields)."""
+    """Numbers of type `code` (`formats.fields`), packed in `raw`."""
 
     raw: bytes = field(repr=False)
     code: str
@@ -77,7 +80,7 @@ class Text:
         return len(self.raw)
 
     def first(self, count: int) -> str:
-        """What the first `count` bytes say; the last character may be cut."""
+        """Return the text of the first `count` bytes; the last character may be cut."""
         return self.raw[:count].decode(errors="surrogateescape")
 
     def all(self) -> str:
@@ -86,7 +89,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """`count` strings, each behind its length, a number of type `code` (formats.fields)."""
+    """`count` strings, each after its length, a number of type `code` (`formats.fields`)."""
 
     raw: bytes = field(repr=False)
     count: int
@@ -105,8 +108,12 @@ class Texts:
             begin = end
 
     def are_utf8(self, short: bool) -> bool:
-        """Whether every string is. `short`: none has 128 bytes, so that lengths are ASCII and one look at all bytes
-        tells: no character can reach over them."""
+        """Return whether every string is UTF-8.
+
+        Where every string is `short` (under 128 bytes), the lengths are themselves ASCII, and one check of all bytes is
+        enough:
+        no character can extend across a length.
+        """
         if short:
             return is_utf8(self.raw)
         return all(map(is_utf8, self.pieces()))

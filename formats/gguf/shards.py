@@ -1,7 +1,7 @@
-"""GGUF models that llama-gguf-split and gguf-py cut into NAME-00001-of-0000N.gguf, as one checkpoint.
+"""Open GGUF models that llama-gguf-split or gguf-py cut into NAME-00001-of-0000N.gguf as one checkpoint.
 
-Each shard is a GGUF file of its own: the first holds all metadata, every one holds `split.no` (from 0), `split.count`
-and `split.tensors.count` (llama.cpp, tools/gguf-split; gguf-py, add_shard_kv_data).
+Each shard is a GGUF file of its own: the first holds all metadata, and every one holds `split.no` (from 0),
+`split.count` and `split.tensors.count` (llama.cpp, tools/gguf-split; gguf-py, add_shard_kv_data).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SHARD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ShardName:
-    """What the name of a finished shard says: whose it is, and of how many."""
+    """What the name of a finished shard states: the name of its model, and the number of shards."""
 
     stem: str
     count: int
 
 
 def shard_of(name: str) -> ShardName | None:
-    """The model of which a file of this name is a shard; None for any other name."""
+    """Return the model of which a file of this name is a shard; None for any other name."""
     match = _SHARD.fullmatch(name)
     whole = match is not None and match["stem"] and match["tail"] == ".gguf"
     return ShardName(match["stem"], int(match["count"])) if match is not None and whole else None
@@ -43,14 +43,18 @@ Parse = Callable[[Source, int], Checkpoint]
 
 
 def shard_number(path: str) -> int:
-    """The number from 0 that the name gives a shard; 0 for any other name."""
+    """Return the number, from 0, that the name gives a shard; 0 for any other name."""
     match = _SHARD.fullmatch(path)
     return max(0, int(match["number"]) - 1) if match else 0
 
 
 def shard_paths(path: str, count: object) -> list[str]:
-    """The names of all shards beside the one at `path`, which says that there are `count`. Raises NotFoundError for
-    a name that tells no siblings and for an absent sibling, OutOfRangeError for an impossible count."""
+    """Return the paths of all shards of the model to which the shard at `path` belongs.
+
+    `count` is the number of shards that it states. Raises NotFoundError for a name from which the others cannot be
+    derived
+    and for an absent shard, OutOfRangeError for an impossible count.
+    """
     if not isinstance(count, int) or not 2 <= count <= limits.MAX_SHARDS:
         raise OutOfRangeError("split.count", path=path, found=count, expected=f"0..{limits.MAX_SHARDS}")
     match = _SHARD.fullmatch(path)
@@ -69,7 +73,13 @@ def shard_paths(path: str, count: object) -> list[str]:
 
 
 def open_shards(found: Checkpoint, number: int, parse: Parse) -> Checkpoint:
-    """All shards as one checkpoint, `found` being shard `number`. `parse(source, file)` reads a single file."""
+    """Return all shards as one checkpoint.
+
+    Args:
+        found: The shard that was opened.
+        number: Its number, from 0.
+        parse: `parse(source, file)` reads a single file, whose spans carry the number `file`.
+    """
     shards: list[Checkpoint] = []
     try:
         paths = shard_paths(found.path, found.metadata["split.count"].data)
@@ -87,7 +97,7 @@ def open_shards(found: Checkpoint, number: int, parse: Parse) -> Checkpoint:
 
 
 def _join(shards: Sequence[Checkpoint]) -> Checkpoint:
-    """Metadata, header and alignment of the first, tensors, files and notes of all."""
+    """Join shards: metadata, header and alignment of the first; tensors, files and notes of all."""
     first = shards[0]
     names: set[str] = set()
     for shard in shards:
@@ -108,7 +118,7 @@ def _join(shards: Sequence[Checkpoint]) -> Checkpoint:
 
 
 def _check(shard: Checkpoint, number: int, count: int, first: Checkpoint) -> None:
-    """Raises InconsistentError when the shard is not number `number` of the model `first` begins."""
+    """Raise InconsistentError when the shard is not number `number` of the model whose first shard is `first`."""
     for key, expected in (("split.no", number), ("split.count", count)):
         value = shard.metadata.get(key)
         if value is None or value.data != expected:
@@ -126,5 +136,5 @@ def _check(shard: Checkpoint, number: int, count: int, first: Checkpoint) -> Non
 
 
 def shortened(names: Sequence[str], most: int = 5) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

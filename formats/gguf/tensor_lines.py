@@ -1,4 +1,4 @@
-"""The lines of a GGUF tensor table: name, dimensions, type and offset of each tensor, read from its bytes on demand."""
+"""Read the lines of a GGUF tensor table from its bytes on demand: name, dimensions, type and offset of each tensor."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ LARGEST_LINE = 8 + limits.MAX_GGUF_NAME + 4 + 8 * limits.MAX_DIMS + 4 + 8  # byt
 
 
 class TensorLine(NamedTuple):
-    """A line of the tensor table. `offset`: of its data, relative to the data section; `end`: where the line ends in
-    the bytes it was read from."""
+    """A line of the tensor table.
+
+    Attributes:
+        name: Name of the tensor.
+        type: Block type.
+        shape: Elements along each axis, outermost first.
+        offset: Where its data begins, relative to the data section.
+        end: Where the line ends within the bytes it was read from.
+    """
 
     name: str
     type: BlockType
@@ -27,7 +34,7 @@ class TensorLine(NamedTuple):
 
 
 class TensorLines:
-    """The bytes of a tensor table, read line by line as `version` and byte order say."""
+    """The bytes of a tensor table, read line by line according to version and byte order."""
 
     def __init__(self, raw: bytes, version: int, big_endian: bool) -> None:
         self.raw, self.types = raw, types_by_id()
@@ -37,7 +44,7 @@ class TensorLines:
         self._rest = {n: struct.Struct(f"{mark}{n}{count}IQ") for n in range(1, limits.MAX_DIMS + 1)}
 
     def row(self, place: int) -> TensorLine | None:
-        """The line at byte `place`; None unless all is well with it."""
+        """Return the line at byte `place`; None unless it is valid."""
         raw = self.raw
         try:
             begin = place + self._length.size
@@ -55,19 +62,22 @@ class TensorLines:
         return TensorLine(name, kind, tuple(ne[::-1]), offset, name_end + 4 + rest.size)
 
     def name(self, place: int) -> str:
-        """The name in a line that was found to be well."""
+        """Return the name in a line that was found to be valid."""
         begin = place + self._length.size
         return self.raw[begin : begin + self._length.unpack_from(self.raw, place)[0]].decode()
 
     def known(self, place: int) -> TensorLine:
-        """`row` of a line that was found to be well."""
+        """Return what `row` returns for a line that was found to be valid."""
         row = self.row(place)
         assert row is not None
         return row
 
 
 def tensor_of(table: TensorLines, place: int, file: int, start: int, big_endian: bool) -> TensorRef:
-    """The tensor of the line at byte `place`; the data section of file number `file` begins at byte `start`."""
+    """Return the tensor of the line at byte `place`.
+
+    The data section of file number `file` begins at byte `start`.
+    """
     row = table.known(place)
     span = Span(file, start + row.offset, row.shape)
     return TensorRef(row.name, row.type, row.shape, (span,), big_endian=big_endian)

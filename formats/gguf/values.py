@@ -1,4 +1,4 @@
-"""Typed metadata values of GGUF: what the reader yields, the converters make and the writer packs."""
+"""Typed metadata values of GGUF: the reader returns them, the converters create them, the writer packs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_CHARACTER = 4  # bytes in UTF-8
 
 
 class ValueType(IntEnum):
-    """gguf_metadata_value_type of the specification."""
+    """The gguf_metadata_value_type of the specification."""
 
     UINT8 = 0
     INT8 = 1
@@ -32,11 +32,16 @@ class ValueType(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """One metadata value.
+    """A metadata value.
 
-    `data` is an int, float, bool or str; for ARRAY a tuple of plain items of type `items`, or of `Value`s when
-    `items` is ARRAY itself. Strings that are not UTF-8 are kept byte for byte through surrogate escapes. What a reader
-    found may be packed (`formats.gguf.packed_values`): `data` unpacks it, once, `first` and `len` do not.
+    What a reader found may be packed (`formats.gguf.packed_values`): `data` unpacks it, once; `first` and `len` do not.
+
+    Attributes:
+        type: Its type in GGUF.
+            data: An int, float, bool or str; for ARRAY a tuple of plain items of type `items`, or of `Value`s when
+            `items` is
+            ARRAY itself. Strings that are not UTF-8 are kept byte for byte by surrogate escapes.
+        items: For ARRAY, the type of the items.
     """
 
     type: ValueType
@@ -50,7 +55,7 @@ class Value:
             object.__delattr__(self, "data")
 
     def __getattr__(self, name: str) -> Any:
-        """Python asks here for `data` while it is packed."""
+        """Unpack `data`: Python calls this while the attribute is missing."""
         if name != "data":
             raise AttributeError(name)
         object.__setattr__(self, "data", self._packed.all())
@@ -58,13 +63,13 @@ class Value:
         return self.data
 
     def first(self, count: int) -> Any:
-        """The first `count` items of an array; of a text at least so many characters, if it has them."""
+        """Return the first `count` items of an array; for a text, at least that many characters, if it has them."""
         if self._packed is None:
             return self.data[:count]
         return self._packed.first(MAX_CHARACTER * count if isinstance(self._packed, Text) else count)
 
     def __len__(self) -> int:
-        """How many items an array has."""
+        """Return how many items an array has."""
         return len(self.data if self._packed is None else self._packed)
 
     def __bool__(self) -> bool:
@@ -82,34 +87,42 @@ class Value:
 
 
 def u32(value: int) -> Value:
+    """Return a UINT32 value."""
     return Value(ValueType.UINT32, int(value))
 
 
 def f32(value: float) -> Value:
+    """Return a FLOAT32 value."""
     return Value(ValueType.FLOAT32, float(value))
 
 
 def boolean(value: bool) -> Value:
+    """Return a BOOL value."""
     return Value(ValueType.BOOL, bool(value))
 
 
 def string(value: str) -> Value:
+    """Return a STRING value."""
     return Value(ValueType.STRING, value)
 
 
 def array(items: ValueType, data: Iterable[Any]) -> Value:
+    """Return an ARRAY value with items of type `items`."""
     return Value(ValueType.ARRAY, tuple(data), items)
 
 
 def i32(value: int) -> Value:
+    """Return an INT32 value."""
     return Value(ValueType.INT32, int(value))
 
 
 def u16(value: int) -> Value:
+    """Return a UINT16 value."""
     return Value(ValueType.UINT16, int(value))
 
 
 def u64(value: int) -> Value:
+    """Return a UINT64 value."""
     return Value(ValueType.UINT64, int(value))
 
 
@@ -121,24 +134,31 @@ NUMBER_CODES = {
 """The value types that are plain numbers, as `formats.fields` codes."""
 
 KEY_PATTERN = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
-"""Metadata keys that are read and written. The specification wants lower_snake_case segments joined by dots; hyphens
-are in the keys of current architectures (`gpt-oss.block_count`) and gguf-py keeps the upper case of chat template names
-(`tokenizer.chat_template.{name}`)."""
+"""Metadata keys that are read and written.
+
+The specification wants lower_snake_case segments joined by dots. Keys of current architectures contain hyphens
+(`gpt-oss.block_count`), and gguf-py keeps the upper case of chat template names (`tokenizer.chat_template.{name}`).
+"""
 
 DEFAULT_ALIGNMENT = 32
-"""GGUF_DEFAULT_ALIGNMENT: where `general.alignment` is absent."""
+"""GGUF_DEFAULT_ALIGNMENT: the alignment where `general.alignment` is absent."""
 ALIGNMENT_KEY = "general.alignment"
 
 COUNT_CODES = {1: "u32", 2: "u64", 3: "u64"}
-"""Type of every count, length and dimension by GGUF version (llama.cpp #2821 widened them in v2). Tensor offsets are
-u64 in all three, type numbers u32."""
+"""The type of every count, length and dimension by GGUF version; llama.cpp #2821 widened them in v2.
+
+Tensor offsets are u64 and type numbers u32 in all three versions.
+"""
 
 
 def is_alignment(value: int) -> bool:
-    """What tensor data may be aligned to: a multiple of 8 (the specification) or a power of two (ggml)."""
+    """Return whether tensor data may be aligned to `value` bytes.
+
+    The specification allows multiples of 8, ggml powers of two.
+    """
     return value > 0 and (value % 8 == 0 or value & (value - 1) == 0)
 
 
 def align(offset: int, alignment: int) -> int:
-    """The next multiple of `alignment` from `offset` on."""
+    """Return the next multiple of `alignment` at or after `offset`."""
     return -(-offset // alignment) * alignment

@@ -1,9 +1,8 @@
-"""Writing GGUF: declare, lay out, stream at known offsets, publish.
+"""Write GGUF: declare the tensors, lay them out, stream data to known offsets, publish.
 
-A file grows under a name of our own (`partials`) without its header, which is written last: until `finish` the bytes
-are no GGUF file, until `publish` the name is not the final one, so nothing that a crash leaves can be taken for a
-finished model.
-The disk is at work from the first bytes on, not only when all are there.
+A file grows under a private name (`formats.files.partial_files`) without its header, which is written last. Until
+`finish`, its bytes are no GGUF file; until `publish`, it does not have its final name. So nothing that a crash leaves
+behind can be taken for a finished model. Data is flushed to disk from the first bytes on, not only at the end.
 """
 
 from __future__ import annotations
@@ -31,15 +30,17 @@ Data: TypeAlias = "bytes | bytearray | memoryview | np.ndarray[Any, Any]"
 """Contiguous bytes, or a C-contiguous array."""
 
 FLUSH = 64 << 20
-"""Bytes between two flushes: enough that a journal's commit costs nothing, little to wait for at an interrupt."""
+"""Bytes between two flushes: enough that a journal's commits cost nothing, few enough that an interrupt waits briefly.
+"""
 
 __all__ = ["Declared", "GGUFFile", "GGUFLayout", "Placed", "lay_out", "write_gguf"]
 
 
 class GGUFFile:
-    """A GGUF file in the making. `pwrite` may be called from any number of threads at once.
+    """A GGUF file that is being written. `pwrite` may be called from any number of threads at once.
 
-    The life of one: `pwrite` … `finish` (complete, on disk, still at `partial`: to be verified) `publish` or `discard`.
+    Its life: `pwrite` …, `finish` (complete and on disk, still at `partial`, to be verified), then `publish` or
+    `discard`.
     As a context manager it discards what was not published.
     """
 
@@ -47,10 +48,19 @@ class GGUFFile:
         self, path: str | os.PathLike[str], layout: GGUFLayout, *, overwrite: bool = False,
         file: Partial | None = None, sources: Mapping[Identity, str] | None = None,
     ) -> None:  # fmt: skip
-        """Begin `path`, replacing what a crashed run left of it; `file`: where that was done already.
+        """Begin `path`, replacing what a crashed run left of it.
 
-        Raises RefusedError when `path` exists (without `overwrite`) or is one of `sources`, BusyError when another live
-        writer has the same target, NotFoundError when its folder does not exist.
+        Args:
+            path: The final name.
+            layout: Header and offsets.
+            overwrite: Whether an existing file may be replaced.
+            file: The partial, if the caller has claimed it already.
+            sources: Files that must not be replaced.
+
+        Raises:
+            RefusedError: `path` exists (without `overwrite`) or is one of `sources`.
+            BusyError: Another live writer has the same target.
+            NotFoundError: Its folder does not exist.
         """
         self.path = os.fspath(path)
         self.layout = layout
@@ -68,14 +78,15 @@ class GGUFFile:
 
     @property
     def partial(self) -> str:
-        """Where the bytes are until they are published."""
+        """Path of the bytes until they are published."""
         return self.file.path
 
     def pwrite(self, name: str, offset: int, data: Data) -> None:
-        """Put little-endian `data` at byte `offset` of tensor `name`; in a big-endian file its numbers are swapped,
-        and then `offset` and size must be whole blocks.
+        """Write little-endian `data` at byte `offset` of tensor `name`.
 
-        Raises UsageError for a tensor the layout lacks, OutOfRangeError when the bytes are not inside the tensor.
+        In a big-endian file its numbers are swapped; `offset` and size must then be whole blocks. Raises UsageError for
+        a
+        tensor that the layout lacks, OutOfRangeError when the bytes are not inside the tensor.
         """
         tensor = self.layout.tensors.get(name)
         if tensor is None or self._finished:
@@ -93,8 +104,10 @@ class GGUFFile:
             self._flusher.wrote(len(view))
 
     def finish(self) -> None:
-        """Write the header and flush everything to disk. Raises VerificationError naming a tensor that was not
-        written from its first byte to its last, exactly once."""
+        """Write the header and flush everything to disk.
+
+        Raises VerificationError naming a tensor that was not written from its first byte to its last, exactly once.
+        """
         for name, tensor in self.layout.tensors.items():
             position = 0
             for begin, end in sorted(self._written[name]):
@@ -119,13 +132,13 @@ class GGUFFile:
         self._flusher.stop()
 
     def finished(self) -> Partial:
-        """The complete file, to be published with others. Raises UsageError before `finish`."""
+        """Return the complete file, to be published with others. Raises UsageError before `finish`."""
         if not self._finished:
             raise UsageError("published before it was finished", path=self.path)
         return self.file
 
     def discard(self) -> None:
-        """Remove what was written. Nothing happens to a published file."""
+        """Remove what was written; a published file stays."""
         self._flusher.stop()
         self.file.discard()
 
@@ -152,8 +165,10 @@ class GGUFFile:
 
 
 class _Flusher:
-    """Brings a file to disk while it grows, by a thread of its own. `sync` raises what is to be told of a failure:
-    the kernel tells it once, so it is kept for the next `wrote` or `wait`."""
+    """Flush a file to disk while it grows, in a thread of its own.
+
+    The kernel reports a failed flush only once, so what `sync` raises is kept for the next `wrote` or `wait`.
+    """
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self._sync = sync
@@ -162,7 +177,7 @@ class _Flusher:
         self._waiting = 0
 
     def wrote(self, count: int) -> None:
-        """`count` bytes more are to be flushed. One thread at a time may call this."""
+        """Note that `count` more bytes are to be flushed. Only one thread at a time may call this."""
         self._waiting += count
         if self._waiting >= FLUSH and (self._running is None or self._running.done()):
             self.wait()
@@ -192,7 +207,10 @@ def write_gguf(
     overwrite: bool = False,
     sources: Mapping[Identity, str] | None = None,
 ) -> GGUFLayout:
-    """A whole small file at once, for fixtures and tests: tensors as (name, type, shape, little-endian bytes)."""
+    """Write a whole small file at once, for fixtures and tests.
+
+    `tensors` are (name, type, shape, little-endian bytes).
+    """
     declared = [(name, kind, shape) for name, kind, shape, _ in tensors]
     layout = lay_out(metadata, declared, alignment=alignment, big_endian=big_endian, version=version)
     with GGUFFile(path, layout, overwrite=overwrite, sources=sources) as file:

@@ -1,1 +1,1 @@
-"""JSON of strangers, read within limits: duplicate keys, depth and odd numbers are errors or stated."""
+"""Read untrusted JSON within limits: duplicate keys, deep nesting and odd numbers are errors or are reported."""

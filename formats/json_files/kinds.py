@@ -1,6 +1,6 @@
-"""Members of a JSON object by kind: what a file says of another kind is an error that names the key.
+"""Read members of a JSON object by kind: a value of another kind is an error that names the key.
 
-`null` counts as absent, as it does to the programs that wrote such files (Python's None, serde's Option).
+`null` counts as absent, as it does for the programs that wrote such files (Python's None, serde's Option).
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def text(of: Object, key: str, path: str | None, default: str) -> str: ...
 @overload
 def text(of: Object, key: str, path: str | None, default: None = None) -> str | None: ...
 def text(of: Object, key: str, path: str | None, default: str | None = None) -> str | None:
-    """The text `of[key]`, or `default` where there is none. Raises CorruptError for another kind, as all of these."""
+    """Return the text `of[key]`, or `default` where there is none.
+
+    Raises CorruptError for another kind, as all of these do.
+    """
     return _member(of, key, path, default, str, "text")
 
 
@@ -33,46 +36,46 @@ def flag(of: Object, key: str, path: str | None, default: bool) -> bool: ...
 @overload
 def flag(of: Object, key: str, path: str | None, default: None = None) -> bool | None: ...
 def flag(of: Object, key: str, path: str | None, default: bool | None = None) -> bool | None:
-    """True or false; 0 and 1 are neither."""
+    """Return true or false; 0 and 1 are neither."""
     return _member(of, key, path, default, bool, "true or false")
 
 
 def whole(of: Object, key: str, path: str | None) -> int | None:
-    """A whole number, of any size and sign."""
+    """Return a whole number of any size and sign."""
     return _member(of, key, path, None, int, "a whole number")
 
 
 def items(of: Object, key: str, path: str | None, required: bool = False) -> list[Any]:
-    """A list, whatever is in it; empty where there is none, unless it is `required`."""
+    """Return a list of any items; empty where there is none, unless it is `required`."""
     if required and of.get(key) is None:
         raise wrong_kind(key, None, path, "a list")
     return _member(of, key, path, [], list, "a list")
 
 
 def members(of: Object, key: str, path: str | None) -> dict[str, Any]:
-    """An object, whatever is in it; empty where there is none."""
+    """Return an object with any members; empty where there is none."""
     return _member(of, key, path, {}, dict, "an object")
 
 
 def objects(of: Object, key: str, path: str | None) -> list[dict[str, Any]]:
-    """A list of objects; empty where there is none."""
+    """Return a list of objects; empty where there is none."""
     return [as_object(item, key, path) for item in items(of, key, path)]
 
 
 def as_object(value: Any, what: str, path: str | None) -> dict[str, Any]:
-    """`value`, which must be an object; `what` names it in the error."""
+    """Return `value`, which must be an object; `what` names it in the error."""
     if not isinstance(value, dict):
         raise wrong_kind(what, value, path, "an object")
     return value
 
 
 def wrong_kind(what: str, found: Any, path: str | None, expected: str) -> CorruptError:
-    """The error for a value of `what` that is not `expected`."""
+    """Return the error for a value of `what` that is not `expected`."""
     return CorruptError(f"a value of the wrong kind: {what}", path=path, found=shown(found), expected=expected)
 
 
 def shown(value: Any, limit: int = SHOWN) -> str:
-    """A JSON value as one line of compact JSON of at most `limit` characters, the rest cut and marked."""
+    """Return a JSON value as one line of compact JSON; beyond `limit` characters it is cut and marked."""
     line = ""
     for piece in _ENCODER.iterencode(value):
         line += piece if len(piece) <= limit else piece[: limit + 1]
@@ -82,14 +85,14 @@ def shown(value: Any, limit: int = SHOWN) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number, true and false aside. A whole number of any length is one."""
+    """Return whether `value` is a finite number. Booleans are not; a whole number of any length is."""
     return isinstance(value, int | float) and not isinstance(value, bool) and (
         isinstance(value, int) or math.isfinite(value)
     )  # fmt: skip
 
 
 def strict(value: Any) -> Any:
-    """`value` as strict JSON can say it: infinities and NaN, which have no number there, become text."""
+    """Return `value` as strict JSON can express it: infinities and NaN, which are no JSON numbers, become text."""
     match value:
         case dict():
             return {key: strict(item) for key, item in value.items()}

@@ -1,7 +1,8 @@
-"""JSON text from hostile files, as Python values: strict, no key twice, bounded depth and size, our errors.
+"""Parse JSON text from hostile files into Python values: strict, no duplicate key, bounded depth and size, our errors.
 
-A long text is parsed in batches of members, so that beside the bytes and the values there is never a second copy of
-it: one character beyond the BMP makes a str of it fourfold. Equal strings of its lists become one object.
+A long text is parsed in batches of members, so that there is never a second copy of it besides the bytes and the
+values: a single character beyond the BMP would make a str of it four times as large. Equal strings in its lists become
+one object.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 @cache
 def pattern(text: bytes) -> re.Pattern[bytes]:
-    """`text` compiled, when it is first used: who reads no JSON pays for none."""
+    """Return `text` compiled; done at first use, so that programs that read no JSON do not pay for it."""
     return re.compile(text)
 
 
 class _TwiceError(Exception):
-    """A key twice in one object."""
+    """A key occurs twice in one object."""
 
 
 class _ConstantError(Exception):
@@ -66,10 +67,19 @@ _LAX = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def parse_json(data: bytes, path: str, offset: int = 0, *, constants: bool = False, whole: bool = True) -> Any:
-    """The JSON value that is all of `data`, which stands at `offset` of `path`; `whole` False: that it begins with.
+    """Return the JSON value in `data`.
 
-    `constants`: NaN, Infinity and -Infinity are read. Raises EncodingError, DuplicateError, or OutOfRangeError for
-    more values than any such file has.
+    Args:
+        data: The text, UTF-8.
+        path: Its file, for errors.
+        offset: Where `data` begins in that file.
+        constants: Whether NaN, Infinity and -Infinity are accepted.
+        whole: Whether the value must be all of `data`; otherwise it need only begin there.
+
+    Raises:
+        EncodingError: Not UTF-8, or not JSON.
+        DuplicateError: A key occurs twice in one object.
+        OutOfRangeError: There are more values than any such file has.
     """
     parser = _Parser(data, path, offset, _LAX if constants else _STRICT)
     parser.check_counts()
@@ -83,7 +93,7 @@ class _Parser:
         self.strings: dict[str, str] = {}
 
     def check_counts(self) -> None:
-        """Before anything is built. What stands in strings is counted too, which the caps leave room for."""
+        """Count separators before anything is built; those inside strings count, too, which the caps allow for."""
         nested, items = (sum(map(self.data.count, marks)) for marks in ((b"[", b"{"), (b",",)))
         for what, found, most in (("brackets", nested, MAX_JSON_CONTAINERS), ("values", items, MAX_JSON_ITEMS)):
             if found > most:
@@ -92,7 +102,7 @@ class _Parser:
     # --- in one piece ---
 
     def piece(self, data: bytes, place: int, depth: int, whole: bool = True) -> Any:
-        """The value that `data` is, which stands at `place` of the text, `depth` levels deep."""
+        """Return the value that `data` is, at `place` of the text and `depth` levels deep."""
         at = self.offset + place
         try:
             text = data.decode("utf-8")
@@ -126,7 +136,10 @@ class _Parser:
         return EncodingError("JSON nested too deep", path=self.path, offset=self.offset, expected=limit)
 
     def check_tree(self, value: Any, depth: int, surrogates: bool) -> None:
-        """Depth is bounded, and no string holds half a character (`surrogates`: an escape could have made one)."""
+        """Check that the depth is bounded and that no string holds a lone surrogate.
+
+        `surrogates` says whether an escape could have made one.
+        """
         wanted = (dict, list, str) if surrogates else (dict, list)
         level = [value]
         while level:
@@ -160,7 +173,7 @@ class _Parser:
         return value
 
     def one(self, depth: int) -> Any:
-        """The value at `pos`."""
+        """Return the value at `pos`."""
         begin, match = self.pos, pattern(VALUE).match(self.data, self.pos)
         if match is not None:
             self.pos = match.end()
@@ -174,7 +187,7 @@ class _Parser:
         return self.members(depth) if mark == b"{" else self.items(depth)
 
     def members(self, depth: int) -> dict[str, Any]:
-        """The object whose bracket was passed."""
+        """Return the object whose opening bracket was passed."""
         found: dict[str, Any] = {}
         while True:
             begin = self.pos
@@ -190,7 +203,7 @@ class _Parser:
                 return found
 
     def items(self, depth: int) -> list[Any]:
-        """The array whose bracket was passed."""
+        """Return the array whose opening bracket was passed."""
         found: list[Any] = []
         while True:
             if (match := pattern(_ITEMS).match(self.data, self.pos)) is not None:
@@ -202,7 +215,7 @@ class _Parser:
                 return found
 
     def batch(self, end: int, opening: bytes, closing: bytes, depth: int) -> Any:
-        """The members from `pos` to the comma before `end`."""
+        """Return the members from `pos` to the comma before `end`."""
         begin, self.pos = self.pos, end
         return self.piece(opening + self.data[begin : end - 1] + closing, begin - 1, depth)
 
@@ -214,8 +227,10 @@ class _Parser:
             raise self.twice(again, self.data[begin : self.pos], self.offset + begin)
 
     def shared(self, items: list[Any]) -> Any:
-        """`items`, where pairs of strings are of the same strings as the pairs before: half a million merges are of a
-        quarter as many tokens."""
+        """Return `items`; pairs of strings reuse the string objects of earlier pairs.
+
+        Half a million merges consist of a quarter as many different tokens.
+        """
         if set(map(type, items)) != {list} or set(map(len, items)) != {2}:
             return items
         flat = list(chain.from_iterable(items))
@@ -229,7 +244,7 @@ class _Parser:
         self.pos = match.end() if match else self.pos
 
     def ends(self, closing: bytes) -> bool:
-        """Pass what follows a value: whether it is the end of its container."""
+        """Pass over what follows a value; return whether it ends the container."""
         match = pattern(_NEXT).match(self.data, self.pos)
         if match is None or match[1] not in (b",", closing):
             raise self.not_json(f"',' or '{closing.decode()}'")
@@ -242,7 +257,7 @@ class _Parser:
 
 
 def is_text(text: str) -> bool:
-    """Whether `text` has no half of a UTF-16 pair."""
+    """Return whether `text` has no lone surrogate (half of a UTF-16 pair)."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""JSON files (`json_parse` reads their text)."""
+"""Read JSON files; `formats.json_files.parse` parses their text."""
 
 from __future__ import annotations
 
@@ -17,22 +17,34 @@ _KNOWN: Recent[dict[str, Any]] = Recent(128 << 20)
 
 
 def load_json(path: str, cap: int = MAX_JSON, root: str | None = None) -> Any:
-    """The value in the JSON file `path` of at most `cap` bytes. `root`: as of `local_files.open_file`.
+    """Return the value in the JSON file at `path`.
 
-    A byte-order mark is skipped and NaN and Infinity are read (transformers writes them into config.json). Raises
-    NotFoundError, OutOfRangeError (too large), EncodingError (not UTF-8, not JSON), DuplicateError (a key twice).
+    A byte-order mark is skipped, and NaN and Infinity are accepted (transformers writes them into config.json).
+
+    Args:
+        path: The file.
+        cap: Bytes at most.
+        root: As for `local_files.open_file`.
+
+    Raises:
+        NotFoundError: There is no such file.
+        OutOfRangeError: The file is too large.
+        EncodingError: It is not UTF-8, or not JSON.
+        DuplicateError: A key occurs twice in one object.
     """
     return _parse_file(read_bytes(path, cap, root), path)
 
 
 def load_object(path: str, cap: int = MAX_JSON, root: str | None = None) -> dict[str, Any]:
-    """`load_json`, whose value must be an object."""
+    """Return what `load_json` returns, which must be an object."""
     return _object(load_json(path, cap, root), path)
 
 
 def load_known(path: str) -> tuple[dict[str, Any], bytes]:
-    """`load_object`, and the digest of the bytes that say it. Nobody may change the object: the next file of the same
-    bytes is it too (`recent.keeping`)."""
+    """Return what `load_object` returns, and the BLAKE3 digest of the file.
+
+    The object must not be changed: it is also returned for the next file of the same bytes (`content_cache.keeping`).
+    """
     from blake3 import blake3
 
     data = read_bytes(path)
@@ -45,7 +57,10 @@ def load_known(path: str) -> tuple[dict[str, Any], bytes]:
 
 
 def read_text(path: str) -> tuple[bytes, int]:
-    """The bytes of the JSON file `path` without a byte-order mark, and how many that had. Raises as `load_json`."""
+    """Return the bytes of the JSON file at `path` without a byte-order mark, and the mark's length.
+
+    Raises as `load_json`.
+    """
     return _without_mark(read_bytes(path))
 
 

@@ -1,7 +1,7 @@
-"""JSON objects gone through member by member, never built: tables of names that can have millions of lines.
+"""Walk JSON objects member by member without building them: tables of names can have millions of lines.
 
-A caller asks for objects of strings by the pair and for other values within a size. The text is as strict as
-`json_parse` reads it.
+A caller asks for objects of strings pair by pair, and for other values up to a size. The text is checked as strictly as
+by `parse_json`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ _NEXT = SPACE + b"([,}])"
 
 
 class Walk:
-    """A place in `data`, which stands at `offset` of `path`. Errors are EncodingError for what is no JSON, else
-    InconsistentError. `constants`: as of `parse_json`."""
+    """A position in `data`, which begins at `offset` of `path`; `constants` is that of `parse_json`.
+
+    Methods raise EncodingError for what is not JSON, else InconsistentError.
+    """
 
     def __init__(self, data: bytes, path: str, offset: int = 0, *, constants: bool = False) -> None:
         self.data, self.path, self.offset, self.pos = data, path, offset, 0
         self.constants = constants
 
     def key(self) -> tuple[int, str]:
-        """Where the member at `pos` begins, and its key, which is passed."""
+        """Return where the member at `pos` begins, and its key; pass over the key."""
         begin = self.pos
         match = pattern(_KEY).match(self.data, begin)
         if match is None:
@@ -39,8 +41,12 @@ class Walk:
         return begin, self.text(match[1], begin)
 
     def pairs(self, what: str, most: int) -> Iterator[tuple[int, str, str]]:
-        """Where each member of the object of strings at `pos` begins, its key and its value, of at most
-        `most` bytes. `what`: for errors."""
+        """Yield the members of the object of strings at `pos`: where each begins, its key and its value.
+
+        Args:
+            what: Name of the object, for errors.
+            most: Bytes of a member at most.
+        """
         if not self.enter(what):
             return
         while True:
@@ -60,7 +66,7 @@ class Walk:
                 return
 
     def enter(self, what: str) -> bool:
-        """Pass the bracket of the object at `pos`; whether there is anything in it."""
+        """Pass over the opening bracket of the object at `pos`; return whether it has members."""
         match = pattern(_OPEN).match(self.data, self.pos)
         if match is None:
             raise self.wrong(self.pos, what, "an object")
@@ -71,7 +77,7 @@ class Walk:
         return True
 
     def more(self) -> bool:
-        """Pass what follows a value: True for a comma, False for the bracket that ends the object."""
+        """Pass over what follows a value; return True for a comma, False for the closing bracket of the object."""
         match = pattern(_NEXT).match(self.data, self.pos)
         if match is None:
             raise self.not_json(self.pos, "',' or '}'")
@@ -79,12 +85,12 @@ class Walk:
         return match[1] == b","
 
     def finish(self) -> None:
-        """Nothing but white space may follow."""
+        """Check that nothing but white space follows."""
         if rest := self.data[self.pos :].lstrip(b" \t\r\n"):
             raise self.not_json(len(self.data) - len(rest), "nothing more")
 
     def value(self, what: str, most: int) -> Any:
-        """The value at `pos`, nested thrice at most, of at most `most` bytes."""
+        """Return the value at `pos`, which may nest three levels deep and take `most` bytes at most."""
         match = pattern(VALUE).match(self.data, self.pos)
         if match is None or match.end() - self.pos > most:
             raise self.wrong(self.pos, what, f"a plain value of ≤ {most} bytes")
@@ -93,7 +99,7 @@ class Walk:
         return value
 
     def text(self, body: bytes, at: int) -> str:
-        """What stands between the quotes of a string."""
+        """Return the text between the quotes of a string."""
         try:
             text = body.decode() if b"\\" not in body else str(json.loads(b'"' + body + b'"'))
         except UnicodeDecodeError:
@@ -103,7 +109,7 @@ class Walk:
         return text
 
     def wrong(self, at: int, what: str, expected: str) -> CorruptError:
-        """The error of the value at `at`, which is not as it should be: no JSON, or other JSON than `expected`."""
+        """Return the error for an unexpected value at `at`: not JSON, or JSON other than `expected`."""
         piece = self.data[at : at + LOOK]
         place = self.offset + at
         try:

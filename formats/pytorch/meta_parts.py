@@ -1,8 +1,8 @@
-"""Meta's `consolidated.NN.pth`: one model cut into as many files as it ran on devices.
+"""Join Meta's `consolidated.NN.pth`: one model cut into as many files as it ran on devices.
 
 Which matrices are cut along the columns is data of the architecture (a `HeaderLayout` for the container
 `pytorch-meta`), because it changed: LLaMA 1 and 2 cut the embedding along its columns, LLaMA 3 along its rows
-(`ParallelEmbedding` and `VocabParallelEmbedding` in the respective model.py). params.json tells which it was.
+(`ParallelEmbedding` and `VocabParallelEmbedding` in the respective model.py). The sizes in params.json show which.
 """
 
 from __future__ import annotations
@@ -28,13 +28,27 @@ Parts = Sequence[Mapping[str, TensorRef]]
 def join_parts(
     paths: Sequence[str], parts: Parts, layouts: Sequence[HeaderLayout], params: Mapping[str, Any]
 ) -> tuple[dict[str, TensorRef], tuple[Dropped, ...], str | None]:
-    """The whole tensors, the repeated copies that are not needed, and the name of the layout that fits.
+    """Return the whole tensors, the copies that are not needed, and the name of the layout that fits.
 
     A layout fits when the joined `embedding` has `width` (a field of params.json) columns and at least `vocab_size`
-    rows, as far as params.json gives them. Its `options`: `repeated` and `split_vectors` are shell patterns of
-    matrices that every part holds whole, and of vectors that are cut.
-    Raises MissingError, UnexpectedTensorError or ShapeError when the parts differ, NotFoundError when the embedding is
-    smaller than params.json says, InconsistentError when it is larger, UnsupportedError without a layout.
+    rows, as
+    far as params.json states them. Two of its `options` are used: `repeated` holds shell patterns of matrices that
+    every
+    part has in full, `split_vectors` those of vectors that are cut.
+
+    Args:
+        paths: Paths of the parts, in order.
+        parts: Their tensors by name.
+        layouts: The layouts to try.
+        params: The content of params.json.
+
+    Raises:
+        MissingError: A tensor of the first part is absent from another.
+        UnexpectedTensorError: A part has a tensor that the first lacks.
+        ShapeError: The parts of a tensor differ in type or shape.
+        NotFoundError: The embedding is smaller than params.json says: parts are missing.
+        InconsistentError: It is larger, or byte orders differ.
+        UnsupportedError: There are several parts and no layout describes them.
     """
     _check_alike(paths, parts)
     known = [layout for layout in layouts if _describes(layout, parts[0])]
@@ -82,7 +96,7 @@ def _describes(layout: HeaderLayout, part: Mapping[str, TensorRef]) -> bool:
 
 
 def _axis(layout: HeaderLayout, ref: TensorRef) -> int | None:
-    """Along which axis the parts of a tensor are joined; None when each is the whole."""
+    """Return the axis along which the parts of a tensor are joined; None when each part holds the whole tensor."""
     if _matches(ref.name, layout.options.get("repeated", ())):
         return None
     if len(ref.shape) < 2:
@@ -103,7 +117,7 @@ def _joined(refs: Sequence[TensorRef], axis: int) -> TensorRef:
 
 
 def _misfit(layout: HeaderLayout, parts: Parts, params: Mapping[str, Any]) -> tuple[str, int, int] | None:
-    """(what, found, expected) where the joined embedding contradicts params.json."""
+    """Return (what, found, expected) where the joined embedding contradicts params.json."""
     refs = [part.get(layout.embedding) for part in parts]
     if refs[0] is None or len(refs[0].shape) != 2:
         return None

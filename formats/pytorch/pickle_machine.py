@@ -1,9 +1,10 @@
-"""The pickle of a torch checkpoint, read as data: an interpreter of its instructions that can only describe.
+"""Read the pickle of a torch checkpoint as data, by an interpreter whose instructions can only describe.
 
-Nothing is imported, called or executed: a name is looked up in `formats.pytorch.pickle_names`, where it means a plain
-value, a storage or a view of one; any other name ends the reading at first sight. Instructions are those of CPython's
-`pickletools` up to protocol 5, less the ones that exist to make objects (INST, OBJ, EXT*, NEWOBJ_EX, PERSID, buffers)
-and the text forms of protocol 0.
+Nothing is imported, called or executed. A name is looked up in `formats.pytorch.pickle_names`, where it stands for a
+plain value, a storage or a view of one; any other name ends the reading at once. The instructions are those of
+CPython's
+`pickletools` up to protocol 5, without those that exist to create objects (INST, OBJ, EXT*, NEWOBJ_EX, PERSID, buffers)
+and without the text forms of protocol 0.
 """
 
 from __future__ import annotations
@@ -44,11 +45,19 @@ _PYTHON_2 = {"__builtin__": "builtins"}
 
 
 def read_pickle(data: bytes, path: str, offset: int) -> tuple[Any, dict[str, Storage]]:
-    """The value that the pickle `data`, standing at `offset` of `path`, describes, and its storages by key.
+    """Return the value that a pickle describes, and its storages by key.
 
-    Dictionaries of any class are dict, tensors `View`, dtypes and classes `Global`. Raises UnsafePickleError at the
-    first name that is not on the list and for calls of anything that may not be called; UnsupportedTypeError for
-    tensors that are not carried; TruncatedError, TrailingBytesError, OutOfRangeError, DuplicateError, CorruptError.
+    Dictionaries of any class become dict, tensors `View`, dtypes and classes `Global`.
+
+    Args:
+        data: The pickle.
+        path: Its file, for errors.
+        offset: Byte of the file at which it begins.
+
+    Raises:
+        UnsafePickleError: A name is not on the list, or something is called that may not be called.
+        UnsupportedTypeError: A tensor is of a type that is not supported.
+        CorruptError: The pickle is broken (TruncatedError, TrailingBytesError, OutOfRangeError, DuplicateError, …).
     """
     machine = _Machine(data, path, offset)
     return machine.run(), machine.storages
@@ -142,7 +151,7 @@ class _Machine:
         self.stack = []
 
     def pop_mark(self) -> list[Any]:
-        """What was pushed since the last mark."""
+        """Return what was pushed since the last mark."""
         if not self.below:
             self.fail(CorruptError, "the pickle goes back to a mark that is not there")
         items, self.stack = self.stack, self.below.pop()
@@ -184,7 +193,11 @@ class _Machine:
         self.push(self.memo[index])
 
     def put(self, index: int) -> None:
-        """Picklers number what they store one by one, from 0 or 1 on: a list takes a tenth of a dictionary."""
+        """Store the top of the stack in the memo.
+
+        Picklers number what they store consecutively, from 0 or 1: so the memo can be a list, a tenth the size of a
+        dictionary.
+        """
         if index > len(self.memo) + 1:
             self.fail(CorruptError, "the pickle stores a value out of turn", found=index, expected=len(self.memo))
         if index > len(self.memo):
@@ -233,7 +246,7 @@ class _Machine:
         self.push(REBUILD[called.name](self, *args))
 
     def build(self) -> None:
-        """State of a dictionary (`_metadata` of an OrderedDict) is left: it holds versions of modules."""
+        """Ignore the state of a dictionary (`_metadata` of an OrderedDict), which holds versions of modules."""
         state, built = self.pop(), self.top()
         if not isinstance(built, dict) or not isinstance(state, (dict, tuple)):
             found = built.name if isinstance(built, Global) else type(built).__name__
@@ -342,6 +355,7 @@ _WEIGHTS = [
     4 if chr(code) in "]}\x8f" else 3 if chr(code) in "(tlJ\x8aMXTUCB\x8c\x8d\x8e\x85\x86\x87R" else 1
     for code in range(256)
 ]
-"""By instruction: those that make a value of 50 to 80 bytes out of one to four of the pickle count as several."""
+"""Cost by instruction: those that turn one to four bytes of the pickle into a value of 50 to 80 bytes count as several.
+"""
 
 __all__ = ["Global", "Storage", "View", "read_pickle"]

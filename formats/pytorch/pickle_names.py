@@ -1,7 +1,7 @@
-"""What may stand in the pickle of a torch state dict, and what each name means. A table: nothing here is imported.
+"""Which names may occur in the pickle of a torch state dict, and what each means. A table: nothing here is imported.
 
 Source: `torch/_weights_only_unpickler.py`, `torch/_utils.py`, `torch/storage.py` 2.13. `Machine` is the interpreter of
-`formats.pytorch.pickle_machine`; a rebuild function gets it to say where something is wrong.
+`formats.pytorch.pickle_machine`; a rebuild function receives it to report where something is wrong.
 """
 
 from __future__ import annotations
@@ -25,14 +25,20 @@ from ggferry.quant.types import BlockType
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Global:
-    """A name from the allow-list. It stands for the thing; the thing itself is never touched."""
+    """A name from the allow-list. It stands for the thing, which itself is never touched."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """Bytes outside the pickle: record `data/<key>`, `numel` elements of `type` (None: untyped, so bytes)."""
+    """Bytes outside the pickle.
+
+    Attributes:
+        key: The bytes are in the record `data/<key>`.
+        type: Type of the elements; None: untyped, so bytes.
+        numel: Number of elements.
+    """
 
     key: str
     type: BlockType | None
@@ -40,13 +46,22 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the storage."""
         return self.numel * (1 if self.type is None else self.type.block_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """A tensor: `shape` and `strides` in elements of `type`, from element `offset` of `storage`. `at`: where the
-    pickle made it."""
+    """A tensor, as a view of a storage.
+
+    Attributes:
+        storage: The storage.
+        type: Type of the elements.
+        offset: The storage's element at which the view begins.
+        shape: Elements along each axis, outermost first.
+        strides: Elements between neighbors along each axis.
+        at: Byte of the pickle's instruction that made it.
+    """
 
     storage: Storage
     type: BlockType
@@ -61,18 +76,18 @@ class Machine(Protocol):
 
     @property
     def place(self) -> int:
-        """Offset in the file of the instruction that is being carried out."""
+        """Byte in the file of the instruction that is being carried out."""
         ...
 
     def fail(self, kind: type[GgferryError], message: str, **details: Any) -> NoReturn: ...
 
     def spend(self, work: int) -> None:
-        """Count `work` items that one instruction copies: a value can be recalled and copied without end."""
+        """Count `work` items that one instruction copies, because a value can be recalled and copied without end."""
         ...
 
 
 def shown(value: Any) -> Any:
-    """A value of the pickle for an error message: small ones themselves, anything that could be endless by its type."""
+    """Return a value of the pickle for an error message: a small one itself, one of unbounded size by its type."""
     return value if isinstance(value, (int, float, str)) or value is None else type(value).__name__
 
 
@@ -141,7 +156,10 @@ REFUSED_TENSORS = {
 
 
 def rebuild_tensor(machine: Machine, *args: Any) -> View:
-    """_rebuild_tensor(storage, offset, size, stride) and, with three more, _rebuild_tensor_v2 (torch/_utils.py)."""
+    """Rebuild `_rebuild_tensor(storage, offset, size, stride)` or `_rebuild_tensor_v2`, which has three more arguments.
+
+    Source: torch/_utils.py.
+    """
     if len(args) not in (4, 6, 7) or not isinstance(args[0], Storage):
         machine.fail(CorruptError, "arguments of a tensor", found=len(args), expected="storage, offset, size, stride …")
     if args[0].type is None:
@@ -150,7 +168,7 @@ def rebuild_tensor(machine: Machine, *args: Any) -> View:
 
 
 def rebuild_tensor_v3(machine: Machine, *args: Any) -> View:
-    """_rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None)."""
+    """Rebuild `_rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype, metadata=None)`."""
     if len(args) not in (7, 8) or not isinstance(args[0], Storage) or not isinstance(args[6], Global):
         machine.fail(CorruptError, "arguments of a tensor", found=len(args), expected="storage … and a dtype")
     block = dtype_of(machine, args[6].name)
@@ -158,7 +176,7 @@ def rebuild_tensor_v3(machine: Machine, *args: Any) -> View:
 
 
 def dtype_of(machine: Machine, name: str) -> BlockType:
-    """The block type of a torch dtype. Refuses types that are not carried, by name."""
+    """Return the block type of a torch dtype. Refuses, by name, the types that are not supported."""
     short = name.removeprefix("torch.")
     if short not in DTYPES:
         machine.fail(UnsupportedTypeError, "a tensor of a type that ggferry does not carry", found=name)
@@ -198,14 +216,17 @@ def _sizes(machine: Machine, what: str, found: Any) -> tuple[int, ...]:
 
 
 def rebuild_parameter(machine: Machine, *args: Any) -> View:
-    """_rebuild_parameter(data, requires_grad, hooks), …_with_state(…, state), Parameter(data, requires_grad)."""
+    """Rebuild `_rebuild_parameter(data, requires_grad, hooks)` and its variants.
+
+    These are `_rebuild_parameter_with_state(…, state)` and `Parameter(data, requires_grad)`.
+    """
     if not 1 <= len(args) <= 4 or not isinstance(args[0], View):
         machine.fail(CorruptError, "arguments of a parameter", expected="a tensor first")
     return args[0]
 
 
 def rebuild_from_type(machine: Machine, *args: Any) -> Any:
-    """_rebuild_from_type_v2(func, type, args, state): a tensor with attributes, which are left."""
+    """Rebuild `_rebuild_from_type_v2(func, type, args, state)`: a tensor with attributes, which are ignored."""
     if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[2], tuple):
         machine.fail(CorruptError, "arguments of a tensor with attributes", found=len(args), expected=4)
     if not isinstance(args[1], Global) or args[1].name not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
@@ -217,7 +238,7 @@ def rebuild_from_type(machine: Machine, *args: Any) -> Any:
 
 
 def make_dict(machine: Machine, *args: Any) -> dict[Any, Any]:
-    """OrderedDict(), OrderedDict([(key, value), …]), Counter({…})."""
+    """Make the dict of `OrderedDict()`, `OrderedDict([(key, value), …])` or `Counter({…})`."""
     items = args[0] if args else ()
     machine.spend(len(items) if isinstance(items, dict) else 0)
     pairs = tuple(items.items()) if isinstance(items, dict) else items
@@ -233,7 +254,7 @@ def make_dict(machine: Machine, *args: Any) -> dict[Any, Any]:
 
 
 def check_key(machine: Machine, key: Any) -> Any:
-    """A key that can be hashed in bounded time: text, bytes, a small integer, None. Raises otherwise."""
+    """Return a key that can be hashed in bounded time: text, bytes, a small integer, None. Refuses any other."""
     small = isinstance(key, int) and -MAX_PICKLE_INT < key < MAX_PICKLE_INT
     if not (small or key is None or isinstance(key, (str, bytes))):
         machine.fail(UnsupportedTypeError, "a dictionary key that no state dict has", found=type(key).__name__)
@@ -241,6 +262,7 @@ def check_key(machine: Machine, key: Any) -> Any:
 
 
 def make_size(machine: Machine, *args: Any) -> tuple[Any, ...]:
+    """Make the tuple of `torch.Size`."""
     if len(args) != 1 or not isinstance(args[0], (tuple, list)):
         machine.fail(CorruptError, "arguments of torch.Size")
     machine.spend(len(args[0]))
@@ -248,6 +270,7 @@ def make_size(machine: Machine, *args: Any) -> tuple[Any, ...]:
 
 
 def make_set(machine: Machine, *args: Any) -> set[Any]:
+    """Make a set."""
     items = args[0] if args else ()
     if len(args) > 1 or not isinstance(items, (list, tuple, set)):
         machine.fail(CorruptError, "arguments of a set")
@@ -256,7 +279,7 @@ def make_set(machine: Machine, *args: Any) -> set[Any]:
 
 
 def make_bytes(machine: Machine, *args: Any) -> bytes:
-    """_codecs.encode(text, 'latin1'): how protocol 2 writes bytes. bytearray(that)."""
+    """Make the bytes of `_codecs.encode(text, 'latin1')`, as protocol 2 writes bytes, or of `bytearray` of that."""
     if not args or (len(args) == 1 and isinstance(args[0], bytes)):
         return args[0] if args else b""
     if len(args) != 2 or not isinstance(args[0], str) or args[1] not in ("latin1", "latin-1", "utf-8"):
@@ -266,6 +289,7 @@ def make_bytes(machine: Machine, *args: Any) -> bytes:
 
 
 def make_complex(machine: Machine, *args: Any) -> complex:
+    """Make a complex number."""
     if len(args) != 2 or not all(isinstance(part, (int, float)) for part in args):
         machine.fail(CorruptError, "arguments of a complex number")
     try:
@@ -275,7 +299,7 @@ def make_complex(machine: Machine, *args: Any) -> complex:
 
 
 def make_remark(machine: Machine, *args: Any) -> str:
-    """torch.device('cpu'), a layout by name: said, never acted upon."""
+    """Make the text of `torch.device('cpu')` or of a layout's name: it is reported and has no effect."""
     if not 1 <= len(args) <= 2 or not isinstance(args[0], str):
         machine.fail(CorruptError, "arguments of a device or layout")
     return args[0][:MAX_NAME]
@@ -306,7 +330,7 @@ REBUILD: Mapping[str, Rebuild] = {
 CLASSES = frozenset(
     {"collections.OrderedDict", "collections.Counter", "torch.nn.parameter.Parameter", "torch.Size", "builtins.set"}
 )
-"""What NEWOBJ may make."""
+"""The classes that NEWOBJ may make."""
 
 _UNTYPED = "torch.storage.UntypedStorage"
 STORAGES = frozenset(
@@ -316,7 +340,10 @@ ALLOWED = frozenset([*REBUILD, *STORAGES, *PLAIN, *(f"torch.{name}" for name in 
 
 
 def make_storage(machine: Machine, known: dict[str, Storage], found: Any) -> Storage:
-    """The storage a persistent id ('storage', type, key, location, numel) means; the same key is the same storage."""
+    """Return the storage of the persistent id ('storage', type, key, location, numel).
+
+    The same key gives the same storage.
+    """
     if not isinstance(found, tuple) or len(found) != 5 or found[0] != "storage":
         machine.fail(CorruptError, "a persistent id", found=type(found).__name__, expected="a storage of five parts")
     _, named, key, _, numel = found

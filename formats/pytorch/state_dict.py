@@ -1,4 +1,4 @@
-"""Which tensors of an unpickled checkpoint are the model's, and under which names."""
+"""Find the tensors of the model, and their names, in an unpickled checkpoint."""
 
 from __future__ import annotations
 
@@ -14,15 +14,22 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 """Keys under which trainers keep the state dict: Lightning, the PyTorch tutorials, fairseq, DeepSpeed."""
 
 MAX_SIZES = 64
-"""Entries of a dictionary of sizes beside a model: Whisper's has ten."""
+"""Most entries of a dictionary of sizes that accompanies a model: Whisper's has ten."""
 _OPTIMIZER = frozenset({"state", "param_groups"})  # torch.optim.Optimizer.state_dict()
 _SAVE = "load it with the program that wrote it and save its state_dict() alone"
 
 
 @dataclass(slots=True)
 class State:
-    """`tensors`: the model's, by name, nested dictionaries joined with dots. `others`: tensors beside the model.
-    `sizes`: dictionaries of whole numbers beside the model, by name: OpenAI's Whisper has `dims`."""
+    """The state dict of a checkpoint.
+
+    Attributes:
+        tensors: The model's tensors by name, with the keys of nested dictionaries joined by dots.
+        others: Tensors of the checkpoint that are not the model's.
+        wrapper: The keys under which the model was found, joined by dots.
+        notes: What a user should know.
+        sizes: Dictionaries of whole numbers next to the model, by name: OpenAI's Whisper has `dims`.
+    """
 
     tensors: dict[str, View]
     others: dict[str, View] = field(default_factory=dict)
@@ -32,10 +39,11 @@ class State:
 
 
 def find_state(value: Any, path: str) -> State:
-    """The state dict in the value of a checkpoint's pickle.
+    """Return the state dict in the value of a checkpoint's pickle.
 
     Raises UnsupportedError when there is none (a lone tensor, a list, an optimizer's state), DuplicateError when two
-    nested names are one, OutOfRangeError for depth and lengths.
+    nested
+    names coincide, OutOfRangeError for excessive depth and lengths.
     """
     if not isinstance(value, dict):
         found = "one tensor" if isinstance(value, View) else f"a {type(value).__name__}"
@@ -72,14 +80,14 @@ def _are_sizes(item: Any) -> bool:
 
 
 def _wrapper(state: dict[Any, Any], probe: _Walk) -> str | None:
-    """The key under which the model is, when `state` itself has no tensors but wraps a dictionary that has."""
+    """Return the key of the model, when `state` has no tensors itself but wraps a dictionary that has some."""
     if any(isinstance(item, View) for item in state.values()):
         return None
     return next((key for key in WRAPPERS if isinstance(state.get(key), dict) and probe.finds(state[key])), None)
 
 
 class _Walk:
-    """Goes through nested values once, whatever they share; counts what it sees."""
+    """Walk through nested values once, whatever they share, and count what is seen."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -88,7 +96,7 @@ class _Walk:
         self.plain_count = 0
 
     def finds(self, items: dict[Any, Any]) -> bool:
-        """Whether there is a tensor anywhere in `items`."""
+        """Return whether there is a tensor anywhere in `items`."""
         return next(self._leaves("", items), None) is not None
 
     def collect(self, prefix: str, items: dict[Any, Any]) -> dict[str, View]:

@@ -1,7 +1,7 @@
-"""One file of a PyTorch checkpoint: its records, its state dict, where each tensor's bytes stand.
+"""Read one file of a PyTorch checkpoint: its records, its state dict, and where each tensor's bytes are.
 
-The archive is read by `formats.pytorch.zip_archive`, its pickle by `formats.pytorch.pickle_machine`: nothing in it is
-run, ever, and there is no other way to load it here. Source of the container: `caffe2/serialize/inline_container.cc`
+The archive is read by `formats.pytorch.zip_archive`, its pickle by `formats.pytorch.pickle_machine`. Nothing in it is
+ever run, and there is no other way to load it here. Source of the container: `caffe2/serialize/inline_container.cc`
 and `torch/serialization.py` 2.13.
 """
 
@@ -43,7 +43,10 @@ class Contents:
 
 
 def read_contents(source: Source, file: int = 0) -> Contents:
-    """The tensors of one file in the order of its dictionary. Reads the archive's directory and its small records."""
+    """Return the tensors of one file in the order of its dictionary.
+
+    Reads the archive's directory and its small records.
+    """
     archive = read_archive(source)
     root = _root(archive)
     header = _header(archive, root)
@@ -75,7 +78,7 @@ def read_contents(source: Source, file: int = 0) -> Contents:
 
 
 def _root(archive: Archive) -> str:
-    """The one folder that all entries are in."""
+    """Return the one folder that all entries are in."""
     roots = {name.partition("/")[0] for name in archive.entries}
     stray = next((name for name in archive.entries if "/" not in name), None)
     path = archive.source.path
@@ -95,7 +98,7 @@ def _root(archive: Archive) -> str:
 
 
 def _header(archive: Archive, root: str) -> dict[str, Any]:
-    """The one-word records, as text; `byteorder` is 'little' where the file does not say (before PyTorch 2.1)."""
+    """Return the one-word records as text; `byteorder` is 'little' where the file does not say (before PyTorch 2.1)."""
     header = {"root": root, "byteorder": "little"}
     for name in ("version", "byteorder", ".format_version", ".storage_alignment"):
         entry = archive.entries.get(f"{root}/{name}")
@@ -122,7 +125,7 @@ def _word(archive: Archive, entry: Entry) -> str:
 
 
 def _record(archive: Archive, root: str, storage: Storage) -> Entry:
-    """The bytes of a storage, which are there and as many as the pickle says."""
+    """Return the entry of a storage, after checking that it exists and has the size that the pickle states."""
     name, path = f"{root}/data/{storage.key}", archive.source.path
     entry = archive.entries.get(name)
     if entry is None:
@@ -159,7 +162,7 @@ def _remarks(archive: Archive, root: str, records: Mapping[str, Entry], header: 
 
 
 def _shared(tensors: Mapping[str, TensorRef]) -> list[str]:
-    """Tensors that are the same bytes seen the same way: tied weights."""
+    """Return notes on tensors that are the same bytes viewed in the same way: tied weights."""
     groups: dict[tuple[Any, ...], list[str]] = {}
     for name, ref in tensors.items():
         if ref.elements:

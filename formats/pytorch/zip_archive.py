@@ -1,10 +1,11 @@
-"""Zip archives as byte spans: where each stored entry's bytes stand, once everything the archive says agrees.
+"""Read zip archives as byte ranges: where each stored entry's bytes are, once everything the archive states agrees.
 
 Source: PKWARE APPNOTE 6.3.10 §4.3, and what torch's PyTorchStreamWriter (miniz) leaves: entries in order from byte 0,
-each local header padded by an extra field, a data descriptor behind the data, zip64 records always.
+each local header padded by an extra field, a data descriptor after the data, and always zip64 records.
 
-Every byte must belong to an entry, the directory or the end records: nothing before, between or behind. A zip reader
-may trust the local headers or the directory; an archive in which they differ means two things, and is refused.
+Every byte must belong to an entry, the directory or the end records: there may be nothing before, between or after
+them. A zip reader may trust the local headers or the directory; an archive in which they differ means two things, and
+is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +44,15 @@ _RESAVE = "unpack it and load it where it came from, then torch.save it again: t
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One stored file: its `nbytes` stand at `offset` as they are. `header`: offset of its local header."""
+    """A stored file.
+
+    Attributes:
+        name: Its name in the archive.
+        offset: Byte at which its data begins, uncompressed.
+        nbytes: Bytes of its data.
+        crc32: The checksum stated for it.
+        header: Byte at which its local header begins.
+    """
 
     name: str
     offset: int
@@ -54,15 +63,21 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The entries by name in file order. `has_checksums` is False for archives written with the CRCs turned off
-    (torch.serialization.set_crc32_options(False) leaves 0 in every one)."""
+    """An archive and its entries.
+
+    Attributes:
+        source: The file.
+        entries: Entries by name, in file order.
+        has_checksums: False for archives written without CRCs: torch.serialization.set_crc32_options(False) leaves 0 in
+            every one.
+    """
 
     source: Source
     entries: dict[str, Entry]
     has_checksums: bool
 
     def read(self, name: str) -> bytes:
-        """The bytes of an entry that is small enough to hold, its CRC checked. Raises KeyError, ChecksumError."""
+        """Return the bytes of an entry small enough to hold, after checking its CRC. Raises KeyError, ChecksumError."""
         entry = self.entries[name]
         data = self.source.read(entry.offset, entry.nbytes)
         if self.has_checksums and zlib.crc32(data) != entry.crc32:
@@ -79,7 +94,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """Where the central directory stands, and where the end records that follow it begin."""
+    """Where the central directory is, and where the end records that follow it begin."""
 
     offset: int
     nbytes: int
@@ -88,7 +103,7 @@ class _Directory:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """One line of the central directory."""
+    """A line of the central directory."""
 
     name: bytes
     flags: int
@@ -100,11 +115,16 @@ class _Listed:
 
 
 def read_archive(source: Source) -> Archive:
-    """The archive `source` is, from its directory and its local headers; no data is read.
+    """Return the archive in `source`, from its directory and its local headers; no data is read.
 
-    Raises TruncatedError (no end record), TrailingBytesError, OverlapError (bytes that belong to nothing),
-    InconsistentError (directory and local headers differ), DuplicateError, OutOfRangeError (a name that leads out),
-    UnsupportedError (compressed, encrypted, several disks).
+    Raises:
+        TruncatedError: There is no end record.
+        TrailingBytesError: Bytes follow the end record.
+        OverlapError: Bytes belong to no entry or to two.
+        InconsistentError: The directory and the local headers differ.
+        DuplicateError: Two entries have the same name.
+        OutOfRangeError: A name leads out of the archive's folder, or a number is out of range.
+        UnsupportedError: The archive is compressed, encrypted, or spans several disks.
     """
     directory = _find_directory(source)
     listed = sorted(_read_directory(source, directory), key=lambda line: line.header)
@@ -159,7 +179,10 @@ def _find_directory(source: Source) -> _Directory:
 
 
 def _find_zip64(source: Source, at: int, short: _Directory) -> tuple[_Directory, int]:
-    """The zip64 end record, which must agree with the `short` one where that holds numbers; and where it begins."""
+    """Return the zip64 end record and where it begins.
+
+    It must agree with the `short` end record, where that one states numbers.
+    """
     _, disk, place, disks = _LOCATOR.unpack(source.read(at, _LOCATOR.size))
     if place + _END64.size > at:
         raise InconsistentError("zip64 end record", path=source.path, offset=at, found=place, expected=f"< {at}")
@@ -211,7 +234,7 @@ def _read_directory(source: Source, directory: _Directory) -> list[_Listed]:
 
 
 def _widen(extra: bytes, values: tuple[int, int, int], path: str, offset: int) -> tuple[int, ...]:
-    """Unpacked size, packed size and header offset, read from the zip64 extra field where they say so."""
+    """Return unpacked size, packed size and header offset, taken from the zip64 extra field where they refer to it."""
     if _U32 not in values:
         return values
     place = 0
@@ -227,7 +250,7 @@ def _widen(extra: bytes, values: tuple[int, int, int], path: str, offset: int) -
 
 
 def _read_entry(source: Source, line: _Listed, limit: int) -> tuple[Entry, int]:
-    """The entry behind a line of the directory, and the byte after it. `limit`: where the directory begins."""
+    """Return the entry of a line of the directory, and the byte after it; `limit` is where the directory begins."""
     path, at = source.path, line.header
     if at + _LOCAL.size + len(line.name) > limit:
         raise TruncatedError(f"entry {_shown(line)} has no room before the directory", path=path, offset=at)
@@ -262,7 +285,10 @@ def _read_entry(source: Source, line: _Listed, limit: int) -> tuple[Entry, int]:
 
 
 def _descriptor(source: Source, line: _Listed, at: int, limit: int) -> int:
-    """Bytes of the data descriptor at `at`: with or without a signature, sizes of 4 bytes or of 8 (APPNOTE 4.3.9)."""
+    """Return the length of the data descriptor at `at`, in bytes.
+
+    It may have a signature or none, and sizes of 4 or 8 bytes (APPNOTE 4.3.9).
+    """
     found = source.read(at, min(24, limit - at))
     for mark in (b"PK\7\x08", b""):
         for size in (4, 8):
@@ -278,7 +304,7 @@ def _descriptor(source: Source, line: _Listed, at: int, limit: int) -> int:
 
 
 def _name(line: _Listed, path: str) -> str:
-    """The entry's name, if it stays inside the archive's folder on every system."""
+    """Return the entry's name, if it stays inside the archive's folder on every system."""
     try:
         name = line.name.decode("utf-8")  # torch's miniz set the flag that says so only later
     except UnicodeDecodeError:

@@ -1,1 +1,1 @@
-"""One module a container, each exposing `SPEC: Reader`. Readers never import each other."""
+"""One module for each container, each exposing `SPEC: Reader`. Readers never import each other."""

@@ -1,7 +1,7 @@
-"""ggla: the LoRA adapters of llama.cpp from April 2023 until GGUF adapters came.
+"""Read ggla: the LoRA adapters of llama.cpp from April 2023 until the arrival of GGUF adapters.
 
-Magic, u32 version 1, i32 rank, i32 alpha, then GGJT's tensor records to the last byte. Pairs are named
-`<tensor>.weight.loraA` and `.loraB`; A was written transposed. Source: docs/formats/ggml-era.md,
+The file holds the magic, u32 version 1, i32 rank, i32 alpha, then GGJT's tensor records up to the last byte. Pairs are
+named `<tensor>.weight.loraA` and `.loraB`; A was written transposed. Source: docs/formats/ggml-era.md,
 convert-lora-to-ggml.py and `llama_apply_lora_from_file_internal` of that time.
 """
 
@@ -53,18 +53,22 @@ ERA = "April 2023 – May 2024 (convert-lora-to-ggml.py of llama.cpp)"
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
-    """Claims the magic."""
+    """Claim files that begin with the magic."""
     if not head.startswith(MAGIC):
         return None
     return Match(CONTAINER, int.from_bytes(head[4:8], "little") if len(head) >= 8 else None)
 
 
 def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
-    """The adapter at `path`. `loraA` is given as `(r, columns)`, a view with swapped strides of what the file holds;
-    `loraB` as `(rows, r)`, as it is.
+    """Open the adapter at `path`.
 
-    Raises TruncatedError, OutOfRangeError, ShapeError, EncodingError, DuplicateError, UnexpectedTensorError for another
-    name, MissingError for a file without tensors or half a pair.
+    `loraA` has shape `(r, columns)`: a view of the file's data with swapped strides. `loraB` has shape `(rows, r)`, as
+    stored.
+
+    Raises:
+        UnexpectedTensorError: A name is not that of half a pair.
+        MissingError: The file has no tensors, or half a pair is missing.
+        CorruptError: The file is broken (TruncatedError, OutOfRangeError, ShapeError, EncodingError, DuplicateError).
     """
     source = open_source(path)
     try:
@@ -88,7 +92,10 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
 
 
 def _walk(source: Source, rank: int) -> Iterator[tuple[TensorRef, int]]:
-    """Every record and its offset. Raises a CorruptError where the walk cannot go on."""
+    """Yield every tensor with the byte at which its record begins.
+
+    Raises a CorruptError where the walk cannot go on.
+    """
     offset = HEADER.size
     while offset < source.size:
         ref = _record(source, offset, rank)

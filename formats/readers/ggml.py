@@ -1,10 +1,11 @@
-"""GGML, GGMF, GGJT and GGCC: the containers before GGUF.
+"""Read GGML, GGMF, GGJT and GGCC: the containers before GGUF.
 
-Magic, version (not in GGML), header fields shaped by the architecture, vocabulary, then tensor records until the end
-of the file, with no count anywhere: a walk that does not end exactly at the last byte is not a reading of the file.
-Which architecture a file is of, nothing says. Every layout that is known for the container is tried; those that read
-to the last byte are told apart by the names of the tensors. Sources: docs/formats/ggml-era.md and the
-loaders and writers of llama.cpp, ggml's examples, ggllm.cpp, rwkv.cpp, whisper.cpp and llm-rs named there.
+A file holds the magic, a version (not in GGML), header fields that depend on the architecture, the vocabulary, then
+tensor records until the end of the file. There is no count anywhere, so a walk that does not end exactly at the last
+byte is not a valid reading of the file. Nothing states the architecture either. Every layout known for the container is
+tried, and those that read to the last byte are distinguished by the names of the tensors. Sources:
+docs/formats/ggml-era.md and the loaders and writers of llama.cpp, ggml's examples, ggllm.cpp, rwkv.cpp, whisper.cpp and
+llm-rs named there.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CONTAINERS = (
     Container("ggcc", "GGCC", Kind.LEGACY, (b"ccgg",), (10,)),
 )
 MAGIC = {one.magics[0]: one.name for one in CONTAINERS} | {b"nsgg": "ggsn"}
-"""The four bytes on disk: a little-endian u32 such as 0x67676d6c stands reversed."""
+"""The four bytes on disk: a little-endian u32 such as 0x67676d6c appears reversed."""
 VERSIONS = {one.name: one.versions for one in CONTAINERS}
 NOT_MODELS = {
     "ggsn": "a saved llama.cpp session (GGSN): the state of a conversation, not a model",
@@ -50,7 +51,7 @@ NOT_MODELS = {
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
-    """Claims the four magics and the ones that mark byte-reversed files."""
+    """Claim files with one of the four magics, and those whose reversed magic marks a big-endian file."""
     container = MAGIC.get(head[:4])
     if container is None:
         return Match("ggml-big-endian") if head[:4] in {one.magics[0][::-1] for one in CONTAINERS} else None
@@ -60,7 +61,7 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
 
 
 def read(path: str, layouts: Sequence[HeaderLayout]) -> Checkpoint:
-    """Open a file, or all parts of one that was split. `layouts`: the headers to try."""
+    """Open a file, or all parts of a split one; `layouts` are the header layouts to try."""
     base, asked = _base_of(path)
     source = open_source(base)
     try:
@@ -74,7 +75,7 @@ def read(path: str, layouts: Sequence[HeaderLayout]) -> Checkpoint:
 
 
 def _base_of(path: str) -> tuple[str, str]:
-    """The first file of a split model, and a note when another part of it was named."""
+    """Return the first file of a split model, and a note if another part of it was named."""
     match = re.fullmatch(r"(.+)\.([1-9]\d?)", path)
     if match and os.path.isfile(match[1]) and read_start(match[1], 4) in MAGIC:
         return match[1], f"{os.path.basename(path)} is part {match[2]} of {os.path.basename(match[1])}"
@@ -82,7 +83,7 @@ def _base_of(path: str) -> tuple[str, str]:
 
 
 def _reading(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
-    """The one layout under which the file reads to its last byte with that architecture's names."""
+    """Return the reading under the one layout that reaches the last byte and has that architecture's tensor names."""
     version = _version(source)
     candidates = [layout for layout in layouts if version in layout.containers]
     found: list[Checkpoint] = []

@@ -1,6 +1,6 @@
-"""GGUF v1, v2 and v3, either byte order, whole or split into shards.
+"""Read GGUF v1, v2 and v3, in either byte order, whole or split into shards.
 
-Structure: the GGUF specification ("File Structure"). v1: counts, lengths and dimensions are u32 and everything else is
+Structure: the GGUF specification ("File Structure"). In v1, counts, lengths and dimensions are u32; everything else is
 as in v2, padding included (llama.cpp 6381d4e11 … #2821; ggml f03d74aa). Nothing here reads tensor data.
 """
 
@@ -76,7 +76,7 @@ REMOVED_TYPES = {
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
-    """Claims files that begin with the magic (any case, or cut within it: `open` then says what is wrong)."""
+    """Claim files that begin with the magic, in any case or cut within it; `open` then says what is wrong."""
     if head[:4] == MAGIC and len(head) >= 8:
         return Match("gguf", _version_of(head[4:8])[0])
     if head and (head[:4].upper() == MAGIC or MAGIC.startswith(head[:4])):
@@ -85,10 +85,10 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
 
 
 def open_gguf(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
-    """The checkpoint at `path`; given any shard of a split model, all its shards as one.
+    """Open the checkpoint at `path`; given any shard of a split model, open all its shards as one.
 
-    Metadata values are `gguf_values.Value`. Raises NotFoundError (also for an absent shard), UnsupportedVersionError,
-    UnsupportedTypeError or a CorruptError.
+    Metadata values are `formats.gguf.values.Value`. Raises NotFoundError (also for an absent shard),
+    UnsupportedVersionError, UnsupportedTypeError or a CorruptError.
     """
     number = shard_number(path)
     found = parse(open_source(path), number)
@@ -102,7 +102,7 @@ def open_gguf(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
 
 
 def parse(source: Source, file: int = 0) -> Checkpoint:
-    """The checkpoint in one file; `file` is the number its spans carry. Closes `source` when it raises."""
+    """Return the checkpoint in one file, whose spans carry the number `file`. Closes `source` when it raises."""
     try:
         return _Parser(source).checkpoint(file)
     except BaseException:
@@ -172,7 +172,7 @@ class _Parser:
         return alignment
 
     def table(self) -> tuple[TensorLines, array[int], list[tuple[int, int]]]:
-        """The tensor table, where in its bytes each line begins, and offset and size of each tensor's data."""
+        """Return the tensor table, where in its bytes each line begins, and offset and size of each tensor's data."""
         cursor, count = self.cursor, self.header["tensor_count"]
         smallest = 25 if self.version == 1 else 33  # name of one byte, one dimension
         cursor.require(count * smallest, f"{count} lines of the tensor table")
@@ -238,7 +238,10 @@ class _Parser:
         )
 
     def data_offset(self, has_data: bool) -> int:
-        """Passes over the padding behind the tensor table. Without tensors a file may end before it (gguf-py)."""
+        """Return where the data section begins, after the padding.
+
+        Without tensors a file may end before it (gguf-py).
+        """
         start = align(self.cursor.offset, self.alignment)
         size = start - self.cursor.offset
         if not has_data:
@@ -248,7 +251,7 @@ class _Parser:
         return start
 
     def check_spans(self, table: TensorLines, places: Sequence[int], spans: list[tuple[int, int]], start: int) -> None:
-        """The data section must be covered by the tensors, each padded, without overlap, gap or remainder."""
+        """Check that the tensors, each padded, cover the data section without overlap, gap or remainder."""
         order = sorted(range(len(spans)), key=spans.__getitem__)
         if any(number != row for number, row in enumerate(order)):
             self.notes.append("the tensor table is not in the order of the data, which ggml refuses")
@@ -278,7 +281,7 @@ class _Parser:
         return self.cursor.error(OverlapError, message, at, found=row.offset, expected=end)
 
     def check_architecture(self, metadata: Mapping[str, Value], required: bool) -> None:
-        """Required by the specification; what is not a model (`general.type` imatrix) and later shards lack it."""
+        """Check the key that the specification requires; files that are no model (imatrix) and later shards lack it."""
         value = metadata.get("general.architecture")
         if value is not None and value.type is not ValueType.STRING:
             at = self.header["metadata_offsets"]["general.architecture"]
@@ -291,8 +294,12 @@ class _Parser:
 
 
 def _version_of(raw: bytes) -> tuple[int, bool]:
-    """Version and whether its bytes are big-endian, told as gguf.cpp and gguf-py do: no version reaches 2^16, so low
-    bits of zero are the high bits of the other order."""
+    """Return the version, and whether its bytes are big-endian.
+
+    This decides as gguf.cpp and gguf-py do: no version reaches 2^16, so sixteen low bits of zero are the high bits in
+    the
+    other byte order.
+    """
     swapped = raw[:2] == b"\0\0" and raw != b"\0\0\0\0"
     return int.from_bytes(raw, "big" if swapped else "little"), swapped
 
@@ -311,7 +318,7 @@ def _version(source: Source) -> tuple[int, bool]:
     return version, swapped
 
 
-# The magic reversed: nobody reads that, but it is a model's file, and to be told as one.
+# The reversed magic: no program reads such a file, but it is a model, and the error should say so.
 CONTAINERS = (Container("gguf", "GGUF", Kind.GGUF, (MAGIC, MAGIC[::-1]), tuple(COUNTS)),)
 
 SPEC = Reader("gguf", probe, open_gguf, CONTAINERS, (".gguf",))

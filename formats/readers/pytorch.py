@@ -1,7 +1,7 @@
-"""PyTorch checkpoints: `.pth`, `.pt`, `.bin` written by torch.save since 1.6, one file or many; Meta's parts.
+"""Read PyTorch checkpoints: `.pth`, `.pt`, `.bin` written by torch.save since 1.6, one file or many; Meta's parts.
 
-One file is read by `formats.pytorch.torch_file`, imported when there is one. Older streams and tars are named and
-refused.
+`formats.pytorch.torch_file`, which reads one file, is imported only when there is one. Older streams and tars are
+named and refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RESAVE = "in Python: torch.save(torch.load(OLD, map_location='cpu', weights_onl
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
-    """Claims folders, indices, zips that begin with a pickle or bear one of our suffixes, and the two older forms."""
+    """Claim folders, indices, zip archives with a pickle first or one of our suffixes, and the two older forms."""
     if size == 0 and os.path.isdir(path):
         container = claim(path, CONTAINER, META)
         return None if container is None else Match(container)
@@ -57,7 +57,7 @@ def _is_old_tar(head: bytes) -> bool:
 
 
 def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
-    """The checkpoint at `path`: a file, a shard or part (all of its model is opened), an index, or a folder.
+    """Open the checkpoint at `path`: a file, a shard or part (its whole model is opened), an index, or a folder.
 
     `layouts` say how Meta's parts are joined. Raises NotFoundError, UnknownFormatError, UnsupportedError,
     UnsafePickleError, and every CorruptError.
@@ -103,7 +103,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
 
 
 def _contents(files: Sequence[Source]) -> Iterator[Contents]:
-    """What each file holds. Raises OutOfRangeError where that is too many tensors together."""
+    """Yield what each file holds. Raises OutOfRangeError where the files together hold too many tensors."""
     from ggferry.formats.pytorch.torch_file import read_contents
 
     count = 0
@@ -117,7 +117,7 @@ def _contents(files: Sequence[Source]) -> Iterator[Contents]:
 
 
 def _refuse_older(source: Source) -> None:
-    """Names what is not a zip archive. `torch.save` has written zip archives since 1.6."""
+    """Refuse, by name, what is not a zip archive. `torch.save` has written zip archives since 1.6."""
     head = source.read(0, min(source.size, HEAD_BYTES))
     if head.startswith(ZIP):
         return

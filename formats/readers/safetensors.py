@@ -1,8 +1,8 @@
-"""safetensors: a length, a JSON table, the data. Every byte of the data belongs to exactly one tensor.
+"""Read safetensors: a length, a JSON table, the data. Every byte of the data belongs to exactly one tensor.
 
-Source of the rules: the format's README and `safetensors/src/tensor.rs` 0.8. Refused here though the official library
-reads it: a key twice, entries with unknown or array-shaped fields, empty names. Leading whitespace, which the README
-forbids and the library accepts, is accepted and told.
+Source of the rules: the format's README and `safetensors/src/tensor.rs` 0.8. The official library reads some files that
+are refused here: those with duplicate keys, entries with unknown or array-shaped fields, or empty names. Leading white
+space, which the README forbids and the library accepts, is accepted and reported.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ _PLAIN = (
     .replace(b"~", SPACE)
     .replace(b"#", _SIZE)
 )
-"""A line as `safetensors` itself and everybody else writes it: `~` is white space, `#` a number."""
+"""A line as `safetensors` itself and every other known writer writes it: `~` is white space, `#` a number."""
 
 
 class _Line(NamedTuple):
-    """What the header says of one tensor; `behind`: the place behind it."""
+    """What the header states of one tensor; `behind` is the place after its line."""
 
     name: str
     type: BlockType
@@ -92,7 +92,7 @@ class _Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What one file's header says."""
+    """What the header of one file states."""
 
     tensors: TensorTable
     metadata: Mapping[str, str]
@@ -101,7 +101,7 @@ class _Table:
 
 
 def probe(head: bytes, path: str, size: int) -> Match | None:
-    """Claims folders of safetensors, their index, files by content, and `.safetensors` that are nothing else."""
+    """Claim folders of safetensors, indices, files by their content, and `.safetensors` files that are nothing else."""
     if size == 0 and os.path.isdir(path):
         return None if claim(path, CONTAINER) is None else Match(CONTAINER)
     if path.endswith(".safetensors.index.json"):
@@ -116,7 +116,7 @@ def probe(head: bytes, path: str, size: int) -> Match | None:
 
 
 def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoint:
-    """The checkpoint at `path`: a file, a shard (all of its model is opened), an index, or a folder.
+    """Open the checkpoint at `path`: a file, a shard (its whole model is opened), an index, or a folder.
 
     Raises NotFoundError, UnknownFormatError, UnsupportedTypeError, and every CorruptError.
     """
@@ -138,7 +138,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
 
 
 def _tables(files: Sequence[Source]) -> Iterator[_Table]:
-    """What the headers say, one after another. Raises OutOfRangeError where they are too much together."""
+    """Yield what the headers state, one after another. Raises OutOfRangeError where they are too much together."""
     tensors, nbytes = 0, 0
     for number, source in enumerate(files):
         table = read_table(source, number)
@@ -153,7 +153,7 @@ def _tables(files: Sequence[Source]) -> Iterator[_Table]:
 
 
 def read_table(source: Source, file: int = 0) -> _Table:
-    """The tensors of one file in the order of their bytes. Reads the header only."""
+    """Return the tensors of one file in the order of their bytes. Reads the header only."""
     if source.size < PREFIX:
         raise TruncatedError("no room for the header's length", path=source.path, offset=0, found=source.size)
     length = int.from_bytes(source.read(0, PREFIX), "little")
@@ -188,8 +188,12 @@ def read_table(source: Source, file: int = 0) -> _Table:
 
 
 class _Header:
-    """The JSON of a header, line by line. `places`, `begins`, `ends`: of each tensor, where its line stands and the
-    range of its data; of a million lines nothing else is kept."""
+    """The JSON of a header, read line by line.
+
+    Of a million lines nothing is kept but `places`, `begins` and `ends`: where each tensor's line is, and the range of
+    its
+    data.
+    """
 
     def __init__(self, text: bytes, path: str) -> None:
         self.text, self.path = text, path
@@ -200,7 +204,7 @@ class _Header:
         self.types = {name.encode(): block_type(name) for name in TYPES}
 
     def read(self) -> None:
-        """Every line once. Raises at the first that is wrong."""
+        """Read every line once. Raises at the first that is wrong."""
         walk, names, told = self.walk, set[str](), False
         more = walk.enter("header")
         while more:
@@ -225,7 +229,7 @@ class _Header:
         walk.finish()
 
     def line(self, place: int) -> _Line:
-        """The line at `place`, which `read` found to be well."""
+        """Return the line at `place`, which `read` found to be valid."""
         line = self._plain(place)
         if line is None:
             self.walk.pos = place
@@ -233,7 +237,7 @@ class _Header:
         return line
 
     def _plain(self, place: int) -> _Line | None:
-        """The line at `place`, if it is written as everybody does."""
+        """Return the line at `place`, if it is written in the usual form."""
         match = self._match(self.text, place)
         if match is None:
             return None
@@ -245,12 +249,15 @@ class _Header:
             return None
 
     def name(self, place: int) -> str:
-        """The name in the line at `place`, which `read` found to be well."""
+        """Return the name in the line at `place`, which `read` found to be valid."""
         self.walk.pos = place
         return self.walk.key()[1]
 
     def _careful(self, at: int, name: str) -> _Line:
-        """The line at `at` whose key was read, field by field. Raises the error of the first that is wrong."""
+        """Read the rest of the line at `at`, whose key was read, field by field.
+
+        Raises the error of the first that is wrong.
+        """
         place = self._place(at)
         if not 0 < len(name.encode()) <= MAX_NAME:
             raise OutOfRangeError("length of a tensor's name", **place, expected=f"1 to {MAX_NAME} bytes")
@@ -282,7 +289,7 @@ class _Header:
         self.ends.append(line.end)
 
     def _read_metadata(self, at: int) -> None:
-        """`__metadata__`, an object of strings or null."""
+        """Read `__metadata__`, an object of strings or null."""
         walk, size = self.walk, 0
         if self.text.startswith(b"null", walk.pos):
             walk.pos += 4
@@ -297,7 +304,7 @@ class _Header:
             self.metadata[key] = value
 
     def in_order(self) -> Sequence[int]:
-        """The numbers of the lines in the order of their data."""
+        """Return the numbers of the lines in the order of their data."""
         rows = range(len(self.places))
         pairs = zip(self.begins, self.ends, strict=True)
         if all(before <= after for before, after in pairwise(pairs)):
@@ -305,8 +312,7 @@ class _Header:
         return array("I", sorted(sorted(rows, key=self.ends.__getitem__), key=self.begins.__getitem__))
 
     def check_cover(self, order: Sequence[int], held: int) -> None:
-        """Every one of the `held` bytes of data belongs to exactly one tensor: no hole, no overlap, nothing before or
-        behind."""
+        """Check that each of the `held` bytes of data belongs to exactly one tensor: no gap, no overlap, no rest."""
         end, data = 0, PREFIX + len(self.text)
         for row in order:
             if (begin := self.begins[row]) != end:
@@ -323,7 +329,7 @@ class _Header:
             raise TrailingBytesError(message, path=self.path, offset=data + end, found=held - end)
 
     def _place(self, at: int) -> dict[str, Any]:
-        """Path, and offset of the line at `at`, for an error."""
+        """Return path and offset of the line at `at`, for an error."""
         head = self.text[at : at + 64]
         return {"path": self.path, "offset": PREFIX + at + len(head) - len(head.lstrip(b" \t\r\n"))}
 

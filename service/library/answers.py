@@ -1,4 +1,4 @@
-"""What the library answers with: small frozen records, and an open model."""
+"""What the library returns: small frozen records, and an open model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """A hyper-parameter that nothing stated: the default that stood in for it, and the reason for that value."""
+    """A hyper-parameter that nothing stated.
+
+    Attributes:
+        name: Name of the hyper-parameter.
+        value: The default that was used.
+        reason: Why it has this value.
+    """
 
     name: str
     value: Any
@@ -44,9 +50,15 @@ class Assumption:
 class Conversion:
     """A finished conversion.
 
-    `output`: path of the GGUF file, of several the first; `outputs`: of all. `receipt`: the document at `receipt_path`.
-    `proof`: what was compared (None of its parts for `verify="none"`). `assumed`: what the source left open. `notes`:
-    what a user should know. `summary`: the three lines that a command line prints.
+    Attributes:
+        output: Path of the GGUF file; of several files, the first.
+        outputs: Paths of all files.
+        receipt: The document at `receipt_path`.
+        receipt_path: Path of the receipt.
+        proof: What was compared; its parts are None for `verify="none"`.
+        assumed: What the source left open.
+        notes: What a user should know.
+        summary: The three lines that the command line prints.
     """
 
     output: str
@@ -60,7 +72,7 @@ class Conversion:
 
     @property
     def grades(self) -> dict[Grade, int]:
-        """How many tensors have each grade, by what was compared."""
+        """Return how many tensors have each grade, according to what was compared."""
         found: dict[Grade, int] = {}
         for tensor in self.proof.tensors:
             found[tensor.grade] = found.get(tensor.grade, 0) + 1
@@ -69,8 +81,19 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """What will become of one tensor. `sources`: names in the source; `shape`: of the output, outermost first;
-    `bytes`: of the output; `why`: the reason where the type is not the one asked for."""
+    """What will become of one tensor.
+
+    Attributes:
+        name: Name in the output.
+        sources: Names in the source.
+        shape: Shape in the output, outermost first.
+        source_type: Block type in the source.
+        type: Block type in the output.
+        route: How it is made.
+        grade: How exact it is.
+        bytes: Bytes in the output.
+        why: The reason, where the type is not the one asked for.
+    """
 
     name: str
     sources: tuple[str, ...]
@@ -85,7 +108,13 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PlannedKey:
-    """A key of the output: its value, GGUF's type of it in small letters, and where the value came from."""
+    """A key of the output.
+
+    Attributes:
+        value: Its value.
+        type: GGUF's type of the value, in lower case.
+        origin: Where the value came from.
+    """
 
     value: Any
     type: str
@@ -94,7 +123,13 @@ class PlannedKey:
 
 @dataclass(frozen=True, slots=True)
 class DroppedTensor:
-    """A tensor that is not carried over. `loses`: the output holds less than the source for want of it."""
+    """A tensor that is not carried over.
+
+    Attributes:
+        name: Name in the source.
+        reason: Why it is dropped.
+        loses: Whether the output holds less information than the source because of that.
+    """
 
     name: str
     reason: str
@@ -103,7 +138,19 @@ class DroppedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ConversionPlan:
-    """What a conversion would do. `keys`: of the output, in order. Sizes in bytes."""
+    """What a conversion would do.
+
+    Attributes:
+        source: Path of the source.
+        architecture: GGUF's `general.architecture`.
+        tensors: The tensors of the output.
+        keys: The keys of the output, in order.
+        dropped: Tensors that are not carried over.
+        assumed: What the source left open.
+        notes: What a user should know.
+        bytes_read: Bytes that the conversion will read.
+        bytes_written: Bytes that it will write.
+    """
 
     source: str
     architecture: str
@@ -118,7 +165,13 @@ class ConversionPlan:
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A tensor of a file: block type ('F16', 'Q4_K', …), shape (outermost first), bytes."""
+    """A tensor of a file.
+
+    Attributes:
+        type: Block type ('F16', 'Q4_K', …).
+        shape: Elements along each axis, outermost first.
+        bytes: Bytes in the file.
+    """
 
     type: str
     shape: tuple[int, ...]
@@ -127,9 +180,22 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a file holds, by its headers. `era`: when and by what such bytes were written. `architecture`, `runtimes`:
-    the family and the programs of today that run it; None and () where no table describes it. `metadata`: GGUF's keys
-    or the configuration beside a checkpoint. `files`: paths and bytes."""
+    """What a file holds, according to its headers.
+
+    Attributes:
+        path: Path of the first file.
+        container: Name of the container.
+        version: Version of the container; None where it has none.
+        era: When and by which program such bytes were written.
+        architecture: The family of the model; None where no table describes it.
+        runtimes: The current programs that run it; () where no table describes it.
+        files: Path → bytes.
+        header: The fixed header fields as found.
+        metadata: GGUF's keys, or the configuration of a training checkpoint.
+        tensors: Tensors by name.
+        dropped: Tensors that the reader found and does not carry over.
+        notes: What a user should know.
+    """
 
     path: str
     container: str
@@ -147,8 +213,14 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A proof made again. `keys`: of the output, compared with the plan made again. `summary`: the line that
-    says it."""
+    """A proof that was made again.
+
+    Attributes:
+        proof: What was compared.
+        keys: The keys of the output, compared with those of the plan, which was made again.
+        notes: What a user should know.
+        summary: The result in one line.
+    """
 
     proof: Proof
     keys: KeyProof
@@ -159,7 +231,7 @@ class Verification:
 class Model:
     """An open model: its tensors as float32, its forward pass, its tokenizer. Close it, or use it in a `with`.
 
-    Nothing but headers is read before it is asked for. Made by `ggferry.open_model`.
+    Opening reads only headers; everything else is read when it is asked for. `ggferry.open_model` opens one.
     """
 
     def __init__(self, checkpoint: Checkpoint, hparams: Mapping[str, str], vocab: VocabOptions) -> None:
@@ -195,32 +267,40 @@ class Model:
 
     @property
     def architecture(self) -> str:
-        """GGUF's `general.architecture` for it."""
+        """The architecture, as GGUF's `general.architecture` names it."""
         return self._graph.architecture.name
 
     @property
     def runtimes(self) -> tuple[str, ...]:
-        """Programs of today that run this very model from GGUF."""
+        """The current programs that run this very model from GGUF."""
         return self._graph.runtimes
 
     @property
     def hparams(self) -> dict[str, Any]:
-        """The keys of its architecture that GGUF states for it, without their prefix: 'block_count' → 32."""
+        """The keys that GGUF has for this architecture, without their prefix, with their values: 'block_count' → 32."""
         prefix = f"{self.architecture}."
         return {key.removeprefix(prefix): value.data for key, value, _ in self._graph.written()}
 
     @property
     def tensors(self) -> dict[str, TensorFacts]:
-        """Its tensors by GGUF's names, with shapes as GGUF has them, and the types and bytes that its file has."""
+        """Its tensors by their names in GGUF: shapes as in GGUF, types and bytes as in its own file."""
         return {
             node.name: TensorFacts(node.inputs[0].type.name, node.shape, sum(ref.nbytes for ref in node.inputs))
             for node in self._graph.nodes
         }
 
     def tensor(self, name: str) -> Floats:
-        """Return a tensor's values as float32, by GGUF's name and in GGUF's row order, shape outermost first.
+        """Return the values of a tensor as float32.
 
-        Raises NotFoundError for a name it does not have, BadValueError or CorruptError for damaged data.
+        Args:
+            name: Its name in GGUF.
+
+        Returns:
+            float32 in GGUF's shape (outermost first) and row order.
+
+        Raises:
+            NotFoundError: The model has no such tensor.
+            GgferryError: BadValueError or CorruptError, for damaged data.
         """
         node = self._graph.by_name.get(name)
         if node is None:
@@ -232,18 +312,18 @@ class Model:
         return np.ascontiguousarray(values, dtype=np.float32).reshape(node.shape)
 
     def forward(self, tokens: Iterable[int], *, mel: npt.ArrayLike | None = None, encoder: bool = False) -> Floats:
-        """Return what `ggferry.forward` returns. Raises as it does."""
+        """Return what `ggferry.forward` returns for this model. Raises as it does."""
         inputs = {} if mel is None else {"mel": np.asarray(mel, np.float32)}
         found: Floats = forward(self._graph, list(tokens), inputs=inputs, part="encode" if encoder else "logits")
         return found
 
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
-        """Return what `ggferry.tokenize` returns. Raises as it does."""
+        """Return what `ggferry.tokenize` returns for this model. Raises as it does."""
         return list(self._encoder.encode(text, bos=bos, special=special))
 
 
 def plain(value: Any) -> Any:
-    """Return what a metadata value holds: numbers, texts, tuples of them."""
+    """Return the content of a metadata value: a number, a text, or a tuple of them."""
     if not isinstance(value, Value):
         return value
     data = value.data

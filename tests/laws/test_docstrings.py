@@ -1,0 +1,82 @@
+"""Docstrings are read once, by somebody in a hurry: a first line that stands alone, and the words of the field."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import ggferry
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("formats",)
+LONGEST = 120
+MAIN = (
+    "formats/checkpoint.py", "formats/errors.py", "formats/fields.py", "formats/reader.py", "formats/tensor_read.py",
+    "formats/gguf/values.py",
+)  # fmt: skip
+"""The modules that a newcomer opens first: all that is public in them is documented."""
+HOUSE_WORDS = {
+    r"\bspeech\b": "architecture, dialect, layout",
+    r"\bstrangers?\b": "untrusted, foreign",
+    r"\bturned\b": "rotated, permuted, transposed",
+    r"\b(is|are|was|were|be|being) told\b": "reported, passed, called with",
+}
+"""What this project used to say, and what the field says instead."""
+
+Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def modules() -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+
+
+def documented(module: str, *, public: bool = False) -> list[tuple[str, str | None]]:
+    """Return (name, docstring) of a module, its classes, functions and methods, or only of the `public` ones."""
+    found: list[tuple[str, str | None]] = []
+
+    def walk(node: Node, name: str) -> None:
+        found.append((name, ast.get_docstring(node)))
+        for child in node.body if isinstance(node, ast.Module | ast.ClassDef) else ():
+            if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or _is_overload(child):
+                continue
+            if not (public and child.name.startswith("_")):
+                walk(child, f"{name}:{child.name}" if name == module else f"{name}.{child.name}")
+
+    walk(ast.parse((ROOT / module).read_text()), module)
+    return found
+
+
+def _is_overload(node: Node) -> bool:
+    marks = getattr(node, "decorator_list", [])
+    return any(isinstance(mark, ast.Name) and mark.id == "overload" for mark in marks)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_the_first_line_stands_alone(module: str) -> None:
+    """help(), an editor and an index show the first line only: it is a sentence, or it opens a list."""
+    firsts = [(name, text.splitlines()[0]) for name, text in documented(module) if text]
+    wrong = [(name, line) for name, line in firsts if not line.endswith((".", ":")) or len(line) > LONGEST]
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", modules())
+def test_docstrings_use_the_words_of_the_field(module: str) -> None:
+    wrong = [
+        (name, word, f"say {better}")
+        for name, text in documented(module)
+        for word, better in HOUSE_WORDS.items()
+        if text and re.search(word, text)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", MAIN)
+def test_what_is_public_is_documented(module: str) -> None:
+    assert not [name for name, text in documented(module, public=True) if not text]
+
+
+@pytest.mark.parametrize("name", [name for name in ggferry.__all__ if name != "__version__"])
+def test_the_library_is_documented(name: str) -> None:
+    text = getattr(ggferry, name).__doc__
+    assert text and text.splitlines()[0].endswith((".", ":"))
