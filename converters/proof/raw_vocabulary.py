@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
+FRAMING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
 PADDED = re.compile(r"\[(?:PAD|DUP)\d+\]'*")  # what stands where the source has no token, or one twice
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 NAMING = ("special_tokens_map.json", "tokenizer_config.json")  # the last that names a token counts
@@ -55,6 +56,7 @@ def check_raw(
         held.tokens(texts, {int(token): entry for token, entry in facts["added"].items()})
         if output.merges is not None:
             merges = held.merges(document.get("merges"), files)
+        held.framed(*facts["framed"], files.object("tokenizer.json").get("post_processor"), apart)
     special, templates = held.special(files, apart), 0 if CHAT_TEMPLATE in apart else held.templates(files)
     return {"tokens": len(output.tokens), "merges": merges, "special": special, "templates": templates}
 
@@ -156,6 +158,20 @@ class _Held:
             if here != there:
                 raise self.wrong(f"merge {rank}", here, there)
         return len(found)
+
+    def framed(self, whole: Sequence[int], plain: Sequence[int], processor: Any, apart: Collection[str]) -> None:
+        """Whether bos and eos are put around a text as the library puts them: `whole` is a text so encoded, `plain`
+        the same alone. What is neither nothing nor the one token has no flag, and without a template of its own
+        (`processor`) the file says nothing."""
+        starts = range(len(whole) - len(plain) + 1)
+        start = next((start for start in starts if whole[start : start + len(plain)] == plain), None)
+        if start is None or not any(name in str(processor) for name in FRAMING):
+            return
+        for flag, role, around in (("add_bos", "bos", whole[:start]), ("add_eos", "eos", whole[start + len(plain) :])):
+            said, token = self.output.flags.get(flag), self.output.ids.get(role)
+            known = not around or list(around) == [token]
+            if said is not None and known and said != bool(around) and f"{GGML}{flag}_token" not in apart:
+                raise self.wrong(f"{flag}_token", said, bool(around))
 
     def special(self, files: Sidecars, apart: Collection[str]) -> int:
         """Special ids by the texts that the configuration names."""

@@ -77,6 +77,7 @@ def with_tokenizers(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any],
         answer["vocabulary"] = made.get_vocab(with_added_tokens=False)
         added = made.get_added_tokens_decoder()
         answer["added"] = {token: [one.content, one.special] for token, one in added.items()}
+        answer["framed"] = [made.encode("a", add_special_tokens=special).ids for special in (True, False)]
 
     def ids() -> Ids:
         for texts in batches(asked["texts"]):

@@ -56,10 +56,15 @@ def make_model(name: str, path: str) -> dict[str, Any]:
     make(model.kind, Path(path), vocab_size=400, **model.changes)
     for file in (FIXTURES / "tokenizers" / "bpe_llama3").iterdir():
         shutil.copy(file, path)
-    config = Path(path) / "config.json"
-    stated = json.loads(config.read_text()) | model.edits
-    config.write_text(json.dumps({key: value for key, value in stated.items() if value is not None}))
+    _edit(Path(path) / "config.json", model.edits)
+    _edit(Path(path) / "tokenizer_config.json", {"chat_template": "{{ messages[0].content }}."})
     return {}
+
+
+def _edit(path: Path, edits: Mapping[str, Any]) -> None:
+    """Change keys of a JSON file; None takes one away."""
+    stated = json.loads(path.read_text()) | edits
+    path.write_text(json.dumps({key: value for key, value in stated.items() if value is not None}))
 
 
 def full_proof(name: str, source: str, out: str) -> dict[str, Any]:

@@ -44,5 +44,6 @@ MODELS = {
     "llama to q4_k_m": Model("fixtures/hf/ckpt/llama_k256", outtype="q4_k_m"),
     "llama to q6_k": Model("fixtures/hf/ckpt/llama_k256", outtype="q6_k"),
     "llama to q5_0": Model("fixtures/hf/ckpt/llama_k256", outtype="q5_0"),
+    "llama of SentencePiece": Model("fixtures/hf/ckpt/llama"),
     "adapter": Model("fixtures/lora/lora_plain"),
 }  # fmt: skip

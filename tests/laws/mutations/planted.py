@@ -15,5 +15,6 @@ from __future__ import annotations
 from laws.mutations.engine_rows import ENGINE
 from laws.mutations.rows import Planted
 from laws.mutations.table_rows import TABLES
+from laws.mutations.vocabulary_rows import VOCABULARIES
 
-PLANTED: tuple[Planted, ...] = (*TABLES, *ENGINE)
+PLANTED: tuple[Planted, ...] = (*TABLES, *ENGINE, *VOCABULARIES)

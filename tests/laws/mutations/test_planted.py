@@ -22,11 +22,12 @@ from laws.mutations.rows import ALONE, Planted
 
 import ggferry
 
-NOTICED_ALONE = 19
+NOTICED_ALONE = 34
 """Mistakes of the table that a proof notices for which nobody else is asked."""
 SAMPLE = (
     "window's key misspelt", "rows of queries stay halves", "experts in reverse order", "stretch doubled",
-    "cap of scores ignored",
+    "cap of scores ignored", "control tokens made normal", "begin added where it is not",
+    "nibbles of April's Q4_0 exchanged",
 )  # fmt: skip
 ROOT = Path(ggferry.__file__).parent
 
@@ -90,11 +91,15 @@ def test_every_row_has_a_name_and_a_model_of_its_own() -> None:
     assert set(SAMPLE) <= {row.name for row in PLANTED}
 
 
-def test_the_number_of_those_that_our_own_proof_notices_does_not_fall() -> None:
+def test_the_number_of_those_that_our_own_proof_notices_does_not_fall(capsys: pytest.CaptureFixture[str]) -> None:
     alone = sum(row.by in ALONE for row in PLANTED)
     told = sum(row.by == "loader" for row in PLANTED)
     rest = len(PLANTED) - alone - told
-    print(f"{len(PLANTED)} of {len(PLANTED)} caught: {alone} by our own proof, {told} by the list, {rest} by witnesses")
+    with capsys.disabled():
+        print(
+            f" {len(PLANTED)} of {len(PLANTED)}: {alone} by our own proof, {told} by the list, {rest} by witnesses ",
+            end="",
+        )
     assert alone >= NOTICED_ALONE
 
 
