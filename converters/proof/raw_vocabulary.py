@@ -56,7 +56,8 @@ def check_raw(
         held.tokens(texts, {int(token): entry for token, entry in facts["added"].items()})
         if output.merges is not None:
             merges = held.merges(document.get("merges"), files)
-        held.framed(*facts["framed"], files.object("tokenizer.json").get("post_processor"), apart)
+        whole, plain = facts["framed"]
+        held.framed(whole, plain, files.object("tokenizer.json").get("post_processor"), apart)
     special, templates = held.special(files, apart), 0 if CHAT_TEMPLATE in apart else held.templates(files)
     return {"tokens": len(output.tokens), "merges": merges, "special": special, "templates": templates}
 

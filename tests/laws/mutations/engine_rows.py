@@ -26,7 +26,7 @@ FORWARD = (
         ("groups ranked by their best expert", "deepseek v3", "transformers", 'best=1 if kind == "softmax" else 2',
          "best=1"),
         ("bias of selection not heard", "deepseek v3", "transformers",
-         'preference = model.biased(f"{block}exp_probs_b", scores)', "preference = scores"),
+         "else model.biased(bare, scores)", "else scores"),
         ("scale of experts not applied", "deepseek v2 groups", "transformers",
          'weights * float(sizes.get("expert_scale") or 1.0)', "weights"),
     ),
