@@ -5,12 +5,13 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ggferry.converters.model_graph.gguf_edits import architecture_name, undescribed
 from ggferry.converters.model_graph.graph import ModelGraph, bind
 from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
-from ggferry.converters.schema.architecture import Architecture
+from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures as class_names
@@ -157,17 +158,34 @@ def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
             (spec, dialect)
             for spec in known.values()
             for dialect in spec.dialects.values()
-            if name in dialect.classes and not any(_is_there(checkpoint, tensor) for tensor in dialect.lacks)
+            if name in dialect.classes
+            and (not dialect.types or text_type(checkpoint.metadata, dialect) in dialect.types)
+            and not any(_is_there(checkpoint, tensor) for tensor in dialect.lacks)
         ]
         if spoken:
             spec, dialect = max(spoken, key=lambda found: len(found[1].lacks))
             return spec, dialect.name
+        halves = [one for spec in known.values() for one in spec.dialects.values() if one.types and name in one.classes]
+        if halves:
+            raise UnsupportedError(
+                f"the text half of a {name}", path=checkpoint.path, found=text_type(checkpoint.metadata, halves[0]),
+                expected=", ".join(sorted({kind for half in halves for kind in half.types})),
+            )  # fmt: skip
         if name in by_class:
             return by_class[name], _marked(checkpoint, by_class[name]) or "hf"
     raise UnsupportedError(
         "architecture of config.json", path=checkpoint.path, found=", ".join(named),
         hint=f"known: {', '.join(sorted(by_class))}",
     )  # fmt: skip
+
+
+def text_type(config: Mapping[str, Any], dialect: Dialect) -> str:
+    """What a configuration calls its text half, or itself where it has none."""
+    part = config.get(dialect.within)
+    inner = part if isinstance(part, Mapping) else config
+    listed = inner.get("architectures") if inner is part else None
+    kind = inner.get("model_type") or (listed[0] if isinstance(listed, list) and listed else None)
+    return kind if isinstance(kind, str) else "llama"  # Llava's first configurations say it by their absence
 
 
 def graph_of(path: str, hparams: Mapping[str, str] | None = None, arch: str | None = None) -> ModelGraph:

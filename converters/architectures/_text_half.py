@@ -4,9 +4,21 @@ and what is left out.
 Names: transformers 4 kept the text model under `language_model.`, transformers 5 under `model.language_model.`.
 """
 
-from ggferry.converters.schema.architecture import Drop, Harmless, HParam
+from dataclasses import replace
+
+from ggferry.converters.schema.architecture import Dialect, Drop, Harmless, HParam, Remark
 
 WITHIN = "text_config"
+WHOLES = (
+    "AudioFlamingo3ForConditionalGeneration", "DotsOCRForCausalLM", "GraniteSpeechForConditionalGeneration",
+    "GraniteSpeechPlusForConditionalGeneration", "Idefics3ForConditionalGeneration",
+    "InternVLForConditionalGeneration", "JanusForConditionalGeneration", 
+    "LightOnOcrForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration", "Phi4ForCausalLMV", "Qwen2AudioForConditionalGeneration",
+    "Sarashina2VisionForCausalLM", "SmolVLMForConditionalGeneration", "StepVLForConditionalGeneration",
+    "VoxtralForConditionalGeneration",
+)  # fmt: skip
+"""Classes whose text half is a model that also stands alone; which one, their configurations say."""
 RENAMES = (
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
@@ -36,3 +48,51 @@ def unseen(*patterns: str) -> tuple[Drop, ...]:
 def unheard(*patterns: str) -> tuple[Drop, ...]:
     """Return the drops of tensors that hear: shell patterns of their names."""
     return tuple(Drop(pattern, _AUDIO) for pattern in patterns)
+
+
+_SEEN = (
+    "*vision_tower.*", "*vision_model.*", "*visual.*", "*vision_encoder.*", "*vision_projection.*", "*connector.*",
+    "*multi_modal_projector.*", "*mm_projector.*", "*image_newline", "*vit_large_projector.*", "model.aligner.*",
+    "model.vqmodel.*", "model.generation_*",
+)  # fmt: skip
+_HEARD = ("*audio_tower.*", "encoder.*", "projector.*", "model.encoder.*", "model.projector.*")
+_OTHER_HALF = Harmless(
+    "vision_config vision_config.* vision_feature_* vision_aspect_ratio image_seq_length image_grid_pinpoints "
+    "downsample_* projector_* multimodal_projector_bias scale_factor spatial_merge_size vq_config vq_config.* "
+    "audio_config audio_config.* encoder_config encoder_config.* has_lora_adapter window_size "
+    "mm_* img_processor img_processor.*",
+    "of the half that sees or hears, dropped",
+)
+_WHOLE = Harmless("tie_word_embeddings", "what the whole model says wins, and tensors are there or not")
+_SAID_TWICE = Harmless("hidden_size", "repeats the text half's width", follows="n_embd")
+
+
+def of(dialect: Dialect, *types: str) -> dict[str, Dialect]:
+    """Return the dialect of the same model as the text half of one of `WHOLES`. `types`: what its configuration is
+    called there."""
+    worn = (("model.text_model.", "model."), ("language_model.norm.", "model.norm."), ("llm.", ""))
+    mine = replace(
+        dialect, name="half", names=dialect.column, fields=dialect.source, classes=WHOLES, types=types, within=WITHIN,
+        renames=(*RENAMES, *worn, *dialect.renames),
+        drops=(*dialect.drops, *unseen(*_SEEN), *unheard(*_HEARD)),
+        harmless=(*dialect.harmless, _OTHER_HALF, _WHOLE, _SAID_TWICE),
+    )  # fmt: skip
+    return {mine.name: mine}
+
+
+HEADLESS = Remark(
+    "tied == 1",
+    "a model without an output matrix, that turns texts into vectors: runtimes that ask it for words read them off the "
+    "token embedding",
+)
+
+
+def headless(dialect: Dialect, *classes: str) -> dict[str, Dialect]:
+    """Return the dialect of the same model saved without what makes words of its last states (`…Model`)."""
+    mine = replace(
+        dialect, name="headless", names=dialect.column, fields=dialect.source, classes=classes,
+        renames=(("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."), ("norm.", "model.norm.")),
+        given={**dialect.given, "tied": True}, remarks=(*dialect.remarks, HEADLESS),
+        harmless=(*dialect.harmless, Harmless("tie_word_embeddings", "there is no output matrix")),
+    )  # fmt: skip
+    return {mine.name: mine}

@@ -11,6 +11,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _granite as granite
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles, varied
@@ -41,11 +42,14 @@ HF = Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=r
 SPEC = Architecture(
     name="granite",
     display_name="Granite",
-    hf_classes=("GraniteForCausalLM",),
+    hf_classes=(
+        "GraniteForCausalLM", "GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration",
+    ),
     hparams=HPARAMS,
     roles=varied(ROLES, "hybrid", "hf", granite.FUSED, gate=granite.GATE, up=granite.UP),
     dialects={
         "hf": HF,
+        **half.of(HF, "granite"),
         "hybrid": replace(
             HF, name="hybrid", fields="hf", conventions={"rope": "halves", "ffn": "fused"},
             classes=("GraniteMoeHybridForCausalLM",), lacks=("*.mamba.*", "*.block_sparse_moe.*"),

@@ -11,10 +11,12 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, Remark
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import also, block, roles
 from ggferry.formats.fields import Struct
+from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _LLAMA2 = r"(?i)llama[-_. ]?(v)?2(?![0-9])"
@@ -76,10 +78,16 @@ EPS = replace(
         Default(1e-6, "LLaMA-1 was trained with 1e-6, and llama.cpp used it from 19 March to 24 July 2023"),
     ),
 )
+# InternLM 3 says of each what it has; everybody else of attention, and of the feed-forward.
+BIASES = (
+    replace(common.ATTENTION_BIAS, fields={"hf": "qkv_bias|attention_bias"}),
+    HParam("output_bias", None, ValueType.BOOL, {"hf": "bias|attention_bias"}, required=False),
+    replace(common.MLP_BIAS, fields={"hf": "bias|mlp_bias"}),
+)
 HPARAMS = (
     common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
     common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, common.N_SWA, common.N_EXPERT,
-    common.N_EXPERT_USED, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
+    common.N_EXPERT_USED, common.TIED, *BIASES, common.SILU,
 )  # fmt: skip
 
 ROLES = also(
@@ -90,7 +98,7 @@ ROLES = also(
             tensors.norm("attn_norm", "input_layernorm"),
             tensors.attention(
                 q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"),
-                bias="attention_bias == 1", output_bias="attention_bias == 1",
+                bias="attention_bias == 1", output_bias="output_bias == 1",
             ),
             tensors.norm("ffn_norm", "post_attention_layernorm"),
             tensors.gated(when="n_expert == 0", bias="mlp_bias == 1"),
@@ -138,10 +146,26 @@ REMARKS = (
     ),
 )
 
+HF = Dialect(
+    "hf",
+    conventions={"rope": "halves"},
+    drops=common.DROPS,
+    remarks=(*rope.REMARKS, common.WINDOW),
+    harmless=(
+        Harmless("rope_interleaved", "rows of Q and K lie as halves", (False,)),
+        Harmless("is_llama_config", "which program wrote it"),
+    ),
+)
+
 SPEC = Architecture(
     name="llama",
     display_name="LLaMA",
-    hf_classes=("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "LLaMAForCausalLM"),
+    hf_classes=(
+        "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "LLaMAForCausalLM", "LlamaModel",
+        "IQuestCoderForCausalLM", "InternLM3ForCausalLM", "VLlama3ForCausalLM", "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration", "VoxtralForConditionalGeneration", "Idefics3ForConditionalGeneration",
+        "SmolVLMForConditionalGeneration", "JanusForConditionalGeneration", "Sarashina2VisionForCausalLM",
+    ),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
@@ -155,18 +179,11 @@ SPEC = Architecture(
                 Harmless("max_batch_size max_seq_len model_parallel_size", "of Meta's own program"),
             ),
         ),
-        "hf": Dialect(
-            "hf",
-            conventions={"rope": "halves"},
-            drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.WINDOW),
-            harmless=(
-                Harmless("rope_interleaved", "rows of Q and K lie as halves", (False,)),
-                Harmless("is_llama_config", "which program wrote it"),
-            ),
-        ),
+        "hf": HF,
+        **half.of(HF, "llama", "mistral", "mixtral"),
+        **half.headless(HF, "LlamaModel"),
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "rms", "rope": "pairs", "ffn": "gated", "activation": "silu", "expert_norm": True},
     headers=(HEADER, _META, _META3),
-)
+)  # fmt: skip

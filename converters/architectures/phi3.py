@@ -7,6 +7,7 @@ matrices: queries above keys above values, gate above up.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
 from ggferry.converters.schema.roles import block, roles
 
@@ -39,16 +40,17 @@ HARMLESS = (
     Harmless("full_attn_mod interpolate_factor", "of Phi-4-mini's training, and without effect", (1,)),
 )
 
+HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, rope.UNFACTORED), harmless=HARMLESS)
+
 SPEC = Architecture(
     name="phi3",
     display_name="Phi-3",
-    hf_classes=("Phi3ForCausalLM",),
+    hf_classes=("Phi3ForCausalLM", "Phi4ForCausalLMV"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, rope.UNFACTORED), harmless=HARMLESS
-        ),
+        "hf": HF,
+        **half.of(HF, "phi3", "phi4-siglip", "phi4_siglip"),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused"},

@@ -3,35 +3,60 @@
 Source: llama.cpp `src/models/qwen2.cpp`, transformers `modeling_qwen2.py`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
 from ggferry.converters.schema.roles import block, roles
 
-HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU)
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.ATTENTION_BIAS,
+    common.SILU,
+)  # fmt: skip
 
 ROLES = roles(
     tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(bias=True),
+        tensors.attention(bias="attention_bias == 1"),
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         tensors.gated(),
     ),
 )
 
+# KORMo has none of Qwen's biases, and names of its own for its norms.
+KORMO = (
+    ("model.layers.{n}.pre_attention_layernorm.", "model.layers.{n}.input_layernorm."),
+    ("model.layers.{n}.pre_mlp_layernorm.", "model.layers.{n}.post_attention_layernorm."),
+)
 PLAIN = Harmless("use_mrope", "positions are one number each", (False,))  # in configurations of Qwen2.5
+
+HF = Dialect(
+    "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), given={"attention_bias": True}, harmless=(PLAIN,)
+)
 
 SPEC = Architecture(
     name="qwen2",
     display_name="Qwen2",
-    hf_classes=("Qwen2ForCausalLM",),
+    hf_classes=(
+        "Qwen2ForCausalLM", "Qwen2Model", "KORMoForCausalLM", "Qwen2AudioForConditionalGeneration",
+        "AudioFlamingo3ForConditionalGeneration", "DotsOCRForCausalLM", "InternVLForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration",
+    ),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), harmless=(PLAIN,)),
+        "hf": HF,
+        **half.of(HF, "qwen2", "dots_ocr"),
+        **half.headless(HF, "Qwen2Model"),
+        "kormo": replace(
+            HF, name="kormo", names="hf", fields="hf", renames=KORMO, classes=("KORMoForCausalLM",), given={},
+            harmless=(common.UNBIASED,),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},
-)
+)  # fmt: skip

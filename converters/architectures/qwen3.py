@@ -6,6 +6,7 @@ Source: llama.cpp `src/models/qwen3.cpp`, transformers `modeling_qwen3.py`.
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import block, roles
 
@@ -22,14 +23,23 @@ ROLES = roles(
     ),
 )
 
+HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), harmless=(common.UNBIASED,))
+
 SPEC = Architecture(
     name="qwen3",
     display_name="Qwen3",
-    hf_classes=("Qwen3ForCausalLM",),
+    hf_classes=(
+        "Qwen3ForCausalLM",
+        "Qwen3Model",
+        "StepVLForConditionalGeneration",
+        "LightOnOcrForConditionalGeneration",
+    ),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), harmless=(common.UNBIASED,)),
+        "hf": HF,
+        **half.of(HF, "qwen3"),
+        **half.headless(HF, "Qwen3Model"),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},

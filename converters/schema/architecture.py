@@ -172,7 +172,8 @@ class Dialect:
     may hold {n}. `marks`: shell patterns of tensor names; weights that have them all speak this dialect, also where no
     configuration names a class. Then the tensors say how many blocks there are. `classes`: those of config.json that
     speak this dialect, also of another architecture's, unless the weights have one of `lacks` (shell patterns); of
-    several, the one that lacks most.
+    several, the one that lacks most. `types`: of those classes only models whose text half (`within`) calls
+    itself one of these.
     `fields`: the column of `HParam.fields` it uses (its own name if empty). `layouts`: the header layouts of the GGML
     era it is for (all if empty). `shaped`: a tensor and its shape in header fields that show this dialect; among
     several the first in the architecture's table that fits is taken. `header`: the part of the checkpoint's header
@@ -195,6 +196,7 @@ class Dialect:
     marks: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
     fields: str = ""
     layouts: tuple[str, ...] = ()
     shaped: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ from ggferry.quant.codec import block_type
 from helpers.tiny import BASE, ROPE, TOKENS, VOCAB, Tiny
 from helpers.tiny_further import FURTHER
 from helpers.tiny_hybrids import HYBRIDS
+from helpers.tiny_kin import KIN
 from helpers.tiny_todays import TODAYS
 
 MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
@@ -226,6 +227,7 @@ TINY: dict[str, Tiny] = {
     **HYBRIDS,
     **TODAYS,
     **FURTHER,
+    **KIN,
 }  # fmt: skip
 
 

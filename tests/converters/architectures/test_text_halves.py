@@ -1,0 +1,148 @@
+"""The text half of a model that also sees or hears, and a model saved without its output matrix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.understand import graph_of
+from ggferry.formats.errors import UnexpectedTensorError, UnsupportedError
+from helpers.tiny_models import TOKENS, make, relative
+
+Tensors = dict[str, np.ndarray]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def named(word: str) -> Callable[[Tensors], Tensors]:
+    """How a checkpoint of a whole model calls its text half: `word` stands for 'model.'."""
+    return lambda tensors: {name.replace("model.", word, 1): x for name, x in tensors.items()}
+
+
+def prefixed(word: str) -> Callable[[Tensors], Tensors]:
+    """As transformers 4 did: the whole text model below `word`."""
+    return lambda tensors: {f"{word}{name}": x for name, x in tensors.items()}
+
+
+def wrapped(folder: Path, name: str, cls: str, rename: Callable[[Tensors], Tensors], *others: str) -> np.ndarray:
+    """transformers' logits of a tiny model that stands in `folder` as the text half of a `cls`."""
+    logits = make(name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    whole = {"architectures": [cls], "model_type": "x", "text_config": config, "tie_word_embeddings": False}
+    if name == "qwen2":
+        whole["tie_word_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(whole))
+    tensors = rename(load_file(folder / "model.safetensors")) | {other: np.ones(3, np.float32) for other in others}
+    save_file(tensors, folder / "model.safetensors")
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "rename", "others"),
+    [
+        ("llama", "VoxtralForConditionalGeneration", prefixed("language_model."), ("audio_tower.conv1.bias",)),
+        ("llama", "SmolVLMForConditionalGeneration", named("model.text_model."), ("model.connector.proj.weight",)),
+        ("llama", "JanusForConditionalGeneration", named("model.language_model."),
+         ("model.vqmodel.encoder.conv.weight", "model.generation_head.proj_out.bias")),
+        ("llama", "Sarashina2VisionForCausalLM", prefixed("llm."), ("visual.patch_embed.proj.weight",)),
+        ("qwen2", "Qwen2AudioForConditionalGeneration", prefixed("language_model."),
+         ("multi_modal_projector.linear.bias",)),
+        ("qwen3", "LightOnOcrForConditionalGeneration", named("model.language_model."),
+         ("model.vision_projection.norm.weight",)),
+        ("phi3", "Phi4ForCausalLMV", named("model."), ("model.mm_projector.0.weight",)),
+        ("granite", "GraniteSpeechForConditionalGeneration", prefixed("language_model."),
+         ("encoder.input_linear.bias", "projector.query")),
+    ],
+)  # fmt: skip
+def test_the_half_that_reads_is_taken_and_the_other_named(
+    name: str, cls: str, rename: Callable[[Tensors], Tensors], others: tuple[str, ...], tmp_path: Path
+) -> None:
+    logits = wrapped(tmp_path, name, cls, rename, *others)
+    graph = graph_of(str(tmp_path))
+    assert relative(logits, forward(graph, TOKENS)) <= 1e-5
+    told = [note for note in graph.notes if "not carried over" in note]
+    assert told and all("this file holds the text model" in note for note in told)
+
+
+def test_what_is_no_half_is_not_dropped(tmp_path: Path) -> None:
+    wrapped(tmp_path, "llama", "LlavaForConditionalGeneration", named("language_model.model."), "model.talker.weight")
+    with pytest.raises(UnexpectedTensorError, match=r"model\.talker\.weight"):
+        graph_of(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["t5", ["llama"], None])
+def test_a_text_half_that_is_not_known_is_named(kind: Any, tmp_path: Path) -> None:
+    wrapped(tmp_path, "llama", "LlavaForConditionalGeneration", prefixed("language_model."))
+    whole = json.loads((tmp_path / "config.json").read_text())
+    whole["text_config"]["model_type"] = kind
+    whole["text_config"]["architectures"] = ["TalkerForCausalLM"] if kind is None else None
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    if kind == "t5" or kind is None:
+        with pytest.raises(UnsupportedError, match="the text half of a LlavaForConditionalGeneration"):
+            graph_of(str(tmp_path))
+    else:
+        assert graph_of(str(tmp_path)).architecture.name == "llama"
+
+
+def test_a_configuration_that_says_no_type_holds_a_llama() -> None:
+    """As Llava's first ones."""
+    from ggferry.converters.model_graph.open_checkpoint import architectures
+    from ggferry.converters.understand import text_type
+
+    assert text_type({"text_config": {"hidden_size": 8}}, architectures()["llama"].dialects["half"]) == "llama"
+    assert text_type({"model_type": "dots_ocr"}, architectures()["qwen2"].dialects["half"]) == "dots_ocr"
+
+
+def headless(tensors: Tensors) -> Tensors:
+    return {name.removeprefix("model."): x for name, x in tensors.items() if name != "lm_head.weight"}
+
+
+@pytest.mark.parametrize(("name", "cls"), [("qwen2", "Qwen2Model"), ("qwen3", "Qwen3Model"), ("llama", "LlamaModel")])
+def test_a_model_without_its_output_matrix(name: str, cls: str, tmp_path: Path) -> None:
+    logits = make(name, tmp_path, tie_word_embeddings=True)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": [cls]}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    save_file(headless(load_file(tmp_path / "model.safetensors")), tmp_path / "model.safetensors")
+    graph = graph_of(str(tmp_path))
+    assert relative(logits, forward(graph, TOKENS)) <= 1e-5
+    assert graph.notes == (half.HEADLESS.text,)
+
+
+def test_every_whole_is_known_by_name() -> None:
+    from ggferry.converters.model_graph.open_checkpoint import architectures
+
+    assert set(half.WHOLES) <= {name for spec in architectures().values() for name in spec.hf_classes}
+
+
+def test_biases_as_internlm_3_says_them(tmp_path: Path) -> None:
+    """Of queries, keys and values; of everything else."""
+    logits = make("llama biases", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True}
+    del config["attention_bias"], config["mlp_bias"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert relative(logits, forward(graph_of(str(tmp_path)), TOKENS)) <= 1e-5
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_kormo_is_qwen2_by_other_names(biased: bool, tmp_path: Path) -> None:
+    """Without biases it is a LLaMA, whose rows of queries and keys transformers keeps as Qwen's."""
+    logits = make("qwen2" if biased else "llama", tmp_path)
+    words = {"input_layernorm": "pre_attention_layernorm", "post_attention_layernorm": "pre_mlp_layernorm"}
+    tensors = load_file(tmp_path / "model.safetensors")
+    for old, new in words.items():
+        tensors = {name.replace(old, new): x for name, x in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": ["KORMoForCausalLM"], "attention_bias": biased}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    graph = graph_of(str(tmp_path))
+    assert graph.architecture.name == "qwen2"
+    assert relative(logits, forward(graph, TOKENS)) <= 1e-5

@@ -1,0 +1,19 @@
+"""Tiny random models of what is kin to a family, or holds one: as `tiny_todays`."""
+
+from __future__ import annotations
+
+from helpers.tiny import Tiny
+from helpers.tiny_todays import HEADS, SEES, WIDE
+
+EYES = {
+    "vision_config": {
+        "model_type": "clip_vision_model", "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 16, "patch_size": 8, "projection_dim": 24,
+    },
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+KIN: dict[str, Tiny] = {
+    "llava": Tiny("Llava", {**WIDE, "model_type": "llama"}, head=SEES, outer=EYES),
+    "llava qwen2": Tiny("Llava", {**HEADS, "model_type": "qwen2"}, head=SEES, outer=EYES),
+}
