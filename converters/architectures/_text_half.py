@@ -12,7 +12,7 @@ WITHIN = "text_config"
 WHOLES = (
     "AudioFlamingo3ForConditionalGeneration", "DotsOCRForCausalLM", "GraniteSpeechForConditionalGeneration",
     "GraniteSpeechPlusForConditionalGeneration", "Idefics3ForConditionalGeneration",
-    "InternVLForConditionalGeneration", "JanusForConditionalGeneration", 
+    "InternVLForConditionalGeneration", "JanusForConditionalGeneration",
     "LightOnOcrForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration", "Phi4ForCausalLMV", "Qwen2AudioForConditionalGeneration",
     "Sarashina2VisionForCausalLM", "SmolVLMForConditionalGeneration", "StepVLForConditionalGeneration",
@@ -63,7 +63,7 @@ _OTHER_HALF = Harmless(
     "mm_* img_processor img_processor.*",
     "of the half that sees or hears, dropped",
 )
-_WHOLE = Harmless("tie_word_embeddings", "what the whole model says wins, and tensors are there or not")
+_WHOLE = Harmless("tie_word_embeddings", "what the whole model says wins, and tensors are there or not", (False, True))
 _SAID_TWICE = Harmless("hidden_size", "repeats the text half's width", follows="n_embd")
 
 
@@ -93,6 +93,6 @@ def headless(dialect: Dialect, *classes: str) -> dict[str, Dialect]:
         dialect, name="headless", names=dialect.column, fields=dialect.source, classes=classes,
         renames=(("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."), ("norm.", "model.norm.")),
         given={**dialect.given, "tied": True}, remarks=(*dialect.remarks, HEADLESS),
-        harmless=(*dialect.harmless, Harmless("tie_word_embeddings", "there is no output matrix")),
+        harmless=(*dialect.harmless, Harmless("tie_word_embeddings", "there is no output matrix", (False, True))),
     )  # fmt: skip
     return {mine.name: mine}
