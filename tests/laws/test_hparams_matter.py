@@ -35,6 +35,7 @@ IDLE = {
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
 }
 MODELS = (
+    "llava",
     "llama", "llama linear", "llama yarn", "llama longrope", "mistral window", "mixtral", "qwen2 window",
     "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm",
     "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",
@@ -49,7 +50,6 @@ MODELS = (
     "arcee", "apertus", "ernie4_5", "ernie4_5_moe", "ernie4_5_moe between", "hunyuan dense", "hunyuan moe", "phimoe",
     "gpt-oss", "llama4 chunks", "gemma4 keys as values", "gemma4 shared", "gemma4 experts", "gemma3n shared",
     "dots1", "solar open", "cohere2", "cohere2moe", "afmoe", "mellum", "laguna", "hy_v3", "dbrx",
-    "llava",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 
