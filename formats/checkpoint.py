@@ -18,7 +18,7 @@ class Span:
         file: Number of the file, an index into `Checkpoint.files`.
         offset: Byte at which the piece begins.
         shape: Elements along each axis, outermost first.
-            strides: Elements (not bytes) between neighbors along each axis, as torch states them; None for a contiguous
+        strides: Elements (not bytes) between neighbors along each axis, as torch states them; None for a contiguous
             piece.
     """
 
@@ -52,9 +52,8 @@ class TensorRef:
         type: Block type of its bytes.
         shape: Elements along each axis, outermost first (the reverse of GGUF's and GGML's `ne`).
         spans: The pieces that hold its bytes.
-            axis: How several pieces are joined: 0 stacks their rows; -1 joins them row by row, as for a tensor that is
-            split
-            over the files of a model.
+        axis: How several pieces are joined: 0 stacks their rows; -1 joins them row by row, as for a tensor that is
+            split over the files of a model.
         big_endian: Whether its numbers are stored with the most significant byte first.
         derived: How its values are computed, where no file holds them as such.
     """

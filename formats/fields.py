@@ -300,9 +300,8 @@ class Struct:
     """Consecutive fields, described by a text table of lines `name type [low..high] description`.
 
     Types are u8…u64, i8…i64, f32, f64 and `bytes[N]`. Either end of a range may be missing (`1..`); the ends are
-    numbers
-    or names of constants in `formats.limits`. Empty lines and lines that begin with `#` are ignored. The grammar is in
-    docs/tables.md. Raises TableError, with file, line and word, for any other line.
+    numbers or names of constants in `formats.limits`. Empty lines and lines that begin with `#` are ignored. The
+    grammar is in docs/tables.md. Raises TableError, with file, line and word, for any other line.
     """
 
     name: str
@@ -343,8 +342,7 @@ class Struct:
         """Return the bytes of `values`.
 
         Raises MissingError for an absent field, UsageError for one that the table lacks, OutOfRangeError for a value
-        outside
-        the range or the type of its field.
+        outside the range or the type of its field.
         """
         unknown = set(values) - {member.name for member in self.members}
         if unknown:

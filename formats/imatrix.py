@@ -102,9 +102,8 @@ class Imatrix:
             shape: Its shape, outermost first.
 
         Returns:
-                float32 `(matrices, columns)`, a row for each expert, else a single row. None when there is no entry, or
-            when the
-            entry of token embeddings has another size.
+            float32 `(matrices, columns)`, a row for each expert, else a single row. None when there is no entry, or
+            when the entry of token embeddings has another size.
 
         Raises:
             ShapeError: The entry has another size: it was made from another model.

@@ -22,8 +22,7 @@ def ration(nbytes: int) -> None:
     """Set how many bytes more than are in use `limited` allows from now on; 0: no limit.
 
     The limit applies to the whole process, so it is for a program that does one thing at a time: the command line.
-    Workers
-    have a cap of their own.
+    Workers have a cap of their own.
     """
     global _asked
     _asked = nbytes

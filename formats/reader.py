@@ -41,14 +41,12 @@ class VocabLayout:
     """The vocabulary of a GGML-era file: where its count is, what follows each token, how its texts are encoded.
 
     Attributes:
-            count: 'header' (the field n_vocab alone), 'again' (an int32 repeats it), 'own' (an int32 that may be
-            smaller: the
-            remaining tokens follow from a rule) or 'none' (there is no vocabulary).
+        count: 'header' (the field n_vocab alone), 'again' (an int32 repeats it), 'own' (an int32 that may be smaller:
+            the remaining tokens follow from a rule) or 'none' (there is no vocabulary).
         scored: Whether a float32 follows every token; None: the container decides.
         short: Whether the last token may be missing from the file (GPT4All).
-            texts: 'llama' (SentencePiece pieces), 'bytes' (byte-level BPE; raw bytes, unless a maker decoded and lost
-            them),
-                    'twice' (byte-level BPE, UTF-8 encoded once too often), 'unigram' (SentencePiece unigram pieces) or
+        texts: 'llama' (SentencePiece pieces), 'bytes' (byte-level BPE; raw bytes, unless a maker decoded and lost
+            them), 'twice' (byte-level BPE, UTF-8 encoded once too often), 'unigram' (SentencePiece unigram pieces) or
             'whisper'.
         pre: The pre-tokenizer this family is known to use; no such file names it.
     """
@@ -74,18 +72,16 @@ class HeaderLayout:
             headers parse.
         vocab: How the vocabulary is stored.
         matrix: Tensor name of a matrix between header and vocabulary (int32 rows, int32 columns, float32 values).
-            quantization: The version of the block layouts (`formats.ggml.types`) where the header field ftype, which is
-            that
-            version times 1000 plus a number, states none. None: the container's version decides, and ftype is a plain
-            number.
+        quantization: The version of the block layouts (`formats.ggml.types`) where the header field ftype, which is
+            that version times 1000 plus a number, states none. None: the container's version decides, and ftype is a
+            plain number.
         codes: Container version → type numbers of its own → type names.
         planar: Types whose rows may be stored in planes.
         axes: The most axes a tensor has.
         embedding: The tensor whose columns give the number of parts of a split model.
         width: The header field that gives the columns of the whole model.
-            column_split: Shell patterns of the tensors that parts split along the columns. All other matrices are split
-            along
-            the rows; vectors are repeated.
+        column_split: Shell patterns of the tensors that parts split along the columns. All other matrices are split
+            along the rows; vectors are repeated.
         options: What else this family does differently.
     """
 

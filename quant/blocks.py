@@ -1,7 +1,7 @@
-"""Blocks as arrays: the one place where a block type's field table meets numpy.
+"""Blocks as arrays: the only place where the field table of a block type meets numpy.
 
-A codec family states how the fields of a block become values (`Unpack`), for any number of blocks at once; the
-functions here cut rows into tiles that stay in the cache and hand out the fields as views.
+A codec family states how the fields of a block become values (`Unpack`), for any number of blocks at once. The
+functions here cut rows into tiles that stay in the cache and return the fields as views.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TILE_ELEMENTS = 1 << 18
 
 @cache
 def dtype_of(kind: BlockType) -> Any:
-    """The structured little-endian dtype of one block."""
+    """Return the structured little-endian dtype of one block."""
     return np.dtype([(f.name, _item(f.dtype), (f.count,)) for f in kind.fields])
 
 
@@ -45,7 +45,7 @@ def _item(dtype: str) -> str:
 
 
 def check_rows(kind: BlockType, rows: Bytes, columns: int) -> None:
-    """Raises BlockError unless `rows` is uint8 `(R, row_bytes(columns))`."""
+    """Raise BlockError unless `rows` is uint8 `(R, row_bytes(columns))`."""
     found = (rows.dtype.str, rows.ndim, rows.shape[-1] if rows.ndim else 0)
     if found != ("|u1", 2, kind.row_bytes(columns)):
         wanted = f"uint8 (R, {kind.row_bytes(columns)})"
@@ -53,16 +53,17 @@ def check_rows(kind: BlockType, rows: Bytes, columns: int) -> None:
 
 
 def check_values(kind: BlockType, values: Floats) -> None:
-    """Raises BlockError unless `values` is float32 `(R, columns)` with whole blocks."""
+    """Raise BlockError unless `values` is float32 `(R, columns)` with whole blocks."""
     if values.dtype != np.float32 or values.ndim != 2:
         raise BlockError(f"{kind.name} is encoded from float32 (R, columns), not {values.dtype} {values.shape}")
     kind.row_bytes(values.shape[1])
 
 
 def as_blocks(kind: BlockType, rows: Bytes) -> Parts:
-    """The fields of `rows`, uint8 `(R, row bytes)`, C-contiguous, as views of the same memory: writable if it is.
+    """Return the fields of `rows`, uint8 `(R, row bytes)`, C-contiguous, as views of the same memory.
 
-    Interleaved types come as one long row, `(1, R × blocks, count)`: block borders know nothing of rows.
+    The views are writable if `rows` is. Interleaved types come as one long row, `(1, R × blocks, count)`, because their
+    blocks do not depend on row borders.
     """
     if not kind.planar:
         blocks = rows.reshape(1, rows.size // kind.block_bytes, kind.block_bytes).view(dtype_of(kind))[..., 0]
@@ -76,7 +77,7 @@ def as_blocks(kind: BlockType, rows: Bytes) -> Parts:
 
 
 def tiles(kind: BlockType, count: int, columns: int) -> Iterator[Tile]:
-    """Index pairs that together cover what `as_blocks` gives for `count` rows, each about TILE_ELEMENTS values."""
+    """Yield index pairs of about TILE_ELEMENTS values each that cover what `as_blocks` returns for `count` rows."""
     blocks = columns // kind.elements
     if not kind.planar:
         count, blocks = 1, count * blocks
@@ -88,18 +89,21 @@ def tiles(kind: BlockType, count: int, columns: int) -> Iterator[Tile]:
 
 
 def cut(parts: Parts, tile: Tile) -> Parts:
-    """The fields of the blocks of one tile."""
+    """Return the fields of the blocks of one tile."""
     return {name: array[tile] for name, array in parts.items()}
 
 
 def by_block(kind: BlockType, values: Floats) -> Array:
-    """`(R, columns)` values in the shape of `as_blocks`: `(1, R × blocks, elements)`, or `(R, blocks, elements)`."""
+    """Return `(R, columns)` values in the shape of `as_blocks`.
+
+    That is `(1, R × blocks, elements)` or `(R, blocks, elements)`.
+    """
     rows = len(values) if kind.planar else 1
     return values.reshape(rows, values.size // (kind.elements * rows) if rows else 0, kind.elements)
 
 
 def decoder(kind: BlockType, unpack: Unpack) -> Callable[[Bytes, int], Floats]:
-    """A `Codec.decode` from what happens to a tile of blocks."""
+    """Return a `Codec.decode` that unpacks tile by tile."""
 
     def decode(rows: Bytes, columns: int) -> Floats:
         check_rows(kind, rows, columns)
@@ -114,13 +118,18 @@ def decoder(kind: BlockType, unpack: Unpack) -> Callable[[Bytes, int], Floats]:
 
 
 def as_items(array: Array) -> Array:
-    """`(…, n)` → `(…)` with items of n elements' bytes. numpy copies such an item at once; a loop of length n would
-    cost several times as much."""
+    """Return `(…, n)` as `(…)`, with items as large as n elements.
+
+    numpy copies such an item at once; a loop of length n would cost several times as much.
+    """
     return array.view(f"V{array.itemsize * array.shape[-1]}")[..., 0]
 
 
 def words_of(packed: Array) -> Array:
-    """The bytes of uint8 `(…, n)`, copied into uint64 `(words,)` and padded: arithmetic on eight bytes at a time."""
+    """Return the bytes of uint8 `(…, n)` as uint64 `(words,)`, for arithmetic on eight bytes at a time.
+
+    They are copied and padded.
+    """
     items = as_items(packed)
     words = np.empty(-(-packed.size // 8), np.uint64)
     words.view(np.uint8)[: packed.size].view(items.dtype).reshape(items.shape)[...] = items
@@ -128,18 +137,20 @@ def words_of(packed: Array) -> Array:
 
 
 def bytes_of(words: Array, shape: tuple[int, ...]) -> Array:
-    """uint8 of `shape` from uint64 words that hold at least so many bytes; a view."""
+    """Return a view of uint64 words, which hold at least that many bytes, as uint8 of `shape`."""
     return words.view(np.uint8)[: math.prod(shape)].reshape(shape)
 
 
 def every_byte(value: int) -> Any:
-    """The uint64 whose eight bytes are `value`."""
+    """Return the uint64 in which every byte is `value`."""
     return np.uint64(value * 0x0101010101010101)
 
 
 def planes(packed: Array, width: int, at: int = 0) -> Array:
-    """Unpack `width`-bit fields: uint8 `(…, n)` → `(…, 8 / width, n)`, plane k holding bits `k·width` and up of every
-    byte, moved to bit `at`."""
+    """Unpack `width`-bit fields: uint8 `(…, n)` → `(…, 8 / width, n)`.
+
+    Plane k holds, for every byte, the bits from `k·width` on, moved to bit `at`.
+    """
     words, mask = words_of(packed), every_byte((1 << width) - 1 << at)
     out = np.empty((*packed.shape[:-1], 8 // width, packed.shape[-1]), np.uint8)
     items = as_items(out)
@@ -152,15 +163,17 @@ def planes(packed: Array, width: int, at: int = 0) -> Array:
 
 
 def translate(codes: Array, levels: bytes) -> Array:
-    """int8 of the shape of uint8 `codes`, `levels[code]` each; `levels` holds 256 signed bytes."""
+    """Return int8 `levels[code]` for each of uint8 `codes`, in the same shape; `levels` holds 256 signed bytes."""
     return np.frombuffer(codes.tobytes().translate(levels), np.int8).reshape(codes.shape)
 
 
 def affine(levels: Callable[[Parts], Array], coefficients: Callable[[Parts], tuple[Array, ...]]) -> Unpack:
-    """value = level × scale, or level × scale + shift, in that order and in float32.
+    """Return an Unpack for value = level × scale, or level × scale + shift, in that order and in float32.
 
-    `levels` gives 8-bit integers `(R, B, …)` in the order of the elements; `coefficients` the scales and, where there
-    are any, the shifts: float32 `(R, B, groups)`, a group being elements / groups neighbors.
+    Args:
+        levels: Gives 8-bit integers `(R, B, …)` in the order of the elements.
+        coefficients: Gives the scales and, where there are any, the shifts: float32 `(R, B, groups)`, each for a group
+            of elements / groups neighbors.
     """
 
     def unpack(parts: Parts, out: Array) -> None:
@@ -174,11 +187,14 @@ def affine(levels: Callable[[Parts], Array], coefficients: Callable[[Parts], tup
 
 
 def spread(groups: Array, elements: int) -> Array:
-    """`(…, groups)` → `(…, elements)`, each value repeated. Broadcasting would run loops of one group's length, and
-    is half as fast as this copy and one long loop (measured with numpy 2.4, groups of 32)."""
+    """Repeat each value: `(…, groups)` → `(…, elements)`.
+
+    This copy and one long loop take half the time of broadcasting, whose loops are as short as a group (measured with
+    numpy 2.4, groups of 32).
+    """
     return groups.repeat(elements // groups.shape[-1], axis=-1)
 
 
 def floats(*fields: str) -> Callable[[Parts], tuple[Array, ...]]:
-    """The float fields of these names as float32."""
+    """Return a function that gives the float fields of these names as float32."""
     return lambda parts: tuple(parts[field].astype(np.float32) for field in fields)

@@ -1,4 +1,4 @@
-"""The contract every block type fulfils, and the table of all of them."""
+"""The contract of every block type, and the table of all of them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Repack:
-    """How blocks of an era become blocks of today's `target` type without going through floats.
+    """How blocks of an era become blocks of the current `target` type without conversion to floats.
 
-    `apply(rows, columns)` takes uint8 `(R, source row bytes)` and returns uint8 `(R, target row bytes)` and the
-    number of blocks whose value changed (a float32 scale that is not exactly a float16): 0 means equal in value.
+    Attributes:
+        target: Name of the current type.
+        apply: `apply(rows, columns)` takes uint8 `(R, source row bytes)` and returns uint8 `(R, target row bytes)` and
+            the number of blocks whose value changed (a float32 scale that is not exactly a float16); 0 means equal in
+            value.
     """
 
     target: str
@@ -31,13 +34,18 @@ class Repack:
 
 LARGEST_LEVEL = 128
 SUBNORMAL_SCALE = 2.0**-25 * LARGEST_LEVEL
-"""A scale below float16's normal range is off by up to 2^-25, whatever its size, times the level it multiplies."""
+"""A scale below the normal range of float16 is off by up to 2^-25, whatever its size, times the level it multiplies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How far rounding to nearest can move one value x: `of_value` · |x|, or `of_block` · the largest |x| of its block,
-    and `least` more, where the result or the block's scale is subnormal. All zero: every float32 is kept."""
+    """How far rounding to nearest can move a value x. All zero: every float32 is kept.
+
+    Attributes:
+        of_value: Times |x|.
+        of_block: Times the largest |x| of its block (instead of `of_value`).
+        least: Added, for results and block scales that are subnormal.
+    """
 
     of_value: float = 0.0
     of_block: float = 0.0
@@ -48,12 +56,16 @@ class Bound:
 class Accuracy:
     """What rounding to a type may cost: numbers that are derived, or measured and measured again by tests.
 
-    `band`: least and most relative RMS error of ordinary weights (`quant.accuracy.bands`); None: nothing is rounded.
-    `block_limit`, `row_limit`: the largest relative RMS error of a block and of a row that rounding explains, and
-    `floor`: values below which the type's scale cannot go (`quant.accuracy.likeness`). The defaults are those of types
-    of two bits and fewer, whose blocks may lie as far from their values as zeros do, with a float16 scale: its smallest
-    step times the largest level. `bound`: of one value (`quant.accuracy.bounds`); None where the type's arithmetic
-    gives none.
+    The defaults are those of types of two bits and fewer with a float16 scale. Their blocks may lie as far from their
+    values as zeros do, and the floor is the smallest step of the scale times the largest level.
+
+    Attributes:
+        band: Least and greatest relative RMS error of ordinary weights (`quant.accuracy.bands`); None: nothing is
+            rounded.
+        block_limit: The largest relative RMS error of a block that rounding explains.
+        row_limit: The same of a row.
+        floor: The least value that the type's scale can represent (`quant.accuracy.likeness`).
+        bound: Bound of a single value (`quant.accuracy.bounds`); None where the type's arithmetic gives none.
     """
 
     band: tuple[float, float] | None = None
@@ -65,15 +77,21 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """What can be done with one block type.
+    """What can be done with one block type. All bytes are little-endian; rows are independent of each other.
 
-    `decode(rows, columns)`: uint8 `(R, row_bytes)` → float32 `(R, columns)`, bit-equal to the dequantize_row of the
-    program that defined the type. `encode(values, weights)`: float32 `(R, columns)` and an importance vector float32
-    `(columns,)` or None → uint8 `(R, row_bytes)`, byte-equal to llama.cpp's portable build; raises BlockError naming
-    the row of a NaN or infinity. All little-endian; rows are independent of each other.
-
-    `file_type`: the value of `general.file_type` that means mostly this type, when nothing else is known. `suspicious`:
-    field → which of its items `(…, count)` may make a value NaN or infinite, for fields that are no plain floats.
+    Attributes:
+        type: The block type.
+        decode: `decode(rows, columns)`: uint8 `(R, row_bytes)` → float32 `(R, columns)`, bit-equal to the
+            dequantize_row of the program that defined the type.
+        encode: `encode(values, weights)`: float32 `(R, columns)` and importances float32 `(columns,)` or None → uint8
+            `(R, row_bytes)`, byte-equal to llama.cpp's portable build. Raises BlockError naming the row of a NaN or
+            infinity.
+        repack: How blocks of this type become blocks of its successor.
+        needs_imatrix: Whether encoding without importances gives garbage.
+        accuracy: What rounding to it may cost.
+        file_type: The `general.file_type` that means mostly this type, when nothing else is known.
+        suspicious: Field → which of its items `(…, count)` may make a value NaN or infinite, for fields that are not
+            plain floats.
     """
 
     type: BlockType
@@ -88,7 +106,7 @@ class Codec:
 
 @cache
 def codecs() -> dict[str, Codec]:
-    """Every codec by type name."""
+    """Return every codec by type name."""
     table: dict[str, Codec] = {}
     for family in scan("ggferry.quant.codecs", "CODECS"):
         for codec in family:
@@ -100,12 +118,12 @@ def codecs() -> dict[str, Codec]:
 
 @cache
 def types_by_id() -> dict[int, BlockType]:
-    """Block types by GGUF id."""
+    """Return the block types by GGUF id."""
     return {c.type.ggml_id: c.type for c in codecs().values() if c.type.ggml_id is not None}
 
 
 def codec(name: str) -> Codec:
-    """The codec of a type name, any case. Raises BlockError for a name nobody has."""
+    """Return the codec of a type name, in any case. Raises BlockError for an unknown name."""
     try:
         return codecs()[name.upper()]
     except KeyError:
@@ -113,4 +131,5 @@ def codec(name: str) -> Codec:
 
 
 def block_type(name: str) -> BlockType:
+    """Return the block type of a name, in any case. Raises BlockError for an unknown name."""
     return codec(name).type

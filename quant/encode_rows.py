@@ -1,4 +1,4 @@
-"""Rows of a tensor in a block type, weighed by its importances: for writing a file and for proving one."""
+"""Encode rows of a tensor in a block type, weighted by importances: for writing a file and for proving one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,20 @@ else:
 
 
 def encode_rows(kind: BlockType, rows: Floats, weights: Floats | None, start: int, shape: Sequence[int]) -> Bytes:
-    """Encode float32 `rows` `(n, columns)`, the first of which is row `start` of a tensor of `shape` (outermost first).
+    """Encode float32 rows of a tensor.
 
-    `weights`: float32 `(matrices, columns)`, one row an expert, or None (`formats.imatrix.Imatrix.weights`). Returns
-    uint8 `(n, bytes a row)`, little-endian. Raises BlockError for values that the type cannot hold.
+    Args:
+        kind: The block type.
+        rows: float32 `(n, columns)`.
+        weights: float32 `(matrices, columns)`, one row for each expert, or None (`formats.imatrix.Imatrix.weights`).
+        start: Number of the first row in the tensor.
+        shape: Shape of the tensor, outermost first.
+
+    Returns:
+        uint8 `(n, row bytes)`, little-endian.
+
+    Raises:
+        BlockError: The type cannot hold a value.
     """
     encode = codec(kind.name).encode
     assert encode is not None, kind.name

@@ -1,4 +1,4 @@
-"""Byte order of tensor data: big-endian GGUF holds the same blocks with every field's items reversed."""
+"""Byte order of tensor data: big-endian GGUF holds the same blocks with every item of their fields byte-swapped."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ else:
 
 
 def swap(kind: BlockType, rows: Bytes) -> Bytes:
-    """uint8 `(R, row bytes)` in the other byte order, a new array; its own inverse.
+    """Return uint8 `(R, row bytes)` in the other byte order, as a new array. The function is its own inverse.
 
-    Every item of every field of the block's table is reversed; fields of bytes stay. Raises BlockError when a row is
-    not whole blocks.
+    The bytes of every item of every field of the block's table are reversed; fields of bytes stay. Raises BlockError
+    when a row is not whole blocks.
     """
     if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] % kind.block_bytes:
         raise BlockError(

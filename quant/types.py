@@ -1,7 +1,7 @@
 """Block types: how a run of elements is laid out in bytes.
 
-A tensor row of `n` elements is `n / elements` blocks one behind the other, each block being its fields in
-order. Sizes are computed from the fields, never typed by hand, where they would drift.
+A tensor row of `n` elements is `n / elements` blocks one after the other, each block being its fields in order. Sizes
+are computed from the fields and never typed by hand, because such numbers drift.
 
 Source of the facts: ggml's `ggml-common.h` / `ggml.c` type traits for everything with a GGUF id,
 docs/formats/ggml-era.md "Block eras" for the eras that never reached GGUF.
@@ -19,13 +19,22 @@ _ITEM_BYTES = {"bf16": 2, "u1": 1, "i1": 1} | {f"{kind}{size}": size for kind in
 
 
 class BlockError(ValueError):
-    """A request that no block of this type can satisfy: a row that does not divide, an unknown type, a value
-    that cannot be encoded. Callers that know the file turn it into one of `formats.errors`."""
+    """A request that no block of this type can satisfy.
+
+    Such are a row that is not whole blocks, an unknown type, and a value that cannot be encoded. Callers that know the
+    file make one of `formats.errors` of it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One member of a block: `count` items of numpy-style `dtype` (`f2`, `u1`, …; `bf16`), without byte order."""
+    """A member of a block.
+
+    Attributes:
+        name: As in ggml's struct.
+        dtype: numpy-style type without byte order (`f2`, `u1`, …), or `bf16`.
+        count: Number of items.
+    """
 
     name: str
     dtype: str
@@ -33,20 +42,27 @@ class Field:
 
     @property
     def item_bytes(self) -> int:
+        """Bytes of an item."""
         return _ITEM_BYTES[self.dtype]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all items."""
         return self.item_bytes * self.count
 
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """The byte layout of one tensor type.
+    """The byte layout of a tensor type.
 
-    `elements`: elements per block. `ggml_id`: the id in GGUF files, None for the eras GGUF never held.
-    `planar`: the fields of a whole row stand together (all of field 0, then all of field 1, …: GGML files of
-    10–17 March 2023) instead of block by block. `quantized`: values were rounded to get here.
+    Attributes:
+        name: Name of the type.
+        elements: Elements in a block.
+        fields: Members of a block, in order.
+        ggml_id: The id in GGUF files; None for the eras that GGUF never held.
+        planar: Whether a row stores all of field 0, then all of field 1, … instead of block by block (GGML files of
+            10–17 March 2023).
+        quantized: Whether values were rounded to fit the type.
     """
 
     name: str
@@ -62,14 +78,14 @@ class BlockType:
         object.__setattr__(self, "block_bytes", sum(member.nbytes for member in self.fields))
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of one row of `columns` elements. Raises BlockError when the row is not whole blocks."""
+        """Return the bytes of a row of `columns` elements. Raises BlockError when the row is not whole blocks."""
         blocks, rest = divmod(columns, self.elements)
         if rest:
             raise BlockError(f"a row of {columns} elements is not a multiple of {self.name}'s block of {self.elements}")
         return blocks * self.block_bytes
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a whole tensor of `shape` (outermost first; the last axis is the row)."""
+        """Return the bytes of a whole tensor of `shape` (outermost first; the last axis is the row)."""
         rows = 1
         for size in shape[:-1]:
             rows *= size
@@ -80,9 +96,9 @@ class BlockType:
 
 
 def table(text: str, **common: bool) -> dict[str, BlockType]:
-    """Read block types from lines `NAME ID ELEMENTS FIELD:DTYPE[*COUNT] …` (ID `-`: no GGUF id).
+    """Return the block types that lines `NAME ID ELEMENTS FIELD:DTYPE[*COUNT] …` describe (ID `-`: no GGUF id).
 
-    The grammar: docs/tables.md. Raises BlockError, with file, line and word, for a line that is not of this form.
+    The grammar is in docs/tables.md. Raises BlockError, with file, line and word, for any other line.
     """
     types: dict[str, BlockType] = {}
     for line in filter(str.strip, text.splitlines()):
@@ -100,7 +116,7 @@ _FIELD = re.compile(r"([a-z]\w*):([a-z]\w*?)(?:\*(\d+))?")
 
 
 def _block_type(words: list[str], common: Mapping[str, bool]) -> BlockType:
-    """The type of a line. Raises ValueError, whose message ends in the word that is wrong."""
+    """Return the type a line describes. Raises ValueError, whose message ends with the word that is wrong."""
     if len(words) < 4:
         raise ValueError(f"not NAME ID ELEMENTS FIELD:DTYPE…: {' '.join(words)}")
     name, ggml_id, elements, *items = words

@@ -1,5 +1,8 @@
-"""Results kept by the content they were made of, where a whole archive is looked at: it holds one vocabulary in twenty
-files. Elsewhere nothing is kept: a conversion makes and checks everything itself."""
+"""Keep results by the content they were made of, while a whole archive is examined.
+
+In an archive, about twenty files share one vocabulary. Elsewhere nothing is kept: a conversion makes and checks
+everything itself.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
-ITEM_BYTES = 80  # of memory that a string, and its place in a tuple, take beside the characters
+ITEM_BYTES = 80  # of memory that a string, and its place in a tuple, take besides the characters
 _keeping = False
 
 
 def held(texts: Sequence[str] | Sequence[bytes]) -> int:
-    """Bytes of memory that `texts` take, roughly."""
+    """Return roughly how many bytes of memory `texts` take."""
     return sum(map(len, texts)) + ITEM_BYTES * len(texts)
 
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """For as long, `Recent` keeps and finds; what is kept outlasts it, for the next time."""
+    """Let `Recent` keep and find results within the context; what is kept stays for the next time."""
     global _keeping
     before, _keeping = _keeping, True
     try:
@@ -31,10 +34,10 @@ def keeping() -> Iterator[None]:
 
 
 class Recent(Generic[V]):
-    """What was last made of which content, `most` bytes together by their makers' reckoning.
+    """What was made most recently of which content, up to `most` bytes as the callers count them.
 
-    The key must be the content itself or its digest, so that a result is the one that would be made again; errors are
-    never kept, since they name their file. Nobody may change what is kept. Safe in threads.
+    The key must be the content itself or its digest, so that a result is the one that would be made again. Errors are
+    never kept, because they name their file. Nobody may change what is kept. Thread-safe.
     """
 
     def __init__(self, most: int) -> None:
@@ -44,6 +47,7 @@ class Recent(Generic[V]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> V | None:
+        """Return what was made of this content, or None."""
         with self._lock:
             found = self._kept.get(key) if _keeping else None
             if found is None:
@@ -52,11 +56,11 @@ class Recent(Generic[V]):
             return found[0]
 
     def takes(self, nbytes: int) -> bool:
-        """Whether `put` would keep something of that size."""
+        """Return whether `put` would keep something of that size."""
         return _keeping and nbytes <= self.most
 
     def put(self, key: Hashable, value: V, nbytes: int) -> None:
-        """Keep `value` until newer ones need its room."""
+        """Keep `value` until newer values need its room."""
         if not self.takes(nbytes):
             return
         with self._lock:

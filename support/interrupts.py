@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM kept away from the few steps that cannot be left half-done."""
+"""Keep Ctrl-C and SIGTERM away from the few steps that cannot be left half-done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """An interrupt of the main thread takes effect at the end of the block; so does a SIGTERM that is answered."""
+    """Delay an interrupt of the main thread, and a SIGTERM that has a handler, until the end of the block."""
     before = {number: signal.getsignal(number) for number in STOPS}
     heeded = {number: handler for number, handler in before.items() if callable(handler)}
     if threading.current_thread() is not threading.main_thread() or not heeded:

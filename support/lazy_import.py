@@ -1,4 +1,4 @@
-"""Heavy libraries, imported when something of them is used first (docs/decisions/lazy-imports.md)."""
+"""Import heavy libraries when something in them is first used (docs/decisions/lazy-imports.md)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from ggferry.support.interrupts import interrupts_wait
 
 
 class _Lazy:
-    """Stands for a module and imports it at the first use of an attribute. (importlib.util.LazyLoader is not safe in
-    threads before Python 3.12: a second thread sees the half-made module.)"""
+    """Stands for a module and imports it at the first use of an attribute.
+
+    importlib.util.LazyLoader is not thread-safe before Python 3.12: a second thread sees the half-made module.
+    """
 
     def __init__(self, name: str) -> None:
         self.__dict__["__name__"] = name
@@ -24,7 +26,7 @@ class _Lazy:
 
 
 def lazy(name: str) -> Any:
-    """The module `name`, imported at the first use of one of its attributes.
+    """Return a stand-in for the module `name`, which is imported at the first use of one of its attributes.
 
     numpy costs 0.3 s of CPU to import and torch a second; `ggferry inspect` needs neither.
     """

@@ -1,4 +1,4 @@
-"""Where a table stands in the code: which file and line an error about one of its words names."""
+"""Where a table stands in the code: the file and line that an error about one of its words names."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a table is written. `lines`: the files that may hold its text, each with the line to look from; `file` and
-    `line`: the statement that made it."""
+    """Where a table is written.
+
+    Attributes:
+        file: File of the statement that made it.
+        line: Line of that statement.
+        lines: The files that may hold its text, each with the line from which to search.
+    """
 
     file: str
     line: int
     lines: tuple[tuple[str, int], ...]
 
     def of(self, text: str) -> str:
-        """'FILE:LINE' of `text`; of the statement if no line holds it as it is."""
+        """Return 'FILE:LINE' of `text`, or of the statement if no line holds the text as it is."""
         for file, start in self.lines:
             for number in _holding(file, text, start):
                 return f"{file}:{number}"
         return f"{self.file}:{self.line}"
 
     def with_shared(self) -> Place:
-        """The same, looking into the modules beside it that several tables share, too ('_NAME.py')."""
+        """Return a place that also searches the modules in the same folder that several tables share ('_NAME.py')."""
         shared = sorted(glob.glob(os.path.join(glob.escape(os.path.dirname(self.file)), "_*.py")))
         return replace(self, lines=(*self.lines, *((file, 1) for file in shared)))
 
 
 class BadWord(ValueError):
-    """A word of a table that nobody knows: what is wrong with it, and the word."""
+    """A word of a table that is not known: the word, and what is wrong with it."""
 
     def __init__(self, problem: str, word: str) -> None:
         super().__init__(f"{problem}: {word}")
@@ -40,8 +45,10 @@ class BadWord(ValueError):
 
 
 def caller(depth: int = 1) -> Place:
-    """The place of whoever called the function that asks, or `depth` calls above, and of the statement of a module
-    that led there."""
+    """Return the place of whoever called the asking function, or `depth` calls above it.
+
+    It includes the statement of a module that led there.
+    """
     frame = sys._getframe(depth + 1)
     near = (frame.f_code.co_filename, frame.f_lineno)
     while frame.f_code.co_name != "<module>" and frame.f_back is not None:
@@ -51,6 +58,6 @@ def caller(depth: int = 1) -> Place:
 
 
 def _holding(file: str, text: str, start: int) -> list[int]:
-    """The numbers of the lines that hold `text`, those from `start` on first."""
+    """Return the numbers of the lines that hold `text`, those from `start` on first."""
     found = [number for number, line in enumerate(linecache.getlines(file), 1) if text.strip() in line]
     return [number for number in found if number >= start] + [number for number in found if number < start]

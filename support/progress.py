@@ -1,4 +1,4 @@
-"""How far long work has come, told to whoever shows it."""
+"""How far long work has come, reported to whoever displays it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """What a long job is at. The words are shown to people, written into events and read by programs."""
+    """What a long job is doing. The words are shown to people, written into events and read by programs."""
 
     READING = "reading"
     CHECKING = "checking"
@@ -22,9 +22,9 @@ class Phase(StrEnum):
 Progress = Callable[[int], None]
 """Called with the number of bytes just finished, from any worker."""
 Stage = Callable[[Phase, int], AbstractContextManager[Progress]]
-"""Opens a progress display: phase, bytes in all → context yielding a function of the bytes just done."""
+"""Opens a progress display: phase, total bytes → context yielding a function of the bytes just done."""
 
 
 def silent(phase: Phase, total: int) -> AbstractContextManager[Progress]:
-    """The stage that nobody watches."""
+    """Return a stage that displays nothing."""
     return nullcontext(lambda done: None)

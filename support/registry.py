@@ -1,4 +1,4 @@
-"""Folders are the registry: every module of a package that exposes the given name is found, none is listed."""
+"""Folders are the registry: every module of a package that exposes a given name is found; none is listed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from typing import Any
 
 @cache
 def scan(package: str, attribute: str) -> tuple[Any, ...]:
-    """`attribute` of every module directly in `package` that has one, in module-name order, then of every entry
-    point of the group `package` (so that another distribution can add a reader, an architecture, a codec)."""
+    """Return `attribute` of every module directly in `package` that has one, then of entry points.
+
+    Modules come in the order of their names. Then come the entry points of the group `package`, by which another
+    distribution can add a reader, an architecture or a codec.
+    """
     found = []
     root = importlib.import_module(package)
     for info in sorted(pkgutil.iter_modules(root.__path__), key=lambda info: info.name):
@@ -31,9 +34,10 @@ def _plugins(group: str) -> list[Any]:
 
 @cache
 def _installed() -> tuple[Any, ...]:
-    """The entry points of other distributions for ggferry's groups.
+    """Return the entry points of other distributions for ggferry's groups.
 
-    importlib.metadata costs 40 ms of CPU to import: only where some entry_points.txt names a group of ours.
+    importlib.metadata costs 40 ms of CPU to import, so this is done only where some entry_points.txt names a group of
+    ours.
     """
     if not any(b"[ggferry." in text for text in _entry_point_files()):
         return ()

@@ -11,15 +11,15 @@ _UNITS: dict[str, int] = {"": 1} | {
 }
 FORM = "N, or N with K, M, G, T (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)"
 MOST = 1 << 63
-"""What no file and no memory is as large as; the number of an int64."""
+"""The largest int64; no file and no memory is as large."""
 
 _BY_WORD = {name.lower(): factor for name, factor in _UNITS.items()}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that `text` says: '4G' → 4·10⁹, '4GiB' → 4·2³⁰, '100' → 100; in any case, '1.5G' too.
+    """Return the bytes that `text` states: '4G' → 4·10⁹, '4GiB' → 4·2³⁰, '100' → 100; in any case, and '1.5G' too.
 
-    Raises ValueError for what is no whole number of bytes between 0 and 2⁶³ - 1.
+    Raises ValueError for what is not a whole number of bytes between 0 and 2⁶³ − 1.
     """
     match = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,9}))? ?([A-Za-z]{0,3})", text.strip(), re.ASCII)
     factor = _BY_WORD.get(match[3].lower()) if match else None

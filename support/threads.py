@@ -1,4 +1,4 @@
-"""Work on many items by a few threads."""
+"""Work on many items in a few threads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Item = TypeVar("Item")
 
 
 def workers(asked: int | None = None) -> int:
-    """Threads: as asked, or one a core this process may use."""
+    """Return the number of threads: as asked, or one for each core this process may use."""
     return asked or len(os.sched_getaffinity(0))
 
 
 def each(items: Iterable[Item], work: Callable[[Item], None], count: int) -> None:
-    """`work` on every item by `count` threads; at most two items a thread are in flight."""
+    """Call `work` on every item in `count` threads; at most two items per thread are in flight."""
     if count == 1:
         for item in items:
             work(item)

@@ -76,8 +76,7 @@ class Digests:
         """Start digesting files; return a function for each that waits for its record.
 
         Local files are read at once, if more than one thread is allowed. A remote file is read when its record is asked
-        for:
-        its bytes are cached here after the conversion.
+        for: its bytes are cached here after the conversion.
 
         Args:
             sources: The files.

@@ -52,8 +52,7 @@ def confined(roots: Iterable[str]) -> Iterator[None]:
     """Allow links within an archive: files below any of `roots` may really lie below any other of them.
 
     Within the context, links between the folders of an archive's models are followed, and links out of the archive are
-    not.
-    A root that is a file stands for its folder.
+    not. A root that is a file stands for its folder.
     """
     named = [os.path.abspath(root) for root in roots]
     folders = [os.path.dirname(path) if os.path.isfile(path) else path for path in named]

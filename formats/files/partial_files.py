@@ -2,8 +2,7 @@
 
 The bytes of OUT grow under `.OUT.ggferry-<16 hex digits>.partial`. That name is new, so nobody's file is ever opened,
 truncated or removed. The file is locked (flock) as long as its writer lives. A process that begins to write OUT looks
-at
-every other such name of OUT: a locked one belongs to another writer at work, a free one was left by a run that was
+at every other such name of OUT: a locked one belongs to another writer at work, a free one was left by a run that was
 killed. docs/decisions/partials.md says why, and what risks remain.
 """
 
@@ -46,8 +45,7 @@ def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identit
     """Check what can be known before anything is written: that `path` can become a file.
 
     It must be a valid name, must be none of the `sources`, and must be free unless it may be overwritten. Raises
-    UsageError,
-    NotFoundError, RefusedError.
+    UsageError, NotFoundError, RefusedError.
     """
     folder, name = os.path.split(path)
     if not name or name in (os.curdir, os.pardir) or os.path.isdir(path):
@@ -255,8 +253,7 @@ def claim(targets: Sequence[str], sources: Mapping[Identity, str] | None = None)
     """Create a partial for each of `targets`: all of them or none.
 
     Raises BusyError when another writer is working on one of them, RefusedError when a leftover of a killed run is
-    among
-    the `sources`.
+    among the `sources`.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -439,8 +436,7 @@ def write_text(
     """Write lines of text, each with a line break, whole or not at all.
 
     The encoding is UTF-8; code points that UTF-8 cannot encode are escaped as in Python. The arguments and errors are
-    those
-    of `write_file`.
+    those of `write_file`.
     """
 
     def write(file: BinaryIO) -> None:

@@ -56,8 +56,7 @@ def _part_count(first: Checkpoint, layout: HeaderLayout) -> int:
     """Return the number of parts: the width in the header divided by the columns of the embedding in part 0.
 
     The table by n_embd that the runtime of March 2023 used is wrong for models in a single file
-    (docs/formats/ggml-era.md
-    "Parts").
+    (docs/formats/ggml-era.md "Parts").
     """
     ref = first.tensors.get(layout.embedding)
     if ref is None or first.container == "ggjt":

@@ -1,8 +1,7 @@
 """Which block layout a tensor-type code means: it depends on the container, its version and the era.
 
 Source: docs/formats/ggml-era.md "Type codes" and "Block eras". The bytes behind codes 2, 3, 6, 7 and 8 changed while
-the
-numbers stayed.
+the numbers stayed.
 """
 
 from __future__ import annotations

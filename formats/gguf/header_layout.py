@@ -105,7 +105,7 @@ def lay_out(
     """Return the header of a file with these keys and tensors, in the given order, and the place of each tensor's data.
 
     Args:
-            metadata: Keys and values. `general.alignment` is added at the end when `alignment` is not 32 and the key is
+        metadata: Keys and values. `general.alignment` is added at the end when `alignment` is not 32 and the key is
             absent.
         tensors: Name, type and shape (outermost first) of each tensor.
         alignment: Bytes to which tensor data is aligned, a power of two.

@@ -111,8 +111,7 @@ class Texts:
         """Return whether every string is UTF-8.
 
         Where every string is `short` (under 128 bytes), the lengths are themselves ASCII, and one check of all bytes is
-        enough:
-        no character can extend across a length.
+        enough: no character can extend across a length.
         """
         if short:
             return is_utf8(self.raw)

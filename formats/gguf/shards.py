@@ -52,8 +52,7 @@ def shard_paths(path: str, count: object) -> list[str]:
     """Return the paths of all shards of the model to which the shard at `path` belongs.
 
     `count` is the number of shards that it states. Raises NotFoundError for a name from which the others cannot be
-    derived
-    and for an absent shard, OutOfRangeError for an impossible count.
+    derived and for an absent shard, OutOfRangeError for an impossible count.
     """
     if not isinstance(count, int) or not 2 <= count <= limits.MAX_SHARDS:
         raise OutOfRangeError("split.count", path=path, found=count, expected=f"0..{limits.MAX_SHARDS}")

@@ -38,9 +38,8 @@ class Value:
 
     Attributes:
         type: Its type in GGUF.
-            data: An int, float, bool or str; for ARRAY a tuple of plain items of type `items`, or of `Value`s when
-            `items` is
-            ARRAY itself. Strings that are not UTF-8 are kept byte for byte by surrogate escapes.
+        data: An int, float, bool or str; for ARRAY a tuple of plain items of type `items`, or of `Value`s when `items`
+            is ARRAY itself. Strings that are not UTF-8 are kept byte for byte by surrogate escapes.
         items: For ARRAY, the type of the items.
     """
 

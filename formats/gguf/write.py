@@ -40,8 +40,7 @@ class GGUFFile:
     """A GGUF file that is being written. `pwrite` may be called from any number of threads at once.
 
     Its life: `pwrite` …, `finish` (complete and on disk, still at `partial`, to be verified), then `publish` or
-    `discard`.
-    As a context manager it discards what was not published.
+    `discard`. As a context manager it discards what was not published.
     """
 
     def __init__(
@@ -85,8 +84,7 @@ class GGUFFile:
         """Write little-endian `data` at byte `offset` of tensor `name`.
 
         In a big-endian file its numbers are swapped; `offset` and size must then be whole blocks. Raises UsageError for
-        a
-        tensor that the layout lacks, OutOfRangeError when the bytes are not inside the tensor.
+        a tensor that the layout lacks, OutOfRangeError when the bytes are not inside the tensor.
         """
         tensor = self.layout.tensors.get(name)
         if tensor is None or self._finished:

@@ -31,10 +31,8 @@ def join_parts(
     """Return the whole tensors, the copies that are not needed, and the name of the layout that fits.
 
     A layout fits when the joined `embedding` has `width` (a field of params.json) columns and at least `vocab_size`
-    rows, as
-    far as params.json states them. Two of its `options` are used: `repeated` holds shell patterns of matrices that
-    every
-    part has in full, `split_vectors` those of vectors that are cut.
+    rows, as far as params.json states them. Two of its `options` are used: `repeated` holds shell patterns of matrices
+    that every part has in full, `split_vectors` those of vectors that are cut.
 
     Args:
         paths: Paths of the parts, in order.

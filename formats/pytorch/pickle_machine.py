@@ -2,9 +2,8 @@
 
 Nothing is imported, called or executed. A name is looked up in `formats.pytorch.pickle_names`, where it stands for a
 plain value, a storage or a view of one; any other name ends the reading at once. The instructions are those of
-CPython's
-`pickletools` up to protocol 5, without those that exist to create objects (INST, OBJ, EXT*, NEWOBJ_EX, PERSID, buffers)
-and without the text forms of protocol 0.
+CPython's `pickletools` up to protocol 5, without those that exist to create objects (INST, OBJ, EXT*, NEWOBJ_EX,
+PERSID, buffers) and without the text forms of protocol 0.
 """
 
 from __future__ import annotations

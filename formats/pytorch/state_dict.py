@@ -42,8 +42,7 @@ def find_state(value: Any, path: str) -> State:
     """Return the state dict in the value of a checkpoint's pickle.
 
     Raises UnsupportedError when there is none (a lone tensor, a list, an optimizer's state), DuplicateError when two
-    nested
-    names coincide, OutOfRangeError for excessive depth and lengths.
+    nested names coincide, OutOfRangeError for excessive depth and lengths.
     """
     if not isinstance(value, dict):
         found = "one tensor" if isinstance(value, View) else f"a {type(value).__name__}"

@@ -1,8 +1,8 @@
 """Read one file of a PyTorch checkpoint: its records, its state dict, and where each tensor's bytes are.
 
 The archive is read by `formats.pytorch.zip_archive`, its pickle by `formats.pytorch.pickle_machine`. Nothing in it is
-ever run, and there is no other way to load it here. Source of the container: `caffe2/serialize/inline_container.cc`
-and `torch/serialization.py` 2.13.
+ever run, and there is no other way to load it here. Source of the container: `caffe2/serialize/inline_container.cc` and
+`torch/serialization.py` 2.13.
 """
 
 from __future__ import annotations

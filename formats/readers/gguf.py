@@ -297,8 +297,7 @@ def _version_of(raw: bytes) -> tuple[int, bool]:
     """Return the version, and whether its bytes are big-endian.
 
     This decides as gguf.cpp and gguf-py do: no version reaches 2^16, so sixteen low bits of zero are the high bits in
-    the
-    other byte order.
+    the other byte order.
     """
     swapped = raw[:2] == b"\0\0" and raw != b"\0\0\0\0"
     return int.from_bytes(raw, "big" if swapped else "little"), swapped

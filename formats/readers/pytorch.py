@@ -1,7 +1,7 @@
 """Read PyTorch checkpoints: `.pth`, `.pt`, `.bin` written by torch.save since 1.6, one file or many; Meta's parts.
 
-`formats.pytorch.torch_file`, which reads one file, is imported only when there is one. Older streams and tars are
-named and refused.
+`formats.pytorch.torch_file`, which reads one file, is imported only when there is one. Older streams and tars are named
+and refused.
 """
 
 from __future__ import annotations

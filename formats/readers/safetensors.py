@@ -191,8 +191,7 @@ class _Header:
     """The JSON of a header, read line by line.
 
     Of a million lines nothing is kept but `places`, `begins` and `ends`: where each tensor's line is, and the range of
-    its
-    data.
+    its data.
     """
 
     def __init__(self, text: bytes, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Values that a model file should not hold: where the first one is, and what is said of it."""
+"""Find values that a model file should not hold, and word the errors about them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ else:
 
 
 class ValueRefused(BlockError):
-    """A value that cannot be encoded. `row` and `column` count from the first of the values given to the encoder;
-    `why` is the sentence without the place."""
+    """A value that cannot be encoded.
+
+    `row` and `column` count from the first of the values given to the encoder; `why` is the sentence without the place.
+    """
 
     def __init__(self, row: int, column: int, why: str) -> None:
         super().__init__(f"row {row}, column {column}: {why}")
@@ -29,7 +31,7 @@ class ValueRefused(BlockError):
 
 
 def refuse_nonfinite(kind: BlockType, values: Floats) -> None:
-    """Raises ValueRefused for the first NaN or infinity of float32 `(R, columns)`."""
+    """Raise ValueRefused for the first NaN or infinity of float32 `(R, columns)`."""
     bad = ~np.isfinite(values)
     if bad.any():
         row, column = np.argwhere(bad)[0].tolist()
@@ -37,14 +39,16 @@ def refuse_nonfinite(kind: BlockType, values: Floats) -> None:
 
 
 LEAST_SUSPICIOUS = {"f2": 0x7C00, "bf16": 0x7F80, "f4": (127 + 96) << 23, "f8": (1023 + 127) << 52}
-"""The least bits of a float, without the sign, that are suspicious: infinity and NaN; of the wider floats also what may
-overflow float32 once multiplied by a level."""
+"""The least bits of a float, without its sign, that are suspicious.
+
+These are infinity and NaN, and in the wider floats also values that may overflow float32 once multiplied by a level.
+"""
 
 
 def scan_bad(kind: BlockType, rows: Bytes, columns: int) -> int | None:
-    """The first row of uint8 `(R, row bytes)` that decodes to a NaN or an infinity, or None.
+    """Return the first row of uint8 `(R, row bytes)` that decodes to a NaN or an infinity, or None.
 
-    Looks at the scale fields of quantized blocks only, and decodes a row where one of them is suspicious.
+    Only the scale fields of quantized blocks are checked; a row is decoded only where one of them is suspicious.
     """
     check_rows(kind, rows, columns)
     rows = np.ascontiguousarray(rows)
@@ -72,7 +76,7 @@ def _checks(kind: BlockType) -> dict[str, Callable[[Array], Array]]:
 
 @cache
 def _float_check(dtype: str) -> Callable[[Array], Array] | None:
-    """Marks the floats of this dtype that are suspicious; None for an integer."""
+    """Return a function that marks the suspicious floats of this dtype; None for an integer dtype."""
     if dtype not in LEAST_SUSPICIOUS:
         return None
     size = 8 * (2 if dtype == "bf16" else int(dtype[1]))
@@ -81,7 +85,7 @@ def _float_check(dtype: str) -> Callable[[Array], Array] | None:
 
 
 def _rows_of(kind: BlockType, suspects: Array, tile: tuple[slice, slice], columns: int) -> list[int]:
-    """The rows, in order, of the marked blocks `(rows, blocks)` of a tile of `as_blocks`."""
+    """Return the rows, in order, of the marked blocks `(rows, blocks)` of a tile of `as_blocks`."""
     row, block = np.nonzero(suspects)
     if not kind.planar:
         return sorted(set(((tile[1].start + block) * kind.elements // columns).tolist()))

@@ -1,9 +1,10 @@
-"""What rounding to a type costs where nothing is wrong: the relative RMS error of ordinary weights.
+"""The relative RMS error that rounding to a type causes in ordinary weights, where nothing is wrong.
 
-Measured, not derived (tests/quant/accuracy/test_bands.py measures again). The lower end is that of normally distributed
-rows, the upper one that of rows with heavy tails (Student's t of three degrees of freedom) or, where it costs more, of
-such rows under an importance matrix that spans decades. Ternary and binary types are for models trained that way, and
-their band is that of such weights: nothing but the scale's rounding to float16. The numbers stand with each codec.
+The numbers are measured, not derived, and tests/quant/accuracy/test_bands.py measures them again. The lower end of a
+band is the error of normally distributed rows. The upper end is that of rows with heavy tails (Student's t with three
+degrees of freedom) or, where it is larger, of such rows under an importance matrix that spans decades. Ternary and
+binary types are for models trained that way, and their band is that of such weights: only the rounding of the scale to
+float16. Each codec holds its own numbers.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ from __future__ import annotations
 from ggferry.quant.codec import codec
 
 TOLERANCE = 1.2
-"""How far above its band an error is that of a tensor of its own kind, and not that of a small one's few blocks."""
+"""How far above the band an error must be to concern the tensor as a whole, not a few blocks of a small tensor."""
 
 
 def band_of(kind: str) -> tuple[float, float] | None:
-    """Return the least and most relative RMS error of the type, None where it rounds nothing. Raises BlockError."""
+    """Return the least and the greatest relative RMS error of the type; None where nothing is rounded.
+
+    Raises BlockError.
+    """
     return codec(kind).accuracy.band
 
 
 def beyond_band(kind: str, relative_rms: float) -> bool:
-    """Whether the error is larger than the type's rounding explains for ordinary weights. False for a type without a
-    band."""
+    """Return whether the error is larger than rounding to the type explains for ordinary weights.
+
+    False for a type without a band.
+    """
     band = band_of(kind)
     return band is not None and relative_rms > TOLERANCE * band[1]

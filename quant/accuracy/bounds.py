@@ -1,8 +1,8 @@
-"""How far a value may lie from what it was made of: the arithmetic of each type, element by element.
+"""How far a value may lie from the value it was made of, element by element, by the arithmetic of each type.
 
-A bound here is a proof obligation, not a tolerance: an encoder that rounds to nearest cannot exceed it. Sources: the
+A bound is a proof obligation, not a tolerance: an encoder that rounds to nearest cannot exceed it. Sources: the
 significands of IEEE 754 binary16 (11 bits) and bfloat16 (8 bits), and the scale formula of each block
-(docs/formats/ggml-era.md "Block eras", ggml-common.h). The numbers stand with each codec.
+(docs/formats/ggml-era.md "Block eras", ggml-common.h). Each codec holds its own numbers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ SCALES = ("d", "m")
 
 
 def narrowing_bound(target: str, values: Floats) -> Floats | None:
-    """Largest |Δ| of each element when float32 `values` `(rows, columns)` are stored as `target`; None where the
-    type's arithmetic gives no such bound."""
+    """Return the largest |Δ| of each element when float32 `values` `(rows, columns)` are stored as `target`.
+
+    None where the type's arithmetic gives no such bound.
+    """
     one = codec(target)
     limit = one.accuracy.bound
     if limit is None:
@@ -46,15 +48,28 @@ def narrowing_bound(target: str, values: Floats) -> Floats | None:
 
 
 def _largest_of_runs(values: Floats, length: int) -> Floats:
-    """The largest of every `length`, a power of two, neighbors: by halves, which takes a fifth of `max(axis=1)`."""
+    """Return the largest of every `length` neighbors, a power of two.
+
+    Halving takes a fifth of the time of `max(axis=1)`.
+    """
     while length > 1:
         values, length = np.maximum(values[0::2], values[1::2]), length // 2
     return values
 
 
 def rescaling_bound(source: str, rows: Bytes, columns: int) -> Floats:
-    """Largest |Δ| of each element, float32 `(R, columns)`, when the float32 scales of blocks of type `source` become
-    float16: 2^-11 of every term of d·q + m, taken by its magnitude so that terms which cancel do not hide it."""
+    """Return the largest |Δ| of each element when the float32 scales of blocks of type `source` become float16.
+
+    It is 2^-11 of every term of d·q + m, taken by magnitude so that terms which cancel do not hide it.
+
+    Args:
+        source: Name of the block type.
+        rows: uint8 `(R, row bytes)`.
+        columns: Elements of a row.
+
+    Returns:
+        float32 `(R, columns)`.
+    """
     kind = codec(source).type
     copy = np.ascontiguousarray(rows).copy()
     parts = as_blocks(kind, copy)

@@ -1,4 +1,4 @@
-"""How far two arrays of values lie apart: sums and largest difference in one pass, a few cache lines at a time."""
+"""How far two arrays of values lie apart: sums and largest difference in one pass, in pieces that stay in the cache."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ else:
     np = lazy("numpy")
 
 STEP = 1 << 15
-"""Values compared at a time, whole blocks of every type: what a step needs fits the second-level cache."""
+"""Values compared at a time, whole blocks of every type: what a step needs fits into the second-level cache."""
 
 Bound = Callable[["Floats", slice], "Floats | None"]
-"""Largest |Δ| of each of some expected values, which are this slice of all; None where nothing bounds it."""
+"""Returns the largest |Δ| of each of some expected values (this slice of all); None where nothing bounds it."""
 
 
 class Differences(NamedTuple):
-    """Σ Δ², Σ expected², max |Δ|; and the first element that is not finite or lies beyond its bound, or None."""
+    """How far two arrays lie apart.
+
+    Attributes:
+        error: Σ Δ².
+        power: Σ expected².
+        largest: max |Δ|.
+        outside: Index of the first element that is not finite or lies beyond its bound; None where there is none.
+    """
 
     error: float
     power: float
@@ -42,7 +49,10 @@ _scratch: _Scratch | None = None
 
 
 def differences(expected: Floats, found: Floats, bound: Bound) -> Differences:
-    """Of float32 arrays of one shape. The sums are float64; values that agree exactly cost no more than being read."""
+    """Compare float32 arrays of one shape.
+
+    The sums are float64. Values that agree exactly cost no more than reading them.
+    """
     global _scratch
     _scratch = _scratch or _Scratch()
     a, b = expected.reshape(-1), found.reshape(-1)
@@ -70,6 +80,6 @@ def differences(expected: Floats, found: Floats, bound: Bound) -> Differences:
 
 
 def _power(values: Floats, wide: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    """Σ values², in float64. Not by BLAS, which wakes all cores for a sum of this length."""
+    """Return Σ values² in float64, without BLAS, which wakes all cores for a sum of this length."""
     np.copyto(wide, values)
     return float(np.einsum("i,i", wide, wide))

@@ -1,11 +1,11 @@
-"""Whether quantized blocks hold the values they are said to hold, judged without knowing who quantized them.
+"""Decide whether quantized blocks hold the values they should hold, without knowing who quantized them.
 
-A block that was rounded to its type lies near its values; one that was zeroed, shuffled or put in another's place does
-not: the relative RMS error of two unrelated blocks is about 1.4, that of zeros exactly 1. The limits that stand with
-each codec lie between that and the largest error found when ggml's own encoders round blocks of every kind of
-distribution (normal, Laplace, Student's t of 2 and 3 degrees of freedom, uniform, offset, sparse, columns and
-sub-blocks of other scales, single outliers), with and without importances that spread over e^±1.5
-(tests/quant/accuracy/test_likeness.py measures again).
+A block that was rounded to its type lies near its values; one that was zeroed, shuffled or swapped with another does
+not: the relative RMS error of two unrelated blocks is about 1.4, that of zeros exactly 1. The limits of each codec lie
+between that and the largest error found when ggml's own encoders round blocks of every kind of distribution (normal,
+Laplace, Student's t of 2 and 3 degrees of freedom, uniform, offset, sparse, columns and sub-blocks of other scales,
+single outliers), with and without importances that spread over e^±1.5 (tests/quant/accuracy/test_likeness.py measures
+them again).
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ else:
 
 
 class Unlike(NamedTuple):
-    """The first row, and block in it, whose values are not those it was made of; `error`: its relative RMS, `limit`:
-    the largest that rounding explains. `block` None: the row as a whole."""
+    """The first block whose values are not those it was made of.
+
+    Attributes:
+        row: Row of the block.
+        block: Number of the block in its row; None: the row as a whole.
+        error: Relative RMS error.
+        limit: The largest error that rounding explains.
+    """
 
     row: int
     block: int | None
@@ -34,8 +40,16 @@ class Unlike(NamedTuple):
 
 
 def first_unlike(kind: str, expected: Floats, found: Floats) -> Unlike | None:
-    """Compare float32 arrays `(rows, columns)`, `found` being decoded from blocks of `kind`; None where every block and
-    every row is like what it was made of."""
+    """Compare decoded blocks with the values they should hold.
+
+    Args:
+        kind: Name of the block type.
+        expected: float32 `(rows, columns)`.
+        found: float32 `(rows, columns)`, decoded from blocks of `kind`.
+
+    Returns:
+        The first block or row that differs by more than rounding explains; None where there is none.
+    """
     elements, limits = codec(kind).type.elements, codec(kind).accuracy
     block_limit, row_limit = limits.block_limit, limits.row_limit
     blocks = expected.reshape(len(expected), -1, elements)

@@ -1,1 +1,1 @@
-"""One module a family of block types, each exposing `CODECS`."""
+"""One module for each family of block types, each exposing `CODECS`."""

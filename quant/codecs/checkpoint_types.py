@@ -1,7 +1,7 @@
-"""Plain number types that training checkpoints hold and ggml has no id for.
+"""Plain number types that training checkpoints hold and for which ggml has no id.
 
-Integers and booleans: masks, token counts, packed quantized weights. The two 8-bit floats are those of
-arXiv:2209.05433: E4M3 in its "FN" form (no infinity, NaN is S.1111.111) as torch.float8_e4m3fn, E5M2 as IEEE.
+Integers and booleans are masks, token counts and packed quantized weights. The two 8-bit floats are those of
+arXiv:2209.05433: E4M3 in its "FN" form (no infinity, NaN is S.1111.111) as torch.float8_e4m3fn, E5M2 as in IEEE.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ F8_E4M3, F8_E5M2 = _FLOATS.values()
 
 
 def _decode_integers(rows: Bytes, columns: int, *, dtype: str) -> Floats:
-    """Values beyond 2^24 are rounded to the nearest float32, as every conversion to float32 does."""
+    """Decode integers; values beyond 2^24 are rounded to the nearest float32, as in every conversion to float32."""
     integers: Any = rows.view(dtype).reshape(len(rows), columns)
     values: Floats = integers.astype(np.float32)
     return values
@@ -61,7 +61,7 @@ def _decode_byte_floats(rows: Bytes, columns: int, *, values: Callable[[], Float
 
 @cache
 def _e5m2() -> Floats:
-    """All 256 values: E5M2 is the upper byte of a float16."""
+    """Return all 256 values: E5M2 is the upper byte of a float16."""
     halves: Any = np.arange(256, dtype="<u2") << 8
     values: Floats = halves.view("<f2").astype(np.float32)
     return values
@@ -69,7 +69,7 @@ def _e5m2() -> Floats:
 
 @cache
 def _e4m3() -> Floats:
-    """All 256 values: exponent bias 7, subnormals at exponent 0, S.1111.111 is NaN."""
+    """Return all 256 values: exponent bias 7, subnormals at exponent 0, S.1111.111 is NaN."""
     codes = np.arange(128)
     exponents, mantissas = codes >> 3, (codes & 7) / 8
     values = np.where(exponents == 0, mantissas * 2.0**-6, (1 + mantissas) * 2.0 ** (exponents - 7.0))

@@ -1,7 +1,7 @@
 """Four-bit floats with shared scales: MXFP4 and NVFP4.
 
-E2M1 levels are kept doubled, so scales are halved. Layouts: `block_mxfp4`, `block_nvfp4` of ggml-common.h; scales:
-`ggml_e8m0_to_fp32_half` and `ggml_ue4m3_to_fp32` of ggml-impl.h.
+The E2M1 levels are stored doubled, so scales are halved. Layouts: `block_mxfp4`, `block_nvfp4` of ggml-common.h;
+scales: `ggml_e8m0_to_fp32_half` and `ggml_ue4m3_to_fp32` of ggml-impl.h.
 """
 
 from __future__ import annotations
@@ -42,21 +42,23 @@ def _mxfp4_levels(parts: Parts) -> Array:
 
 
 def _nvfp4_levels(parts: Parts) -> Array:
-    """Sixteen elements share a scale: eight bytes, low nibbles first."""
+    """Return the levels: sixteen elements, in eight bytes with the low nibbles first, share a scale."""
     qs = parts["qs"]
     return translate(planes(qs.reshape(*qs.shape[:-1], 4, 8), 4), _table())
 
 
 @cache
 def half_e8m0() -> Array:
-    """float32 `(256,)`: 2^(e − 128), subnormal for 0 and 1."""
+    """Return float32 `(256,)`: 2^(e − 128), subnormal for 0 and 1."""
     return np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
 
 
 @cache
 def half_ue4m3() -> Array:
-    """float32 `(256,)`: exponent bias 7, halved; 0x7F (NaN elsewhere) is 0, and the sign bit is not looked at,
-    except that 0xFF therefore is 240."""
+    """Return float32 `(256,)`: exponent bias 7, halved.
+
+    0x7F (NaN elsewhere) is 0. The sign bit is ignored, except that 0xFF is therefore 240.
+    """
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     values = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0)) / 2

@@ -1,8 +1,8 @@
-"""The lattices of the IQ types: which 8 or 4 levels a code stands for.
+"""The lattices of the IQ types: which 8 or 4 levels each code stands for.
 
-They were found by search, not by rule, so they are kept as data: `grids.bin`, the tables of `_GRIDS` one behind the
-other, one little-endian u16 a lattice point, element e in its bits e·16/n and up. Made from the public tables of the
-`gguf` package by `python -m ggferry.quant.codecs.grids`.
+They were found by search, not by rule, so they are kept as data: `grids.bin` holds the tables of `_GRIDS` one after the
+other, each lattice point as one little-endian u16 with element e in the bits from e·16/n on. It was made from the
+public tables of the `gguf` package by `python -m ggferry.quant.codecs.grids`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GRIDS = {
 
 @cache
 def grid(name: str) -> Any:
-    """The lattice of an IQ type, int8 `(points, elements)`; IQ1_M shares IQ1_S's."""
+    """Return the lattice of an IQ type, int8 `(points, elements)`; IQ1_M shares that of IQ1_S."""
     ends = dict(zip(_GRIDS, accumulate(g.points for g in _GRIDS.values()), strict=True))
     points, elements, levels = _GRIDS[name]
     codes = np.fromfile(FILE, "<u2")
@@ -54,21 +54,24 @@ def grid(name: str) -> Any:
 
 @cache
 def signs() -> Any:
-    """int8 `(256, 8)`: −1 where bit e of the index is set, else 1."""
+    """Return int8 `(256, 8)`: −1 where bit e of the index is set, else 1."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return 1 - 2 * bits.astype(np.int8)
 
 
 @cache
 def even_signs() -> Any:
-    """int8 `(128, 8)`: seven signs are stored, the eighth makes the number of minus signs even (`ksigns_iq2xs`)."""
+    """Return int8 `(128, 8)`, by the seven signs that are stored.
+
+    The eighth makes the number of minus signs even (`ksigns_iq2xs`).
+    """
     seven = signs()[:128].copy()
     seven[:, 7] = seven[:, :7].prod(axis=1)
     return seven
 
 
 def pack(name: str, lattice: Any) -> bytes:
-    """The bytes of one table of `grids.bin` from its lattice, any number type `(points, elements)`."""
+    """Return the bytes of one table of `grids.bin` from its lattice, any number type `(points, elements)`."""
     points, elements, levels = _GRIDS[name]
     indices = np.searchsorted(levels, lattice)
     if lattice.shape != (points, elements) or not np.array_equal(np.array(levels)[indices], lattice):
@@ -78,7 +81,7 @@ def pack(name: str, lattice: Any) -> bytes:
 
 
 def from_gguf() -> bytes:
-    """The content of `grids.bin`, from the installed `gguf` package (a development dependency)."""
+    """Return the content of `grids.bin`, from the installed `gguf` package (a development dependency)."""
     import gguf.quants
 
     content = b""

@@ -49,20 +49,23 @@ Coefficients = Callable[[Parts], tuple[Array, ...]]
 
 
 def pick(lattice: Array, codes: Array) -> Array:
-    """Rows of int8 `(points, n)` for integer codes `(…)`: int8 `(…, n)`. One table read fetches a whole point."""
+    """Return rows of int8 `(points, n)` for integer codes `(…)` as int8 `(…, n)`.
+
+    One table read fetches a whole point.
+    """
     word = f"u{lattice.shape[-1]}"
     found: Array = lattice.view(word)[:, 0][codes]
     return found.view(np.int8).reshape(*codes.shape, lattice.shape[-1])
 
 
 def bits(words: Array, width: int, step: int, count: int) -> Array:
-    """`(…, n)` → `(…, n, count)`: the `width` bits at 0, step, 2·step, … of every word."""
+    """Extract bits: `(…, n)` → `(…, n, count)`, the `width` bits at 0, step, 2·step, … of every word."""
     shifts = np.arange(0, count * step, step, dtype=words.dtype)
     return words[..., None] >> shifts & words.dtype.type((1 << width) - 1)
 
 
 def nibble_pairs(packed: Array) -> Array:
-    """uint8 `(…, n)` → `(…, 2n)`, the low nibble of each byte before its high one."""
+    """Unpack nibbles: uint8 `(…, n)` → `(…, 2n)`, the low nibble of each byte before its high one."""
     out = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), np.uint8)
     np.bitwise_and(packed, 15, out=out[..., 0::2])
     np.right_shift(packed, 4, out=out[..., 1::2])
@@ -70,20 +73,23 @@ def nibble_pairs(packed: Array) -> Array:
 
 
 def high_bits(packed: Array, width: int, count: int) -> Array:
-    """uint16 `(…, n · count)` of `width`-bit fields `8/count` bits apart, moved to bit 8 and up."""
+    """Return uint16 `(…, n · count)`: `width`-bit fields that are `8/count` bits apart, moved to bit 8 and up."""
     fields = bits(packed.astype(np.uint16), width, 8 // count, count) << 8
     return fields.reshape(*packed.shape[:-1], packed.shape[-1] * count)
 
 
 def signed(name: str, codes: Array, sign_table: Array, sign_codes: Array) -> Array:
-    """int8 `(…, 256)`: points of the lattice, their elements negated where the signs say so."""
+    """Return int8 `(…, 256)`: points of the lattice, with elements negated where the signs say so."""
     points = pick(grid(name), codes)
     marks = pick(sign_table, sign_codes)
     return np.multiply(points.reshape(marks.shape), marks, out=marks)
 
 
 def iq2_xxs_levels(parts: Parts) -> Array:
-    """Per 32 elements two u32: four lattice codes, then four 7-bit sign codes below the 4-bit scale."""
+    """Return the levels.
+
+    Two u32 for every 32 elements hold four lattice codes, then four 7-bit sign codes below the 4-bit scale.
+    """
     words = np.ascontiguousarray(parts["qs"]).view("<u4")
     codes = np.ascontiguousarray(words[..., 0::2]).view(np.uint8)
     return signed("IQ2_XXS", codes, even_signs(), bits(words[..., 1::2], 7, 7, 4))
@@ -95,14 +101,14 @@ def iq2_xxs_scales(parts: Parts) -> tuple[Array]:
 
 
 def _half_step(d: Array, scale: Array, factor: float) -> Array:
-    """d · (0.5 + scale) · factor, in the order of the C code."""
+    """Return d · (0.5 + scale) · factor, computed in the order of the C code."""
     steps = d.astype(np.float32) * (np.float32(0.5) + scale.astype(np.float32))
     steps *= np.float32(factor)
     return steps
 
 
 def iq2_xs_levels(parts: Parts) -> Array:
-    """Nine bits of lattice code and seven of signs a u16."""
+    """Return the levels: each u16 holds nine bits of lattice code and seven of signs."""
     return signed("IQ2_XS", parts["qs"] & 511, even_signs(), parts["qs"] >> 9)
 
 
@@ -142,7 +148,7 @@ def iq1_s_coefficients(parts: Parts) -> tuple[Array, Array]:
 
 
 def iq1_m_levels(parts: Parts) -> Array:
-    """qh has a nibble for every lattice code: three high bits and the sign of the delta."""
+    """Return the levels: qh has a nibble for every lattice code, with three high bits and the sign of the delta."""
     return pick(grid("IQ1_S"), parts["qs"] | (nibble_pairs(parts["qh"]).astype(np.uint16) & 7) << 8)
 
 
@@ -154,14 +160,17 @@ def iq1_m_coefficients(parts: Parts) -> tuple[Array, Array]:
 
 
 def iq1_m_d(scales: Array) -> Array:
-    """float16 `(…, 1)`: its four nibbles, lowest first, are the top nibbles of the four scale words."""
+    """Return float16 `(…, 1)`, whose four nibbles, lowest first, are the top nibbles of the four scale words."""
     nibbles = scales >> 12 << np.arange(0, 16, 4, dtype=np.uint16)
     d: Array = np.bitwise_or.reduce(nibbles, axis=-1, keepdims=True).view(np.float16)
     return d
 
 
 def scaled_sum(levels: Levels, coefficients: Coefficients) -> Unpack:
-    """value = scale × (level + delta): the order of the IQ1 types. Scales and deltas have groups of their own."""
+    """Return an Unpack for value = scale × (level + delta), the order of the IQ1 types.
+
+    Scales and deltas have groups of their own.
+    """
 
     def unpack(parts: Parts, out: Array) -> None:
         np.copyto(out, levels(parts).reshape(out.shape))
@@ -173,7 +182,7 @@ def scaled_sum(levels: Levels, coefficients: Coefficients) -> Unpack:
 
 
 def iq4_levels(groups: int) -> Levels:
-    """Levels of split nibbles, in `groups` runs of 32."""
+    """Return a function that gives the levels of split nibbles in `groups` runs of 32."""
 
     def levels(parts: Parts) -> Array:
         qs = parts["qs"]
@@ -188,7 +197,7 @@ def iq4_table() -> bytes:
 
 
 def iq4_xs_scales(parts: Parts) -> tuple[Array]:
-    """Eight 6-bit scales less 32: nibbles in scales_l, bit pairs in scales_h."""
+    """Return the scales: eight 6-bit numbers less 32, nibbles in scales_l and bit pairs in scales_h."""
     high = bits(parts["scales_h"], 2, 2, 8)[..., 0, :].astype(np.uint8) << 4
     scales = (nibble_pairs(parts["scales_l"]) | high).view(np.int8) - np.int8(32)
     return (parts["d"].astype(np.float32) * scales,)
@@ -233,7 +242,7 @@ ACCURACY = {
 
 
 def _not_finite_iq1_m(scales: Array) -> Array:
-    """Where the exponent of the scale, a float16 in the upper nibbles of four words, is all ones."""
+    """Mark where the exponent of the scale, a float16 in the upper nibbles of four words, is all ones."""
     found: Array = (scales[..., 3:] >> 12 & 7 == 7) & (scales[..., 2:3] >> 14 == 3)
     return found
 

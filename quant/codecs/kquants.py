@@ -1,7 +1,7 @@
 """Super-blocks of 256: Q2_K … Q6_K and the activation format Q8_K.
 
 Layouts: `block_q2_K` … `block_q8_K` of ggml-common.h; values: `dequantize_row_*` of ggml-quants.c, whose products are
-taken left to right: (d · scale) · level. Q8_K's d is float32.
+computed left to right: (d · scale) · level. The d of Q8_K is float32.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ TYPES = table(
 
 
 def _split(array: Array, groups: int) -> Array:
-    """`(…, n)` → `(…, groups, n / groups)`."""
+    """Reshape `(…, n)` to `(…, groups, n / groups)`."""
     return array.reshape(*array.shape[:-1], groups, array.shape[-1] // groups)
 
 
 def two_bits(parts: Parts) -> Array:
-    """uint8 `(…, 2, 4, 32)`: 128 elements a 32-byte half, 32 neighbors sharing a bit position."""
+    """Return uint8 `(…, 2, 4, 32)`: a 32-byte half holds 128 elements, 32 neighbors share a bit position."""
     return planes(_split(parts["qs"], 2), 2)
 
 
 def nibbles_by_64(parts: Parts) -> Array:
-    """uint8 `(…, 4, 2, 32)`: every 32 bytes hold 32 elements low and the next 32 high."""
+    """Return uint8 `(…, 4, 2, 32)`: every 32 bytes hold 32 elements in low nibbles and the next 32 in high ones."""
     return planes(_split(parts["qs"], 4), 4)
 
 
 def _with(low: Array, high: Array) -> Array:
-    """`low`, with the bits of `high` added to it."""
+    """Return `low` with the bits of `high` added."""
     low |= high.reshape(low.shape)
     return low
 
@@ -59,17 +59,17 @@ def _signed(levels: Array, zero: int) -> Array:
 
 
 def q3_levels(parts: Parts) -> Array:
-    """int8 in −4 … 3: hmask holds bit 2, plane by plane; ggml subtracts 4 where it is clear."""
+    """Return int8 in −4 … 3: hmask holds bit 2, plane by plane; ggml subtracts 4 where it is clear."""
     return _signed(_with(two_bits(parts), planes(parts["hmask"], 1, at=2)), 4)
 
 
 def q5_levels(parts: Parts) -> Array:
-    """uint8 in 0 … 31: plane k of qh is bit 4 of the k-th 32 elements."""
+    """Return uint8 in 0 … 31: plane k of qh is bit 4 of the k-th 32 elements."""
     return _with(nibbles_by_64(parts), planes(parts["qh"], 1, at=4))
 
 
 def q6_levels(parts: Parts) -> Array:
-    """int8 in −32 … 31: ql holds 128 elements in 64 bytes, qh their upper two bits in 32 bytes."""
+    """Return int8 in −32 … 31: ql holds 128 elements in 64 bytes, qh their upper two bits in 32 bytes."""
     return _signed(_with(planes(_split(parts["ql"], 2), 4), planes(_split(parts["qh"], 2), 2, at=4)), 32)
 
 
@@ -79,7 +79,11 @@ def q2_coefficients(parts: Parts) -> tuple[Array, Array]:
 
 
 def q3_coefficients(parts: Parts) -> tuple[Array]:
-    """Bytes 0–7: low nibbles of scales 0–7, high nibbles of 8–15; bytes 8–11: bits 4 and 5, four scales a bit pair."""
+    """Return the scales, which have six bits in twelve bytes.
+
+    Bytes 0–7 hold the low nibbles of scales 0–7 and, above them, those of 8–15; bytes 8–11 hold bits 4 and 5, four
+    scales in each bit pair.
+    """
     low, high = _words(parts["scales"][..., :8]), _words(parts["scales"][..., 8:])
     scales = np.empty((*low.shape[:-1], 4), np.uint32)
     for four in range(4):
@@ -92,8 +96,11 @@ def q3_coefficients(parts: Parts) -> tuple[Array]:
 
 
 def q4_coefficients(parts: Parts) -> tuple[Array, Array]:
-    """`get_scale_min_k4`: bytes 0–3 and 4–7 hold the first four scales and mins in six bits and, above them, the
-    upper two bits of the last four, whose lower nibbles share bytes 8–11."""
+    """Return scales and minima as `get_scale_min_k4` does.
+
+    Bytes 0–3 and 4–7 hold the first four scales and minima in six bits and, above them, the upper two bits of the last
+    four, whose lower nibbles share bytes 8–11.
+    """
     words = _words(parts["scales"])
     six = np.empty((*words.shape[:-1], 2, 2), np.uint32)  # (scales, mins) × (first four, last four)
     for kind in range(2):
@@ -106,7 +113,7 @@ def q4_coefficients(parts: Parts) -> tuple[Array, Array]:
 
 
 def _words(packed: Array) -> Array:
-    """Bytes four at a time as uint32, so that one operation serves four scales."""
+    """Return bytes four at a time as uint32, so that one operation serves four scales."""
     return np.ascontiguousarray(packed).view("<u4")
 
 

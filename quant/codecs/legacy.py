@@ -1,11 +1,10 @@
-"""Block layouts of the eras before GGUF, and how those that have a successor become it without leaving their levels.
+"""Block layouts of the eras before GGUF, and how those with a successor become it without leaving their levels.
 
-Source: llama.cpp's history of 2023: planar until 007a8f6f4 (Q4_0) and 904d2a8d6 (Q4_1);
-V1 = GGML, GGMF, GGJT v1, nibbles interleaved (byte j: elements 2j, 2j + 1); V2 = GGJT v2 (b9fd7eee5), nibbles split as
-today; float16 scales since GGJT v3 (2d5db4837). *_64 = builds with LLAMA_QKK_64 (6769e944c), k_quants.h. Q8_0_V1 is
-also GGJT v2's Q8_0; GGJT v2's Q5_0 and Q5_1 are today's. Other ggml programs call V1, V2 and today's blocks
-quantization version 0, 1 and 2. Q4_1_O is rwkv.cpp's own (April and May 2023): Q4_1 with one value of each block set
-apart.
+Source: llama.cpp's history of 2023: planar until 007a8f6f4 (Q4_0) and 904d2a8d6 (Q4_1); V1 = GGML, GGMF, GGJT v1,
+nibbles interleaved (byte j: elements 2j, 2j + 1); V2 = GGJT v2 (b9fd7eee5), nibbles split as today; float16 scales
+since GGJT v3 (2d5db4837). *_64 = builds with LLAMA_QKK_64 (6769e944c), k_quants.h. Q8_0_V1 is also GGJT v2's Q8_0; GGJT
+v2's Q5_0 and Q5_1 are today's. Other ggml programs call V1, V2 and today's blocks quantization version 0, 1 and 2.
+Q4_1_O is rwkv.cpp's own (April and May 2023): Q4_1 with one value of each block set apart.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ Levels = Callable[[Parts], Array]
 
 
 def _deinterleaved(parts: Parts) -> Parts:
-    """The same fields with the nibbles split: byte j holds element j and element j + n, n being the bytes."""
+    """Return the same fields with split nibbles: byte j holds elements j and j + n, where n is the number of bytes."""
     qs = parts["qs"]
     half = qs.shape[-1] // 2
     low, high = every_byte(0x0F), every_byte(0xF0)
@@ -89,7 +88,7 @@ def _interleaved(levels: Levels) -> Levels:
 
 
 def _unpack_outlier(parts: Parts, out: Array) -> None:
-    """Q4_1 levels, then the one value of a block that did not fit them, at its place."""
+    """Unpack Q4_1 levels, then put the one value of a block that did not fit them in its place."""
     affine(_interleaved(simple.nibbles), floats("d", "m"))(parts, out)
     np.copyto(out, parts["value"], where=np.arange(out.shape[-1]) == parts["outlier"])
 
@@ -99,7 +98,7 @@ def _q2_64_levels(parts: Parts) -> Array:
 
 
 def _q3_64_levels(parts: Parts) -> Array:
-    """Bit 2 of element 8k + l is bit k of hmask's byte l; ggml subtracts 4 where it is clear."""
+    """Return the levels: bit 2 of element 8k + l is bit k of hmask's byte l; ggml subtracts 4 where it is clear."""
     out = planes(parts["qs"], 2)
     out |= planes(parts["hmask"], 1, at=2).reshape(out.shape)
     signed = out.view(np.int8)
@@ -108,7 +107,7 @@ def _q3_64_levels(parts: Parts) -> Array:
 
 
 def _q5_64_levels(parts: Parts) -> Array:
-    """Bit 4 of element 8k + l is bit k of qh's byte l."""
+    """Return the levels: bit 4 of element 8k + l is bit k of qh's byte l."""
     out = planes(parts["qs"], 4)
     out |= planes(parts["qh"], 1, at=4).reshape(out.shape)
     signed = out.view(np.int8)
@@ -125,7 +124,11 @@ def _q6_64_levels(parts: Parts) -> Array:
 
 
 def _scales_and_mins(parts: Parts) -> tuple[Array, Array]:
-    """A byte a group: the low nibble times d, less the high nibble times dmin."""
+    """Return scales and minima.
+
+    Each group has a byte: its low nibble times d is the scale, its high nibble times dmin the minimum, which is
+    subtracted.
+    """
     d, dmin = parts["d"].astype(np.float32), parts["dmin"].astype(np.float32)
     return d * (parts["scales"] & 15), -dmin * (parts["scales"] >> 4)
 
@@ -168,11 +171,21 @@ def _as_it_is(parts: Parts) -> Parts:
 def repack(
     rows: Bytes, columns: int, *, source: BlockType, target: BlockType, rearrange: Callable[[Parts], Parts]
 ) -> tuple[Bytes, int]:
-    """Blocks of `source` as blocks of `target`, which has the same fields: levels move, scales and mins become float16.
+    """Return blocks of `source` as blocks of `target`, which has the same fields: levels move, scales become float16.
 
-    Returns uint8 `(R, target row bytes)` and the number of blocks with a scale or min that is not exactly a float16
-    (rounded to nearest even, or too small and flushed). Raises BlockError, naming the row, for one that is NaN,
-    infinite or beyond float16.
+    Args:
+        rows: uint8 `(R, source row bytes)`.
+        columns: Elements of a row.
+        source: Type of the blocks.
+        target: Type to make of them.
+        rearrange: Moves the levels.
+
+    Returns:
+        uint8 `(R, target row bytes)`, and the number of blocks with a scale or minimum that is not exactly a float16
+        (rounded to nearest even, or too small and flushed to zero).
+
+    Raises:
+        BlockError: A scale or minimum, in the row that is named, is NaN, infinite or beyond float16.
     """
     check_rows(source, rows, columns)
     out = np.empty((len(rows), target.row_bytes(columns)), np.uint8)

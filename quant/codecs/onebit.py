@@ -27,7 +27,7 @@ TYPES = table(
 
 
 def _one_bit(parts: Parts) -> Array:
-    """int8: −1 for a clear bit, 1 for a set one."""
+    """Return int8: −1 for a clear bit, 1 for a set one."""
     bits = np.unpackbits(np.frombuffer(parts["qs"].tobytes(), np.uint8), bitorder="little").view(np.int8)
     bits += bits
     bits -= 1
@@ -35,7 +35,7 @@ def _one_bit(parts: Parts) -> Array:
 
 
 def _two_bits(parts: Parts) -> Array:
-    """int8 in −1 … 2; element 4j + k has bits 2k and 2k + 1 of byte j."""
+    """Return int8 in −1 … 2; element 4j + k has bits 2k and 2k + 1 of byte j."""
     qs = parts["qs"]
     levels = np.empty((*qs.shape, 4), np.uint8)
     for place in range(4):
@@ -52,7 +52,7 @@ KERNELS = "ggferry.quant.kernels.onebit"
 
 FILE_TYPE = {"Q1_0": 40, "Q2_0": 41}
 ACCURACY = Accuracy((0.0, 0.0005))
-"""Of models trained to have these levels: nothing but the scale's rounding to float16."""
+"""For models trained to have these levels: only the rounding of the scale to float16."""
 
 CODECS = tuple(
     Codec(

@@ -1,7 +1,7 @@
-"""Integers packed into 32-bit words, as GPTQ and compressed-tensors keep them: the first in the lowest bits.
+"""Integers packed into 32-bit words, as GPTQ and compressed-tensors store them: the first in the lowest bits.
 
 Sources: GPTQModel `nn_modules/qlinear/__init__.py` (`dequantize_weight`), compressed-tensors
-`compressors/pack_quantized` (`pack_to_int32`: the sign is carried as an offset of 2^(bits − 1)).
+`compressors/pack_quantized` (`pack_to_int32`: signed values are stored with an offset of 2^(bits − 1)).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ WORD_BITS = 32
 
 
 def unpack(words: Array, bits: int) -> Array:
-    """uint32 `(rows, n)` → uint8 `(rows, n × (32 // bits))`. Raises BlockError unless 1 ≤ bits ≤ 8.
+    """Unpack uint32 `(rows, n)` to uint8 `(rows, n × (32 // bits))`. Raises BlockError unless 1 ≤ bits ≤ 8.
 
-    Where `bits` does not divide 32 the upper bits of each word are padding.
+    Where `bits` does not divide 32, the upper bits of each word are padding.
     """
     if not 1 <= bits <= 8:
         raise BlockError(f"{bits} bits packed into words; 1 to 8 are known")
@@ -33,14 +33,17 @@ def unpack(words: Array, bits: int) -> Array:
 
 
 def unpack_down(words: Array, bits: int) -> Array:
-    """uint32 `(n, columns)` → uint8 `(n × (32 // bits), columns)`: packed along the first axis."""
+    """Unpack uint32 `(n, columns)` to uint8 `(n × (32 // bits), columns)`: packed along the first axis."""
     shifts = np.arange(WORD_BITS // bits, dtype=np.uint32)[:, None] * np.uint32(bits)
     out = words[:, None, :] >> shifts & np.uint32((1 << bits) - 1)
     return out.astype(np.uint8).reshape(-1, words.shape[1])
 
 
 def gptq_zeros(stored: Array, bits: int, first_version: bool) -> Array:
-    """Zero points as they are meant, int16. Version 1 of the format keeps each less one; a zero of 0 is then all ones,
-    so that the sum is taken within `bits`."""
+    """Return the zero points that are meant, as int16.
+
+    Version 1 of the format stores each of them less one. A zero of 0 is then stored as all ones, so the sum is taken
+    modulo 2^bits.
+    """
     zeros = stored.astype(np.int16)
     return (zeros + 1) & ((1 << bits) - 1) if first_version else zeros

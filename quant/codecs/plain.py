@@ -1,4 +1,4 @@
-"""One number an element: F32, F16, BF16, F64 and the integers of GGUF.
+"""One number for each element: F32, F16, BF16, F64 and the integers of GGUF.
 
 Rounding is to nearest, ties to even, as in ggml's `ggml_compute_fp32_to_fp16` and `ggml_compute_fp32_to_bf16`. Encoders
 raise ValueRefused for NaN, infinity, and a finite value that would become infinite.
@@ -40,7 +40,7 @@ TYPES = table(
 Encode = Callable[["Floats", "Floats | None"], "Bytes"]
 
 _STEP = 1 << 15
-"""Values encoded at a time: five scratch arrays of them fit the second-level cache."""
+"""Values encoded at a time: five scratch arrays of that size fit into the second-level cache."""
 
 
 def _convert(parts: Parts, out: Array) -> None:
@@ -48,8 +48,12 @@ def _convert(parts: Parts, out: Array) -> None:
 
 
 def _widen_f16(parts: Parts, out: Array) -> None:
-    """Move the 15 lower bits to a float32's place and make up for the difference of the exponents' biases, 127 − 15,
-    by an exact product; subnormals come out right as well. Infinity and NaN do not: tiles with them are converted."""
+    """Convert float16 to float32 by a shift and an exact product.
+
+    The 15 lower bits move to their place in a float32, and the product corrects the difference of the exponents'
+    biases, 127 − 15; subnormals come out right as well. Infinity and NaN do not, so tiles with them are converted in
+    the usual way.
+    """
     bits = parts["x"].view("<i2")
     words = np.left_shift(bits, 13, out=out.view(np.int32), dtype=np.int32)
     words &= np.int32(-0x70000001)
@@ -63,10 +67,10 @@ def _widen_bf16(parts: Parts, out: Array) -> None:
 
 
 def _round_f16(values: Array, limit: float = 65520.0) -> Array:
-    """uint16 of float32 `(n,)` whose magnitudes are below `limit`, from which on float16 rounds to infinity.
+    """Return the float16 bits, as uint16, of float32 `(n,)` whose magnitudes are below `limit`.
 
-    Adding 2^(e+13), e being the exponent or −14 below float16's normal range, rounds to a multiple of 2^(e−10) in the
-    adder: exactly float16's step there.
+    From the default limit on, float16 rounds to infinity. Adding 2^(e+13), where e is the exponent or −14 below
+    float16's normal range, rounds to a multiple of 2^(e−10) in the adder: exactly float16's step there.
     """
     size = np.abs(values)
     magic = np.maximum(size.view(np.uint32) & 0x7F800000, 113 << 23, dtype=np.uint32)
@@ -94,7 +98,7 @@ def _round_bf16(values: Array) -> Array:
 def _encode_rounded(
     values: Floats, weights: Floats | None = None, *, kind: BlockType, limit: float, rounded: Callable[[Array], Array]
 ) -> Bytes:
-    """`limit`: the least magnitude that rounds to infinity."""
+    """Encode by `rounded`; `limit` is the least magnitude that rounds to infinity."""
     check_values(kind, values)
     out = np.empty(values.shape, "<u2")
     flat, target = np.ascontiguousarray(values).reshape(-1), out.reshape(-1)

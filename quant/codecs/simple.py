@@ -1,7 +1,8 @@
 """Blocks of 32 with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and the activation format Q8_1.
 
 Layouts: `block_q4_0` … `block_q8_1` of ggml-common.h; values: `dequantize_row_*` of ggml-quants.c. Nibbles are split:
-byte j holds element j low and element j + 16 high. qh is read as one u32 (bit e belongs to element e), hence its dtype.
+byte j holds element j in its low nibble and element j + 16 in its high one. qh is read as one u32 (bit e belongs to
+element e), hence its dtype.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TYPES = table(
 
 
 def nibbles(parts: Parts) -> Array:
-    """uint8 `(…, 2, n)` of split nibbles `qs` `(…, n)`: the low ones, then the high ones."""
+    """Return uint8 `(…, 2, n)` of split nibbles `qs` `(…, n)`: the low ones, then the high ones."""
     return planes(parts["qs"], 4)
 
 
@@ -44,7 +45,7 @@ def nibbles_less_8(parts: Parts) -> Array:
 
 
 def five_bits(parts: Parts) -> Array:
-    """uint8: nibbles with bit e of qh as the fifth bit of element e."""
+    """Return uint8: nibbles, with bit e of qh as the fifth bit of element e."""
     out = nibbles(parts)
     bits = np.unpackbits(np.frombuffer(parts["qh"].tobytes(), np.uint8), bitorder="little")
     bits.view(np.uint64)[...] <<= 4

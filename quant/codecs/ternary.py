@@ -1,4 +1,4 @@
-"""Ternary types of 256: TQ1_0 and TQ2_0, values −d, 0, d (TQ2_0 can also say 2d).
+"""Ternary types of 256: TQ1_0 and TQ2_0, values −d, 0, d (TQ2_0 can also express 2d).
 
 Layouts: `block_tq1_0`, `block_tq2_0` of ggml-common.h; values: `dequantize_row_tq1_0`, `_tq2_0` of ggml-quants.c.
 """
@@ -29,14 +29,15 @@ TYPES = table(
 
 @cache
 def _digit_levels() -> bytes:
-    """First base-3 digit of a byte read as the fraction byte / 256, less one: −1, 0, 1."""
+    """Return the level by byte: the first base-3 digit of the fraction byte / 256, less one (−1, 0 or 1)."""
     return bytes(((byte * 3 >> 8) - 1) & 255 for byte in range(256))
 
 
 def _tq1_levels(parts: Parts) -> Array:
-    """A byte is a base-3 fraction: five digits in qs, four in qh; times 3^n (mod 256) brings digit n to the front.
+    """Return the levels: a byte is a base-3 fraction of five digits in qs, four in qh.
 
-    32 bytes of qs, 16 bytes of qs and the 4 of qh each give all their first digits, then all their second ones, ….
+    Multiplying by 3^n (mod 256) brings digit n to the front. 32 bytes of qs, 16 bytes of qs and the 4 of qh each give
+    all their first digits, then all their second ones, and so on.
     """
     runs = ((parts["qs"][..., :32], 5), (parts["qs"][..., 32:], 5), (parts["qh"], 4))
     digits = [_powers(packed, count) for packed, count in runs]
@@ -44,7 +45,7 @@ def _tq1_levels(parts: Parts) -> Array:
 
 
 def _powers(packed: Array, count: int) -> Array:
-    """uint8 `(…, n)` → `(…, count · n)`: times 1, 3, 9, …, modulo 256."""
+    """Return uint8 `(…, count · n)` of `(…, n)`: times 1, 3, 9, …, modulo 256."""
     powers = (3 ** np.arange(count, dtype=np.uint8))[:, None]
     return (packed[..., None, :] * powers).reshape(*packed.shape[:-1], count * packed.shape[-1])
 
@@ -62,7 +63,7 @@ KERNELS = "ggferry.quant.kernels.ternary"
 
 FILE_TYPE = {"TQ1_0": 36, "TQ2_0": 37}
 ACCURACY = Accuracy((0.0, 0.0005))
-"""Of models trained to have these levels: nothing but the scale's rounding to float16."""
+"""For models trained to have these levels: only the rounding of the scale to float16."""
 
 CODECS = tuple(
     Codec(

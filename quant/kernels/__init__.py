@@ -1,4 +1,4 @@
-"""Compiled inner loops of the codecs (numba, CPU). Imported only when a kernel is used."""
+"""Compiled inner loops of the codecs (numba, CPU). They are imported only when a kernel is used."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _listener: Callable[[], None] | None = None
 
 
 def on_compilation(listener: Callable[[], None]) -> None:
-    """`listener` is called once, from any thread, if a kernel must be compiled: not where a cache has its code."""
+    """Call `listener` once, from any thread, if a kernel must be compiled because no cache has its code."""
     global _listener
     _listener = listener
 
 
 def announce_compilation() -> None:
-    """What a kernel does before it is compiled."""
+    """Call the listeners; a kernel does this before it is compiled."""
     global _listener
     listener, _listener = _listener, None
     if listener is not None:
@@ -28,8 +28,10 @@ def announce_compilation() -> None:
 
 
 def lazy_kernel(module: str, name: str) -> Callable[[Floats, Floats | None], Bytes]:
-    """The `Codec.encode` that `module` has under `name`; numba is loaded at the first call, and what is not in its
-    cache is compiled then (seconds, once a machine)."""
+    """Return the `Codec.encode` that `module` has under `name`.
+
+    numba is loaded at the first call, and what is not in its cache is compiled then (seconds, once on each machine).
+    """
 
     def encode(values: Floats, weights: Floats | None = None) -> Bytes:
         run: Any = getattr(import_module(module), name)

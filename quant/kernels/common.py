@@ -65,15 +65,16 @@ scratch, numbers = rooms(types.float32, LANES), rooms(types.int64, LANES)
 _PART = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 inline = nb.njit(forceinline=True, **_PART)
 """Part of a kernel, one with its caller: constants among the arguments become constants of the code."""
-shared = nb.njit(forceinline=False, **_PART)  # said, because numba hands the flag on from caller to callee
+shared = nb.njit(forceinline=False, **_PART)  # stated, because numba passes the flag from caller to callee
 """Part of a kernel that is compiled once however often it is called; begins with `stand_alone()`."""
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of machine code, asked for less and about more.
+    """numba's cache of machine code, which asks numba for less and checks more.
 
-    What it holds is loaded without numba's type inference being set up, which takes as long as importing numba does and
-    which only compiling needs. And it holds for these sources: an edit of a module that a kernel imports counts.
+    Its content is loaded without setting up numba's type inference, which takes as long as importing numba and which
+    only compiling needs. The cache is valid for these sources: an edit of any module that a kernel imports invalidates
+    it.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -93,8 +94,11 @@ def _sources() -> tuple[tuple[str, int, int], ...]:
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compiles `function` at its first call and keeps the machine code beside the source, or, where nothing can be
-    written, in the user's cache; where there is none either, compiles once a process."""
+    """Compile `function` at its first call and keep the machine code next to the source.
+
+    Where nothing can be written there, it is kept in the user's cache; where there is no cache either, it is compiled
+    once in each process.
+    """
     compiled = nb.njit(nogil=True, error_model="numpy", forceinline=False)(function)
     with suppress(RuntimeError):  # "no locator available"
         compiled._cache = _Cache(function)
@@ -102,7 +106,10 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 class _Announcer(event.Listener):  # type: ignore[misc]
-    """Says that a kernel is being compiled: numba's event of that name does not occur where its cache has the code."""
+    """Announces that a kernel is being compiled.
+
+    numba's event of that name does not occur when its cache has the code.
+    """
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith(__package__):
@@ -222,11 +229,11 @@ def all_finite(values, start, stop):
 
 
 def encode_rows(kind: BlockType, run: Callable[..., bool], values: Floats, *, batch: int = 1, **given: Any) -> Bytes:
-    """uint8 `(R, row bytes)` of float32 `(R, columns)`.
+    """Encode float32 `(R, columns)` to uint8 `(R, row bytes)`.
 
     `run(values, out, first, **given)` encodes flat runs of blocks, a multiple of `batch` of them, the first of which is
     number `first` of the tensor; it returns False when it meets a NaN or an infinity. The rest of the last batch is
-    filled up with zeros here. Raises ValueRefused for such values, and when a block needs a scale beyond float16:
+    filled with zeros here. Raises ValueRefused for such values, and when a block needs a scale beyond float16;
     llama-quantize refuses both.
     """
     check_values(kind, values)
@@ -251,7 +258,7 @@ def encode_rows(kind: BlockType, run: Callable[..., bool], values: Floats, *, ba
 
 
 def importance(kind: BlockType, weights: Floats, columns: int) -> Floats:
-    """The importance of a tensor's columns as kernels take it. Raises BlockError for what no model can yield."""
+    """Return the importance of a tensor's columns as kernels take it. Raises BlockError for what no model can yield."""
     if weights.shape != (columns,) or weights.dtype != np.float32:
         raise BlockError(
             f"importance of {columns} columns is float32 ({columns},), not {weights.dtype} {weights.shape}"
@@ -279,7 +286,10 @@ def _refuse_endless_scales(kind: BlockType, values: Floats, packed: Bytes) -> No
 def in_threads(
     encode: Callable[[Floats, Floats | None], Bytes], values: Floats, weights: Floats | None, threads: int
 ) -> Bytes:
-    """`encode(values, weights)` on `threads` threads, each with a run of whole rows: the same bytes for any number."""
+    """Return `encode(values, weights)`, computed in `threads` threads, each with a run of whole rows.
+
+    The bytes are the same for any number of threads.
+    """
     bounds = [len(values) * i // threads for i in range(threads + 1)]
     runs = [values[a:b] for a, b in pairwise(bounds) if a < b]
     with ThreadPoolExecutor(threads) as pool:

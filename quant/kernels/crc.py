@@ -1,4 +1,4 @@
-"""CRC-32C and CRC-64/NVME, which S3 states of objects and Python's library does not have; eight bytes a step.
+"""CRC-32C and CRC-64/NVME, which S3 states for objects and Python's library lacks; eight bytes a step.
 
 Polynomials and check values: the catalog of CRC algorithms (reveng), CRC-32/ISCSI and CRC-64/NVME.
 """
@@ -18,7 +18,7 @@ POLYNOMIALS = {"CRC-32C": (32, 0x82F63B78), "CRC-64/NVME": (64, 0x9A6C9329AC4BC9
 
 @cache
 def steps(name: str) -> Callable[[Any, int], int]:
-    """A function from bytes and the CRC before them to the CRC after them, as zlib.crc32 is."""
+    """Return a function from bytes and the CRC before them to the CRC after them, like zlib.crc32."""
     bits, polynomial = POLYNOMIALS[name]
     tables, ones = _tables(polynomial), (1 << bits) - 1
 

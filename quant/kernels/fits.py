@@ -122,8 +122,10 @@ def fit_scale(x, w, wx, count, top, finite):
 
 @inline
 def start_descent(x, level, count, top):
-    """The levels from which `make_q3_quants` sets out, −top … top − 1 as floats, into `level`; Σ w·q·x and Σ w·q², the
-    weights being x². Both are 0, and the levels −top, where a lane is all zero."""
+    """Write the levels from which `make_q3_quants` starts, −top … top − 1 as floats, into `level`.
+
+    Returns Σ w·q·x and Σ w·q², the weights being x². Both are 0, and the levels −top, where a lane is all zero.
+    """
     peak, most = _peak(x, count)
     zero, ratio = most < TINY, F(-top) / peak
     sum_qx, sum_qq = spread(F(0)), spread(F(0))

@@ -75,8 +75,10 @@ def with_signs(index, v):
 
 @inline
 def levels_within(x, at, d):
-    """Indices of the E2M1 levels 0, d, 2d, 3d, 4d, 6d, 8d, 12d nearest to eight values of at most 16 d, of two the
-    lower: there the differences around the middles are exact, so that the middles decide."""
+    """Return indices of the E2M1 levels 0, d, 2d, 3d, 4d, 6d, 8d, 12d nearest to eight values of at most 16 d.
+
+    Of two equally near the lower is taken. Differences around the middles are exact there, so that the middles decide.
+    """
     v = load(x, at)
     magnitude = absolute(v)
     zero, one = spread(I(0)), spread(I(1))
@@ -152,8 +154,11 @@ def _nvfp4(values, scales, out):
 
 
 def encode_mxfp4(values: Floats, weights: Floats | None = None) -> Bytes:
-    """Raises ValueRefused also for a block whose greatest magnitude is in [2⁻¹²⁶, 2⁻¹²⁵): the reference's exponent
-    wraps around to the one that says NaN, and llama-quantize refuses that."""
+    """Encode MXFP4 rows.
+
+    Raises ValueRefused also for a block whose greatest magnitude is in [2⁻¹²⁶, 2⁻¹²⁵): the reference's exponent wraps
+    around to the one that means NaN, and llama-quantize refuses that.
+    """
     kind = TYPES["MXFP4"]
 
     def run(x: Floats, out: Bytes, first: int) -> bool:

@@ -26,8 +26,11 @@ TILE = 4096
 
 
 class Form(NamedTuple):
-    """How a type's search differs. `elements` a sub-block, `width` a group; σ² is `factor` times the mean square;
-    `even`: seven signs of eight are stored; sub-blocks with no magnitude of `least` are not searched."""
+    """How a type's search differs.
+
+    A sub-block has `elements`, a group `width`; σ² is `factor` times the mean square; `even`: seven signs of eight are
+    stored; sub-blocks with no magnitude of `least` are not searched.
+    """
 
     elements: int
     width: int
@@ -40,8 +43,10 @@ class Form(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A tile's results, a row a block: lattice points, bytes of signs, levels of scales, d, and the bits of sub-blocks
-    that were not searched."""
+    """A tile's results, a row for each block.
+
+    They are lattice points, bytes of signs, levels of scales, d, and the bits of sub-blocks that were not searched.
+    """
 
     points: Array
     signs: Array
@@ -104,8 +109,11 @@ def pack_iq3_xxs(found: Found, out: Any) -> None:
 
 
 def pack_iq3_s(found: Found, out: Any) -> None:
-    """The reference leaves a sub-block of zeros without moving on in qs and signs, so that those of the sub-blocks
-    behind it take its place (but not their high bits): `quantize_row_iq3_s_impl`, `if (!max) continue`."""
+    """Pack IQ3_S as the reference does, whose sub-blocks of zeros displace what follows.
+
+    It leaves such a sub-block without moving on in qs and signs, so that those of the following sub-blocks take its
+    place (but not their high bits): `quantize_row_iq3_s_impl`, `if (!max) continue`.
+    """
     out["qs"] = found.points & 255
     out["signs"] = found.signs
     out["qh"] = high_bits(found.points, 1)

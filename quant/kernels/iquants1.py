@@ -127,8 +127,10 @@ def level_of(code, i):
 
 @inline
 def fit(rank, i1, i2, flip, x, w, scale, lows, groups, lattice, codes):
-    """Writes the codes of the groups' lattice points. Returns the scale, fitted anew if one was searched, or NaN where
-    the reference aborts. `lows`: the lowest level of every group."""
+    """Write the codes of the groups' lattice points; `lows` is the lowest level of every group.
+
+    Returns the scale, fitted anew if one was searched, or NaN where the reference aborts.
+    """
     on_lattice = 1
     for k in range(groups):
         rolled()

@@ -95,9 +95,12 @@ def correlate(chosen, trials, x, w, n, width, level_bits, sum_qx, sum_qq):
 
 @kernel
 def search(values, importance, weighted, columns, first, form, tries, lattice, points, signs, levels, units, empty):
-    """Searches blocks of 256 values. Writes, a row a block: the lattice point of every group, a byte of signs every
-    eight, the level of every scale, their unit d (0 if no scale is above 0), and the bits of sub-blocks that were
-    not searched, whose fields are 0. Returns −1, or the number of a block where the reference aborts."""
+    """Search blocks of 256 values. Returns −1, or the number of a block where the reference aborts.
+
+    Writes, in a row for each block: the lattice point of every group, a byte of signs for every eight, the level of
+    every scale, their unit d (0 if no scale is above 0), and the bits of sub-blocks that were not searched, whose
+    fields are 0.
+    """
     n, _, factor, plain, even, least, policy, trials = form
     lattice = pointers(lattice)
     width = group_width(lattice[2])

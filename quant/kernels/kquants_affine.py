@@ -29,7 +29,7 @@ from ggferry.quant.kernels.superblocks import BLOCK, capped, encoder, rounded, s
 
 @inline
 def larger(a, b):
-    """`if (b > a) a = b`"""
+    """Return the larger of two as `if (b > a) a = b` does."""
     return b if b > a else a
 
 
@@ -46,8 +46,11 @@ def fit_lines(x, w, level, count, top, first, step, steps, by_distance, at, scal
 
 @shared
 def fit_codes(of_sub_blocks, sum_w, sub_blocks, top, x, w, level, codes, d):
-    """`fit_levels` of what `LANES` blocks' sub-blocks have: block scales into `d`, uint8 codes as floats into `codes`
-    `[block][16]`. Where there are but eight sub-blocks, the eight that follow are read and written along."""
+    """Apply `fit_levels` to what the sub-blocks of `LANES` blocks have.
+
+    Block scales go into `d`, uint8 codes as floats into `codes` `[block][16]`. Where there are only eight sub-blocks,
+    the eight that follow are read and written along.
+    """
     stand_alone()
     take(of_sub_blocks, 0, x, 16, sub_blocks)
     take(sum_w, 0, w, 16, sub_blocks)

@@ -109,8 +109,10 @@ def fit_q3(x, level, rounds):
 
 @shared
 def fit_again(values, todo, count, rounds, scale):
-    """The scales of the `count` sub-blocks of 16 at the offsets `todo`, by `rounds` rounds. Leaves in `todo` those that
-    are not finished yet, and returns their number."""
+    """Return how many of `count` sub-blocks of 16, at the offsets `todo`, are not finished after `rounds` rounds.
+
+    Their scales are written, and those that are not finished are left in `todo`.
+    """
     stand_alone()
     x, level, found, left = scratch(16), scratch(16), scratch(1), 0
     for k in range(count, count + -count % LANES):

@@ -137,7 +137,7 @@ def _pointer(context: Any, builder: Any, memory: Any, value: Any, index: Any, wi
 
 
 def _holds(memory: Any, dtype: Any) -> bool:
-    """Is it a C-contiguous array of, or a pointer to, `dtype`?"""
+    """Return whether `memory` is a C-contiguous array of, or a pointer to, `dtype`."""
     if isinstance(memory, types.CPointer):
         return bool(memory.dtype == dtype)
     return isinstance(memory, types.Array) and memory.dtype == dtype and memory.layout == "C"
@@ -175,8 +175,11 @@ def _places(context: Any, builder: Any, memory: Any, value: Any, start: Any, ste
 
 @intrinsic  # type: ignore[misc]
 def transpose(typing_context: Any, source: Any, start: Any, steps: Any, target: Any, at: Any, widths: Any) -> Any:
-    """Sixteen rows of sixteen float32 of `source` become sixteen columns in `target`. Row k begins `k · steps` after
-    `start`, or at `start + steps[k]` where steps is a pointer to int64; the same for the columns from `at` on."""
+    """Write sixteen rows of sixteen float32 of `source` as sixteen columns to `target`.
+
+    Row k begins `k · steps` after `start`, or at `start + steps[k]` where steps is a pointer to int64; the same holds
+    for the columns from `at` on.
+    """
     if not (_holds(source, types.float32) and _holds(target, types.float32)):
         return None
 
@@ -257,8 +260,10 @@ def skip(typing_context: Any, pointer: Any, items: Any) -> Any:
 
 
 def rooms(item: Any, times: int = 1) -> Any:
-    """`room(n)`: a pointer to uninitialized memory on the stack for a constant number n · `times` of items, aligned as
-    the widest registers like it."""
+    """Return `room(n)`: a pointer to uninitialized memory on the stack for n · `times` items, where n is a constant.
+
+    The memory is aligned for the widest registers.
+    """
 
     @intrinsic(prefer_literal=True)  # type: ignore[misc]
     def room(typing_context: Any, items: Any) -> Any:
@@ -371,8 +376,11 @@ def where(typing_context: Any, condition: Any, a: Any, b: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def rolled(typing_context: Any) -> Any:
-    """Keeps the loop that it stands in from being unrolled: explicit lanes gain nothing by it, and the compiler's time
-    grows with it. LLVM may not copy convergent code behind a condition of its own; this is the empty one."""
+    """Keep the surrounding loop from being unrolled.
+
+    Explicit lanes gain nothing by unrolling, and the compiler's time grows with it. LLVM may not copy convergent code
+    behind a condition of its own; this is empty convergent code.
+    """
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         nothing = ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), "", "", side_effect=True)

@@ -70,8 +70,10 @@ def put_levels(out, at, a, b, five):
 
 @inline
 def reciprocal(d):
-    """1 / d, and 0 for 0 and for a d so small that 1 / d overflows: the C code's levels are 0 there, as a conversion
-    of infinity or NaN to int8 is on x86."""
+    """Return 1 / d; 0 for 0 and for a d so small that 1 / d overflows.
+
+    The C code's levels are 0 there, as a conversion of infinity or NaN to int8 is on x86.
+    """
     inverse = F(1) / d if d != F(0) else F(0)
     return inverse, inverse > F(3.4028235e38)
 

@@ -42,8 +42,10 @@ def greatest(x):
 
 @inline
 def reciprocal(d):
-    """1 / d, and 0 where d is 0 or so small that 1 / d overflows: what `lroundf` then makes of infinities and NaNs is
-    LONG_MIN, whose low half is the 0 of a 0."""
+    """Return 1 / d; 0 where d is 0 or so small that 1 / d overflows.
+
+    `lroundf` then makes LONG_MIN of infinities and NaNs, whose low half is 0, as for 0 itself.
+    """
     inverse = F(1) / d if d > 0 else F(0)
     return inverse if inverse <= F(3.4028235e38) else F(0)
 

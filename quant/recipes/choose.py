@@ -1,7 +1,7 @@
-"""Recipes: which type each tensor of a model gets. Names, shapes and a few facts of the model in, types out.
+"""Recipes: names, shapes and a few facts of the model go in, the type of each tensor comes out.
 
 `recipe('q4_k_m')` and the other names of llama-quantize give its choices tensor for tensor; `copy` and `keep` leave
-everything as it is; `recipe_file.parse_recipe` reads recipes that users wrote. No files, no tensor data.
+everything as it is; `recipes.text.parse_recipe` reads recipes that users write. No files, no tensor data.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ PER_LAYER_EMBEDDING = "per_layer_token_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as a recipe sees it: its name in GGUF, shape (outermost first) and the name of the type it has now or
-    would be written in if no recipe were asked for. `fixed`: no recipe changes that, unless a pattern names it."""
+    """A tensor as a recipe sees it.
+
+    Attributes:
+        name: Name in GGUF.
+        shape: Elements along each axis, outermost first.
+        type: Name of the type it has now, or would be written in without a recipe.
+        fixed: Whether no recipe changes that, unless a pattern names it.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -39,10 +45,12 @@ class TensorInfo:
 
     @property
     def columns(self) -> int:
+        """Elements of a row."""
         return self.shape[-1] if self.shape else 1
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         count = 1
         for size in self.shape:
             count *= size
@@ -50,16 +58,26 @@ class TensorInfo:
 
     @property
     def axes(self) -> int:
-        """ggml_n_dims: outer axes of length 1 do not count, so (1, 4096) is a vector; there is always one."""
+        """Number of axes as ggml_n_dims counts them, at least one.
+
+        Outer axes of length 1 do not count, so (1, 4096) is a vector.
+        """
         outer = next((i for i, size in enumerate(self.shape[:-1]) if size != 1), len(self.shape) - 1)
         return max(1, len(self.shape) - outer)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What mixtures ask of a model. From GGUF: `{arch}.block_count`, `.attention.head_count` and `.head_count_kv` (of
-    layer 0 where they are arrays; the latter defaults to the former), `.expert_count` (0 where it is absent),
-    `.nextn_predict_layers` (of the blocks, those that predict further tokens)."""
+    """What mixtures ask of a model; each field names its key in GGUF.
+
+    Attributes:
+        architecture: `general.architecture`.
+        n_layer: `{arch}.block_count`.
+        n_head: `{arch}.attention.head_count`, of layer 0 where it is an array.
+        n_head_kv: `{arch}.attention.head_count_kv`, of layer 0 where it is an array; defaults to `n_head`.
+        n_expert: `{arch}.expert_count`; 0 where it is absent.
+        n_layer_nextn: `{arch}.nextn_predict_layers`: how many of the blocks predict further tokens.
+    """
 
     architecture: str
     n_layer: int
@@ -70,15 +88,21 @@ class ModelFacts:
 
     @property
     def gqa(self) -> int:
-        """Q heads per K/V head, rounded down; 0 without K/V heads (llama_hparams::n_gqa)."""
+        """Query heads for each key/value head, rounded down; 0 without key/value heads (llama_hparams::n_gqa)."""
         return self.n_head // self.n_head_kv if self.n_head_kv else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`default`: the type of a weight no rule speaks of ('keep': the one it has). The last of `rules` that fits a
-    tensor decides. `file_type`: the `general.file_type` it is known by, None for one of a user's own.
-    `needs_imatrix`: types it must not make without an importance matrix, token_embd and output aside."""
+    """Rules that give each tensor a type.
+
+    Attributes:
+        name: Name of the recipe.
+        default: The type of a weight that no rule mentions; 'keep': the type it has.
+        rules: The last rule that fits a tensor decides.
+        file_type: The `general.file_type` by which it is known; None for a recipe that a user wrote.
+        needs_imatrix: Types that must not be made without an importance matrix, except in token_embd and output.
+    """
 
     name: str
     default: str
@@ -89,8 +113,14 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The type of one tensor, why, and whether it must not be made without an importance matrix. `ragged`: its rows
-    are no whole blocks of the type it was to have, so that another stands in."""
+    """The type of one tensor, and why.
+
+    Attributes:
+        type: Name of the type.
+        why: The reason, in words.
+        needs_imatrix: Whether it must not be made without an importance matrix.
+        ragged: Whether its rows are not whole blocks of the type it was to have, so that another type is used.
+    """
 
     type: str
     why: str
@@ -99,9 +129,9 @@ class Choice:
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of a name of llama-quantize, of one of its aliases or numbers, in any case; 'copy' and 'keep'.
+    """Return the recipe of a llama-quantize name, alias or number, in any case, or of 'copy' or 'keep'.
 
-    Raises BlockError listing the names for any other.
+    Raises BlockError, listing the names, for any other.
     """
     word = name.strip()
     if word.lower() in {"copy", KEEP}:
@@ -117,8 +147,11 @@ def recipe(name: str) -> Recipe:
 
 
 def sorted_names(names: Iterable[str]) -> list[str]:
-    """Names in the order in which llama-quantize decides and writes: what is in no block first, then block by block,
-    each alphabetically (weight_name_comparer of llama-model-loader.h)."""
+    """Return names in the order in which llama-quantize decides and writes.
+
+    What is in no block comes first, then block by block, each in alphabetical order (weight_name_comparer of
+    llama-model-loader.h).
+    """
     return sorted(names, key=_place)
 
 
@@ -135,13 +168,24 @@ def choose(
     leave_output_tensor: bool = False,
     in_given_order: bool = False,
 ) -> dict[str, Choice]:
-    """The type of every tensor, by name, in llama-quantize's order.
+    """Return the type of every tensor by name, in llama-quantize's order.
 
-    The options are llama-quantize's: `imatrix` (one is given), `pure` (the default type, no rules), the types of
-    output.weight and of the token embeddings, `tensor_types` (pairs of a regular expression, searched in the name, and
-    a type: the first that is found decides), `leave_output_tensor`, and `in_given_order` for --keep-split, where
-    positions count in the order of the files. Unlike there, all of them hold for F32, F16, BF16 and copies as well.
-    Raises BlockError for an unknown type, a pattern that is none, a name that comes twice, or rows that fit no type.
+    The options are llama-quantize's; unlike there, all of them also apply to F32, F16, BF16 and copies.
+
+    Args:
+        recipe: The recipe.
+        tensors: The tensors.
+        facts: What mixtures ask of the model.
+        imatrix: Whether an importance matrix is given.
+        pure: Use the default type, no rules.
+        output_tensor_type: Type of output.weight.
+        token_embedding_type: Type of the token embeddings.
+        tensor_types: Pairs of a regular expression, searched in the name, and a type; the first that matches decides.
+        leave_output_tensor: Keep the type of output.weight.
+        in_given_order: For --keep-split: positions count in the order of the files.
+
+    Raises:
+        BlockError: An unknown type, an invalid pattern, a name that occurs twice, or rows that fit no type.
     """
     options = _Options(
         pure,
@@ -162,9 +206,18 @@ def choose(
 def require_imatrix(
     choices: Mapping[str, Choice], tensors: Iterable[TensorInfo], names: Collection[str] | None
 ) -> None:
-    """Refuses what would come out as garbage: raises BlockError naming the tensors that need an importance matrix and
-    are not among `names`, the entries of the one that is given (None: none is). A tensor that already has its type is
-    copied and needs nothing."""
+    """Refuse what would come out as garbage.
+
+    A tensor that already has its type is copied and needs nothing.
+
+    Args:
+        choices: The type of each tensor.
+        tensors: The tensors.
+        names: The entries of the importance matrix; None: there is none.
+
+    Raises:
+        BlockError: Naming the tensors that need an entry and have none.
+    """
     lacking = [
         tensor.name
         for tensor in tensors
@@ -183,15 +236,18 @@ def require_imatrix(
 def expected_file_type(
     recipe: Recipe, choices: Mapping[str, Choice], tensors: Iterable[TensorInfo], source: int | None = None
 ) -> int:
-    """The `general.file_type` of the result: the recipe's, or for copies the `source` file's, where the tensors bear
-    it out (`file_types.file_type_of`)."""
+    """Return the `general.file_type` of the result.
+
+    That is the recipe's or, for copies, the `source` file's, where the tensors agree with it
+    (`file_types.file_type_of`).
+    """
     types = {t.name: (choices[t.name].type, t.elements) for t in tensors if t.axes > 1}
     stated = source if recipe.default == KEEP and not recipe.rules else recipe.file_type
     return file_type_of(types, stated)
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """A regular expression on tensor names. Raises BlockError saying where it is wrong."""
+    """Return a regular expression on tensor names, compiled. Raises BlockError saying where it is wrong."""
     if len(pattern) > 1000:
         raise BlockError(f"a pattern of {len(pattern)} characters; at most 1000")
     try:
@@ -213,7 +269,7 @@ class _Options:
 
 
 class _Chooser:
-    """Decides tensor by tensor; counts, as the mixtures do, what it has decided by rules before."""
+    """Decide tensor by tensor, counting, as the mixtures do, what rules have decided before."""
 
     def __init__(
         self, recipe: Recipe, tensors: Sequence[TensorInfo], facts: ModelFacts, imatrix: bool, options: _Options
@@ -240,7 +296,7 @@ class _Chooser:
         return Choice(kind, why, kind in self.recipe.needs_imatrix and not exempt, ragged)
 
     def kept(self, tensor: TensorInfo) -> str | None:
-        """Why no recipe touches this tensor (tensor_allows_quantization)."""
+        """Return why no recipe changes this tensor; None where one may (tensor_allows_quantization)."""
         if tensor.axes < 2:
             return "a vector"
         if self.options.leave_output and tensor.name == "output.weight":
@@ -250,7 +306,10 @@ class _Chooser:
         return never_quantized(tensor.name, self.facts.architecture)
 
     def demanded(self, tensor: TensorInfo, role: str) -> tuple[str, str] | None:
-        """What the two options for whole tensors say. They come before everything, the fallbacks included."""
+        """Return what the two options for whole tensors say.
+
+        They take precedence over everything, including the fallbacks.
+        """
         options = self.options
         # A large table of its own: the general option yields to a pattern that names it.
         yields = tensor.name == PER_LAYER_EMBEDDING and options.named(tensor.name) is not None
@@ -261,7 +320,7 @@ class _Chooser:
         return None
 
     def wanted(self, tensor: TensorInfo, role: str) -> tuple[str, str]:
-        """What pattern, rules or default say, before the shape is looked at."""
+        """Return what pattern, rules or default say, before the shape is considered."""
         named = self.options.named(tensor.name)
         if named is not None:
             return named[1], f"--tensor-type {named[0].pattern}"
@@ -287,7 +346,7 @@ class _Chooser:
         return self.lines_of[roles]
 
     def fitting(self, tensor: TensorInfo, kind: str, why: str) -> tuple[str, str, bool]:
-        """The type itself, or the first of its fallbacks whose blocks fill the rows; whether it is one of these."""
+        """Return the type, or the first of its fallbacks whose blocks fill the rows, and whether it is a fallback."""
         wanted = kind
         while tensor.columns % block_type(kind).elements and kind in FALLBACKS:
             kind = FALLBACKS[kind]

@@ -1,9 +1,9 @@
-"""`general.file_type`: the number that says of what a file is mostly made, and how to find the right one.
+"""`general.file_type`: the number that says what a file mostly consists of, and how to find the right one.
 
 Sources: the GGUF specification for 0–18, docs/formats/todays-converter.md for 19–41, 1024 and the mixtures. The `ftype`
 of LLaMA-family legacy headers has the same numbers; ggml's own examples number 10–14 differently
-(docs/formats/ggml-era.md "Type codes"), which is one more reason why a stated number is believed only when the tensors
-agree with it.
+(docs/formats/ggml-era.md "Type codes"), which is one more reason to believe a stated number only when the tensors agree
+with it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from functools import cache
 from ggferry.quant.codec import codecs
 
 GUESSED = 1024
-"""LLAMA_FTYPE_GUESSED: no entry describes the file (all tensors i32, say)."""
+"""LLAMA_FTYPE_GUESSED: no entry describes the file (for instance, all tensors are i32)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """One value of `general.file_type`.
+    """A value of `general.file_type`.
 
-    `name`: as llama-quantize and file names spell it ('Q4_K_M'; ALL_ and MOSTLY_ are cut). `main`: the block types
-    that may dominate such a file, the recipe's own first. `mixture`: other types the recipe gives to whole roles,
-    which outnumber the main one in some architectures. `removed`: no GGUF of today can hold it.
+    Attributes:
+        id: The number.
+        name: As llama-quantize and file names spell it ('Q4_K_M'), without ALL_ or MOSTLY_.
+        main: The block types that may dominate such a file, the recipe's own first.
+        mixture: Other types that the recipe gives to whole roles; in some architectures they outnumber the main type.
+        removed: Whether no current GGUF file can hold it.
     """
 
     id: int
@@ -69,13 +72,15 @@ _RECIPES = """
     Q2_0    Q2_0           Q2_0     | Q4_K
     1024    GUESSED        -
 """
-"""Lines `ID NAME MAIN… [| MIXTURE…]` of what is more than one block type and its name; `-` before a removed id, a block
-type in place of the id that stands with its codec."""
+"""Lines `ID NAME MAIN… [| MIXTURE…]` for what is more than a block type and its name.
+
+`-` stands before a removed id; a block type in place of the id means the id that its codec states.
+"""
 
 
 @cache
 def file_types() -> Mapping[int, FileType]:
-    """Every file type by id: those of recipes, and that of each block type whose codec has one."""
+    """Return every file type by id: those of recipes, and that of each block type whose codec has one."""
     own = {one.type.name: one.file_type for one in codecs().values() if one.file_type is not None}
     types = {id: FileType(id, name, (name,)) for name, id in own.items()}
     for line in _RECIPES.strip().splitlines():
@@ -92,25 +97,30 @@ Types = Mapping[str, tuple[str, int]]
 
 
 def file_type_name(id: int) -> str:
-    """The name of a file type, as it stands in file names: 15 → 'Q4_K_M'. An unknown id gives 'TYPE_<id>'."""
+    """Return the name of a file type as it stands in file names: 15 → 'Q4_K_M'. An unknown id gives 'TYPE_<id>'."""
     entry = file_types().get(id)
     return f"TYPE_{id}" if entry is None else entry.name
 
 
 def parse_file_type(text: str) -> int | None:
-    """The id of a name in any of its spellings ('q4_k_m', 'MOSTLY_Q4_K_M', 'ALL_F32', 'Q4_K'), or None."""
+    """Return the id of a name in any of its spellings ('q4_k_m', 'MOSTLY_Q4_K_M', 'ALL_F32', 'Q4_K'), or None."""
     name = text.strip().upper().removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
     wanted = _ALIASES.get(name, name)
     return next((entry.id for entry in file_types().values() if entry.name == wanted), None)
 
 
 def file_type_of(types: Types, stated: int | None = None) -> int:
-    """The `general.file_type` of a file with these tensors: what is in it, not what was asked for.
+    """Return the `general.file_type` of a file with these tensors: what it contains, not what was asked for.
 
-    `types`: name in GGUF → (name of the block type, elements), of every tensor with two or more dimensions (vectors
-    are F32 in every recipe and say nothing). `stated`: the recipe asked for, or the source header's ftype; it is kept
-    only when the tensors bear it out, because it tells apart what types alone cannot (Q4_K_S and Q4_K_M). Without any
-    tensor a stated value stands unopposed; nothing stated gives 0.
+    Args:
+        types: Name in GGUF → (name of the block type, elements), for every tensor with two or more dimensions. (Vectors
+            are F32 in every recipe and say nothing.)
+        stated: The recipe asked for, or the ftype of the source's header. It is kept only when the tensors agree with
+            it, because it distinguishes what types alone cannot (Q4_K_S and Q4_K_M). Without any tensor it is kept as
+            it is.
+
+    Returns:
+        The number; 0 without tensors and without a stated one.
     """
     counts: Counter[str] = Counter()
     for block_type, elements in types.values():
@@ -127,8 +137,11 @@ def file_type_of(types: Types, stated: int | None = None) -> int:
 
 
 def _meaning(block_type: str, types: Types) -> int | None:
-    """Which id a dominant block type means when nothing was stated. A recipe that shares its main type with a plainer
-    one (IQ2_M, IQ3_M, Q2_K_S, Q4_1_SOME_F16 …) is never derived: the plain one describes the file as truly."""
+    """Return which id a dominant block type means when nothing was stated.
+
+    A recipe that shares its main type with a plainer one (IQ2_M, IQ3_M, Q2_K_S, Q4_1_SOME_F16 …) is never derived: the
+    plainer one describes the file just as well.
+    """
     if block_type in _SHARED:
         return _SHARED[block_type](types)
     one = codecs().get(block_type)
@@ -158,7 +171,10 @@ def _q3_k(types: Types) -> int:
 
 
 def _with_q6_k(medium: int, small: int) -> Callable[[Types], int]:
-    """The _M recipes give Q6_K to half of the attn_v (or fused qkv) and ffn_down tensors; the _S ones never do."""
+    """Return a function that chooses between an _M recipe and its _S recipe.
+
+    The _M recipes give Q6_K to half of the attn_v (or fused qkv) and ffn_down tensors; the _S ones never do.
+    """
     roles = (".attn_v.", ".attn_qkv.", ".ffn_down")
 
     def choose(types: Types) -> int:
@@ -173,4 +189,4 @@ _SHARED: Mapping[str, Callable[[Types], int]] = {
     "Q4_K": _with_q6_k(15, 14),
     "Q5_K": _with_q6_k(17, 16),
 }
-"""Types of which no recipe is the plain one."""
+"""Types for which no recipe is the plain one."""

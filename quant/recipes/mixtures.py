@@ -1,9 +1,9 @@
-"""The mixtures of llama-quantize as ordered data, and the tables that stand around them.
+"""The mixtures of llama-quantize as ordered data, and the tables that accompany them.
 
 Source: src/llama-quant.cpp of llama.cpp as vendored in llama_cpp_python 0.3.36, described in
 docs/formats/todays-converter.md "Mixtures"; NVFP4 as a file type of its own since the summer of 2026. Where the C++
 nests branches, here **the last line that fits decides**: from the general to the particular.
-`tests/quant/recipes/test_choose.py` holds the result against llama-quantize's own.
+`tests/quant/recipes/test_choose.py` compares the result with llama-quantize's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ggferry.quant.recipes.file_types import GUESSED, file_types
 from ggferry.quant.recipes.rules import ANY, Rule, parse_rule
 
 LOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
-"""The recipes around two bits and below, which have rules of their own for everything but output and token_embd."""
+"""The recipes of about two bits and below, which have rules of their own for everything but output and token_embd."""
 
 MIXTURES = """
     # any recipe                  | tensors     conditions                     -> type
@@ -99,7 +99,7 @@ MIXTURES = """
 
     *                             | *attn_q_a*,*attn_q_b*,*nextn.eh_proj* arch=glm5-next -> Q8_0
 """
-"""Lines `RECIPES | RULE`; `*` is every recipe that quantizes, `-X` takes X out again, LOW is the list above."""
+"""Lines `RECIPES | RULE`; `*` is every recipe that quantizes, `-X` excludes X, LOW is the list above."""
 
 FALLBACKS: Mapping[str, str] = {
     name: fallback
@@ -113,7 +113,10 @@ FALLBACKS: Mapping[str, str] = {
     }.items()
     for name in names.split()
 }
-"""What a tensor gets whose rows are not whole blocks of its type; followed until they are. Q1_0 and NVFP4 have none."""
+"""The type a tensor gets whose rows are not whole blocks of its own type; followed until they are.
+
+Q1_0 and NVFP4 have none.
+"""
 
 NEVER = """
     a normalization          | any       | _norm.weight
@@ -139,42 +142,46 @@ NEVER = """
     vision, kept as it is    | any       | sam.neck. sam.net_ .patch_embd .patch_merger
     an audio codebook        | any       | a.rvq.codebook mm.a.code_embd
 """
-"""Weights no recipe touches (tensor_allows_quantization): `WHY | ARCHITECTURE | what their names contain (=: are)`.
+"""Weights that no recipe changes: `WHY | ARCHITECTURE | what their names contain (=: are)`.
+
+Source: tensor_allows_quantization of llama-quant.cpp.
 """
 
 ALSO_NEEDS_IMATRIX: Mapping[str, frozenset[str]] = {"Q2_K_S": frozenset({"Q2_K"})}
-"""Types that one recipe only must not make without an importance matrix."""
+"""Types that only one recipe must not make without an importance matrix."""
 
 
 @cache
 def needing_imatrix() -> frozenset[str]:
-    """Return the types that are garbage without an importance matrix, except in token_embd and output
-    (tensor_requires_imatrix)."""
+    """Return the types that are garbage without an importance matrix, except in token_embd and output.
+
+    Source: tensor_requires_imatrix of llama-quant.cpp.
+    """
     return frozenset(name for name, one in codecs().items() if one.needs_imatrix)
 
 
 def quantizing(name: str) -> bool:
-    """Whether the recipe's own type is a quantized one: to F32, F16 and BF16 no mixture applies."""
+    """Return whether the recipe's own type is a quantized one; mixtures do not apply to F32, F16 and BF16."""
     return name not in {"F32", "F16", "BF16"}
 
 
 @cache
 def recipe_ids() -> Mapping[str, int]:
-    """Name → file type of every recipe llama-quantize offers, and NVFP4."""
+    """Return name → file type of every recipe that llama-quantize offers, and NVFP4."""
     left_out = {GUESSED, 4}  # nothing makes Q4_1_SOME_F16 since GGML's days
     return {entry.name: entry.id for entry in file_types().values() if not entry.removed and entry.id not in left_out}
 
 
 @cache
 def rules_of(name: str) -> tuple[Rule, ...]:
-    """The lines of MIXTURES that belong to one recipe, in order."""
+    """Return the lines of MIXTURES that belong to one recipe, in order."""
     rows = (line.split("|") for line in MIXTURES.splitlines() if line.strip() and not line.strip().startswith("#"))
     return tuple(parse_rule(rule) for recipes, rule in rows if _belongs(name, recipes.split()))
 
 
 @lru_cache(1 << 12)
 def never_quantized(name: str, architecture: str) -> str | None:
-    """Why a tensor of two or more axes is left as it is, or None."""
+    """Return why a tensor of two or more axes is left as it is, or None."""
     if not name.endswith("weight"):
         return "not a weight"
     for part, arch, why in _never():

@@ -1,11 +1,11 @@
-"""One line of a recipe: which tensors, under which conditions, get which type.
+"""One line of a recipe: which tensors get which type, under which conditions.
 
     attn_v          more              -> Q6_K
     ffn_gate,ffn_up layer>=n/8        -> IQ3_XXS
     blk.*.ffn_down.weight             -> keep
 
-A line is patterns joined by commas, conditions that must all hold, and a type. The same text serves the mixtures that
-are built in and the files users write (docs/recipes.md).
+A line consists of patterns joined by commas, conditions that must all hold, and a type. The same text serves the
+built-in mixtures and the files that users write (docs/recipes.md).
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "ffn_gate": ("ffn_gate",),
     "ffn_down": ("ffn_down",),
 }
-"""Role → what its tensors' names contain (`=`: are). First hit wins. (tensor_get_category of llama-quant.cpp: the fused
-attn_qkv and DeepSeek's attn_kv_b count as V there.)"""
+"""Role → what the names of its tensors contain (`=`: are). The first match decides.
+
+Source: tensor_get_category of llama-quant.cpp, where the fused attn_qkv and DeepSeek's attn_kv_b count as V.
+"""
 OTHER, ANY = "other", "any"
 _TENSOR_WORDS = {*ROLES, OTHER, ANY}
 
@@ -68,12 +70,16 @@ _BLOCK = re.compile(r"blk\.(\d{1,9})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """`times` itself, or with `per` > 0 that many times n/per, rounded down as C does: `7n/8` is (7n) div 8."""
+    """An amount: `times` itself or, with `per` > 0, that many times n/per.
+
+    It is rounded down as in C: `7n/8` is (7n) div 8.
+    """
 
     times: int
     per: int = 0
 
     def of(self, n: int) -> int:
+        """Return the amount for this n."""
         return self.times * n // self.per if self.per else self.times
 
     def __str__(self) -> str:
@@ -86,9 +92,14 @@ class Amount:
 class Subject:
     """What conditions are asked about.
 
-    `roles`: one, or two for a token_embd that is the output as well. `n`: what `n` stands for in amounts: the model's
-    layers, for attn_v the number of V tensors. A number that does not exist (the layer of a tensor outside the blocks)
-    is None and fits no condition.
+    Attributes:
+        name: Name of the tensor.
+        roles: One role, or two for a token_embd that is also the output.
+        n: What `n` stands for in amounts: the model's layers or, for attn_v, the number of V tensors.
+        flags: Whether each flag holds.
+        words: The value of each word.
+        numbers: The value of each number. One that does not exist (the layer of a tensor outside the blocks) is None
+            and fits no condition.
     """
 
     name: str
@@ -101,13 +112,14 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`flag` or `!flag` (`operator` is '' or '!'); `word=a,b` or `word!=a,b`; `number<amount` and the like."""
+    """`flag` or `!flag` (`operator` is '' or '!'), `word=a,b` or `word!=a,b`, `number<amount` and the like."""
 
     name: str
     operator: str = ""
     value: Amount | tuple[str, ...] | None = None
 
     def holds(self, subject: Subject) -> bool:
+        """Return whether the condition holds for this tensor."""
         if isinstance(self.value, Amount):
             number = subject.numbers[self.name]
             return number is not None and _OPERATORS[self.operator](number, self.value.of(subject.n))
@@ -124,17 +136,24 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line. `patterns`: roles, `any`, or globs on the tensor's name; `type`: a type name, or `keep`."""
+    """A line of a recipe.
+
+    Attributes:
+        patterns: Roles, `any`, or globs on the tensor's name.
+        when: Conditions that must all hold.
+        type: Name of a type, or `keep`.
+    """
 
     patterns: tuple[str, ...]
     when: tuple[Condition, ...]
     type: str
 
     def concerns(self, roles: tuple[str, ...]) -> bool:
-        """Whether the line can fit a tensor of these roles at all."""
+        """Return whether the line can fit a tensor of these roles at all."""
         return any(pattern in roles or pattern == ANY or pattern not in _TENSOR_WORDS for pattern in self.patterns)
 
     def fits(self, subject: Subject) -> bool:
+        """Return whether the line fits this tensor."""
         return any(_matches(pattern, subject) for pattern in self.patterns) and all(
             condition.holds(subject) for condition in self.when
         )
@@ -145,7 +164,7 @@ class Rule:
 
 @lru_cache(_NAMES)
 def role_of(name: str) -> str:
-    """The role of a tensor by its name in GGUF; 'other' for what no rule of llama-quantize knows."""
+    """Return the role of a tensor by its name in GGUF; 'other' for what no rule of llama-quantize knows."""
     for role, parts in ROLES.items():
         for part in parts:
             if part in name if part[0] != "=" else part[1:] == name:
@@ -155,28 +174,33 @@ def role_of(name: str) -> str:
 
 @lru_cache(_NAMES)
 def block_of(name: str) -> int | None:
-    """The number N of a name 'blk.N.…', or None."""
+    """Return the number N of a name 'blk.N.…', or None."""
     match = _BLOCK.match(name)
     return int(match[1]) if match else None
 
 
 def target_type(name: str) -> str:
-    """The canonical name of a type that weights can be written in. Raises BlockError for anything else: types that
-    only activations, indices or legacy files have."""
+    """Return the canonical name of a type that weights can be written in.
+
+    Raises BlockError for anything else, such as types for activations, indices or legacy files only.
+    """
     upper = name.upper()
     if upper not in target_types():
-        block_type(name)  # a name nobody knows is told so
+        block_type(name)  # raises for an unknown name
         raise BlockError(f"{upper} is not a type for weights; those are {', '.join(target_types())}")
     return upper
 
 
 def target_types() -> tuple[str, ...]:
-    """The types weights can be written in, by GGUF id. Q8_1 and Q8_K exist for activations only (ggml-quants.c)."""
+    """Return the types weights can be written in, by GGUF id.
+
+    Q8_1 and Q8_K are for activations only (ggml-quants.c).
+    """
     return tuple(kind.name for kind in types_by_id().values() if codec(kind.name).encode is not None)
 
 
 def parse_rule(line: str) -> Rule:
-    """A rule from its line. Raises BlockError saying which word of it is wrong."""
+    """Return the rule of a line. Raises BlockError saying which word of it is wrong."""
     left, arrow, right = line.partition("->")
     words = left.split()
     if not arrow or not words or len(right.split()) != 1:
@@ -193,7 +217,7 @@ def parse_rule(line: str) -> Rule:
 
 
 def parse_condition(word: str) -> Condition:
-    """A condition from its word. Raises BlockError naming what it could be."""
+    """Return the condition of a word. Raises BlockError naming what it could be."""
     match = _CONDITION.fullmatch(word)
     if match is None:
         raise BlockError(f"{word!r} is not a condition")
@@ -211,7 +235,7 @@ def parse_condition(word: str) -> Condition:
 
 
 def more(i: int, n: int) -> bool:
-    """Whether layer `i` of `n` is among those the _M mixtures give more bits (use_more_bits of llama-quant.cpp)."""
+    """Return whether the _M mixtures give layer `i` of `n` more bits (use_more_bits of llama-quant.cpp)."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 

@@ -1,6 +1,6 @@
-"""The texts users write for recipes: recipe files, `--tensor-type` arguments and files of them, lists of layers.
+"""Parse the texts users write for recipes: recipe files, `--tensor-type` arguments and files of them, lists of layers.
 
-docs/recipes.md describes the recipe file. Texts in, values out: reading the file is the caller's.
+docs/recipes.md describes the recipe file. Texts go in and values come out; the caller reads the file.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _NUMBERED = re.compile(r"blk\.([0-9]{1,9})\.")  # anywhere: enc.blk.3., v.blk.3.
 
 
 def parse_recipe(text: str, name: str = "recipe") -> Recipe:
-    """The recipe a text describes; `name` is what it is called unless the text names it.
+    """Return the recipe a text describes; `name` is its name unless the text states one.
 
-    Raises BlockError 'line N: …' for a line that is no heading and no rule, and for a text without `base` or
+    Raises BlockError 'line N: …' for a line that is neither a heading nor a rule, and for a text without `base` or
     `default`.
     """
     found, headed = Recipe(name, ""), False
@@ -48,7 +48,10 @@ def parse_recipe(text: str, name: str = "recipe") -> Recipe:
 
 
 def format_recipe(recipe: Recipe) -> str:
-    """A recipe as a text that `parse_recipe` reads back to an equal one; built-in recipes are written out in full."""
+    """Return a recipe as a text that `parse_recipe` reads back as an equal one.
+
+    Built-in recipes are written out in full.
+    """
     file_type = None if recipe.file_type is None else file_type_name(recipe.file_type)
     extra = sorted(recipe.needs_imatrix - Recipe("", "").needs_imatrix)
     head = {"recipe": recipe.name, "default": recipe.default, "file_type": file_type, "imatrix": " ".join(extra)}
@@ -57,11 +60,10 @@ def format_recipe(recipe: Recipe) -> str:
 
 
 def parse_tensor_type(text: str) -> tuple[str, str]:
-    """('attn_v', 'Q6_K') from 'attn_v=q6_k', a --tensor-type argument: a regular expression searched in tensor names,
-    and a type.
+    """Return ('attn_v', 'Q6_K') for the --tensor-type argument 'attn_v=q6_k'.
 
-    The pattern becomes lower case, as in llama-quantize; an escape that would change its meaning by that is refused.
-    Raises BlockError.
+    It is a regular expression, searched in tensor names, and a type. The pattern is converted to lower case, as in
+    llama-quantize; an escape whose meaning that would change is refused. Raises BlockError.
     """
     pattern, equals, kind = text.partition("=")
     if not equals or not pattern or not kind:
@@ -73,7 +75,7 @@ def parse_tensor_type(text: str) -> tuple[str, str]:
 
 
 def parse_tensor_types(text: str) -> tuple[tuple[str, str], ...]:
-    """The pairs of a --tensor-type-file: REGEX=TYPE, separated by blanks or line breaks, in order.
+    """Return the pairs of a --tensor-type-file: REGEX=TYPE, separated by blanks or line breaks, in order.
 
     Raises BlockError 'line N: …'.
     """
@@ -87,7 +89,7 @@ def parse_tensor_types(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
-    """Block numbers from a --prune-layers argument ('3,4,11'), ascending, each once. Raises BlockError."""
+    """Return the block numbers of a --prune-layers argument ('3,4,11'), ascending, each once. Raises BlockError."""
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
         raise BlockError(f"{text!r} is not a list of block numbers such as 3,4,11")
@@ -95,10 +97,11 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 def prune(names: Iterable[str], layers: Collection[int]) -> dict[str, str | None]:
-    """New name of every tensor without the blocks `layers`, in sorted order: None for what goes, the blocks that stay
-    renumbered from 0. (remap_layer of llama-quant.cpp. An importance matrix goes on using the old names.)
+    """Return the new name of every tensor after the blocks `layers` are removed, in sorted order.
 
-    Raises BlockError when a block is asked for that no tensor is in, or when none would stay.
+    None marks a tensor that is removed; the blocks that stay are renumbered from 0. (remap_layer of llama-quant.cpp. An
+    importance matrix continues to use the old names.) Raises BlockError when no tensor is in one of the blocks, or when
+    no block would stay.
     """
     placed = [(name, _NUMBERED.search(name)) for name in sorted_names(names)]
     blocks = sorted({int(match[1]) for _, match in placed if match})
