@@ -38,6 +38,14 @@ def turned(values: Values) -> tuple[int, ...]:
     return tuple(own if window else full for window in values["swa_layers"])
 
 
+def turned_unlike_the_first(values: Values) -> int:
+    """How many blocks turn more or less of a head than the first, where that has a window: llama.cpp gives what it
+    turns to all that have none."""
+    parts = values["n_rot"]
+    windows = values["swa_layers"] if values.get("n_swa") else (False,)
+    return sum(part != parts[0] for part in parts) if windows[0] else 0
+
+
 BASE_OF_WINDOWS = HParam(
     "rope_base_swa", "rope.freq_base_swa", common.F32, {"hf": "rope_parameters.sliding_attention.rope_theta"},
     required=False, check="rope_base_swa > 1",

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _laguna as laguna
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -31,10 +31,12 @@ HPARAMS = (
     replace(common.LISTED_WINDOWS[-1], implied="each n % 4 != 0"),
     rope.BASE, laguna.BASE_OF_WINDOWS, laguna.PLAIN_WINDOWS, laguna.fraction("full", 1.0),
     laguna.fraction("sliding", 1.0),
-    HParam("n_rot_full", "rope.dimension_count", derive=laguna.turned_full),
-    HParam("n_rot_swa", "rope.dimension_count_swa", derive=laguna.turned_windowed, required=False),
+    HParam("n_rot_full", "rope.dimension_count", derive=laguna.turned_full,
+           check="0 < n_rot_full and n_rot_full <= head_dim and n_rot_full % 2 == 0"),
+    HParam("n_rot_swa", "rope.dimension_count_swa", derive=laguna.turned_windowed, required=False,
+           check="0 < n_rot_swa and n_rot_swa <= head_dim and n_rot_swa % 2 == 0"),
     HParam("n_rot", None, derive=laguna.turned, many="n_layer"),
-    rope.KIND, *rope.SCALING,
+    HParam("rope_odd", None, derive=laguna.turned_unlike_the_first), rope.KIND, *rope.SCALING,
     HParam("gating", None, STRING, {"hf": "gating"}, words=GATES, required=False,
            check="(gating == 'head' and gate_width == 1) or (gating == 'element' and gate_width == head_dim)"),
     HParam("gate_width", None, check="gate_width == 1 or gate_width == head_dim"),
@@ -69,6 +71,13 @@ ROLES = roles(
     ),
 )
 
+ODD = Remark(
+    "rope_odd > 0",
+    "llama.cpp runs this differently: where the first block has a window, it turns as much of a head in those without, "
+    "which {rope_odd} blocks of this model contradict",
+    stops="llama.cpp",
+)
+
 SPEC = Architecture(
     name="laguna",
     display_name="Laguna",
@@ -89,4 +98,5 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "routing": "sigmoid", "gate_activation": "softplus"},
+    remarks=(ODD,),
 )

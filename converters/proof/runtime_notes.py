@@ -28,7 +28,7 @@ class Explained:
     said: str = ""
 
 
-_WINDOWLESS = "llama qwen2 qwen2moe qwen2vl qwen3 qwen3moe starcoder2 smollm3 mistral3 dots1"
+_WINDOWLESS = "llama qwen2 qwen2moe qwen2vl qwen3 qwen3moe starcoder2 smollm3 mistral3 dots1 arctic"
 EXPLAINED = (
     Explained("unread", "*", "*.vocab_size", "of the specification; llama.cpp counts tokenizer.ggml.tokens"),
     Explained("unread", "falcon", "*.tensor_data_layout", "of the specification; there is one order of rows"),
@@ -84,7 +84,20 @@ EXPLAINED = (
     Explained(
         "unread tensor", "cohere2", "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
     ),
-    Explained("missing tensor", "dbrx dots1 mellum", "output.weight", "a tied model", "the output matrix is the token"),
+    Explained(
+        "missing tensor", "bailingmoe bailingmoe2 dbrx dots1 mellum", "output.weight", "a tied model",
+        "the output matrix is the token embedding",
+    ),
+    Explained("unread", "deepseek", "*.expert_weights_norm", "never in llama.cpp", "sum to one in deepseek"),
+    Explained(
+        "unread tensor", "bailingmoe", "blk.{n}.ffn_gate.weight blk.{n}.ffn_down.weight blk.{n}.ffn_up.weight",
+        "experts everywhere in llama.cpp", "in bailingmoe it wants",
+    ),
+    Explained(
+        "missing tensor", "bailingmoe",
+        "blk.{n}.ffn_*_exps.weight blk.{n}.ffn_*_shexp.weight blk.{n}.ffn_gate_inp.weight",
+        "experts everywhere in llama.cpp", "in bailingmoe it wants",
+    ),
     Explained("unread", "ernie4_5-moe hunyuan-moe", "*.expert_shared_count", "their width says how large they are"),
     Explained("unread", "phimoe", "*.router_jitter_noise *.attention.sliding_window", "no such thing", "in phimoe it"),
     Explained(

@@ -35,6 +35,9 @@ MADE_LAYOUTS = {
     "llama3-meta": "formats/readers/test_pytorch.py",
 }
 MADE_ARCHITECTURES = {
+    **dict.fromkeys(
+        ("arctic", "bailingmoe", "bailingmoe2", "deepseek"), "converters/architectures/test_published_names.py"
+    ),
     "exaone": "converters/architectures/test_published_names.py",
     "nomic-bert": "converters/architectures/test_bert.py", "rwkv7": "converters/architectures/test_rwkv.py",
     "t5encoder": "converters/architectures/test_t5.py",

@@ -63,3 +63,10 @@ def beside_experts(model: Model, block: str, x: Tensor) -> Tensor:
     one = dense(model, block, model.norm(f"{block}ffn_norm", x))
     few = experts(model, block, model.norm(f"{block}pre_ffw_norm_2", x), seen=x)
     return model.norm(f"{block}post_ffw_norm_1", one) + model.norm(f"{block}post_ffw_norm_2", few)
+
+
+def apart_from_experts(model: Model, block: str, x: Tensor, start: Tensor) -> Tensor:
+    """A network for all tokens on the state x, and experts on what the block began with, each with a norm of its own
+    (Arctic)."""
+    one = dense(model, block, model.norm(f"{block}ffn_norm", x))
+    return one + experts(model, block, model.norm(f"{block}ffn_norm_exps", start))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ggferry.converters.forward.blocks.feed_forward import beside_experts, feed_forward
+from ggferry.converters.forward.blocks.feed_forward import apart_from_experts, beside_experts, feed_forward
 from ggferry.converters.forward.blocks.mixers import mixed
 from ggferry.converters.forward.blocks.per_layer_inputs import added, per_layer_inputs
 from ggferry.converters.forward.blocks.rope import rotation
@@ -55,7 +55,7 @@ def _embedding_scale(model: Model) -> float:
 
 def _block(model: Model, block: str, x: Tensor) -> Tensor:
     """One block: x and result `(tokens, n_embd)`."""
-    scale = float(model.sizes.get("residual_scale") or 1.0)
+    scale, start = float(model.sizes.get("residual_scale") or 1.0), x
     read = _before(model, f"{block}attn_norm", x)
     # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other
     own = model.norm(f"{block}attn_norm_2", x) if model.has(f"{block}attn_norm_2") else read
@@ -70,6 +70,8 @@ def _block(model: Model, block: str, x: Tensor) -> Tensor:
         read = model.norm(f"{block}ffn_norm", x) if model.has(f"{block}ffn_norm") else read
         return x + scale * seen + scale * feed_forward(model, block, read)
     x = x + scale * seen
+    if model.has(f"{block}ffn_norm_exps"):
+        return x + apart_from_experts(model, block, x, start)
     return x + scale * _after(model, f"{block}post_ffw_norm", _fed(model, block, x))
 
 

@@ -19,6 +19,7 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import GgferryError, InconsistentError, ShapeError
 from ggferry.formats.readers.gguf import open_gguf
+from helpers.llama_cpp import continuations
 from helpers.tiny_models import TOKENS, make, relative, write
 
 Config = dict[str, Any]
@@ -244,3 +245,138 @@ def test_what_no_file_can_say_is_refused(kind: str, key: str, value: Any, tmp_pa
     published(kind, tmp_path, said)
     with pytest.raises(GgferryError):
         graph_of(str(tmp_path))
+
+
+Q_NORMS = {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}
+
+
+def fused(tensors: Tensors) -> Tensors:
+    """Ling's names, with queries, keys and values in one matrix."""
+    words = {
+        "model.embed_tokens": "model.word_embeddings", "self_attn.o_proj": "attention.dense", "self_attn": "attention",
+        "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias", **Q_NORMS,
+    }  # fmt: skip
+    found = {}
+    for name, tensor in tensors.items():
+        if ".q_proj." in name:
+            parts = [tensors[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")]
+            name, tensor = name.replace("q_proj", "query_key_value"), np.concatenate(parts)
+        for old, new in words.items():
+            name = name.replace(old, new)
+        if not any(part in name for part in ("k_proj", "v_proj", "moe_statics")):
+            found[name] = tensor
+    return found
+
+
+def test_ling_2_is_glms_graph(tmp_path: Path) -> None:
+    def ling(config: Config, tensors: Tensors) -> Tensors:
+        config |= {"architectures": ["BailingMoeV2ForCausalLM"], "num_experts": config.pop("n_routed_experts")}
+        config |= {"num_shared_experts": config.pop("n_shared_experts"), "score_function": "sigmoid"}
+        return fused(tensors)
+
+    published("glm4moe", tmp_path, ling, attention_bias=False)
+    logits = make("glm4moe", tmp_path / "glm", attention_bias=False)
+    made = open_gguf(str(check(tmp_path, logits))).metadata
+    assert made["bailingmoe2.expert_shared_feed_forward_length"].data * 2 == 80
+    assert made["bailingmoe2.rope.dimension_count"].data == 6
+
+
+def halved(config: Config, tensors: Tensors) -> Tensors:
+    """Rotary pairs that lie side by side, as halves."""
+    width = config["head_dim"]
+    for name in [name for name in tensors if ".q_proj." in name or ".k_proj." in name]:
+        tensor = tensors[name]
+        pairs = tensor.reshape(-1, width // 2, 2, tensor.shape[-1])
+        tensors[name] = pairs.swapaxes(1, 2).reshape(tensor.shape)
+    return tensors
+
+
+def unbiased_ernie(folder: Path) -> np.ndarray:
+    """ERNIE's mixture whose experts are chosen by score alone, in `folder`, and transformers' logits of it."""
+    import torch
+    from transformers import Ernie4_5_MoeForCausalLM
+
+    published(
+        "ernie4_5_moe", folder, lambda _, tensors: {n: x * ("moe_statics" not in n) for n, x in tensors.items()},
+        moe_layer_start_index=0, head_dim=6,
+    )  # fmt: skip
+    model = Ernie4_5_MoeForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        logits: np.ndarray = model(torch.tensor([TOKENS])).logits[0].numpy()
+    return logits
+
+
+def like_ernie(architecture: str, normed: bool) -> Callable[[Config, Tensors], Tensors]:
+    """ERNIE's mixture by the keys and names of Ling's and DeepSeek's first."""
+
+    def edit(config: Config, tensors: Tensors) -> Tensors:
+        config |= {"architectures": [architecture], "n_routed_experts": config.pop("moe_num_experts")}
+        config |= {"num_experts_per_tok": config.pop("moe_k"), "n_shared_experts": config.pop("moe_num_shared_experts")}
+        config |= {"first_k_dense_replace": config.pop("moe_layer_start_index"), "tie_word_embeddings": False}
+        config["norm_topk_prob"] = normed
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+        found = {name: x for name, x in halved(config, tensors).items() if "moe_statics" not in name}
+        return fused(found) if architecture.startswith("Bailing") else found
+
+    return edit
+
+
+@pytest.mark.parametrize("architecture", ["BailingMoeForCausalLM", "DeepseekForCausalLM"])
+def test_the_first_of_ling_and_deepseek_are_ernies_graph(architecture: str, tmp_path: Path) -> None:
+    logits = unbiased_ernie(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tensors = like_ernie(architecture, normed=True)(config, dict(load_file(tmp_path / "model.safetensors")))
+    save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check(tmp_path, logits)
+    runs = "llama.cpp" in graph_of(str(tmp_path)).runtimes
+    assert runs == architecture.startswith("Bailing")  # llama.cpp's deepseek never norms
+
+
+def arctic(config: Config, tensors: Tensors) -> Tensors:
+    """LLaMA's graph, beside which experts stand that give nothing."""
+    config |= {"architectures": ["ArcticForCausalLM"], "num_local_experts": 3, "num_experts_per_tok": 2}
+    config |= {"intermediate_size": 40, "parallel_attn_mlp_res": True}
+    words = {
+        "post_attention_layernorm": "residual_layernorm", "mlp.gate_proj": "residual_mlp.w1",
+        "mlp.down_proj": "residual_mlp.w2", "mlp.up_proj": "residual_mlp.w3",
+    }  # fmt: skip
+    found, chance = {}, np.random.default_rng(3)
+    for name, tensor in tensors.items():
+        for old, new in words.items():
+            name = name.replace(old, new)
+        found[name] = tensor
+    for n in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{n}."
+        found[f"{layer}post_attention_layernorm.weight"] = np.ones(48, np.float32)
+        found[f"{layer}block_sparse_moe.gate.weight"] = chance.standard_normal((3, 48)).astype(np.float32)
+        for e in range(3):
+            expert = f"{layer}block_sparse_moe.experts.{e}."
+            found |= {f"{expert}w{i}.weight": np.ones((40, 48), np.float32) for i in (1, 3)}
+            found[f"{expert}w2.weight"] = np.zeros((48, 40), np.float32)
+    return found
+
+
+def test_arctic_without_its_experts_is_llama(tmp_path: Path) -> None:
+    sizes = {"intermediate_size": 48, "num_attention_heads": 8, "num_key_value_heads": 2}
+    check(tmp_path, published("llama", tmp_path, arctic, **sizes))
+
+
+@pytest.mark.slow
+def test_llama_cpp_continues_an_arctic_with_experts(tmp_path: Path) -> None:
+    def stirred(config: Config, tensors: Tensors) -> Tensors:
+        chance, found = np.random.default_rng(5), arctic(config, tensors)
+        for name in [name for name in found if ".experts." in name]:
+            found[name] = (chance.standard_normal(found[name].shape) * 0.2).astype(np.float32)
+        return found
+
+    sizes = {"intermediate_size": 48, "num_attention_heads": 8, "num_key_value_heads": 2}
+    published("llama", tmp_path, stirred, **sizes)
+    graph = graph_of(str(tmp_path))
+    (found,) = continuations(TOKENS, 6, write(graph, tmp_path / "x.gguf"))
+    tokens = list(TOKENS)
+    for token, probability in found:
+        logits = forward(graph, tokens)[-1].astype(np.float64)
+        scores = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        assert token == int(scores.argmax()) and probability == pytest.approx(scores.max(), abs=1e-4)
+        tokens.append(token)

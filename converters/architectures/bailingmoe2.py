@@ -1,0 +1,66 @@
+"""Ling and Ring, the second generation: fused queries, keys and values, normed head by head, half of each head turned;
+experts scored by sigmoid and chosen with a bias, in groups, beside shared ones.
+
+Source: `_bailing`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _bailing as bailing
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _routed as routed
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
+
+BOOL = common.BOOL
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, *routed.HPARAMS[:-1],
+    replace(routed.SIGMOID, fields={"hf": "score_function"}),
+    # llama.cpp takes it as many times as there are shared experts.
+    HParam("n_ff_shexp", "expert_shared_feed_forward_length", required=False),
+    HParam("qk_normed", None, BOOL, {"hf": "use_qk_norm"}, words={True: True}, required=False),
+    *bailing.HPARAMS,
+)  # fmt: skip
+
+SPARSE = "n_dense <= n"
+ROLES = roles(
+    bailing.frame(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.fused_attention("attention.query_key_value", "attention.dense"),
+        tensors.qk_norm("attention.", ("query_layernorm", "key_layernorm")),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(when="n < n_dense"),
+        tensors.experts(when=SPARSE),
+        tensors.selection_bias("mlp.gate.expert_bias", optional=True, when=SPARSE),
+        tensors.shared_experts("mlp.shared_experts.", width="n_shared*n_ff_shexp", when=f"{SPARSE} and n_shared > 0"),
+    ),
+)
+
+UNLIKE = Remark(
+    "n_shared == 0 or n_head*head_dim != n_embd",
+    "llama.cpp does not load this model: in bailingmoe2 it wants shared experts, and heads together as wide as "
+    "the model",
+    stops="llama.cpp",
+)
+
+SPEC = Architecture(
+    name="bailingmoe2",
+    display_name="Ling 2",
+    hf_classes=("BailingMoeV2ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=bailing.DROPS,
+            remarks=(*rope.REMARKS, common.own_output("bailingmoe2")),
+            harmless=(*bailing.HARMLESS, Harmless("moe_router_enable_expert_bias", "the tensors say it")),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "qkv": "fused", "routing": "sigmoid"},
+    remarks=(UNLIKE,),
+)
