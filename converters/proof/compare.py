@@ -17,6 +17,7 @@ from ggferry.converters.proof.logits import LogitsProof, check_logits
 from ggferry.converters.proof.tensors import Encoding, TensorProof, check_tensor
 from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.formats.errors import VerificationError
+from ggferry.quant.accuracy.known_values import decodes_as_known
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase, Stage, silent
 
@@ -92,6 +93,7 @@ def verify(
     VerificationError naming the first thing that differs beyond its bound."""
     hparams = check_hparams(source, output)
     check_accounting(source, output)
+    check_decoders(source, output)
     with stage(Phase.VERIFYING, output.checkpoint.nbytes) as progress:
         tensors = tuple(check_tensor(source, output, node, jobs, progress, encoding) for node in output.nodes)
     computable = bool(output.nodes and output.architecture.recipe)
@@ -132,6 +134,14 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
 def same(a: Any, b: Any) -> bool:
     """Whether two hparams are one value as GGUF holds it."""
     return bool(np.float32(a) == np.float32(b)) if isinstance(a, float) or isinstance(b, float) else bool(a == b)
+
+
+def check_decoders(source: ModelGraph, output: ModelGraph) -> None:
+    """What decodes the tensors of both sides must give what others get of known blocks. Raises VerificationError."""
+    refs = [ref for side in (source, output) for node in side.nodes for ref in node.inputs]
+    for name in sorted({ref.type.name for ref in refs}):
+        if not decodes_as_known(name):
+            raise VerificationError(f"our decoder of {name} is wrong: known blocks", path=output.checkpoint.path)
 
 
 def check_accounting(source: ModelGraph, output: ModelGraph) -> None:

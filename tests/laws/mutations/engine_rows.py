@@ -34,12 +34,12 @@ FORWARD = (
 
 CODECS = (
     *among("quant.codecs.simple",
-           ("Q4_0's middle off by one", "llama q4_0", "llama.cpp", "signed -= 8", "signed -= 7"),
-           ("fifth bits the other way round", "llama q5_1", "llama.cpp", 'bitorder="little"', 'bitorder="big"'),
-           ("Q5_0's middle off by one", "llama to q5_0", "llama.cpp", "signed -= 16", "signed -= 15")),
+           ("Q4_0's middle off by one", "llama q4_0", "decoders", "signed -= 8", "signed -= 7"),
+           ("fifth bits the other way round", "llama q5_1", "decoders", 'bitorder="little"', 'bitorder="big"'),
+           ("Q5_0's middle off by one", "llama to q5_0", "decoders", "signed -= 16", "signed -= 15")),
     *among("quant.codecs.kquants",
-           ("Q6_K's middle off by one", "llama to q6_k", "llama.cpp", "2, at=4)), 32)", "2, at=4)), 31)"),
-           ("Q4_K's minimum added", "llama to q4_k_m", "llama.cpp",
+           ("Q6_K's middle off by one", "llama to q6_k", "decoders", "2, at=4)), 32)", "2, at=4)), 31)"),
+           ("Q4_K's minimum added", "llama to q4_k_m", "decoders",
             "return d * scales[..., 0, :], -dmin * scales[..., 1, :]",
             "return d * scales[..., 0, :], dmin * scales[..., 1, :]")),
     *among("quant.codecs.legacy",

@@ -36,6 +36,7 @@ from helpers.witnesses import FIXTURES
 
 STAGES = {
     "check_metadata": "keys", "check_hparams": "keys", "compare_keys": "keys", "check_accounting": "accounting",
+    "check_decoders": "decoders",
     "check_tensor": "tensors", "check_logits": "logits", "check_tokenizer": "vocabulary", "examine": "witness",
     "make_plan": "reading", "understand": "reading", "prove_adapter": "adapter",
 }  # fmt: skip

@@ -2,8 +2,8 @@
 
 A row has the mistake, the model it is shown with, who must notice, and the texts exchanged. Who:
 
-* `reading` (the source is refused), `accounting`, `keys`, `tensors`, `vocabulary`, `logits` (our own two passes) and
-  `adapter` end the proof as everybody asks for it;
+* `reading` (the source is refused), `accounting`, `keys`, `decoders` (known blocks), `tensors`, `vocabulary`, `logits`
+  (our own two passes) and `adapter` end the proof as everybody asks for it;
 * `loader`, the list of what llama.cpp's loader reads, tells of it in a line;
 * `transformers` and `llama.cpp` end a proof in which they are asked;
 * `recorded` are logits that the programs of 2023 computed, kept in the fixtures, for files that no program of today

@@ -22,7 +22,7 @@ from laws.mutations.rows import ALONE, Planted
 
 import ggferry
 
-NOTICED_ALONE = 34
+NOTICED_ALONE = 39
 """Mistakes of the table that a proof notices for which nobody else is asked."""
 SAMPLE = (
     "window's key misspelt", "rows of queries stay halves", "experts in reverse order", "stretch doubled",

@@ -1,0 +1,42 @@
+"""Our decoders held against known blocks: what gguf-py makes of some bytes of every type it decodes.
+
+Both sides of a proof decode by the same code, so that a level off by one would cancel out in all it compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from ggferry.quant.codec import codec
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+LIST = "known_values.txt"
+
+
+@cache
+def decodes_as_known(name: str) -> bool:
+    """Whether our decoder of the type gives the known values; true where none are known (types of the GGML era, those
+    of checkpoints, sums that nobody decodes)."""
+    if name not in known():
+        return True
+    data, expected = known()[name]
+    one = codec(name)
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, one.type.block_bytes)
+    return hashlib.sha256(one.decode(blocks, one.type.elements).astype("<f4").tobytes()).hexdigest() == expected
+
+
+@cache
+def known() -> Mapping[str, tuple[bytes, str]]:
+    """Blocks and the digest of their values by type."""
+    text = (files(__package__) / LIST).read_text(encoding="ascii")
+    rows = [line.split(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: (bytes.fromhex(data), digest) for name, data, digest in rows}
