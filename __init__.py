@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+# `typing` may be a file of the folder that `python -m ggferry` runs in, until __main__.py leaves that folder.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ggferry.converters.conversion_plan.grades import Grade, Route
     from ggferry.formats.errors import (
         AccessError,
