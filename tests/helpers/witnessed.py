@@ -29,6 +29,9 @@ _A, _L = "tests/converters/architectures/", "tests/converters/legacy/"
 WITNESSES = {
     f"{_A}test_in_transformers.py::test_both_sides_compute_what_transformers_computes": TRANSFORMERS,
     f"{_A}test_in_llama_cpp.py::test_llama_cpp_continues_alike": LLAMA_CPP,
+    f"{_A}test_published_names.py::test_ling_2_is_glms_graph": TRANSFORMERS,
+    f"{_A}test_published_names.py::test_the_first_of_ling_and_deepseek_are_ernies_graph": TRANSFORMERS,
+    f"{_A}test_published_names.py::test_llama_cpp_continues_an_arctic_with_experts": LLAMA_CPP,
     f"{_A}test_oracle.py::test_forward_is_transformers": ORACLE,
     f"{_A}test_bert.py::test_bert_is_the_oracles": ORACLE,
     f"{_A}test_bert.py::test_variants_against_transformers": TRANSFORMERS,
