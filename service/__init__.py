@@ -1,1 +1,1 @@
-"""What is more than one file: the command line, archives, the ledger."""
+"""What handles more than one file: the command line, the library, archives, the ledger."""

@@ -1,4 +1,4 @@
-"""What `--delete-source` deletes: said file by file before anything is done, and nothing else."""
+"""What `--delete-source` deletes: it is listed file by file before anything is done, and nothing else is deleted."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ SHOWN = 10  # files that a question names; --dry-run names all
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """The plan's lines whose weights go once their outputs are proved, by job; sources that stay, with the reason."""
+    """What a run will delete.
+
+    Attributes:
+        entries: By job, the plan's lines whose weights are deleted once their outputs are proved.
+        spared: Sources that stay, with the reason.
+    """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     spared: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def files(self) -> tuple[Found, ...]:
+        """The files that will be deleted."""
         return tuple(each for entry in self.entries.values() for each in entry.files)
 
     def lines(self, shown: int | None = SHOWN) -> Iterator[str]:
-        """What goes and what stays, for a person; at most `shown` of each, None: all."""
+        """Yield what is deleted and what stays, for a person; at most `shown` of each, None: all."""
         files = self.files
         yield from _some([f"  delete  {each.path}  {each.bytes:,} bytes" for each in files], shown)
         yield from _some([f"  keep    {source}: {why}" for source, why in self.spared.items()], shown)
@@ -48,7 +54,7 @@ def _some(lines: Sequence[str], shown: int | None) -> Iterator[str]:
 
 
 def require_proofs(plan: str, head: Head, entries: Iterable[Entry]) -> None:
-    """Raises RefusedError when a line to convert asks for no proof: nothing is deleted on the word of a header."""
+    """Raise RefusedError when a line to convert asks for no proof: nothing is deleted without one."""
     for entry in entries:
         if entry.verdict == CONVERT and entry.recipe(head)["verify"] == LEVELS[0]:
             raise RefusedError(
@@ -60,9 +66,17 @@ def require_proofs(plan: str, head: Head, entries: Iterable[Entry]) -> None:
 def choose(
     entries: Mapping[str, Entry], left: Iterable[str], done: Mapping[str, Mapping[str, Any]], despite: bool
 ) -> Deletion:
-    """What may go of a plan's `entries`, by job: of the jobs `left` to do, and of those that are `done` (rows of the
-    ledger, with receipts) and whose line still says convert. `despite`: also where the output holds less than its
-    source."""
+    """Decide which sources may be deleted.
+
+    Args:
+        entries: The plan's lines, by job.
+        left: The jobs that are still to be done.
+        done: Rows of the ledger, with receipts, of jobs that are done and whose line still says convert.
+        despite: Whether sources of which the output holds less may be deleted, too.
+
+    Returns:
+        What will be deleted, and what stays and why.
+    """
     chosen: dict[str, Entry] = {}
     spared: dict[str, str] = {}
     for job in (*left, *done):
@@ -81,12 +95,12 @@ def choose(
 
 
 def _unpinned(entry: Entry) -> str | None:
-    """Why the source may not be what was converted, whatever it reads like; None where its version says."""
+    """Return why the source cannot be shown to be what was converted; None where its version shows it."""
     return None if stores.unpinned(entry.files) is None else "its place states no version: a change could not be told"
 
 
 def _there(entry: Entry) -> Entry:
-    """The entry with those of its files that are still there."""
+    """Return the entry with those of its files that still exist."""
     return replace(entry, files=tuple(each for each in entry.files if stores.exists(each.path)))
 
 
@@ -98,8 +112,10 @@ def _lossy(entry: Entry, row: Mapping[str, Any] | None) -> str | None:
 
 
 def _shared(entries: Mapping[str, Entry], chosen: Iterable[str]) -> list[tuple[str, str]]:
-    """Those of the `chosen` jobs that have a file in common with another line of the plan, with that line's source. A
-    link of another line counts as what it leads to; of a link that is chosen the name alone would go."""
+    """Return the `chosen` jobs that share a file with another line of the plan, each with that line's source.
+
+    A link in another line counts as the file it leads to; of a chosen link, only the name itself would be deleted.
+    """
     needed: dict[str, dict[str, str]] = {}
     for job, entry in entries.items():
         for each in (*entry.files, *entry.beside):
@@ -120,9 +136,12 @@ def _names(path: str) -> tuple[str, ...]:
 def delete(
     entry: Entry, recipe: Mapping[str, Any], receipt: Mapping[str, Any], despite: bool, scratch: str
 ) -> list[str]:  # fmt: skip
-    """Delete the weights of a finished job, and say which: when its proof is what was asked, its output, read again, is
-    what was proved, and the source what was converted. What stands beside them (tokenizers, configurations, cards)
-    stays, and so do duplicates. Raises GgferryError; then the source is there."""
+    """Delete the weights of a finished job, and return their paths.
+
+    They are deleted only when the proof is the one that was asked for, the output, read again, is what was proved, and
+    the source is what was converted. Sidecar files (tokenizers, configurations, cards) and duplicates stay. Raises
+    GgferryError; the source is then still there.
+    """
     output = str(entry.output)
     row = {"receipt": receipt}
     why = unproved(receipt, str(recipe["verify"])) or _unpinned(entry)

@@ -1,6 +1,6 @@
-"""One job from claim to outcome: its files staged, its worker watched, its output put where it belongs.
+"""One job from claim to outcome: its files are staged, its worker is supervised, its output goes where it belongs.
 
-Runs wherever an engine wants it; it knows the ledger only through a `Desk`.
+This runs wherever an engine wants it; it knows the ledger only through a `Desk`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ from ggferry.support.progress import Phase
 
 TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
 RETRY_AFTER, RETRY_AT_MOST = 2.0, 60.0  # seconds; doubled with every attempt
-PASSING_FACTOR = 2  # what passes is tried that many times as often as what ends a worker: for a minute, as a rule
+PASSING_FACTOR = 2  # passing trouble is tried that many times as often as what ends a worker: usually for a minute
 HINTS = {"OutOfMemory": "--memory SIZE", "InternalError": "please report it"}
 
 
 class Desk(Protocol):
-    """Where a job's questions go: the ledger, here or at the other end of a cluster. All may raise LeaseLost."""
+    """Where a job's questions go: the ledger, here or at the other end of a cluster.
+
+    Every method may raise LeaseLost.
+    """
 
     def key(self, job: Job, key: str) -> Twin | None: ...
     def verifying(self, job: Job) -> None: ...
@@ -53,9 +56,17 @@ class Desk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of a run. `timeout`: seconds a job, None: by its size. `cache`: bytes of a remote source kept while it is
-    converted. `attempts`: times a model may end its worker; trouble that passes is met twice as often. `mark`: of the
-    run's ledger, in the names of partial uploads (`publish.Writer`)."""
+    """Settings of a run.
+
+    Attributes:
+        limits: Memory and threads of a worker.
+        scratch: Folder for temporary files; None: the system's.
+        timeout: Seconds for a job; None: according to its size.
+        cache: Bytes of a remote source that are kept while it is converted.
+        attempts: How often a model may end its worker; passing trouble is allowed twice as often.
+        access: How files are reached.
+        mark: Mark of the run's ledger, for the names of partial uploads (`publish.Writer`).
+    """
 
     limits: Limits = field(default_factory=Limits)
     scratch: str | None = None
@@ -68,8 +79,20 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended. `again`: seconds until it may be tried again, None: never. `counts`: as one of its attempts.
-    Skipped is what has a twin that is done, queued what waits for one that is at work: `same_as`."""
+    """How a job ended.
+
+    A job is skipped when its twin (`same_as`) is done, and queued again when its twin is being worked on.
+
+    Attributes:
+        state: State for the ledger.
+        error: The error, as plain data.
+        receipt: The receipt of the output.
+        same_as: Id of the job with the same content.
+        adopted: Whether the output existed already.
+        peak: The most memory its worker had, bytes.
+        again: Seconds until it may be tried again; None: never.
+        counts: Whether this counts as one of its attempts.
+    """
 
     state: str
     error: Mapping[str, Any] | None = None
@@ -82,7 +105,10 @@ class Outcome:
 
 
 def run_job(job: Job, supervisor: Supervisor, desk: Desk, settings: Settings) -> Outcome:
-    """Do `job`. Every way it can end is an Outcome, but LeaseLost: then somebody else has it, and nothing was done."""
+    """Do `job` and return how it ended.
+
+    Every end is an Outcome, except for LeaseLost: then somebody else holds the job, and nothing was done.
+    """
     try:
         with ExitStack() as stack:
             return _Run(job, supervisor, desk, settings, stack).outcome()
@@ -107,8 +133,11 @@ def run_job(job: Job, supervisor: Supervisor, desk: Desk, settings: Settings) ->
 
 
 def _failed(job: Job, error: Mapping[str, Any], settings: Settings, peak: int = 0) -> Outcome:
-    """Where an error leads: the file's own is for good; what a person must do first waits for `--retry-failed`; what
-    passes is tried again, and after the last attempt by the next run."""
+    """Return the outcome of an error.
+
+    An error of the file is final; one that a person must put right waits for `--retry-failed`; a passing one is tried
+    again and, after the last attempt, by the next run.
+    """
     name, fault = str(error.get("class", "")), fault_of(error)
     error = {**error, "fault": fault.value}
     if name in HINTS:
@@ -132,7 +161,7 @@ def _timeout(entry: Mapping[str, Any], settings: Settings) -> float:
 
 
 class _Run:
-    """The course of one job. What it makes is undone by `stack`."""
+    """The course of one job. What it creates is undone by `stack`."""
 
     def __init__(self, job: Job, supervisor: Supervisor, desk: Desk, settings: Settings, stack: ExitStack) -> None:
         self.job, self.entry, self.desk, self.settings = job, job.entry, desk, settings
@@ -170,7 +199,7 @@ class _Run:
                 raise self.trouble from None
             error = {**failure.error, "path": self._place(failure.error.get("path"))}
             raise WorkerFailed(error, failure.peak) from None
-        if self.trouble is not None:  # the worker was told to go no further: what it says then is no result
+        if self.trouble is not None:  # the worker was stopped: what it says then is no result
             raise self.trouble
         if self.twin is not None:
             done = self.twin.done
@@ -229,13 +258,17 @@ class _Run:
             return {"ok": False}
 
     def _on_key(self, key: str) -> dict[str, Any]:
-        """What was read is what the store has: only then its key says anything."""
+        """Answer whether the worker goes on: not when another job has the same content.
+
+        The transport of the files is checked first, because the key is meaningful only if what was read is what the
+        store has.
+        """
         transport = self.mirror.transport(self._here(each.path) for each in self.files)
         self.twin = self.desk.key(self.job, key)
         return {"ok": self.twin is None, "transport": transport}
 
     def _upload(self, receipt: Mapping[str, Any]) -> bool:
-        """Whether it was there already."""
+        """Upload the output; return whether it was there already."""
         self.desk.event(self.job, {"event": "stage", "title": Phase.UPLOADING, "total": os.path.getsize(self.out)})
         return publish_all(
             receipt, os.path.dirname(self.out), self.output, self.folder, self.writer,

@@ -1,7 +1,9 @@
-"""Doing the jobs of a ledger: on this machine, worker processes side by side. (A cluster: `service.apply.ray_engine`.)
+"""Do the jobs of a ledger on this machine, in worker processes side by side.
+
+(For a cluster: `service.apply.ray_engine`.)
 
 The ledger is the truth. A coordinator holds leases on what its workers do and renews them; when it dies, the next one
-takes over what it held. When the ledger stays away for as long as a lease lasts, the coordinator ends.
+takes over its jobs. When the ledger cannot be reached for as long as a lease lasts, the coordinator ends.
 """
 
 from __future__ import annotations
@@ -33,16 +35,28 @@ from ggferry.support.interrupts import interrupts_wait
 
 LEASE = 60.0  # seconds; renewed three times in it
 IDLE = 0.1  # seconds between looks for a job while others are at work
-STOPPING = 20.0  # seconds for which the end of all jobs is waited for once they were told to
+STOPPING = 20.0  # seconds to wait for the end of all jobs after they were asked to stop
 Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What an engine is given. `shard`: (i, n) from 0; `done`: called with each finished job before the next.
+    """What an engine is given.
 
-    `held`: the claims at work, by job and token; `lost`: those of them that somebody else has meanwhile; `failures`:
-    why the run has to end before its jobs.
+    Attributes:
+        ledger: The ledger.
+        plan: Id of the plan.
+        jobs: Worker processes.
+        settings: Settings of each job.
+        emit: Called with events.
+        shard: Share i of n, from 0.
+        lease: Seconds.
+        done: Called with each finished job before the next.
+        owner: Name of this coordinator in the ledger.
+        stopping: Set when the run is to end.
+        held: The claims being worked on, by job and token.
+        lost: Those of them that somebody else holds by now.
+        failures: Why the run has to end before its jobs.
     """
 
     ledger: Ledger
@@ -60,18 +74,19 @@ class Run:
     failures: list[BaseException] = field(default_factory=list)
 
     def claim(self) -> Job | None:
-        """A job to do, its lease renewed until `release`."""
+        """Return a job to do, whose lease is renewed until `release`; None when there is none."""
         job = self.ledger.claim(self.owner, self.plan, self.lease, self.shard)
         if job is not None:
             self.held[job.id, job.token] = job
         return job
 
     def release(self, job: Job) -> None:
+        """Stop renewing the lease of a job."""
         self.held.pop((job.id, job.token), None)
         self.lost.discard((job.id, job.token))
 
     def is_over(self, job: Job) -> bool:
-        """Whether nothing more is to be done for `job`: the run is to end, or somebody else has it."""
+        """Return whether nothing more is to be done for `job`: the run is ending, or somebody else holds it."""
         return self.stopping.is_set() or (job.id, job.token) in self.lost
 
     def stop(self) -> None:
@@ -81,17 +96,18 @@ class Run:
         self.ledger.hurry()
 
     def fail(self, error: BaseException) -> None:
+        """Note why the run has to end, and stop it."""
         self.failures.append(error)
         self.stop()
 
     def waiting(self) -> int:
-        """Jobs of this shard that are queued, now or for later."""
+        """Return how many jobs of this shard are queued, now or for later."""
         share, shares = self.shard
         rows = self.ledger.rows(self.plan, [QUEUED], full=False)
         return sum(row["bucket"] % shares == share for row in rows)
 
     def settle(self, job: Job, outcome: Outcome | None) -> None:
-        """Write down how a job ended; None: somebody else has it."""
+        """Record how a job ended; None: somebody else holds it."""
         if outcome is None:
             self.tell(job, "lost")
             return
@@ -122,13 +138,14 @@ class Run:
             self.done(job, outcome)
 
     def tell(self, job: Job, state: str, **facts: Any) -> None:
+        """Emit an event about a job."""
         entry = job.entry
         sizes = {"bytes_in": entry.get("bytes_in", 0), "bytes_out": entry.get("bytes_out", 0)}
         self.emit({"event": "job", "id": job.id, "source": entry.get("source"), "state": state, **sizes, **facts})
 
 
 class LedgerDesk:
-    """`jobs.Desk` of a coordinator that has the ledger itself. `is_over`: whether a job is to be left as it is."""
+    """The `job.Desk` of a coordinator that has the ledger itself; `is_over` says whether a job is to be left alone."""
 
     def __init__(self, ledger: Ledger, emit: Emit, is_over: Callable[[Job], bool] = lambda job: False) -> None:
         self._ledger, self._emit, self._is_over = ledger, emit, is_over
@@ -160,7 +177,7 @@ def _away() -> Iterator[None]:
 
 
 class Heartbeat:
-    """Renews the leases of a run and takes over what dead ones held, until left."""
+    """Renews the leases of a run and takes over jobs of dead coordinators, until its context is left."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._over = run, threading.Event()
@@ -186,7 +203,10 @@ class Heartbeat:
 
 
 def run_local(run: Run) -> None:
-    """Do every job of the run's shard with `run.jobs` worker processes. Returns when none is queued or at work here."""
+    """Do every job of the run's shard in `run.jobs` worker processes.
+
+    Returns when none is queued or being worked on here.
+    """
     local = _Local(run)
     with Heartbeat(run):
         try:
@@ -200,7 +220,7 @@ def run_local(run: Run) -> None:
 
 
 class _Local:
-    """The workers of this machine, a thread for each."""
+    """The workers of this machine, each with a thread."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.desk = run, LedgerDesk(run.ledger, run.emit, run.is_over)
@@ -214,13 +234,15 @@ class _Local:
             threading.Thread(target=self._serve, args=(supervisor,), daemon=True).start()
 
     def wait(self) -> None:
-        """Until all have ended, or one in a way that ends the run. (Thread.join is no use: Ctrl-C in it makes Python
-        3.11 forget the thread.)"""
+        """Wait until all have ended, or one in a way that ends the run.
+
+        (Thread.join is of no use: after a Ctrl-C in it, Python 3.11 forgets the thread.)
+        """
         while self.running and not self.run.failures:
             time.sleep(IDLE / 2)
 
     def end(self) -> None:
-        """Have all end now, those at work too."""
+        """End all workers now, busy ones too."""
         if not self.running:
             return
         self.run.stop()
@@ -259,7 +281,7 @@ class _Local:
             self.running.remove(supervisor)
 
     def _outcome(self, job: Job, supervisor: Supervisor) -> Outcome | None:
-        """How it ended; None: somebody else has it."""
+        """Return how the job ended; None: somebody else holds it."""
         try:
             return run_job(job, supervisor, self.desk, self.run.settings)
         except LedgerAway as away:

@@ -1,4 +1,4 @@
-"""A plan carried out: checked against its sources, entered in the ledger, done by an engine, reported."""
+"""Carry a plan out: check it against its sources, enter it in the ledger, have an engine do it, report."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CHECKS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An `apply` as asked for. `max_disk`: bytes this run may take where it writes; None: what is free."""
+    """The arguments of `apply`; `max_disk` is the bytes this run may take where it writes, None: what is free."""
 
     plan: str
     ledger: str
@@ -63,8 +63,10 @@ class Asked:
 
 
 def _checked(asked: Asked) -> tuple[Head, list[Entry]]:
-    """The plan, when all that is asked of it can be asked; from now on its files can be reached. Raises UsageError,
-    UnsupportedError, RefusedError."""
+    """Check that everything asked for can be done, make the files reachable, and return the plan.
+
+    Raises UsageError, UnsupportedError, RefusedError.
+    """
     head, entries = read_plan(asked.plan)
     grant(Access(read_secrets(asked.plan), head.redirects, asked.patience))
     if asked.engine not in ENGINES:
@@ -87,7 +89,7 @@ def _checked(asked: Asked) -> tuple[Head, list[Entry]]:
 
 
 def survey(asked: Asked) -> tuple[list[Entry], Deletion]:
-    """What `apply` would convert and delete as things stand. Nothing is entered in the ledger, nothing changed."""
+    """Return what `apply` would convert and delete at present. Nothing is entered in the ledger or changed."""
     head, entries = _checked(asked)
     rows: dict[str, dict[str, Any]] = {}
     with suppress(NotFoundError), closing(Ledger(asked.ledger, must_exist=True)) as ledger:
@@ -102,7 +104,7 @@ def survey(asked: Asked) -> tuple[list[Entry], Deletion]:
 
 
 def _is_open(row: Mapping[str, Any], retry: bool, finished: Set[str]) -> bool:
-    """Whether a run takes this job up, whose line says convert. `finished`: the jobs that are done."""
+    """Return whether a run takes up this job, whose line says convert; `finished` are the jobs that are done."""
     state = str(row["state"])
     if not row["attempts"] + row["losses"]:
         return state != DONE
@@ -128,7 +130,10 @@ class Migration:
         self.ledger.on_away = lambda words: self.emit({"event": "warning", "message": words})
 
     def prepare(self) -> list[Entry]:
-        """Enter the plan; what is left to do. Raises RefusedError when sources changed or there is no room."""
+        """Enter the plan and return what is left to do.
+
+        Raises RefusedError when sources changed or there is no room.
+        """
         head = self.head
         for folder in {self.asked.settings.scratch, None}:
             sweep(folder)
@@ -183,7 +188,7 @@ class Migration:
             raise
 
     def _finished(self) -> list[dict[str, Any]]:
-        """Rows of this plan and share that are done and whose sources are there, where they are to be deleted."""
+        """Return rows of this plan and share that are done and whose existing sources are to be deleted."""
         if not self.asked.delete_source:
             return []
         share, shares = self.asked.shard
@@ -191,12 +196,15 @@ class Migration:
         return [row for row in rows if not row["deleted"] and row["bucket"] % shares == share]
 
     def failed(self) -> int:
-        """Jobs of this plan that did not end well."""
+        """Return how many jobs of this plan did not end well."""
         counts = self.ledger.counts(self.head.id)
         return counts["failed"] + counts["quarantined"]
 
     def _sweep_outputs(self, entries: Iterable[Entry]) -> list[str]:
-        """Remove what killed workers left of local outputs; what stays. (In stores: `publish.prepare`.)"""
+        """Remove what killed workers left of local outputs, and return what stays.
+
+        (`publish.prepare` does so in stores.)
+        """
         outputs = (entry.output for entry in entries if entry.verdict == CONVERT and entry.output is not None)
         return sweep_partials((local_path(output) for output in outputs if not is_remote(output)), SUFFIX)
 
@@ -221,8 +229,10 @@ class Migration:
             )  # fmt: skip
 
     def _check_folders(self, left: Sequence[Entry]) -> None:
-        """Whether outputs can be written where they are to go, before hours of reading show that they cannot. Raises
-        AccessError and what else the system says."""
+        """Check that outputs can be written, before hours of reading show that they cannot.
+
+        Raises AccessError and other errors of the system.
+        """
         local = {os.path.dirname(local_path(e.output)) for e in left if e.output and not is_remote(e.output)}
         folders = {_existing(folder) for folder in local}
         if left:
@@ -240,7 +250,7 @@ class Migration:
             raise of_os(failed[0], f"nothing can be written here{more}; nothing was done")
 
     def _check_room(self, left: Sequence[Entry]) -> None:
-        """Outputs that stay on this machine, and what passes through it on the way to a store."""
+        """Check the room for outputs that stay on this machine and for what passes through it on the way to a store."""
         places: dict[str, int] = {}
         passing = []
         for entry in left:
@@ -276,7 +286,7 @@ class Migration:
             self._delete(job.id, job.entry["recipe"], outcome.receipt)
 
     def _delete(self, job: str, recipe: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
-        """Delete the weights of a finished job that the question named."""
+        """Delete the weights of a finished job, if the question named them."""
         entry = self.deletion.entries[job]
         scratch = self.asked.settings.scratch or tempfile.gettempdir()
         try:
@@ -288,7 +298,7 @@ class Migration:
 
 
 def _row(entry: Entry, head: Head) -> dict[str, Any]:
-    """An entry as the ledger is to know it."""
+    """Return an entry as the ledger stores it."""
     error: Mapping[str, Any] | None = None
     state = QUEUED if entry.verdict == CONVERT else SKIPPED
     if entry.verdict in BAD:
@@ -300,13 +310,13 @@ def _row(entry: Entry, head: Head) -> dict[str, Any]:
 
 
 def _ledger_name(place: str) -> str:
-    """What tells this ledger from all others: a server's URL, or a file of one machine."""
+    """Return what distinguishes this ledger from all others: a server's URL, or a file of one machine."""
     name = ledger_url.shown(ledger_url.full_url(place))
     return name if "://" in name else f"{socket.gethostname()}:{name}"
 
 
 def _existing(folder: str) -> str:
-    """The folder, or the nearest one above it that is there."""
+    """Return the folder, or the nearest one above it that exists."""
     while folder and not os.path.isdir(folder):
         above = os.path.dirname(folder)
         if above == folder:

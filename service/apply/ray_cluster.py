@@ -1,4 +1,4 @@
-"""A Ray cluster as a coordinator sees it: reached or begun, its nodes compared with this machine, its death noticed."""
+"""A Ray cluster as a coordinator sees it: connected or started, its nodes compared, its loss noticed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ import ggferry
 from ggferry.formats.errors import RefusedError, UnreachableError, UsageError
 from ggferry.service.storage.scratch import Scratch
 
-LOCAL = "local"  # Ray's word for a cluster of this machine that is begun now
+LOCAL = "local"  # Ray's word for a cluster of this machine that is started now
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Beside `_node_ip_address`: without the first, Ray takes the machine's outer address for 127.0.0.1
-(`ray._private.services.resolve_ip_for_localhost`), and its six ports are open to the network."""
+"""Set in addition to `_node_ip_address`.
+
+Without the first variable, Ray replaces 127.0.0.1 by the machine's outer address
+(`ray._private.services.resolve_ip_for_localhost`), and its six ports are open to the network.
+"""
 COMPARED = ("numpy", "numba")  # packages whose versions may change the last bit of a number
 ANSWER = 60.0  # seconds for a node to say what it is; a process is started there
 LOOK = 2.0  # seconds between looks at whether the cluster lives
@@ -33,8 +36,10 @@ def import_ray() -> Any:
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """Ray, connected to the cluster at `address` (None: RAY_ADDRESS, else one of this machine, on loopback only).
-    Raises UsageError, UnreachableError."""
+    """Connect to the Ray cluster at `address`; None: RAY_ADDRESS, else a cluster of this machine, on loopback only.
+
+    Raises UsageError, UnreachableError.
+    """
     where = address or os.environ.get("RAY_ADDRESS") or LOCAL
     with closing(Scratch()) as home, _environment(LOOPBACK if where == LOCAL else {}):
         ray = import_ray()
@@ -58,7 +63,7 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def _be_quiet(ray: Any) -> None:
-    """What raylets say of themselves goes to stdout, past every option of Ray's: that is for data."""
+    """Silence what raylets report of themselves: no option of Ray keeps it off stdout, which is for data."""
     ray._private.worker.print_to_stdstream = lambda *arguments, **named: None
 
 
@@ -74,7 +79,7 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in a line, with its kind."""
+    """Return the message of an error in one line, with its class."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}"[:400] if lines else type(error).__name__
 
@@ -83,12 +88,12 @@ def first_line(error: BaseException) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of this process: ggferry, Python and what is COMPARED."""
+    """Return the versions of this process: ggferry, Python and the packages in COMPARED."""
     return _teller(COMPARED)()
 
 
 def _teller(packages: Sequence[str]) -> Callable[[], dict[str, str]]:
-    """A function that Ray sends as it is, not by its name: a node may have another ggferry, or none."""
+    """Return a function that Ray sends as it is, not by its name: a node may have another ggferry, or none."""
 
     def tell() -> dict[str, str]:
         import platform
@@ -110,7 +115,7 @@ def _teller(packages: Sequence[str]) -> Callable[[], dict[str, str]]:
 
 
 class Nodes:
-    """The nodes of a cluster, and whether it lives at all. `threads`: what a node must have to take any job."""
+    """The nodes of a cluster, and whether it is alive; `threads` is what a node must have to take any job."""
 
     def __init__(self, ray: Any, threads: int) -> None:
         context = ray.get_runtime_context()
@@ -122,8 +127,11 @@ class Nodes:
         self.check()
 
     def check(self) -> None:
-        """Look again, every LOOK seconds at most. Raises UnreachableError when the cluster is gone, or this machine's
-        part of it: then no task ends any more, or all do at once."""
+        """Check the cluster again, at most every LOOK seconds.
+
+        Raises UnreachableError when the cluster is gone, or this machine's part of it: then no task ends any more, or
+        all end at once.
+        """
         now = time.monotonic()
         if self._looked and now - self._looked < LOOK:
             return
@@ -137,14 +145,16 @@ class Nodes:
         self._looked = time.monotonic()
 
     def answers(self) -> bool:
-        """Whether the head takes connections: what is asked of Ray while it does not waits for a minute, and then Ray
-        ends this process without a word of ours."""
+        """Return whether the head accepts connections.
+
+        While it does not, a call to Ray waits for a minute, and then Ray ends this process without a word of ours.
+        """
         with suppress(OSError), socket.create_connection(self._head, timeout=LOOK):
             return True
         return False
 
     def lacking(self, needs: Mapping[str, float]) -> str | None:
-        """Why no node could ever take a job that needs so much, were it idle; None when one could."""
+        """Return why no node could ever take a job with these needs, even when idle; None when one could."""
         nodes = [node["Resources"] for node in self._alive]
         if any(all(node.get(what, 0) >= much for what, much in needs.items()) for node in nodes):
             return None
@@ -154,8 +164,10 @@ class Nodes:
         return f"no node of the cluster can take it: it needs {', '.join(told)}"
 
     def compare(self, warn: Callable[[str], None]) -> None:
-        """Raises RefusedError when a node has another ggferry than this process: its outputs would be another
-        version's. Other differences are told to `warn`."""
+        """Compare the versions of the nodes with this process's; differences of other packages go to `warn`.
+
+        Raises RefusedError when a node has another ggferry: its outputs would be those of another version.
+        """
         near = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         tell = self._ray.remote(num_cpus=0, max_retries=0)(_teller(COMPARED))
         workers = [node for node in self._alive if node["Resources"].get("CPU", 0) >= self._threads]

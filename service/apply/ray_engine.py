@@ -1,7 +1,7 @@
-"""Doing the jobs of a ledger on a Ray cluster: one task a job, its memory and threads reserved, the ledger the truth.
+"""Do the jobs of a ledger on a Ray cluster: one task for each job, with its memory and threads reserved.
 
-Tasks know no ledger and hold no password: what they ask goes to an actor beside the coordinator. Ray itself never
-repeats a task: a worker that is gone is noted like any crash, a node that is gone like a lost lease, and the ledger
+The ledger is the truth. Tasks do not know it and hold no password: their questions go to an actor at the coordinator.
+Ray itself never repeats a task. A lost worker is recorded like any crash, a lost node like a lost lease, and the ledger
 decides. Sources and outputs must be reachable from every node (a shared file system, or a store).
 """
 
@@ -31,7 +31,10 @@ OUTCOME, LOST, AWAY, SKEW = "outcome", "lost", "away", "skew"  # what a task may
 
 
 def run_ray(run: Run, address: str | None = None) -> None:
-    """As `engine.run_local`, on the cluster at `address` (None: RAY_ADDRESS, else a cluster of this machine)."""
+    """Do what `local_engine.run_local` does, on a cluster.
+
+    `address` is its address; None: RAY_ADDRESS, else a cluster of this machine.
+    """
     with connected(address) as ray:
         nodes = Nodes(ray, run.settings.limits.threads)
         nodes.compare(lambda words: run.emit({"event": "warning", "message": words}))
@@ -54,7 +57,7 @@ class _Cluster:
         self.tasks: dict[Any, Job] = {}
 
     def work(self) -> None:
-        """Keep `run.jobs` tasks going until none is queued or at work here; end them all when stopped."""
+        """Keep `run.jobs` tasks going until none is queued or being worked on here; end them all when stopped."""
         run = self.run
         try:
             while not run.stopping.is_set():
@@ -81,7 +84,7 @@ class _Cluster:
                 self._settle(job, Outcome(FAILED, error))
 
     def _step(self) -> None:
-        """What has ended, and what will never begin."""
+        """Handle tasks that have ended, and those that can never begin."""
         if not self.tasks:
             time.sleep(POLL)
             return
@@ -97,7 +100,7 @@ class _Cluster:
                 self._give_back(job, {"class": "NodeGone", "message": "the node that could take it left the cluster"})
 
     def _needs(self, job: Job) -> dict[str, float]:
-        """What a node must have free for it: threads, bytes of memory, GPUs."""
+        """Return what a node must have free for the job: threads, bytes of memory, GPUs."""
         limits = self.run.settings.limits
         memory = int(job.entry.get("memory", 0)) or limits.memory
         return {"CPU": limits.threads, "memory": memory, "GPU": float(job.entry.get("gpus", 0))}
@@ -124,8 +127,10 @@ class _Cluster:
             raise other_version(*found) if kind == SKEW else UnreachableError(found, hint="the same command continues")
 
     def _died(self, job: Job, error: Any) -> None:
-        """A task without an answer: what its node or the cluster did is not the job's doing; what its own process did
-        may be."""
+        """Handle a task without an answer.
+
+        What its node or the cluster did is not the job's fault; what its own process did may be.
+        """
         kinds = self.ray.exceptions
         cause = getattr(error, "cause", None) or error
         told = {"class": "WorkerDied", "message": first_line(cause), "fault": Fault.PASSING.value}
@@ -144,7 +149,7 @@ class _Cluster:
         self.run.settle(job, outcome)
 
     def _give_back(self, job: Job, error: Mapping[str, Any], lost: bool = True) -> None:
-        """Queue it again as it was; `lost`: counted as a lease that ended with its machine."""
+        """Queue the job again as it was; `lost`: count it as a lease that ended with its machine."""
         self.run.release(job)
         with suppress(UnreachableError):
             try:
@@ -175,7 +180,7 @@ class _Cluster:
 
 
 def _not_the_jobs(kinds: Any) -> tuple[type[BaseException], ...]:
-    """Errors that say nothing about the job: its node, an object of Ray's, the desk, or Ray itself is gone."""
+    """Return the errors that say nothing about the job: its node, an object of Ray, the desk or Ray itself is gone."""
     names = ("LocalRayletDiedError", "NodeDiedError", "RayActorError", "ActorUnschedulableError", "ObjectLostError",
              "ObjectFetchTimedOutError", "ObjectFreedError", "RaySystemError", "RpcError", "GetTimeoutError",
              "OutOfDiskError", "ObjectStoreFullError", "TaskUnschedulableError", "RuntimeEnvSetupError",
@@ -187,13 +192,13 @@ def _not_the_jobs(kinds: Any) -> tuple[type[BaseException], ...]:
 
 
 class _Desk:
-    """The actor: `jobs.Desk` at the ledger's end. It keeps nothing, so Ray may start it again."""
+    """The actor: the `job.Desk` at the ledger's end. It keeps no state, so Ray may start it again."""
 
     def __init__(self, url: str, patience: float) -> None:
         self._desk = LedgerDesk(Ledger(url, patience=patience), lambda event: None)
 
     def ask(self, question: str, job: Mapping[str, Any], *arguments: Any) -> tuple[str, Any]:
-        """(OUTCOME, the answer), (LOST, ""), or (AWAY, why the ledger cannot be asked)."""
+        """Return (OUTCOME, the answer), (LOST, ""), or (AWAY, why the ledger cannot be asked)."""
         try:
             return OUTCOME, getattr(self._desk, question)(Job(**job), *arguments)
         except LedgerAway as away:
@@ -206,7 +211,7 @@ class _Desk:
 
 
 class _FarDesk:
-    """`jobs.Desk` at a task's end."""
+    """The `job.Desk` at a task's end."""
 
     def __init__(self, actor: Any, wait: Callable[[Any], Any]) -> None:
         self._actor, self._wait = actor, wait
@@ -222,7 +227,7 @@ class _FarDesk:
         self._ask("confirm", job)
 
     def event(self, job: Job, event: Mapping[str, Any]) -> None:
-        """Progress stays where it is: a cluster's worth of it would only slow the coordinator."""
+        """Drop the event: the progress of a whole cluster would only slow the coordinator."""
 
     def _ask(self, question: str, job: Job, *arguments: Any) -> Any:
         kind, answer = self._wait(self._actor.ask.remote(question, asdict(job), *arguments))
@@ -234,7 +239,7 @@ class _FarDesk:
 
 
 def _task(version: str) -> Callable[..., tuple[str, Any]]:
-    """The task, which Ray sends as it is: a node that came later may have another ggferry."""
+    """Return the task, which Ray sends as it is: a node that joins later may have another ggferry."""
 
     def _do(job: dict[str, Any], settings: dict[str, Any], actor: Any) -> tuple[str, Any]:
         import socket
@@ -252,7 +257,7 @@ def _task(version: str) -> Callable[..., tuple[str, Any]]:
 
 
 def do_job(job: dict[str, Any], settings: dict[str, Any], actor: Any) -> tuple[str, Any]:
-    """A job done in a worker process of this node."""
+    """Do a job in a worker process of this node."""
     import ray
 
     limits, settings["access"] = Limits(**settings.pop("limits")), Access(**settings["access"])

@@ -1,4 +1,4 @@
-"""Finished outputs looked at again: bytes against receipts, or the whole proof."""
+"""Check finished outputs again: their bytes against receipts, or the whole proof."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, W
 
 
 def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """Each looked-at job with what is wrong with it, None for nothing. `share` of them, chosen by their ids; at least
-    one."""
+    """Yield each job that is checked with what is wrong with it, None for nothing.
+
+    `share` of the jobs are checked, chosen by their ids, and at least one.
+    """
     done = ledger.rows(None, [DONE])
     chosen = [row for row in done if row["bucket"] < share * BUCKETS] or done[:1]
     with Supervisor(Limits(memory, 1)) as supervisor, tempfile.TemporaryDirectory(prefix="ggferry-") as scratch:

@@ -1,1 +1,1 @@
-"""The command line: words in, words and exit codes out. What a command does stands in other rooms."""
+"""The command line: words in, words and exit codes out. What a command does is in other rooms."""

@@ -1,4 +1,7 @@
-"""The command line. Data to stdout, everything else to stderr; exit codes as in README.md; no traceback for a user."""
+"""The command line. Data goes to stdout, everything else to stderr.
+
+Exit codes are as in README.md; no user sees a traceback.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,18 @@ COMMANDS = {
     "supported": ("architectures", "types"),
     "archive": ("plan", "apply", "ledger"),
 }
-"""Modules and the commands in them. typer looks at every option of every command it is given (0.1 s of CPU for all):
-it is given those of the module that is asked for, or all where none is."""
+"""Modules and the commands in them.
+
+typer examines every option of every command it is given (0.1 s of CPU for all), so it is given the commands of the
+module that is asked for, or all where none is.
+"""
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130
 
 
 def _app(arguments: list[str], alone: bool) -> Any:
-    """typer's application: of all commands, or of the one that `arguments` name as a program of its own."""
+    """Return typer's application: with all commands, or with the one that `arguments` name, as a program of its own."""
     import typer
 
     app = typer.Typer(
@@ -50,8 +56,10 @@ def _app(arguments: list[str], alone: bool) -> Any:
 
 
 def _run(arguments: list[str], alone: bool = False) -> int:
-    """The exit code of a command line (`alone`: of the program that its first word names), with every error as one
-    line on stderr (and as JSON with `--json`)."""
+    """Run a command line and return its exit code; every error becomes one line on stderr (JSON with `--json`).
+
+    `alone`: the first word names a program of its own.
+    """
     from ggferry import __version__
     from ggferry.quant.kernels import on_compilation
 
@@ -93,7 +101,7 @@ def _fail(error: GgferryError, arguments: list[str]) -> int:
 
 
 def _wrong_arguments(error: Any) -> int:
-    """What typer says of arguments, in its own words; they may be file names that a shell put there."""
+    """Report what typer says about arguments, in its own words; they may contain file names that a shell put there."""
     context, message = getattr(error, "ctx", None), error.format_message()
     help_text = context.get_help() if context is not None else ""
     if message == help_text:  # no argument at all
@@ -108,7 +116,7 @@ def _wrong_arguments(error: Any) -> int:
 
 
 def _interrupted(arguments: list[str]) -> int:
-    """`apply` has looked, and told what stayed."""
+    """Return the exit code of an interrupt; `apply` has cleaned up by then and has reported what stayed."""
     say("interrupted" if "apply" in arguments[:1] else "interrupted; nothing unfinished was left behind")
     return INTERRUPTED
 
@@ -128,11 +136,11 @@ def _exit(run: Callable[[], int]) -> None:
 
 
 def main() -> None:
-    """The command `ggferry`."""
+    """Run the command `ggferry`."""
     _exit(lambda: _run(sys.argv[1:]))
 
 
 def convert_main() -> None:
-    """The command `convert`: `convert old.bin --to gguf`."""
+    """Run the command `convert`: `convert old.bin --to gguf`."""
     version = sys.argv[1:2] == ["--version"]
     _exit(lambda: _run(["--version"]) if version else _run(["convert", *sys.argv[1:]], alone=True))

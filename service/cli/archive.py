@@ -1,4 +1,7 @@
-"""The commands for archives: plan, apply, ledger. The imports are where they are used: `ggferry --help` is quick."""
+"""The commands for archives: plan, apply, ledger.
+
+They import what they need when they run, so `ggferry --help` is quick.
+"""
 
 from __future__ import annotations
 
@@ -206,7 +209,7 @@ def _show_survey(left: list[Entry], deletion: Deletion, as_json: bool) -> None:
 
 
 def _confirm(deletion: Deletion, yes: bool) -> None:
-    """Say what goes, and have it confirmed by a person unless there is nothing or `yes`. Raises RefusedError."""
+    """List what will be deleted, and ask a person unless there is nothing or `yes`. Raises RefusedError."""
     phrase = f"delete {len(deletion.files)} files"
     for line in deletion.lines():
         say(line)
@@ -305,7 +308,7 @@ def recheck(
 
 
 def shard_of(text: str | None) -> tuple[int, int]:
-    """'2/8' → (1, 8)."""
+    """Parse a share: '2/8' → (1, 8)."""
     if text is None:
         return 0, 1
     share, _, shares = text.partition("/")

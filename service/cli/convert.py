@@ -71,7 +71,7 @@ def verify(
 
 
 def _convert(request: Any, given: dict[str, Any]) -> None:
-    """Carry a request out and say what was done, or print its plan."""
+    """Carry a request out and report what was done, or print its plan."""
     from ggferry.converters.convert import convert as run
     from ggferry.service.cli.progress_bar import progress
 

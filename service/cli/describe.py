@@ -1,4 +1,4 @@
-"""What a file is, without reading its tensor data: plain data for `--json`, and the same for a person."""
+"""Describe a file without reading its tensor data: plain data for `--json`, and the same for a person."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ SHOWN_TEXT = 200
 
 
 def describe(checkpoint: Checkpoint, full: bool = False, plain: bool = True) -> dict[str, Any]:
-    """Container, family of the model and who runs it, header, hparams or metadata, vocabulary summary, tensors with
-    type, shape, offset, bytes and spans.
+    """Return what a file holds, as plain data.
 
-    Shapes are outermost first. `full`: arrays and long texts of GGUF's metadata whole; a configuration always is.
-    `plain`: tensors as a list, which otherwise are made one by one.
+    It contains container, family of the model and the programs that run it, header, hyper-parameters or metadata, a
+    summary of the vocabulary, and the tensors with type, shape (outermost first), offset, bytes and spans.
+
+    Args:
+        checkpoint: The file.
+        full: Give arrays and long texts of GGUF's metadata in full; a configuration always is.
+        plain: Give the tensors as a list; otherwise they are made one by one.
     """
     tensors = Rows(checkpoint.tensors)
     return {
@@ -46,8 +50,10 @@ def describe(checkpoint: Checkpoint, full: bool = False, plain: bool = True) -> 
 
 
 def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """The architecture, and the programs of today that run such a model as far as its header or configuration tells;
-    None where no table describes it."""
+    """Return the architecture and the current programs that run such a model, as far as header or configuration show.
+
+    None where no table describes it.
+    """
     from ggferry.converters.understand import understand
 
     try:
@@ -60,7 +66,7 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """What `describe` says of each tensor, made when it is asked for: a header may state half a million."""
+    """What `describe` says about each tensor, made when it is asked for: a header may state half a million."""
 
     def __init__(self, tensors: Mapping[str, TensorRef]) -> None:
         self._tensors = tensors
@@ -138,7 +144,7 @@ def _is_utf8(token: bytes) -> bool:
 
 
 def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
-    """`describe` for a person, line by line. `full`: long values whole."""
+    """Yield the lines of `describe` for a person; `full`: long values in full."""
     version = "" if facts["version"] is None else f" v{facts['version']}"
     endian = ", big-endian" if facts["big_endian"] else ""
     family = facts["layout"] if facts["header"] else None
@@ -179,14 +185,14 @@ def _table(title: str, items: Any) -> Iterator[str]:
 
 
 def _json(value: Any, full: bool) -> str:
-    """A value of a configuration: text as it is, anything else as JSON on one line."""
+    """Return a value of a configuration: text as it is, anything else as JSON on one line."""
     if isinstance(value, str):
         return value if full or len(value) <= SHOWN_TEXT else value[:SHOWN_TEXT] + "…"
     return shown(value, MAX_JSON if full else SHOWN_TEXT)
 
 
 def _short(value: Mapping[str, Any]) -> str:
-    """A value of GGUF's metadata, as `_value` describes it."""
+    """Return a value of GGUF's metadata, as `_value` describes it."""
     if value["type"] == "array":
         more = " …" if value["length"] > len(value["value"]) else ""
         return f"{value['items']}[{value['length']}] {value['value']}{more}"

@@ -160,7 +160,7 @@ def _ids(text: str) -> list[int]:
 
 
 def _load_array(path: str) -> Any:
-    """A .npy of finite numbers; nothing in it is run."""
+    """Load a .npy of finite numbers; nothing in it is run."""
     import numpy as np
 
     try:

@@ -1,4 +1,4 @@
-"""What the commands share: options made of the table of `converters.options`, headings, and what is printed."""
+"""What the commands share: options built from the table of `converters.options`, headings, and what is printed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def offers(command: str, *, defaults: bool = True) -> Callable[[Function], Function]:
-    """Give a command that takes `**given` the table's options for `command`; it finds their values there by name.
+    """Give a command that takes `**given` the table's options for `command`; their values arrive in it by name.
 
-    `defaults`: what is not asked for has its default there, else None.
+    `defaults`: whether an option that is not given has its default there, or None.
     """
 
     def wrap(function: Function) -> Function:
@@ -70,7 +70,7 @@ def _parameter(option: Option, defaults: bool) -> inspect.Parameter:
 
 
 def completing(option: Option) -> Callable[[str], list[str]] | None:
-    """What a shell offers for the values of an option; None leaves it to the shell."""
+    """Return what a shell offers for the values of an option; None leaves it to the shell."""
     if not option.choices:
         return None
 

@@ -1,4 +1,4 @@
-"""The bar on a terminal: how much is done, how fast, time left. Silent everywhere else."""
+"""The bar on a terminal: how much is done, how fast, time left. Without a terminal nothing is shown."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from ggferry.support.progress import Progress
 
 
 def has_terminal() -> bool:
-    """Whether stderr is a terminal that can redraw a line."""
+    """Return whether stderr is a terminal that can redraw a line."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar that is being drawn. `drawing`, `task`: rich's."""
+    """A bar on the terminal; `drawing` and `task` are rich's."""
 
     drawing: Any
     task: Any
 
     def advance(self, done: int) -> None:
+        """Add what was just done."""
         self.drawing.advance(self.task, done)
 
     def show(self, done: int, total: int, title: str) -> None:
+        """Show how much of how much is done."""
         self.drawing.update(self.task, completed=done, total=total, description=printable(title))
 
     def line(self, text: str) -> None:
@@ -38,7 +40,7 @@ class Bar:
 
 @contextmanager
 def bar(title: str, total: int, *, counts: bool = False) -> Iterator[Bar]:
-    """Draw a bar on stderr of `total` bytes, or of things that are counted. What is drawn goes when it ends."""
+    """Draw a bar on stderr of `total` bytes, or of things that are counted; it is erased when it ends."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -62,7 +64,7 @@ def bar(title: str, total: int, *, counts: bool = False) -> Iterator[Bar]:
 
 @contextmanager
 def progress(title: str, total: int, *, wanted: bool = True, counts: bool = False) -> Iterator[Progress]:
-    """Yield a function to call with what was just done: bytes, or what `counts`."""
+    """Yield a function to call with what was just done: a number of bytes, or of things if it `counts`."""
     if not wanted or not total or not has_terminal():
         yield lambda done: None
         return
@@ -72,7 +74,7 @@ def progress(title: str, total: int, *, wanted: bool = True, counts: bool = Fals
 
 @contextmanager
 def model_counter(wanted: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function to call with how many of how many models were looked at."""
+    """Yield a function to call with how many of how many models have been examined."""
     if not wanted or not has_terminal():
         yield lambda done, total: None
         return

@@ -21,7 +21,7 @@ ENDED = ("done", "failed", "quarantined", "skipped")
 
 
 class Tracker:
-    """Bytes of work: a model is read once to know it, written once, and proved once more."""
+    """Bytes of work: a model is read once to identify it, written once, and read once more for the proof."""
 
     def __init__(self, left: Sequence[Entry]) -> None:
         self.total = sum(entry.bytes_in + 2 * entry.bytes_out for entry in left)
@@ -31,6 +31,7 @@ class Tracker:
         self._lock = threading.Lock()
 
     def see(self, event: dict[str, Any]) -> None:
+        """Take an event into account."""
         with self._lock:
             job = str(event.get("id", ""))
             if event["event"] == "progress":
@@ -45,12 +46,13 @@ class Tracker:
 
     @property
     def done(self) -> int:
+        """Bytes done so far."""
         with self._lock:
             stages = [sum(seen.get(phase, 0) for phase in COUNTED) for seen in self._stages.values()]
             return min(self.total, self._done + sum(stages))
 
     def rate(self) -> tuple[float, float | None]:
-        """Bytes a second over the last minute, and seconds left at that rate (None: unknown)."""
+        """Return bytes a second over the last minute, and seconds left at that rate (None: unknown)."""
         now, done = time.monotonic(), self.done
         self._marks = [mark for mark in self._marks if now - mark[0] <= WINDOW][-600:] or self._marks[-1:]
         self._marks.append((now, done))
@@ -61,7 +63,10 @@ class Tracker:
 
 @contextmanager
 def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
-    """A function for the events of a run: JSON lines on stdout, or a bar and a line a problem on stderr."""
+    """Yield a function for the events of a run.
+
+    It prints JSON lines on stdout, or a bar and a line for each problem on stderr.
+    """
     if as_json:
         lock = threading.Lock()
 
@@ -96,7 +101,7 @@ def shown(tracker: Tracker, as_json: bool) -> Iterator[Emit]:
 
 
 def words(event: dict[str, Any]) -> str | None:
-    """What a person should read of an event; None for the rest."""
+    """Return what a person should read of an event; None for the rest."""
     if event["event"] == "job" and event["state"] in ("failed", "quarantined", "again"):
         error = event.get("error") or {}
         return f"{event['state']:<12} {event['source']}: {error.get('message', '')}"

@@ -106,7 +106,7 @@ def types(**given: Any) -> None:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Lines of columns, the last as wide as it is."""
+    """Print lines of columns; the last is as wide as its content."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head) - 1)]
     for row in (head, *rows):
         cells = [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]

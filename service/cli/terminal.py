@@ -1,4 +1,4 @@
-"""Everything that is printed passes here: one line each, in which a stranger's text can do nothing but be read."""
+"""Everything that is printed passes here, one line at a time; untrusted text in it can do nothing but be read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from ggferry.support.printable import printable
 
 
 def print_json(value: Any, **form: Any) -> None:
-    """One JSON value on stdout, in ASCII: what is not is escaped as JSON has it. `form`: of `json.dumps`."""
+    """Print one JSON value on stdout in ASCII, everything else escaped as in JSON; `form` goes to `json.dumps`."""
     print(json.dumps(value, ensure_ascii=True, allow_nan=False, **form), flush=True)
 
 
 def print_json_object(value: Mapping[str, Any]) -> None:
-    """`print_json` of an object, whose long lists need not be ones: their items are written as they are made."""
+    """Print an object like `print_json`.
+
+    Its long lists need not exist as lists: their items are written one by one as they are made.
+    """
     opening = "{"
     for key, item in value.items():
         sys.stdout.write(f"{opening}{json.dumps(key)}: ")
@@ -33,10 +36,10 @@ def print_json_object(value: Mapping[str, Any]) -> None:
 
 
 def tell(line: str) -> None:
-    """One line on stdout."""
+    """Print one line on stdout."""
     print(printable(line))
 
 
 def say(line: str, end: str = "\n") -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     print(printable(line), end=end, file=sys.stderr, flush=True)

@@ -1,1 +1,1 @@
-"""ggferry from Python: functions with the options of the command line, and the records they answer with."""
+"""ggferry from Python: functions with the options of the command line, and the records they return."""

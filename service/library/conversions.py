@@ -1,4 +1,4 @@
-"""`convert`, `plan`, `quantize` and `verify`, as the commands of these names (`plan`: as `convert --dry-run`)."""
+"""`convert`, `plan`, `quantize` and `verify`, like the commands of these names (`plan`: like `convert --dry-run`)."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def convert(
 
     Args:
         source: A model file, the first part of one, or a folder.
-        out: File or folder; None: beside the source, named by the GGUF convention.
-        progress: Called with a `Phase` and a number of bytes; returns a context that yields a function to call with
-            the bytes just done.
+        out: File or folder; None: in the folder of the source, named by the GGUF convention.
+        progress: Called with a `Phase` and a number of bytes; returns a context that yields a function to call with the
+            bytes just done.
         options: Those of the command line, by the names above; `ggferry convert --help` and docs/python.md say what
             each means.
 
@@ -59,8 +59,8 @@ def convert(
         The output, its receipt and the proof. Both files appear together, or an error is raised and nothing is left.
 
     Raises:
-        GgferryError: One of its kinds; its `exit_code` is the command line's.
-        TypeError: An option that there is not.
+        GgferryError: One of its subclasses; its `exit_code` is that of the command line.
+        TypeError: There is no such option.
 
     Example:
         >>> done = ggferry.convert("old.bin", "new.gguf")
@@ -74,18 +74,19 @@ def convert(
 
 @signed("plan")
 def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
-    """Say what `convert` with the same options would do, without reading tensor data.
+    """Return what `convert` with the same options would do, without reading tensor data.
 
     Args:
-        source: As of `convert`.
-        options: As of `convert`.
+        source: As for `convert`.
+        options: As for `convert`.
 
     Returns:
-        The type, route and grade of every tensor, every key with its origin, what is dropped, and bytes.
+        The type, route and grade of every tensor, every key with its origin, what is dropped, and how many bytes are
+        read and written.
 
     Raises:
         GgferryError: As `convert` raises before it writes.
-        TypeError: An option that there is not.
+        TypeError: There is no such option.
 
     Example:
         >>> sorted({tensor.type for tensor in ggferry.plan("llama", outtype="q8_0").tensors})
@@ -111,16 +112,17 @@ def quantize(
         source: A GGUF file, or a shard of one. Byte order and alignment stay as they are.
         out: The file to write, or a folder.
         outtype: Any type of llama-quantize, or 'copy'.
-        progress: As of `convert`.
+        progress: As for `convert`.
         options: Those of the command line, by the names above.
 
     Returns:
         As `convert`.
 
     Raises:
-        RefusedError: What is quantized already, without `allow_requantize`; a type that needs an importance matrix.
+        RefusedError: The model is quantized already (without `allow_requantize`), or the type needs an importance
+            matrix.
         GgferryError: As `convert`.
-        TypeError: An option that there is not.
+        TypeError: There is no such option.
 
     Example:
         >>> ggferry.quantize("model.gguf", "small.gguf", "q8_0").proof.worst.relative_rms < 0.01
@@ -137,9 +139,9 @@ def verify(source: StrPath, output: StrPath, *, progress: Stage = silent, **opti
 
     Args:
         source: What was converted.
-        output: The GGUF file made of it. The options of the conversion are taken from the receipt beside it; those
-            given here win.
-        progress: As of `convert`.
+        output: The GGUF file made from it. The options of the conversion are taken from its receipt; options given here
+            take precedence.
+        progress: As for `convert`.
         options: `level`, `allow_keys`, and those of `convert` that say what the source lacks.
 
     Returns:
@@ -148,7 +150,7 @@ def verify(source: StrPath, output: StrPath, *, progress: Stage = silent, **opti
     Raises:
         VerificationError: The output is not what the source gives; the message names the first difference.
         GgferryError: As `convert`.
-        TypeError: An option that there is not.
+        TypeError: There is no such option.
 
     Example:
         >>> ggferry.verify("old.bin", "new.gguf", level="fast").proof.level
@@ -197,5 +199,5 @@ def _assumed(params: Mapping[str, Param]) -> tuple[Assumption, ...]:
 
 
 def dropped(found: Iterable[Dropped]) -> tuple[DroppedTensor, ...]:
-    """Return what is not carried over, as answers have it."""
+    """Return what is not carried over, as the library's records describe it."""
     return tuple(DroppedTensor(drop.ref.name, drop.reason, drop.loses) for drop in found)

@@ -1,5 +1,7 @@
-"""The keyword options of the library's functions: typed here, declared in `converters.options`, held against it by
-`tests/laws/test_options.py`."""
+"""The keyword options of the library's functions, typed here and declared in `converters.options`.
+
+`tests/laws/test_options.py` checks that the two agree.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class OfEra(TypedDict, total=False):
-    """What a file does not say of itself.
+    """What a GGML-era file does not state about itself.
 
-    `arch`: of a GGML-era file, where its bytes fit several. `hparams`: GGUF keys without their architecture → values.
+    Attributes:
+        arch: The architecture, where the file's bytes fit several.
+        hparams: GGUF keys without their architecture → values.
     """
 
     arch: str | None
@@ -27,14 +31,23 @@ class OfEra(TypedDict, total=False):
 
 
 class OfVocabulary(TypedDict, total=False):
-    """`tokenizer_model`: the original tokenizer.model; checked, and it wins. `pre`: the pre-tokenizer by name."""
+    """Where the vocabulary comes from.
+
+    Attributes:
+        tokenizer_model: The original tokenizer.model; it is checked and takes precedence.
+        pre: The pre-tokenizer by name.
+    """
 
     tokenizer_model: StrPath | None
     pre: str | None
 
 
 class Opening(OfEra, OfVocabulary, total=False):
-    """Options of `open_model`. `config`: config.json for what a GGML-era file does not hold."""
+    """Options of `open_model`.
+
+    Attributes:
+        config: A config.json for what a GGML-era file does not hold.
+    """
 
     config: StrPath | None
 
@@ -46,7 +59,13 @@ class Tokenizing(OfVocabulary, total=False):
 
 
 class OfMatrix(TypedDict, total=False):
-    """`imatrix`: an importance matrix, GGUF or .dat. `include_weights`, `exclude_weights`: of its entries."""
+    """The importance matrix.
+
+    Attributes:
+        imatrix: An importance matrix, GGUF or .dat.
+        include_weights: Which of its entries are used.
+        exclude_weights: Which of its entries are not used.
+    """
 
     imatrix: StrPath | None
     include_weights: Sequence[str] | None
@@ -54,8 +73,12 @@ class OfMatrix(TypedDict, total=False):
 
 
 class OfTypes(OfMatrix, total=False):
-    """Which types tensors get, as of llama-quantize. `recipe`: a recipe file instead of a name. `tensor_types`: regular
-    expression on tensor names → type, or 'REGEX=TYPE' items; the first that matches decides."""
+    """Which types tensors get, as in llama-quantize.
+
+    Attributes:
+        recipe: A recipe file instead of a name.
+        tensor_types: Regular expression on tensor names → type, or 'REGEX=TYPE' items; the first that matches decides.
+    """
 
     recipe: StrPath | None
     pure: bool
@@ -69,9 +92,13 @@ class OfTypes(OfMatrix, total=False):
 
 
 class OfSource(Opening, total=False):
-    """What is carried over, and what the source lacks. `base`: of an adapter, its base model or config.json alone.
-    `tokenizer`: folder or file of the tokenizer a GGML-era file lacks. `metadata`: general.* values, or the path of a
-    JSON file of them."""
+    """What is carried over, and what the source lacks.
+
+    Attributes:
+        base: For an adapter, its base model or config.json alone.
+        tokenizer: Folder or file of the tokenizer that a GGML-era file lacks.
+        metadata: general.* values, or the path of a JSON file of them.
+    """
 
     base: StrPath | None
     ggla_permute: bool
@@ -84,8 +111,13 @@ class OfSource(Opening, total=False):
 
 
 class Planning(OfSource, OfTypes, total=False):
-    """Options of `plan`. `outtype`: 'keep', or any type of llama-quantize. `split_max_size`: bytes, or a text:
-    '4G' is 4·10⁹, '4GiB' is 4·2³⁰. `tensor_first_split`: the first shard holds tensors."""
+    """Options of `plan`.
+
+    Attributes:
+        outtype: 'keep', or any type of llama-quantize.
+        split_max_size: Bytes, or a text: '4G' is 4·10⁹, '4GiB' is 4·2³⁰.
+        tensor_first_split: Whether the first shard holds tensors.
+    """
 
     outtype: str
     expand: Literal["f16", "f32", "q8_0"]
@@ -98,14 +130,24 @@ class Planning(OfSource, OfTypes, total=False):
 
 
 class OfProof(TypedDict, total=False):
-    """`witness`: programs asked for their logits ('auto', 'transformers', 'llama.cpp', 'ctransformers', 'none')."""
+    """How the result is proved.
+
+    Attributes:
+        witness: Programs asked for their logits ('auto', 'transformers', 'llama.cpp', 'ctransformers', 'none').
+    """
 
     witness: Sequence[str] | None
 
 
 class Converting(Planning, OfProof, total=False):
-    """Options of `convert`. `verify`: 'full' (with forward passes), 'fast' or 'none'. `force`: replace an existing
-    output. `text`: a file whose lines both tokenizers encode, too. `jobs`: worker threads, None: one a core."""
+    """Options of `convert`.
+
+    Attributes:
+        verify: 'full' (with forward passes), 'fast' or 'none'.
+        force: Whether an existing output is replaced.
+        text: A file whose lines both tokenizers encode, too.
+        jobs: Worker threads; None: one per core.
+    """
 
     verify: Literal["full", "fast", "none"]
     force: bool
@@ -114,14 +156,23 @@ class Converting(Planning, OfProof, total=False):
 
 
 class OfEdits(TypedDict, total=False):
-    """`override_keys`: 'KEY=TYPE:VALUE' items, TYPE int, float, bool or str. `prune_layers`: blocks to drop, 'L,L'."""
+    """Changes to a GGUF file.
+
+    Attributes:
+        override_keys: 'KEY=TYPE:VALUE' items; TYPE is int, float, bool or str.
+        prune_layers: Blocks to drop, 'L,L'.
+    """
 
     override_keys: Sequence[str] | None
     prune_layers: str | None
 
 
 class Quantizing(OfTypes, OfEdits, OfProof, total=False):
-    """Options of `quantize`. `keep_split`: the same shards as the source; the others as of `convert`."""
+    """Options of `quantize`.
+
+    Attributes:
+        keep_split: Write the same shards as the source. The other options are as for `convert`.
+    """
 
     keep_split: bool
     verify: Literal["full", "fast", "none"]
@@ -130,8 +181,12 @@ class Quantizing(OfTypes, OfEdits, OfProof, total=False):
 
 
 class Verifying(OfSource, OfMatrix, OfEdits, OfProof, total=False):
-    """Options of `verify`. `level`: 'full', or 'fast' (without forward passes). `allow_keys`: shell patterns of keys
-    that may differ."""
+    """Options of `verify`.
+
+    Attributes:
+        level: 'full', or 'fast' (without forward passes).
+        allow_keys: Shell patterns of keys that may differ.
+    """
 
     level: Literal["full", "fast"]
     allow_keys: Sequence[str] | None
@@ -147,13 +202,13 @@ KEYWORDS: dict[str, Any] = {
 
 
 def offered(command: str) -> dict[str, Option]:
-    """Return the options of a function, by name."""
+    """Return the options of a function by name."""
     names = KEYWORDS[command].__annotations__
     return {each.name: each for each in OPTIONS if each.name in names}
 
 
 def signed(command: str) -> Callable[[Function], Function]:
-    """Give a function that takes `**options` the signature that the table has for it: what help() shows."""
+    """Give a function that takes `**options` the signature that the table states, for help()."""
 
     def wrap(function: Function) -> Function:
         plain = inspect.signature(function)
@@ -169,7 +224,7 @@ def signed(command: str) -> Callable[[Function], Function]:
 
 
 def by_name(each: Option) -> str:
-    """What a message calls an option."""
+    """Return what a message calls an option."""
     return each.name
 
 
@@ -188,5 +243,5 @@ def given(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def request(command: str, source: StrPath, options: Mapping[str, Any]) -> Request:
-    """Return what a function was asked for. Raises as `request_of` and `given`."""
+    """Return what a function was asked to do, as a request. Raises as `request_of` and `given`."""
     return request_of(Named(os.fspath(source)), given(command, options), by_name)

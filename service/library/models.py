@@ -1,4 +1,4 @@
-"""`inspect`, `open_model`, `forward` and `tokenize`: a model looked into."""
+"""`inspect`, `open_model`, `forward` and `tokenize`: what a model holds and computes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def inspect(path: StrPath, *, arch: str | None = None) -> Inspection:
-    """Say what a file or folder holds, by its headers.
+    """Return what a file or folder holds, according to its headers.
 
     Args:
         path: Any container ggferry reads.
-        arch: Of a GGML-era file, the architecture, where its bytes fit several.
+        arch: The architecture of a GGML-era file, where its bytes fit several.
 
     Returns:
         Container, architecture, metadata and tensors. No tensor data is read.
 
     Raises:
-        GgferryError: NotFoundError, UnsupportedError, CorruptError or one of their kinds.
+        GgferryError: NotFoundError, UnsupportedError, CorruptError or one of their subclasses.
 
     Example:
         >>> ggferry.inspect("old.bin").tensors["output.weight"].type
@@ -70,14 +70,14 @@ def open_model(path: StrPath, **options: Unpack[Opening]) -> Model:
 
     Args:
         path: A model file, the first part of one, or a folder.
-        options: As of `convert`.
+        options: As for `convert`.
 
     Returns:
         The open model; use it in a `with`, or close it.
 
     Raises:
         GgferryError: As `inspect`.
-        TypeError: An option that there is not.
+        TypeError: There is no such option.
 
     Example:
         >>> with ggferry.open_model("llama") as model:
@@ -100,21 +100,21 @@ def forward(
     """Run the reference forward pass of a model of any container (torch, float32, on the CPU).
 
     Args:
-        path: As of `open_model`.
+        path: As for `open_model`.
         tokens: Ids of the vocabulary.
-        mel: Of Whisper, a spectrum, float32 `(channels, frames)`; a fixed one is used where none is given.
-        encoder: Return the encoder's states, where the model has one.
-        options: As of `convert`.
+        mel: For Whisper, a spectrum, float32 `(channels, frames)`; a fixed one is used where none is given.
+        encoder: Whether to return the encoder's states, where the model has an encoder.
+        options: As for `convert`.
 
     Returns:
-        float32 `(len(tokens), n_vocab)`, the logits of every position; of an encoder alone, and with `encoder`, its
-        states, a row a token or a frame.
+        float32 `(len(tokens), n_vocab)`, the logits at every position. For a model that is an encoder alone, and with
+        `encoder`, its states, a row for each token or frame.
 
     Raises:
-        UsageError: A token id outside the vocabulary, or an input the model does not read.
+        UsageError: A token id is outside the vocabulary, or the model does not take such an input.
         UnsupportedError: No forward pass is known for the architecture.
         GgferryError: As `open_model`.
-        TypeError: An option that there is not.
+        TypeError: There is no such option.
 
     Example:
         >>> ggferry.forward("new.gguf", [1, 300, 17]).shape
@@ -128,22 +128,24 @@ def forward(
 def tokenize(
     path: StrPath, text: str, *, bos: bool | None = None, special: bool = False, **options: Unpack[Tokenizing]
 ) -> list[int]:
-    """Encode a text by a model's own vocabulary.
+    """Encode a text with a model's own vocabulary.
+
+    For many texts, open the model once (`open_model`).
 
     Args:
         path: A model or vocabulary file, or a folder.
         text: Any text.
         bos: Whether the beginning-of-sequence token comes first; None: as the file says.
-        special: Texts of control tokens become those tokens.
-        options: As of `convert`.
+        special: Whether texts of control tokens become those tokens.
+        options: As for `convert`.
 
     Returns:
-        Token ids. For many texts open the model once (`open_model`).
+        Token ids.
 
     Raises:
         RefusedError: The file has no vocabulary.
         GgferryError: As `open_model`.
-        TypeError: An option that there is not.
+        TypeError: There is no such option.
 
     Example:
         >>> ggferry.tokenize("new.gguf", "The cat")[0]

@@ -1,1 +1,1 @@
-"""An archive becomes a plan: files grouped into models, duplicates found, outputs named."""
+"""An archive becomes a plan: files are grouped into models, duplicates found, outputs named."""

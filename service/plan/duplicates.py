@@ -1,4 +1,7 @@
-"""The same model under several names. Size first, then samples, then every byte: what is proved is said."""
+"""Find the same model under several names: by size first, then by samples, then by every byte.
+
+A plan states what is proved.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ Open = Callable[[Found], Source]
 
 
 def mark(entries: Sequence[Entry], open_file: Open, whole: Callable[[Found], bool]) -> list[Entry]:
-    """Entries with `same_as` and `proof` where their content (weights and what stands beside them) is another's.
+    """Return the entries with `same_as` and `proof` where their content is that of another entry.
 
-    Only proved duplicates get the verdict: by inode, or by the BLAKE3 of every file where `whole` lets it be read.
-    Where samples agree and more was not read, a note says so; `apply` finds out, since it digests every source.
+    The content is weights and sidecar files. Only proved duplicates get the verdict: by inode, or by the BLAKE3 of
+    every file where `whole` allows reading it. Where samples agree and no more was read, a note says so; `apply` finds
+    out, because it digests every source.
     """
     found = list(entries)
     models = [i for i, entry in enumerate(found) if entry.verdict in (CONVERT, SKIP) and entry.files]
@@ -52,7 +56,10 @@ def _settle(found: list[Entry], same: Sequence[int], open_file: Open, whole: Cal
 
 
 def _split(items: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
-    """Runs of items with equal keys, those that stand alone left out. An item that cannot be read stands alone."""
+    """Return runs of items with equal keys, without those that stand alone.
+
+    An item that cannot be read stands alone.
+    """
     classes: dict[Hashable, list[int]] = defaultdict(list)
     for item in items:
         try:
@@ -67,7 +74,7 @@ def _all(entry: Entry) -> tuple[Found, ...]:
 
 
 def _sizes(entry: Entry) -> Hashable:
-    """What duplicates share before anything is read: sizes, names beside, and options (paths among them by name)."""
+    """Return what duplicates share before anything is read: sizes, sidecar names, and options (of paths, the names)."""
     beside = sorted((os.path.basename(each.path), each.bytes) for each in entry.beside)
     options = [(name, os.path.basename(v) if isinstance(v, str) else str(v)) for name, v in entry.options.items()]
     return tuple(each.bytes for each in entry.files), tuple(beside), tuple(sorted(options))
@@ -89,7 +96,7 @@ def _samples(found: Found, open_file: Open) -> str:
 
 
 def _identity(found: Found, open_file: Open, seen: dict[tuple[int, int] | str, Hashable]) -> Hashable:
-    """The digest; a file with several names (links) is read once."""
+    """Return the digest of a file; one with several names (links) is read once."""
     key = found.inode or found.path
     if key not in seen:
         with open_file(found) as source:  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
-"""An archive walked and its files put together: which of them are one model, and what stands beside it.
+"""Walk an archive and group its files: which of them are one model, and which sidecar files belong to it.
 
-By names and first bytes alone; nothing is opened here that could be hostile. Every file ends in exactly one group.
+This uses names and first bytes alone; nothing that could be hostile is opened here. Every file ends in exactly one
+group.
 """
 
 from __future__ import annotations
@@ -41,9 +42,19 @@ MODELS = (FILE, PARTS, SHARDS, FOLDER, ADAPTER)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Files that are one thing. `source`: what a reader is given. `beside`: files that belong to it, `reason`: why it
-    is not a model, or `error`: why it cannot be one. `tokenizer_model`, `config`: of a legacy file, those in
-    its folder; `base`: of an adapter, the folder of the model it names."""
+    """Files that belong together.
+
+    Attributes:
+        kind: What it is.
+        source: The path that a reader is given.
+        files: Paths of the weights.
+        beside: Paths of the sidecar files.
+        reason: Why it is not a model.
+        error: Why it cannot be one.
+        tokenizer_model: For a legacy file, the tokenizer.model in its folder.
+        config: For a legacy file, the config.json in its folder.
+        base: For an adapter, the folder of the model it names.
+    """
 
     kind: str
     source: str
@@ -58,19 +69,23 @@ class Group:
 
 @dataclass
 class Tree:
-    """All listed files by path, and per folder by name: paths of this machine, of a mirror for remote files."""
+    """All listed files, by path and, in each folder, by name.
+
+    Paths are local; those of remote files are in a mirror.
+    """
 
     files: dict[str, Found] = field(default_factory=dict)
     folders: dict[str, dict[str, Found]] = field(default_factory=lambda: defaultdict(dict))
 
     def add(self, path: str, found: Found) -> None:
+        """Add a file."""
         self.files[path] = found
         folder, name = os.path.split(path)
         self.folders[folder][name] = found
 
 
 def groups(tree: Tree) -> list[Group]:
-    """Every file of the tree in its group, in the order of their paths."""
+    """Return the groups into which the files of the tree fall, in the order of their paths."""
     found: list[Group] = []
     for folder in sorted(tree.folders):
         found += _Folder(folder, tree.folders[folder]).groups()
@@ -80,7 +95,7 @@ def groups(tree: Tree) -> list[Group]:
 
 
 class _Folder:
-    """One folder: names are taken away as groups are found."""
+    """One folder, whose names are taken away as groups are found."""
 
     def __init__(self, path: str, names: Mapping[str, Found]) -> None:
         self.path, self.names = path, names
@@ -91,8 +106,10 @@ class _Folder:
             yield from map(self._whole, steps())
 
     def _whole(self, group: Group) -> Group:
-        """A model beside which something stands that a reader would look for and that cannot be read is not converted
-        without it."""
+        """Refuse a model with a sidecar file that a reader would look for and that cannot be read.
+
+        It is not converted without that file.
+        """
         looked_for = sidecar_names() if group.kind in (FOLDER, ADAPTER) else ("tokenizer.model", "config.json")
         for name, found in self.names.items():
             if found.trouble and group.kind in MODELS and (name in looked_for or name.endswith(folders.INDEX)):
@@ -111,7 +128,7 @@ class _Folder:
         return os.path.join(self.path, name)
 
     def _odd(self) -> Iterator[Group]:
-        """What is no file, or none of this tree."""
+        """Yield what is no file, or not in this tree."""
         for name, found in list(self.left.items()):
             if found.trouble:
                 yield Group(BROKEN, self._in(name), self._take([self._in(name)]), error=revive(found.trouble))
@@ -160,7 +177,7 @@ class _Folder:
             yield group
 
     def _weights(self, weights: folders.Weights, preferred: bool) -> Group | None:
-        """The model of these files; None where its only file is none, which is a line of its own."""
+        """Return the model of these files; None where its only file is not one and gets a line of its own."""
         files, index = weights.files, weights.index
         if index is not None:
             files = read_index(index).files
@@ -178,7 +195,7 @@ class _Folder:
         return Group(ADAPTER if adapter else FOLDER, source, files, beside)
 
     def _broken(self, error: GgferryError, weights: folders.Weights | None = None) -> Group:
-        """A model whose files do not add up: everything with a weights' name shares its fate."""
+        """Return the group of a model whose files do not fit together; it takes every file named like weights."""
         files = [self._in(name) for name in sorted(self.left) if folders.is_weights_name(name)]
         if weights is not None and weights.index and weights.index not in files:
             files.append(weights.index)
@@ -213,7 +230,7 @@ class _Folder:
                 yield Group(BROKEN, parts[0], self._take(parts), error=error)
 
     def _legacy(self, kind: str, paths: tuple[str, ...]) -> Group:
-        """A model of the GGML era with what stands beside it that it may need."""
+        """Return a model of the GGML era with the sidecar files it may need."""
         model, config = (self._in(name) if name in self.names else None for name in ("tokenizer.model", "config.json"))
         beside = tuple(path for path in (model, config) if path)
         return Group(kind, paths[0], paths, beside, tokenizer_model=model, config=config)
@@ -244,7 +261,7 @@ class _Folder:
 
 
 def is_legacy(head: bytes) -> bool:
-    """Whether a file that begins so is of the GGML era."""
+    """Return whether a file with these first bytes is of the GGML era."""
     container = container_by_magic(head)
     return container is not None and container.kind is Kind.LEGACY
 
@@ -254,7 +271,7 @@ def _is_metas(weights: folders.Weights) -> bool:
 
 
 def head_of(path: str) -> bytes:
-    """The first bytes of a file (of its mirror's stand-in, which holds as many)."""
+    """Return the first bytes of a file (of a remote file, those in its mirror)."""
     try:
         with unrecorded():
             return read_start(path, HEAD_BYTES)
@@ -266,7 +283,7 @@ def head_of(path: str) -> bytes:
 
 
 def with_bases(found: Sequence[Group]) -> list[Group]:
-    """Adapters with the folder of the base they name, where exactly one model of the archive is called so."""
+    """Add to adapters the folder of the base they name, where exactly one model of the archive has that name."""
     homes: dict[str, list[str]] = defaultdict(list)
     for group in found:
         if group.kind == FOLDER and os.path.isdir(group.source):

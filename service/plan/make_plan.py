@@ -1,4 +1,4 @@
-"""From roots to a plan: list, group, look at each model's headers in workers, name outputs, find duplicates."""
+"""Make a plan of an archive: list, group, read each model's headers in workers, name outputs, find duplicates."""
 
 from __future__ import annotations
 
@@ -54,17 +54,28 @@ HEADER_TIMEOUT = 300.0  # seconds to read the headers of one model
 HEADERS_A_WORKER = 1000  # models; a start costs as much as fifty of them
 DELAYS = (1.0, 3.0)  # seconds before a model's headers are asked for again
 AWAY = (errors.AccessError, errors.PassingError, errors.ChangedError)
-"""Errors that say nothing about a file: planned again, it may be fine."""
+"""Errors that say nothing about a file: when it is planned again, it may be fine."""
 STAGING = 16  # heads fetched from a store at a time
 UNPINNED = "the server states no version: it is read once more at the end, and not deleted"
 Progress = Callable[[int, int], None]
-"""Models looked at so far, models in all."""
+"""Models examined so far, models in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a plan is to hold. `recipe`: options for every model beside the head's; `digest`: read same-size candidates
-    whole to prove duplicates, None: where they are local."""
+    """What a plan is to hold.
+
+    Attributes:
+        roots: Folders, files or URLs.
+        dest: Folder or URL of the outputs; None: next to the sources.
+        outtype: The type of the outputs.
+        verify: The level of proof.
+        recipe: Options for every model, besides those of the head.
+        digest: Whether candidates of the same size are read in full to prove duplicates; None: where they are local.
+        jobs: Worker processes.
+        limits: Memory and threads of a worker.
+        access: How files are reached.
+    """
 
     roots: tuple[str, ...]
     dest: str | None = None
@@ -78,7 +89,7 @@ class Wanted:
 
 
 def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple[Head, list[Entry]]:
-    """The plan of an archive. Raises UsageError, NotFoundError; a file that is bad is a line with its reason."""
+    """Return the plan of an archive. Raises UsageError, NotFoundError; a bad file is a line with its reason."""
     grant(wanted.access)
     roots = tuple(local_path(root) for root in wanted.roots)
     dest = None if wanted.dest is None else local_path(wanted.dest)
@@ -108,7 +119,7 @@ def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple
 
 @contextmanager
 def _places(roots: Sequence[str]) -> Iterator[tuple[Tree, Mirror]]:
-    """Everything below the roots, listed once; remote files through a mirror of their names and first bytes."""
+    """Yield everything below the roots, listed once; remote files through a mirror of their names and first bytes."""
     tree, scratch = Tree(), Scratch()
     mirror = Mirror(scratch.path)
     try:
@@ -129,14 +140,16 @@ def _places(roots: Sequence[str]) -> Iterator[tuple[Tree, Mirror]]:
 
 
 def _is_navigation(found: Found) -> bool:
-    """Whether this is a link from a web page to somewhere else that is not named like a model."""
+    """Return whether this is a link from a web page to somewhere else that is not named like a model."""
     outside = found.trouble is not None and found.trouble["class"] == errors.OutsideLinkError.__name__
     return outside and not found.path.lower().endswith(model_suffixes())
 
 
 def _all_staged(remote: Sequence[Found], mirror: Mirror) -> Iterator[Found]:
-    """The files with their first bytes in the mirror. Raises PassingError when a place is away: a plan without what
-    lies there would not be one."""
+    """Yield the files, with their first bytes in the mirror.
+
+    Raises PassingError when a place is away: a plan without the files there would be incomplete.
+    """
     away, first = 0, None
     with ThreadPoolExecutor(STAGING) as pool:
         for found in pool.map(lambda each: _staged(each, mirror), remote):
@@ -148,7 +161,7 @@ def _all_staged(remote: Sequence[Found], mirror: Mirror) -> Iterator[Found]:
 
 
 def _staged(found: Found, mirror: Mirror) -> Found:
-    """The file with its first bytes in the mirror; one that cannot be read is listed as such, and the rest goes on."""
+    """Put the first bytes of a file into the mirror; one that cannot be read is listed as such."""
     if found.trouble is not None:
         return found
     try:
@@ -166,7 +179,7 @@ def _staged(found: Found, mirror: Mirror) -> Found:
 
 
 def _look(found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Progress) -> list[dict[str, Any] | None]:
-    """What workers say of each group that may be a model; None for the others."""
+    """Return what workers report of each group that may be a model; None for the others."""
     results: list[dict[str, Any] | None] = [None] * len(found)
     work: queue.SimpleQueue[int] = queue.SimpleQueue()
     models = [i for i, group in enumerate(found) if group.kind in archive.MODELS]
@@ -228,8 +241,11 @@ def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[
 
 
 def _run(command: Mapping[str, Any], supervisor: Supervisor) -> dict[str, Any]:
-    """What a worker says; a fresh one is asked for want of memory, lest what is kept of other models decide, and after
-    a while where trouble was of the passing kind."""
+    """Return what a worker reports.
+
+    When memory runs out, a fresh worker is asked, so that what was kept of other models does not decide; after passing
+    trouble the question is repeated a while later.
+    """
     delays = {OUT_OF_MEMORY: [0.0], Fault.PASSING.value: [*DELAYS]}
     while True:
         try:
@@ -283,7 +299,7 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
 
 
 def _of_servers(files: Sequence[Found]) -> tuple[str, ...]:
-    """What must be known of where files come from: nobody could tell that they change, or somebody else serves them."""
+    """Return notes on where files come from: changes that nobody could notice, or another server that serves them."""
     remote = [each for each in files if is_remote(each.path)]
     unpinned = [os.path.basename(each.path) for each in remote if each.bytes >= 0 and not each.pinned]
     notes = [f"{UNPINNED}: {', '.join(unpinned)}"] if unpinned else []
@@ -311,6 +327,6 @@ def _verdict(error: Mapping[str, Any]) -> str:
 
 
 def _reason(error: Mapping[str, Any], own: Sequence[str]) -> str:
-    """The error as one line, without its path when that is the model's own."""
+    """Return the error as one line, without its path when that is the model's own."""
     path = error.get("path")
     return str(revive({**error, "path": None if path in own else path}))

@@ -1,4 +1,4 @@
-"""Where the output of each model of an archive goes: the same place in the tree, under a name that tells."""
+"""Where the output of each model of an archive goes: to the same place in the tree, under a descriptive name."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ STEM_MAX = 180  # bytes of an output's name before .gguf: leaves room for shard 
 
 
 class Names:
-    """Gives every model an output of its own. `taken`: the files that are there, by path."""
+    """Gives every model an output of its own; `taken` are the existing files, by path."""
 
     def __init__(self, head: Head, taken: set[str]) -> None:
         self.head = head
         self._taken = {path for path in taken if path + SUFFIX not in taken}
 
     def output(self, source: str, group: Group, conventional: str) -> str:
-        """A file keeps its name (`x.q4_0.bin` → `x.q4_0.gguf`), a folder's model gets the conventional one inside it.
-        Where that is another file's, the whole old name stands before the suffix, then a number."""
+        """Return the path of a model's output.
+
+        A file keeps its name (`x.q4_0.bin` → `x.q4_0.gguf`); a folder's model gets the conventional name inside it. If
+        another file has that name, the whole old name stands before the suffix, then a number.
+        """
         folder, _, name = source.rpartition("/")
         stem = _stem(name, group) + self._type()
         if group.kind in (FOLDER, ADAPTER):
@@ -54,7 +57,7 @@ class Names:
 
 
 def _inside(folder: str, root: str) -> list[str] | None:
-    """The names of the folders from `root` to `folder`; None where it does not lead there."""
+    """Return the names of the folders from `root` to `folder`; None where `folder` is not below `root`."""
     if folder == root:
         return []
     prefix = root.rstrip("/") + "/"
@@ -62,7 +65,7 @@ def _inside(folder: str, root: str) -> list[str] | None:
 
 
 def _short(stem: str) -> str:
-    """The stem of an output's name, cut where names of what stands beside it (receipt, shards) would be too long."""
+    """Return the stem of an output's name, cut where the names derived from it (receipt, shards) would be too long."""
     raw = os.fsencode(stem)
     return stem if len(raw) <= STEM_MAX else raw[: STEM_MAX // 2].decode("utf-8", "ignore") + mark_of(stem)
 

@@ -1,8 +1,8 @@
-"""The truth about a migration: one row a job, in SQLite or PostgreSQL. What it says survives any kill.
+"""The truth about a migration: one row for each job, in SQLite or PostgreSQL. What it states survives any kill.
 
-A job is held through a lease that its coordinator renews; every change to a held job names the holder and the claim's
-token, a number that only grows, and fails once anybody, even the same holder, has claimed the job again. Each change
-can be made twice without harm: what is asked while the database is away is asked again (`ledger_database`).
+A job is held by a lease that its coordinator renews. Every change to a held job names the holder and the claim's token,
+a number that only grows; it fails once anybody, even the same holder, has claimed the job again. Each change can be
+made twice without harm, because what is asked while the database is away is asked again (`ledger_database`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LOST_AT_MOST = 10  # leases of one job that may run out before it is taken to be
 
 
 class LeaseLost(Exception):
-    """The job is no longer held by who wants to change it."""
+    """The job is no longer held by the one who wants to change it."""
 
 
 class LedgerAway(LeaseLost):
-    """Whether the job is still held cannot be learned; `error` says why. The run is to end."""
+    """Whether the job is still held cannot be determined; `error` says why. The run has to end."""
 
     def __init__(self, error: GgferryError) -> None:
         super().__init__(str(error))
@@ -45,8 +45,15 @@ class LedgerAway(LeaseLost):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A claimed job. `entry`: the plan's line as data; `attempt` counts from 1; `token`: of this claim and no other,
-    from 1."""
+    """A claimed job.
+
+    Attributes:
+        id: Its id.
+        entry: The plan's line, as data.
+        attempt: Number of the attempt, from 1.
+        owner: Name of the holder.
+        token: Number of this claim and no other, from 1.
+    """
 
     id: str
     entry: Mapping[str, Any]
@@ -57,7 +64,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """Another job of the same content and recipe. `done`: its output stands; else it is at work, and may yet fail."""
+    """Another job of the same content and recipe.
+
+    `done`: its output exists; else it is being worked on and may yet fail.
+    """
 
     id: str
     done: bool
@@ -67,13 +77,16 @@ SAME = {"class": "Same", "message": "the same content as another, which is done"
 
 
 class Ledger(LedgerDatabase):
-    """The jobs at a place, as LedgerDatabase opens it; every method raises UnreachableError as it does."""
+    """The jobs in a database, as LedgerDatabase opens it; every method raises UnreachableError as it does."""
 
     # --- filling -----------------------------------------------------------------------------------------------
 
     def register(self, plan: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Put the jobs of a plan in: rows of id, source, entry, state and, of bad ones, error. What was ever tried
-        stays as it is; queued jobs of this plan that are not among `rows` any more are skipped."""
+        """Enter the jobs of a plan: rows of id, source, entry, state and, for bad ones, error.
+
+        Jobs that were ever tried stay as they are; queued jobs of this plan that are no longer among `rows` are
+        skipped.
+        """
         self._do(lambda connection: self._register(connection, plan, rows))
 
     def _register(self, connection: Any, plan: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -113,8 +126,10 @@ class Ledger(LedgerDatabase):
     def retry(
         self, plan: str, states: Sequence[str] = (FAILED, QUARANTINED), fault: str | None = None
     ) -> int:  # fmt: skip
-        """Queue again what failed while being done (what the plan itself found bad stays); how many. `fault`: only
-        what ended with an error of that kind (`errors.Fault`)."""
+        """Queue again what failed while it was done, and return how many; what the plan itself found bad stays.
+
+        `fault`: only what ended with an error of that kind (`errors.Fault`).
+        """
         jobs = self.jobs
         mine = (jobs.c.plan == plan) & jobs.c.state.in_(states) & (jobs.c.attempts + jobs.c.losses > 0)
         if fault is not None:
@@ -126,8 +141,11 @@ class Ledger(LedgerDatabase):
     # --- holding -----------------------------------------------------------------------------------------------
 
     def claim(self, owner: str, plan: str, lease: float, shard: tuple[int, int] = (0, 1)) -> Job | None:
-        """A queued job, now held by `owner` for `lease` seconds; None when there is none to be had now. Fewest attempts
-        first, then the largest. `shard`: (i, n), only jobs of share i of n, from 0."""
+        """Return a queued job, now held by `owner` for `lease` seconds; None when none is available.
+
+        Jobs with the fewest attempts come first, then the largest. `shard` is (i, n): only jobs of share i of n, from
+        0.
+        """
         ticket = os.urandom(8).hex()
         return self._do(lambda connection: self._claim(connection, ticket, owner, plan, lease, shard))
 
@@ -164,7 +182,7 @@ class Ledger(LedgerDatabase):
         return job
 
     def beat(self, held: Sequence[Job], lease: float) -> list[Job]:
-        """Renew the leases of the claims that are at work; those of them that somebody else has meanwhile."""
+        """Renew the leases of claims that are being worked on; return those that somebody else holds by now."""
         jobs = self.jobs
 
         def work(connection: Any) -> list[Job]:
@@ -178,8 +196,11 @@ class Ledger(LedgerDatabase):
         return self._do(work) if held else []
 
     def bind(self, job: Job, key: str) -> Twin | None:
-        """Note what the job's content and recipe are. Returns another job that has the same and is done or at work;
-        then this one is not to be done, or not yet (`wait`). Raises LeaseLost."""
+        """Record the content and recipe of the job.
+
+        Returns another job that has the same and is done or being worked on; this one is then not to be done, or not
+        yet (`wait`). Raises LeaseLost.
+        """
         jobs = self.jobs
         try:
             self._do(lambda connection: self._change(connection, job, key=key))
@@ -190,16 +211,19 @@ class Ledger(LedgerDatabase):
             return Twin(found.id, found.state == DONE) if found is not None else self.bind(job, key)
 
     def verifying(self, job: Job) -> None:
-        """The output is written and being proved. Raises LeaseLost."""
+        """Record that the output is written and being proved. Raises LeaseLost."""
         self._do(lambda connection: self._change(connection, job, state=VERIFYING))
 
     def confirm(self, job: Job) -> None:
-        """Raises LeaseLost unless the job is still held: asked before anything is published."""
+        """Raise LeaseLost unless the job is still held; this is asked before anything is published."""
         self._do(lambda connection: self._change(connection, job))
 
     def finish(self, job: Job, state: str, **values: Any) -> list[Job]:
-        """End an attempt. A job that is not done gives its key free; nothing is skipped but for a twin that is done.
-        Returns the jobs that waited for this one and are skipped with it. Raises LeaseLost."""
+        """End an attempt. Raises LeaseLost.
+
+        A job that is not done releases its key: jobs are skipped only for a twin that is done. Returns the jobs that
+        waited for this one and are skipped with it.
+        """
         if state != DONE:
             values["key"] = None
 
@@ -211,7 +235,7 @@ class Ledger(LedgerDatabase):
         return self._do(work)
 
     def wait(self, job: Job, twin: str) -> None:
-        """Queue again until `twin`, which is at work on the same content, has ended. Raises LeaseLost."""
+        """Queue the job again until `twin`, which is working on the same content, has ended. Raises LeaseLost."""
 
         def work(connection: Any) -> None:
             held = self._state(connection, twin) in HELD
@@ -221,7 +245,7 @@ class Ledger(LedgerDatabase):
         self._do(work)
 
     def _state(self, connection: Any, job: str) -> str | None:
-        """The state of a job, which stays so to the end of the transaction."""
+        """Return the state of a job, which cannot change before the end of the transaction."""
         query = sa.select(self.jobs.c.state).where(self.jobs.c.id == job).with_for_update()
         found: str | None = connection.execute(query).scalar()
         return found
@@ -229,8 +253,10 @@ class Ledger(LedgerDatabase):
     def put_back(
         self, job: Job, delay: float, error: Mapping[str, Any] | None = None, counts: bool = True, lost: bool = False
     ) -> None:  # fmt: skip
-        """Queue again, not before `delay` seconds. `counts`: as one of the job's attempts; `lost`: as one of its
-        leases that ended with its machine. Raises LeaseLost."""
+        """Queue the job again, not before `delay` seconds. Raises LeaseLost.
+
+        `counts`: as one of the job's attempts; `lost`: as one of its leases that ended with its machine.
+        """
         jobs = self.jobs
 
         def work(connection: Any) -> None:
@@ -244,8 +270,11 @@ class Ledger(LedgerDatabase):
         self._do(work)
 
     def reclaim(self) -> list[str]:
-        """Queue every held job whose lease ran out or whose holder is a dead process of this machine, and every job
-        that was skipped or waits for a twin which is not done or at work any more; the sources of the held ones."""
+        """Queue the jobs that nobody works on any more; return the sources of those that were held.
+
+        These are held jobs whose lease ran out or whose holder is a dead process of this machine, and jobs that were
+        skipped or wait for a twin that is neither done nor being worked on.
+        """
         return self._do(self._reclaim)
 
     def _reclaim(self, connection: Any) -> list[str]:
@@ -276,8 +305,10 @@ class Ledger(LedgerDatabase):
             connection.execute(sa.update(jobs).where(left).values(same_as=None, **values))
 
     def _end_waiting(self, connection: Any, twin: str, state: str) -> list[Job]:
-        """Have those that wait for `twin`, which ended as `state`, skipped when it is done and queued when not; the
-        skipped ones."""
+        """End the wait for `twin`, which ended as `state`; return the jobs that are skipped.
+
+        They are skipped when it is done, and queued otherwise.
+        """
         jobs = self.jobs
         waiting = (jobs.c.state == QUEUED) & (jobs.c.same_as == twin)
         if state != DONE:
@@ -290,7 +321,7 @@ class Ledger(LedgerDatabase):
         return found
 
     def _holds(self, job: Job) -> Any:
-        """The row of `job` while it is held by this very claim."""
+        """Return the condition that `job` is held by this very claim."""
         jobs = self.jobs
         mine = (jobs.c.id == job.id) & (jobs.c.owner == job.owner) & (jobs.c.claims == job.token)
         return mine & jobs.c.state.in_(HELD)
@@ -301,8 +332,10 @@ class Ledger(LedgerDatabase):
             raise LeaseLost(job.id)
 
     def _end(self, connection: Any, job: Job, state: str, outcome: str, **values: Any) -> list[Job]:
-        """The end of a claim; the jobs that are skipped with it. Where it ended so already, this is asked for the
-        second time: the answer was lost."""
+        """End a claim; return the jobs that are skipped with it.
+
+        If it has ended so already, this is asked for the second time because the answer was lost.
+        """
         jobs = self.jobs
         ended = (jobs.c.id == job.id) & (jobs.c.claims == job.token) & (jobs.c.state == state)
         if connection.execute(sa.select(jobs.c.id).where(ended)).first() is not None:
@@ -319,7 +352,7 @@ class Ledger(LedgerDatabase):
     # --- reading -----------------------------------------------------------------------------------------------
 
     def counts(self, plan: str | None = None) -> dict[str, int]:
-        """Jobs by state, of one plan or all."""
+        """Return the number of jobs by state, of one plan or all."""
         jobs = self.jobs
         query = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
         query = query if plan is None else query.where(jobs.c.plan == plan)
@@ -329,7 +362,7 @@ class Ledger(LedgerDatabase):
     def rows(
         self, plan: str | None = None, states: Iterable[str] | None = None, full: bool = True
     ) -> list[dict[str, Any]]:
-        """Jobs as plain data by source; without `full` leaving out entry and receipt."""
+        """Return jobs as plain data, ordered by source; without `full`, entry and receipt are left out."""
         jobs = self.jobs
         columns = [c for c in jobs.c if full or c.name not in ("entry", "receipt")]
         query = sa.select(*columns).order_by(jobs.c.source, jobs.c.id)
@@ -340,7 +373,10 @@ class Ledger(LedgerDatabase):
         return self._do(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
 
     def job(self, wanted: str) -> dict[str, Any]:
-        """One job with its attempts, by the beginning of its id, its source or its output. Raises NotFoundError."""
+        """Return one job with its attempts, by the beginning of its id, its source or its output.
+
+        Raises NotFoundError.
+        """
         name = _plain(wanted)
         found = [row for row in self.rows() if row["id"].startswith(wanted) or name in (row["source"], row["output"])]
         if len(found) != 1:
@@ -351,16 +387,16 @@ class Ledger(LedgerDatabase):
         return {**found[0], "tried": tried}
 
     def note_deleted(self, job: str) -> None:
-        """The source of a finished job is gone, deliberately."""
+        """Record that the source of a finished job was deleted deliberately."""
         change = sa.update(self.jobs).where(self.jobs.c.id == job).values(deleted=True)
         self._do(lambda connection: connection.execute(change))
 
 
 def bucket(job: str) -> int:
-    """A number that spreads jobs over shards; ids are digests."""
+    """Return a number that distributes jobs over shards; ids are digests."""
     return int(job[:8], 16) % BUCKETS
 
 
 def _plain(text: str | None) -> str | None:
-    """A path as a database can hold it: bytes that are not UTF-8 become escapes."""
+    """Return a path as a database can store it: bytes that are not UTF-8 become escapes."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")

@@ -1,7 +1,7 @@
-"""The ledger's database: opened, brought to the version of today, and asked again while it is away.
+"""The ledger's database: opened, upgraded to the current version, and asked again while it is away.
 
-What is asked while the database is away is asked again for as long as a lease lasts: whatever is asked must bear being
-done twice. SQLite runs with WAL and synchronous=FULL: what was acknowledged is on the disk.
+What is asked while the database is away is asked again for as long as a lease lasts, so everything that is asked must
+be safe to do twice. SQLite runs with WAL and synchronous=FULL: what was acknowledged is on the disk.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 class LedgerDatabase:
-    """The database at a path, `sqlite:///…`, `postgresql://user@host/name`, or `env:NAME`: what that variable says.
+    """The database at a path, `sqlite:///…`, `postgresql://user@host/name`, or `env:NAME` (what that variable says).
 
-    `patience`: seconds for which what is asked of a database that is away is asked again; `on_away` is told once an
-    outage. Raises UsageError, NotFoundError; it and its methods raise UnreachableError when patience is at its end.
+    `patience`: for how many seconds a request is repeated while the database is away; `on_away` is called once an
+    outage. Raises UsageError, NotFoundError; it and its methods raise UnreachableError when patience has run out.
     """
 
     def __init__(
@@ -66,18 +66,20 @@ class LedgerDatabase:
         self.engine.dispose()
 
     def hurry(self) -> None:
-        """Have no more patience, in no thread: the run is ending."""
+        """Have no more patience in any thread: the run is ending."""
         self._leaving.set()
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """A transaction that ends on the disk."""
+        """A transaction that is on the disk when it ends."""
         with self.engine.begin() as connection:
             yield connection
 
     def _do(self, work: Callable[[Any], T]) -> T:
-        """`work` in a transaction of its own, again and again while the database is away. Whether a transaction whose
-        answer was lost took effect is not known: `work` must bear being done twice."""
+        """Do `work` in a transaction of its own, again and again while the database is away.
+
+        Whether a transaction took effect is not known when its answer was lost, so `work` must be safe to do twice.
+        """
         until, wait = time.monotonic() + self.patience, FIRST_WAIT
         while True:
             try:
@@ -106,12 +108,15 @@ class LedgerDatabase:
         return UnreachableError(f"the ledger could not be reached{waited}: {words}", path=path, hint=hint)
 
     def _said(self, error: Exception) -> str:
-        """The first line of what the driver says, without passwords."""
+        """Return the first line of the driver's message, without passwords."""
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         return hide_secrets(lines[0] if lines else type(error).__name__, self.url)
 
     def _now(self, connection: Any) -> float:
-        """Seconds since 1970 by the clock all holders share: the server's, or this machine's for a file on it."""
+        """Return seconds since 1970 by the clock all holders share.
+
+        It is the server's or, for a local file, this machine's.
+        """
         if self._sqlite:
             return time.time()
         return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
@@ -122,7 +127,7 @@ class LedgerDatabase:
         self._check_schema(connection)
 
     def _check_schema(self, connection: Any) -> None:
-        """Bring tables of an older version to this one. Raises UsageError for those of a newer."""
+        """Upgrade tables of an older version. Raises UsageError for those of a newer one."""
         found = connection.execute(sa.select(self.schema.c.version)).scalars().all()
         if not found:
             connection.execute(sa.insert(self.schema).values(version=SCHEMA))
@@ -138,13 +143,16 @@ class LedgerDatabase:
                 connection.execute(sa.text(statement))
 
     def _alone(self, connection: Any) -> None:
-        """Wait until nobody else registers jobs or makes tables: SQLite's transactions are like that anyway."""
+        """Wait until nobody else registers jobs or creates tables; SQLite's transactions exclude each other anyway."""
         if not self._sqlite:
             connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({LOCK})"))
 
 
 def _passes(error: Exception) -> bool:
-    """Whether it may be over in a moment: the server is away, starting, full, read-only after a change of its role;
-    the file is locked or its disk full. Not: a damaged file, a table that is missing or not ours."""
+    """Return whether the trouble may be over in a moment.
+
+    It may when the server is away, starting, full, or read-only after a change of its role, and when the file is locked
+    or its disk full; not for a damaged file, or a table that is missing or not ours.
+    """
     kinds = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError)
     return isinstance(error, kinds) or bool(getattr(error, "connection_invalidated", False))

@@ -1,4 +1,4 @@
-"""The ledger's tables, and how SQLite is made to keep its promises."""
+"""The ledger's tables, and the settings that make SQLite keep its promises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ else:
 
 SCHEMA = 2
 UPGRADES = {
-    1: (  # 2 counts the claims of a job; before, one holder could not be told from itself
+    1: (  # 2 counts the claims of a job; before it, two claims by one holder could not be distinguished
         "ALTER TABLE ggferry_jobs ADD COLUMN claims BIGINT NOT NULL DEFAULT 0",
         "ALTER TABLE ggferry_jobs ADD COLUMN ticket TEXT",
         "ALTER TABLE ggferry_attempts ADD COLUMN token BIGINT",
@@ -21,12 +21,15 @@ UPGRADES = {
         "UPDATE ggferry_schema SET version = 2",
     )
 }
-"""From a version to the next, in words that SQLite and PostgreSQL share."""
+"""The statements that lead from a version to the next, in SQL that SQLite and PostgreSQL share."""
 
 
 def tables() -> tuple[Any, Any, Any, Any]:
-    """Metadata, jobs, attempts, schema. Times are seconds since 1970, sizes bytes. `claims` of a job only grows: what
-    it was at a claim is that claim's token. `ticket`: the request that made the last claim."""
+    """Return metadata and the tables jobs, attempts, schema.
+
+    Times are seconds since 1970, sizes bytes. A job's `claims` only grows: its value at a claim is that claim's token.
+    `ticket` is the request that made the last claim.
+    """
     meta = sa.MetaData()
     text, number, real, data, column = sa.Text, sa.BigInteger, sa.Double, sa.JSON, sa.Column
     jobs = sa.Table(
@@ -53,7 +56,7 @@ def tables() -> tuple[Any, Any, Any, Any]:
 
 
 def prepare_sqlite(engine: Any) -> None:
-    """WAL, every commit on the disk, and transactions that lock at once: no claim is made on stale reading."""
+    """Set WAL, commits to disk, and transactions that lock at once, so that no claim is based on stale data."""
 
     def on_connect(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # BEGIN is ours, below

@@ -1,4 +1,4 @@
-"""Where a ledger is: a path, a URL, or `env:NAME`; and how that is shown to people, which is never with a password."""
+"""Where a ledger is: a path, a URL, or `env:NAME`; and how that is shown to people, never with a password."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ WAITS: dict[str, int] = {
     "connect_timeout": 10, "keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }  # fmt: skip
-"""Of a connection to PostgreSQL (seconds; the last one ms): a network that swallows packets ends in an error."""
+"""Timeouts of a connection to PostgreSQL, in seconds, the last one in ms.
+
+With them, a network that swallows packets ends in an error.
+"""
 ENVIRONMENT = {
     "PGPASSWORD": "password", "PGPASSFILE": "passfile", "PGUSER": "user", "PGHOST": "host", "PGPORT": "port",
     "PGSSLMODE": "sslmode",
 }  # fmt: skip
-"""What libpq takes from its environment where the URL says nothing, and the parameter's name in a URL."""
+"""What libpq takes from its environment where the URL states nothing, and the parameter's name in a URL."""
 
 
 def full_url(place: str) -> str:
-    """The URL of a ledger, as sqlalchemy wants it. `env:NAME`: what that variable says. Raises UsageError, which quotes
-    nothing: what cannot be understood may hold a password anywhere."""
+    """Return the URL of a ledger in sqlalchemy's form; `env:NAME` is what that variable says.
+
+    Raises UsageError, which quotes nothing: what cannot be parsed may hold a password anywhere.
+    """
     if place.startswith(ENV):
         name, place = place, os.environ.get(place.removeprefix(ENV), "")
         if not place:
@@ -45,8 +50,11 @@ def full_url(place: str) -> str:
 
 
 def _check(url: str) -> None:
-    """A password with '@' or '/' as it is would be cut there, and its tail be taken, and told, as host or database.
-    'postgresql:/…' and "host=… password=…" are no paths."""
+    """Refuse URLs that would be misread.
+
+    A password with an unescaped '@' or '/' would be cut there, and the rest would be used, and shown, as host or
+    database. 'postgresql:/…' and "host=… password=…" are not paths.
+    """
     try:
         parts = sa.make_url(url)
         named = (parts.host, parts.database, parts.username)
@@ -61,7 +69,7 @@ def _check(url: str) -> None:
 
 
 def shown(place: str) -> str:
-    """`place` for people: a path as it is, a URL with every password hidden."""
+    """Return `place` for people: a path as it is, a URL with every password hidden."""
     if place.startswith("sqlite:") or "://" not in place:
         return place.removeprefix("sqlite:///")
     url = sa.make_url(place)
@@ -72,14 +80,14 @@ def shown(place: str) -> str:
 
 
 def hide_secrets(text: str, place: str) -> str:
-    """What a driver says, without the passwords of `place`."""
+    """Return a driver's message without the passwords of `place`."""
     for secret in _secrets(place):
         text = text.replace(secret, HIDDEN)
     return text
 
 
 def _secrets(place: str) -> list[str]:
-    """As they are and as a URL spells them, the longest first."""
+    """Return the passwords as they are and as a URL spells them, the longest first."""
     from urllib.parse import quote, quote_plus
 
     url = sa.make_url(place)
@@ -101,7 +109,10 @@ def _each(value: Any) -> tuple[Any, ...]:
 
 
 def connect_options(url: str) -> dict[str, Any]:
-    """What `create_engine` is told beside the URL. What the URL itself says of waiting goes first."""
+    """Return the options of `create_engine` besides the URL.
+
+    What the URL itself says about waiting takes precedence.
+    """
     parts = sa.make_url(url)
     if parts.get_backend_name() == "sqlite":
         return {"connect_args": {"timeout": 60}}
@@ -110,7 +121,10 @@ def connect_options(url: str) -> dict[str, Any]:
 
 
 def with_environment(url: str) -> str:
-    """`url` for another process of this machine, whose environment is another: what libpq would find in this one's."""
+    """Return `url` for another process of this machine.
+
+    It is completed by what libpq would find in this process's environment.
+    """
     parts = sa.make_url(url)
     if parts.get_backend_name() != "postgresql":
         return url

@@ -1,4 +1,4 @@
-"""Who holds a job: names of processes, by which another process of the same machine can tell when one is dead."""
+"""Who holds a job: names of processes, from which another process of the same machine can see that one is dead."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import socket
 
 
 def owner_name() -> str:
-    """Names this process so that another on the same machine can tell when it is dead: host, boot and pid space, pid,
-    start time."""
+    """Return a name of this process from which another on the same machine can see that it is dead.
+
+    It consists of host, boot and pid space, pid, start time.
+    """
     return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}:{os.urandom(4).hex()}"
 
 
@@ -32,7 +34,7 @@ def _start_time(pid: int) -> str:
 
 
 def is_dead(owner: str) -> bool:
-    """Whether the process `owner` names is of this machine and gone. False where that cannot be known."""
+    """Return whether the process that `owner` names is of this machine and gone; False where that cannot be known."""
     machine, _, rest = owner.partition(":")
     pid, start = (*rest.split(":"), "", "")[:2]
     return machine == _machine() and pid.isdecimal() and _start_time(int(pid)) != start

@@ -1,8 +1,8 @@
-"""The plan of a migration: a head line and one JSON object a model. Made to be compared, edited and kept.
+"""The plan of a migration: a head line and one JSON object for each model, made to be compared, edited and kept.
 
-No clock, no machine and no random number is in it: the same archive gives the same lines in the same order. What a
-person may change in a line: `verdict` (convert or skip), `output`, `options`. What it was made from is checked before
-anything is done.
+It contains no time, machine or random number: the same archive gives the same lines in the same order. A person may
+change a line's `verdict` (convert or skip), `output` and `options`. What it was made from is checked before anything is
+done.
 """
 
 from __future__ import annotations
@@ -33,8 +33,17 @@ MAX_LINE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What holds for all lines. `dest`: folder or URL of the outputs, None: beside their sources. `redirects`: web
-    servers were followed to others (`urls.Access`)."""
+    """What holds for all lines.
+
+    Attributes:
+        roots: What was planned: folders, files or URLs.
+        dest: Folder or URL of the outputs; None: next to their sources.
+        outtype: The type of the outputs.
+        verify: The level of proof.
+        ggferry: Version that made the plan.
+        format: Version of the plan's form.
+        redirects: Whether web servers may redirect to others (`urls.Access`).
+    """
 
     roots: tuple[str, ...]
     dest: str | None = None
@@ -46,24 +55,30 @@ class Head:
 
     @property
     def trees(self) -> list[str]:
-        """The local folders a job has to do with."""
+        """Return the local folders that a job may touch."""
         return local_roots((*self.roots, *([self.dest] if self.dest else [])))
 
     @property
     def id(self) -> str:
-        """The same for every plan of the same roots into the same place: what a ledger knows the run by."""
+        """The id by which a ledger knows the run: the same for every plan of the same roots to the same place."""
         return digest_of([self.roots, self.dest, self.outtype, self.verify])[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model, or a file that is none. Sizes and memory in bytes.
+    """A model, or a file that is none. Sizes and memory are in bytes.
 
-    `files`: the weights, in reading order, `beside`: what belongs to them; each path, bytes, version (`stores.Found`).
-    `bytes_out`, `memory`, `disk`: exact, estimated, and the most it takes while it is made; `gpus`: what a cluster is
-    to reserve for it (nothing here needs one). `lost`: tensors that the output will hold nothing of, a record a reason
-    (`graph.Loss`). `same_as`: the source of the line with the same content, `proof`: how
-    that is known (blake3: every byte; inode). `options`: what differs from the head (`converters.options.PLAN_NAMES`).
+    Attributes:
+        files: The weights in reading order, each with path, bytes and version (`places.Found`).
+        beside: The sidecar files, likewise.
+        bytes_out: Exact size of the output.
+        memory: Estimated memory of the conversion.
+        disk: The most room it takes while it is made.
+        gpus: What a cluster is to reserve for it (nothing here needs one).
+        lost: Tensors of which the output will hold nothing, a record for each reason (`graph.Loss`).
+        same_as: Source of the line with the same content.
+        proof: How that is known (blake3: every byte; inode).
+        options: What differs from the head (`converters.options.PLAN_NAMES`).
     """
 
     source: str
@@ -92,19 +107,22 @@ class Entry:
     error: Mapping[str, Any] | None = None
 
     def id(self, head: Head) -> str:
-        """What makes it this job and no other: the files as listed, what is asked of them, where the output goes, and
-        the class of ggferry's version."""
+        """Return the id of the job.
+
+        It depends on the files as listed, what is asked of them, where the output goes, and the class of ggferry's
+        version.
+        """
         listed = [(each.path, each.bytes, each.version) for each in (*self.files, *self.beside)]
         return digest_of([self.source, listed, self.recipe(head), self.output, version_class()])[:32]
 
     def recipe(self, head: Head) -> dict[str, Any]:
-        """Everything that decides the output's bytes beside the source's."""
+        """Return everything besides the source's bytes that decides the output's bytes."""
         return {"outtype": head.outtype, "verify": head.verify, **self.options}
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a value of a line may be, and how that is said."""
+    """What a value of a line may be, and the words for it."""
 
     name: str
     fits: Callable[[Any], bool]
@@ -153,12 +171,12 @@ FOUND_FIELDS = {
 
 
 def version_class() -> str:
-    """Versions that write the same bytes: those with the same first two numbers."""
+    """Return the versions that write the same bytes: those with the same first two numbers."""
     return ".".join(ggferry.__version__.split(".")[:2])
 
 
 def digest_of(value: Any) -> str:
-    """BLAKE3 of plain data, hex."""
+    """Return the BLAKE3 digest of plain data in hex."""
     from blake3 import blake3
 
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=list)
@@ -169,7 +187,7 @@ def digest_of(value: Any) -> str:
 
 
 def to_line(value: Head | Entry) -> str:
-    """One line of the file. Fields that say nothing are left out."""
+    """Return one line of the file; fields with default values are left out."""
     record = asdict(value)
     if isinstance(value, Head):
         redirects = {"redirects": True} if record.pop("redirects") else {}
@@ -185,20 +203,23 @@ def _found(files: Iterable[Found]) -> list[dict[str, Any]]:
 
 
 def write_plan(path: str, head: Head, entries: Sequence[Entry], *, overwrite: bool = False) -> None:
-    """Write whole or not at all. Raises RefusedError where there is a file (a plan is edited by hand: it is replaced
-    only by `overwrite`, and a model that it plans never)."""
+    """Write a plan whole or not at all.
+
+    Raises RefusedError where a file exists: a plan is edited by hand, so it is replaced only with `overwrite`, and a
+    model that it plans never is.
+    """
     lines = chain([to_line(head)], map(to_line, entries))
     write_text(path, lines, overwrite=overwrite, sources=_model_files(entries))
 
 
 def _model_files(entries: Iterable[Entry]) -> dict[Identity, str]:
-    """The local files of all lines but those of other files."""
+    """Return the local files of all lines but those of other files."""
     files = (each for entry in entries if entry.verdict != OTHER for each in (*entry.files, *entry.beside))
     return {each.inode: each.path for each in files if each.inode}
 
 
 def read_plan(path: str) -> tuple[Head, list[Entry]]:
-    """The plan at `path`, perhaps edited. Raises NotFoundError, UsageError or CorruptError naming the line."""
+    """Return the plan at `path`, perhaps edited. Raises NotFoundError, UsageError or CorruptError naming the line."""
     entries: list[Entry] = []
     head: Head | None = None
     try:
@@ -255,7 +276,7 @@ def _entry(record: dict[str, Any], path: str, number: int) -> Entry:
 def _check(
     record: Mapping[str, Any], known: Mapping[str, _Kind], needed: Sequence[str], path: str, place: str
 ) -> None:  # fmt: skip
-    """Raises UsageError naming the first key that is unknown, missing, or not of its kind."""
+    """Raise UsageError naming the first key that is unknown, missing, or not of its kind."""
     odd = next((key for key in record if key not in known), None)
     if odd is not None:
         raise UsageError(f"{place}: an unknown key", path=path, found=odd, expected=", ".join(known))
@@ -268,7 +289,7 @@ def _check(
 
 
 def _check_outputs(entries: Iterable[Entry], path: str) -> None:
-    """No output has the name of another or of a receipt: the second would be taken for the first's."""
+    """Check that no output has the name of another or of a receipt: the second would be taken for the first's."""
     seen: dict[str, str] = {}
     for entry in entries:
         if entry.verdict == CONVERT and entry.output is not None:
@@ -281,7 +302,7 @@ def _check_outputs(entries: Iterable[Entry], path: str) -> None:
 
 
 def outside(head: Head, entries: Iterable[Entry]) -> list[str]:
-    """The outputs that a plan with a `dest` would write elsewhere."""
+    """Return the outputs that a plan with a `dest` would write elsewhere."""
     if head.dest is None:
         return []
     inside = local_path(head.dest).rstrip("/") + "/"
@@ -290,6 +311,6 @@ def outside(head: Head, entries: Iterable[Entry]) -> list[str]:
 
 
 def _plainly(output: str) -> str:
-    """An output's whole path; of a URL whose path goes up, nothing."""
+    """Return an output's whole path; nothing for a URL whose path goes up."""
     whole = local_path(output)
     return "" if is_remote(whole) and {".", ".."} & set(whole.split("/")) else whole

@@ -1,4 +1,4 @@
-"""What came of a migration: totals, errors by class, the proof of every model. JSON, and `report_html` for people."""
+"""The result of a migration: totals, errors by class, the proof of every model. JSON, and `report_html` for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TURNS = {
     Fault.PERSON: "wait for you: put right what the report names, then run it again with --retry-failed",
     Fault.PASSING: "met trouble that passes: the same command tries them again",
 }
-"""What becomes of models that did not end well, for a person."""
+"""What happens next to models that did not end well, for a person."""
 OURS = {
     ".json": re.compile(rb'\{\n "ggferry": "[^"\n]*",\n "roots": \['),
     ".html": re.compile(rb"<!doctype html><html lang=en><head>.*?<title>Migration to GGUF</title>", re.DOTALL),
@@ -34,7 +34,7 @@ PROOF_KEYS = ("relative_rms", "max_error", "top1_agreement", "limit")
 
 
 def summary(entries: Sequence[Entry]) -> dict[str, Any]:
-    """A plan in numbers: models by verdict, bytes, the largest memory, reasons."""
+    """Return a plan in numbers: models by verdict, bytes, the largest memory, reasons."""
     doing = [entry for entry in entries if entry.verdict == CONVERT]
     kinds = Counter(_kind(entry) for entry in doing)
     return {
@@ -77,7 +77,7 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
 
 
 def check_report(stem: str, *, overwrite: bool = False) -> None:
-    """Raises RefusedError, before anything is done, where `write_report` would replace a file that is no report."""
+    """Raise RefusedError, before anything is done, where `write_report` would replace a file that is no report."""
     if not os.path.basename(stem):
         raise UsageError("--report", found=stem, expected="the beginning of two files' names")
     for suffix in OURS:
@@ -90,8 +90,10 @@ def check_report(stem: str, *, overwrite: bool = False) -> None:
 def write_report(
     stem: str, ledger: Ledger, head: Head | None = None, entries: Sequence[Entry] = (), *, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Write `stem`.json and `stem`.html about a plan's jobs, or all; the facts in them. An earlier report is replaced,
-    another file only by `overwrite`."""
+    """Write `stem`.json and `stem`.html about a plan's jobs, or all, and return the facts in them.
+
+    An earlier report is replaced, another file only with `overwrite`.
+    """
     from ggferry.service.records.report_html import page
 
     check_report(stem, overwrite=overwrite)
@@ -102,7 +104,7 @@ def write_report(
 
 
 def _is_report(stem: str, suffix: str) -> bool:
-    """Whether a file is one that `write_report` wrote, by how it begins."""
+    """Return whether `write_report` wrote a file, judging by how it begins."""
     try:
         with LocalFile(stem + suffix) as file:
             return OURS[suffix].match(file.read(0, min(file.size, 512))) is not None
@@ -111,7 +113,7 @@ def _is_report(stem: str, suffix: str) -> bool:
 
 
 def collect(rows: Sequence[Mapping[str, Any]], head: Head | None = None) -> dict[str, Any]:
-    """The report as plain data."""
+    """Return the report as plain data."""
     done = [row for row in rows if row["state"] == DONE]
     bad = [row for row in rows if row["state"] in (FAILED, QUARANTINED)]
     names = {row["id"]: row["source"] for row in rows}
@@ -150,7 +152,7 @@ def _why(row: Mapping[str, Any]) -> str:
 
 
 def _fault(row: Mapping[str, Any]) -> Fault:
-    """Whose turn it is. What was never tried was found bad by the plan, which a person makes again."""
+    """Return the fault of a job's error; what was never tried was found bad by the plan, which a person makes again."""
     fault = fault_of(row["error"] or {})
     return Fault.PERSON if fault is Fault.PASSING and not row["attempts"] else fault
 
@@ -194,7 +196,7 @@ def _model(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def migration_lines(facts: Mapping[str, Any], stem: str) -> list[str]:
-    """The end of a run for a person."""
+    """Return the lines that a person reads at the end of a run."""
     totals = facts["totals"]
     lines = ["  ".join(f"{totals[state]} {state}" for state in STATES if totals[state]) or "nothing to do"]
     lines += [f"  {count:>6}  {kind}" for kind, count in facts["errors"].items()]

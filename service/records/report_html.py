@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: no script, no font, no address. All text is escaped."""
+"""The report as one self-contained HTML page: no script, no font, no address. All text is escaped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ td.path{word-break:break-all;min-width:16rem}
 
 
 def page(facts: Mapping[str, Any]) -> str:
-    """The whole page for `report.collect`'s facts."""
+    """Return the whole page for the facts of `report.collect`."""
     where = ", ".join(facts["roots"]) or "everything in the ledger"
     body = [
         f"<h1>Migration to GGUF</h1><p class=sub>{_text(where)} → {_text(facts['dest'] or 'beside the sources')}"
@@ -50,7 +50,7 @@ def page(facts: Mapping[str, Any]) -> str:
 
 
 def size(count: int | None) -> str:
-    """'1.5 GiB'."""
+    """Return a size for people: '1.5 GiB'."""
     if count is None:
         return ""
     value, unit = float(count), "B"
@@ -80,11 +80,11 @@ def _cards(facts: Mapping[str, Any]) -> str:
 
 
 NUMBERS = ("Count", "Before", "After")
-"""Heads of columns of numbers, which stand above them."""
+"""Headings of columns of numbers, which are aligned with them."""
 
 
 def _text(value: object) -> str:
-    """Text of a stranger in the page: no markup, no marks that turn the order of reading."""
+    """Return untrusted text for the page: no markup, no marks that change the reading order."""
     return escape(printable(str(value)))
 
 
@@ -103,7 +103,7 @@ def _counts(counts: Mapping[str, int], title: str) -> str:
 
 
 def _plot(models: Sequence[Mapping[str, Any]]) -> str:
-    """Two bars a model, the largest first."""
+    """Return two bars for each model, the largest model first."""
     shown = sorted((m for m in models if m["bytes_out"]), key=lambda m: (-m["bytes_in"], m["source"]))[:BARS]
     if not shown:
         return ""

@@ -1,8 +1,8 @@
-"""Ranges of remote files for a worker that holds no credentials: it asks its parent over a private socket.
+"""Serve ranges of remote files to a worker that holds no credentials: it asks its parent over a private socket.
 
 Parent: `Broker` serves the files it was given. Worker: `BrokeredFile` is a `formats.files.sources.Source`. A request is
-(file number, offset, size); an answer is one byte (0: data follow, 1: an error as JSON) and the rest. Neither side ever
-unpickles: the parent must not trust the worker, which parses hostile files.
+(file number, offset, size); an answer is one byte (0: data follows, 1: an error as JSON) and the rest. Neither side
+ever unpickles: the parent must not trust the worker, which parses hostile files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Broker:
         while not self._closed:
             try:
                 connection = self._listener.accept()
-            except Exception:  # closed, or a stranger without the key
+            except Exception:  # closed, or a caller without the key
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
@@ -123,7 +123,7 @@ class BrokeredFile:
 
 
 def revive(record: Mapping[str, object], path: str | None = None) -> GgferryError:
-    """An error that crossed a process as plain data."""
+    """Return an error that crossed a process boundary as plain data."""
     kind = getattr(errors, str(record.get("class", "")), GgferryError)
     if not (isinstance(kind, type) and issubclass(kind, GgferryError)):
         kind = GgferryError

@@ -1,6 +1,6 @@
-"""Checksums that stores state of whole files, computed of the bytes that were read: what changed on the way is found.
+"""Checksums that stores state for whole files, computed from the bytes that were read: changes on the way are found.
 
-Where each is stated: `s3.stated`, `web.stated`, `anyfs.stated`.
+Where each is stated: `s3.stated`, `web.stated`, `other_filesystems.stated`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,15 @@ class _State(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A checksum as stated by the store called `by`. `part`: bytes of each part whose MD5s an MD5 of several is made
-    of (an ETag of S3 with a number behind a hyphen), 0: it is of the file itself."""
+    """A checksum that a store states.
+
+    Attributes:
+        by: Name of the store.
+        algorithm: Name of the algorithm.
+        value: The checksum.
+        part: Bytes of each part, for an MD5 of the parts' MD5s (an ETag of S3 with a number after a hyphen); 0: it is
+            of the file itself.
+    """
 
     by: str
     algorithm: str
@@ -33,7 +40,7 @@ class Stated:
 
 
 def from_base64(by: str, algorithm: str, text: str) -> Stated | None:
-    """A checksum in base64; None for what cannot be one."""
+    """Return a checksum given in base64; None for what cannot be one."""
     try:
         value = base64.b64decode(text.strip(), validate=True)
     except ValueError:
@@ -42,7 +49,7 @@ def from_base64(by: str, algorithm: str, text: str) -> Stated | None:
 
 
 def from_hex(by: str, algorithm: str, text: str) -> Stated | None:
-    """A checksum in hexadecimal digits; None for what cannot be one."""
+    """Return a checksum given in hexadecimal digits; None for what cannot be one."""
     try:
         value = bytes.fromhex(text.strip())
     except ValueError:
@@ -60,7 +67,7 @@ def _sized(stated: Stated) -> Stated | None:
 
 
 class Running:
-    """The checksum of a file of which the bytes come in order."""
+    """The checksum of a file whose bytes come in order."""
 
     def __init__(self, stated: Stated) -> None:
         self.stated = stated
@@ -81,7 +88,7 @@ class Running:
                 self._end_part()
 
     def agrees(self) -> bool:
-        """Whether all the bytes have the checksum that was stated. To be asked once, at the end."""
+        """Return whether all the bytes have the stated checksum. To be called once, at the end."""
         if self.stated.part:
             if self._left < self.stated.part:
                 self._end_part()
@@ -121,4 +128,4 @@ _ALGORITHMS: dict[str, Callable[[], _State]] = {
     "CRC-32": lambda: _Crc(zlib.crc32, 4),
 }
 SIZES = {"SHA-256": 32, "SHA-1": 20, "MD5": 16, "CRC-64/NVME": 8, "CRC-32C": 4, "CRC-32": 4}
-"""Bytes of each, the surest first."""
+"""Bytes of each checksum, the strongest first."""

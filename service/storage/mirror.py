@@ -1,7 +1,7 @@
-"""A local folder that stands for files of a store: small ones whole, of weights their first bytes.
+"""A local folder that stands for files of a store: small files in full, of weights their first bytes.
 
-Readers look beside a model by name (tokenizer, configuration, shards, parts): they find the same names here. Opening
-weights leads through `formats.files.sources.mount` to the broker, and so to ranges of the store.
+Readers look for sidecar files by name (tokenizer, configuration, shards, parts) and find the same names here. Opening
+weights goes through `formats.files.sources.mount` to the broker, and so to ranges in the store.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ TOTAL_CAP = 1 << 30  # bytes of all of them in one mirror
 
 @dataclass
 class Mirror:
-    """Files of stores below `folder`. By mirrored path: `urls` of files, `folders`: URLs of what they lie in, `numbers`
-    and sizes of those that are read by ranges. By URL: `paths` of files, `homes`: of folders."""
+    """Files of stores, mirrored below `folder`.
+
+    Attributes:
+        numbers: Mirrored path → number and size, for files that are read by ranges.
+        urls: Mirrored path → URL of the file.
+        paths: URL of a file → mirrored path.
+        folders: Mirrored path of a folder → URL.
+        homes: URL of a folder → mirrored path.
+    """
 
     folder: str
     numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -43,15 +50,21 @@ class Mirror:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def name(self, urls: Iterable[str]) -> None:
-        """Give each of these files a path of its own. To be told of a whole listing at once: then it is known what is
-        a file and a folder too (`a` beside `a/b`), and the file steps aside."""
+        """Give each of these files a path of its own.
+
+        To be called with a whole listing at once: only then is it known which names are both a file and a folder (`a`
+        and `a/b`), so that the file can get another path.
+        """
         new = [url for url in dict.fromkeys(urls) if url not in self.paths]
         above = {url[: slash.start()] for url in new for slash in re.finditer("/", url)}
         for url in sorted(new, key=lambda each: (each in above, each)):
             self._name(url, aside=url in above)
 
     def _name(self, url: str, aside: bool) -> None:
-        """The whole path is kept where a file system can have it: models are named after their folders."""
+        """Name one file.
+
+        The whole path is kept where a file system allows it, because models are named after their folders.
+        """
         scheme, _, rest = url.partition("://")
         *parents, name = rest.split("/")
         folder, outside = os.path.join(self.folder, scheme), f"{scheme}:/"
@@ -65,7 +78,7 @@ class Mirror:
         self.paths[url], self.urls[path] = path, url
 
     def path_of(self, url: str) -> str:
-        """Where `url`, a file or a folder of files, stands here."""
+        """Return the mirrored path of `url`, a file or a folder of files."""
         if url in self.homes and url not in self.paths:
             return self.homes[url]
         self.name([url])
@@ -74,8 +87,10 @@ class Mirror:
     def stage(
         self, files: Iterable[Found], *, block: int = HEADER_BLOCK, room: int = SMALL_CAP, transport: bool = False
     ) -> None:
-        """Put `files` in place. `transport`: see `RangedFile`. Raises RefusedError when the small ones exceed TOTAL_CAP
-        together."""
+        """Put `files` in place; `transport` as in `RangedFile`.
+
+        Raises RefusedError when the small ones together exceed TOTAL_CAP.
+        """
         files = tuple(files)
         self.name(found.path for found in files)
         for found in files:
@@ -99,7 +114,7 @@ class Mirror:
                 file.write(data)
 
     def serve(self) -> dict[str, object]:
-        """Start the broker: what a worker needs to mount this folder."""
+        """Start the broker; return what a worker needs to mount this folder."""
         if not self.ranged:
             return {}
         if self.broker is None:
@@ -109,19 +124,19 @@ class Mirror:
         }  # fmt: skip
 
     def check(self) -> None:
-        """Raises ChangedError when a file is not, or no longer, what was read of it."""
+        """Raise ChangedError when a file is not, or no longer, what was read of it."""
         for found in self.small:
             check_unchanged(found)
         for source in self.ranged:
             source.check()
 
     def transport(self, paths: Iterable[str]) -> list[str | None]:
-        """Of each mirrored path how its way here was checked (`RangedFile.transport`); None for other files."""
+        """Return how the transport of each mirrored path was checked (`RangedFile.transport`); None for other files."""
         numbers = [self.numbers.get(path) for path in paths]
         return [None if number is None else self.ranged[number[0]].transport() for number in numbers]
 
     def url_of(self, path: str) -> str:
-        """The URL a mirrored path stands for; other paths as they are."""
+        """Return the URL a mirrored path stands for; other paths as they are."""
         if path in self.urls:
             return self.urls[path]
         folder, rest = path, ""

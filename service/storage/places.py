@@ -1,6 +1,6 @@
-"""What every kind of place is to `stores`: what it says of a file, what it is asked, what its errors mean.
+"""What `stores` knows of every kind of place: the facts of a file, the calls, the meaning of errors.
 
-The kinds: `web` (http, https), `s3`, and `other_filesystems` for whatever else fsspec reaches.
+The kinds are `web` (http, https), `s3`, and `other_filesystems` for whatever else fsspec reaches.
 """
 
 from __future__ import annotations
@@ -26,18 +26,24 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "hf": "hub"}
 REFUSED = (401, 403, 407, 451)
 GONE = (404, 410)
 DAMAGED = ("BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "IncompleteBody", "InvalidPart")
-"""S3's words for what arrived otherwise than it was sent: a body against its checksum, a part against its ETag."""
+"""S3's words for bytes that arrived changed: a body against its checksum, a part against its ETag."""
 CREDENTIALS = "are the credentials of this place set?"
 NETWORK = ("aiohttp", "botocore", "aiobotocore", "httpx", "httpcore", "requests", "urllib3", "http.client", "fsspec")
-"""Packages whose errors, when they say nothing clearer, are of the way to a place."""
+"""Packages whose errors, when they say nothing clearer, concern the connection to a place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file as listed. `version`: changes when its bytes do (mtime in ns, ETag, Last-Modified), "" where the store
-    states nothing. `inode`: of a local file, which names with the same one share. `trouble`: the error, as plain
-    data, of a file that is named but cannot be read; `reason`: why a name of a tree is none to read; `bytes` is
-    negative then."""
+    """A file as listed.
+
+    Attributes:
+        path: Path or URL.
+        bytes: Its size; negative for what is no file to read.
+        version: Changes when its bytes do (mtime in ns, ETag, Last-Modified); "" where the store states nothing.
+        inode: Of a local file; names that share it are the same file.
+        trouble: The error, as plain data, of a file that is listed but cannot be read.
+        reason: Why a name of a tree is no file to read.
+    """
 
     path: str
     bytes: int
@@ -48,40 +54,42 @@ class Found:
 
     @property
     def pinned(self) -> bool:
-        """Whether a change of this file can be told without reading it all."""
+        """Whether a change of this file can be noticed without reading all of it."""
         return self.version != ""
 
 
 class Place(Protocol):
-    """How a kind of place is read. Every call raises AccessError, NotFoundError or PassingError; what passes was waited
-    for (`patience`)."""
+    """How a kind of place is read.
+
+    Every call raises AccessError, NotFoundError or PassingError; passing trouble has been waited for (`patience`).
+    """
 
     def stat(self, url: str) -> Found: ...
     def listing(self, root: str) -> Iterator[Found]: ...
 
     def fetch(self, found: Found, start: int, end: int) -> bytes:
-        """Bytes `start` to `end` of the very version that was found. Raises ChangedError when it is another."""
+        """Return bytes `start` to `end` of the very version that was found. Raises ChangedError when it is another."""
         ...
 
     def whole(self, found: Found) -> bytes: ...
 
     def remove(self, url: str, version: str = "") -> None:
-        """Delete a file for good; where the place knows conditions, only the version that is given."""
+        """Delete a file for good; where the place supports conditions, only the given version."""
         ...
 
     def stated(self, found: Found) -> Stated | None:
-        """The checksum the place has of the whole file, None where it states none that can be computed here."""
+        """Return the place's checksum of the whole file; None where it states none that can be computed here."""
         ...
 
 
 def unreadable(path: str, error: GgferryError) -> Found:
-    """A file of which nothing but its name and what is wrong is known."""
+    """Return a file of which only the name and the error are known."""
     return Found(path, -1, trouble={**error.as_dict(), "class": type(error).__name__})
 
 
 @cache
 def file_system(scheme: str) -> Any:
-    """The fsspec file system of a scheme, made once. Raises UsageError where its package is not installed."""
+    """Return the fsspec file system of a scheme, made once. Raises UsageError where its package is not installed."""
     import fsspec
 
     try:
@@ -94,7 +102,7 @@ def file_system(scheme: str) -> Any:
 
 
 def reach(url: str) -> tuple[Any, str]:
-    """The file system of `url` and the path it knows the file by."""
+    """Return the file system of `url` and the path by which it knows the file."""
     system = file_system(url.partition("://")[0])
     return system, system._strip_protocol(url)
 
@@ -103,7 +111,10 @@ def reach(url: str) -> tuple[Any, str]:
 
 
 def failure(error: BaseException, path: str) -> GgferryError:
-    """What a store or a library says, as one of ours. Their messages may hold signed URLs, which are masked."""
+    """Return the error of a store or a library as one of ours.
+
+    Their messages may hold signed URLs, which are masked.
+    """
     if isinstance(error, GgferryError):
         return error
     status, words = _response(error)
@@ -135,7 +146,7 @@ def failure(error: BaseException, path: str) -> GgferryError:
 
 
 def by_status(status: int, path: str, words: str = "") -> GgferryError:
-    """What an HTTP status says of a file. `words`: the store's own code."""
+    """Return what an HTTP status means for a file. `words`: the store's own code."""
     found = f"HTTP {status}" + (f" {words}" if words and words != str(status) else "")
     if status in GONE:
         bucket = words == "NoSuchBucket"
@@ -152,7 +163,7 @@ def by_status(status: int, path: str, words: str = "") -> GgferryError:
 
 
 def _response(error: BaseException) -> tuple[int, str]:
-    """The HTTP status and the store's word for it that lie in, or behind, a library's error; (0, "") without one."""
+    """Return HTTP status and the store's word for it from a library's error or its causes; (0, "") without one."""
     seen: BaseException | None = error
     while seen is not None:
         response = getattr(seen, "response", None)
@@ -168,5 +179,5 @@ def _response(error: BaseException) -> tuple[int, str]:
 
 
 def _of_word(word: str) -> int:
-    """S3 answers some requests with 200 and an error in the body."""
+    """Return the status that a word means: S3 answers some requests with 200 and an error in the body."""
     return {"AccessDenied": 403, "NoSuchKey": 404, "PreconditionFailed": 412}.get(word, 500)

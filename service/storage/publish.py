@@ -1,7 +1,7 @@
-"""A finished local file put into a store: nothing has the final name before it was read back and found equal, nothing
-that has it is ever overwritten, and the receipt comes last.
+"""Put a finished local file into a store.
 
-Why not an upload straight to the final name: docs/decisions/uploads.md.
+Nothing gets the final name before it was read back and found equal, nothing that has the final name is ever
+overwritten, and the receipt comes last. Why this is no upload straight to the final name: docs/decisions/uploads.md.
 """
 
 from __future__ import annotations
@@ -45,8 +45,12 @@ _told: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who writes. `mark`: the job and its ledger, in letters and digits; `fence`: a number that is larger for every
-    later holder of that job: what an earlier one left may be swept."""
+    """Who writes.
+
+    Attributes:
+        mark: The job and its ledger, in letters and digits.
+        fence: A number that is larger for every later holder of that job; what an earlier holder left may be removed.
+    """
 
     mark: str = ""
     fence: int = 0
@@ -56,7 +60,7 @@ NOBODY = Writer()
 
 
 def check_destination(url: str) -> None:
-    """Raises UnsupportedError for a place that ggferry does not write to."""
+    """Raise UnsupportedError for a place that ggferry does not write to."""
     scheme = url.partition("://")[0]
     if scheme in READ_ONLY:
         raise UnsupportedError(
@@ -66,10 +70,20 @@ def check_destination(url: str) -> None:
 
 
 def prepare(url: str, size: int, writer: Writer, tell: Callable[[str], None] = lambda words: None) -> None:
-    """Before anything is done for the output `url` of `size` bytes (-1: unknown): sweep what earlier holders of the job
-    left, see that it may be written, and that no other file has its name or its receipt's.
+    """Make sure that an output can be written, before anything is done for it.
 
-    Raises RefusedError, AccessError; one of the right size may be the job's own, which `publish` finds out.
+    What earlier holders of the job left is removed, the place must be writable, and no other file may have the name of
+    the output or of its receipt. A file of the right size may be the job's own, which `publish` finds out.
+
+    Args:
+        url: The output.
+        size: Its bytes; −1: unknown.
+        writer: Who writes.
+        tell: Called with notes.
+
+    Raises:
+        RefusedError: Another file has the name.
+        AccessError: The place may not be written.
     """
     if _is_s3(url):
         s3.check_name(url, LONGEST)
@@ -86,9 +100,11 @@ def publish_all(
     receipt: Mapping[str, Any], folder: str, url: str, scratch: str, writer: Writer, confirm: Callable[[], None],
     progress: Progress,
 ) -> bool:  # fmt: skip
-    """Put the files of a finished output from `folder` beside `url`, then its receipt; whether all files were there
-    already. `confirm` raises when the job is no longer ours. A run that is killed in between leaves whole files without
-    a receipt: the next one finds them equal and adds it."""
+    """Upload the files of a finished output from `folder`, then its receipt.
+
+    Returns whether all files were there already. `confirm` raises when the job is no longer ours. A run that is killed
+    in between leaves complete files without a receipt: the next run finds them equal and adds it.
+    """
     there, sent = url.rpartition("/")[0], False
     for record in reversed(receipt["output"]["files"]):  # the first file, by whose name the output goes, comes last
         local, name = os.path.join(folder, record["name"]), f"{there}/{record['name']}"
@@ -104,10 +120,10 @@ def publish_all(
 
 
 def publish(local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer = NOBODY) -> bool:
-    """Upload `local`, whose digest is `blake3`, as `url`: to a name of its own, read back, then copied by the store.
-    False when it was there already.
+    """Upload `local`, whose digest is `blake3`, as `url`; return False when it was there already.
 
-    Raises RefusedError where another file has that name, TransportError when what is read back differs again and again.
+    It is uploaded to a name of its own, read back, then copied by the store. Raises RefusedError where another file has
+    that name, TransportError when what is read back differs again and again.
     """
     for attempt in range(TRIES):
         if _taken(url, blake3, scratch):
@@ -136,7 +152,7 @@ def _silent(count: int) -> None:
 
 
 def _taken(url: str, blake3: str, scratch: str) -> bool:
-    """Whether the file is there already. Raises RefusedError where another one is."""
+    """Return whether the file is there already. Raises RefusedError where another one is."""
     if not exists(url):
         return False
     if object_digest(url, scratch) != blake3:
@@ -145,8 +161,11 @@ def _taken(url: str, blake3: str, scratch: str) -> bool:
 
 
 def _through_s3(local: str, url: str, blake3: str, scratch: str, progress: Progress, writer: Writer) -> None:
-    """The upload into which the store will copy is begun first: the partial's name holds its mark, so that whoever
-    finds the one can end the other."""
+    """Upload to S3 and let the store copy.
+
+    The upload into which the store will copy is begun first: the partial's name holds its mark, so that whoever finds
+    the one can end the other.
+    """
     size = os.path.getsize(local)
     copying = s3.begin_copy(url)
     try:
@@ -186,8 +205,10 @@ def _read_back(partial: str, version: str, blake3: str, scratch: str) -> None:
 
 
 def _confirm(url: str, size: int, version: str, copied: str, blake3: str, scratch: str) -> None:
-    """Raises RefusedError unless the object under the final name is what was copied: as its ETag says, which is that of
-    the parts read back, or every byte."""
+    """Raise RefusedError unless the object under the final name is what was copied.
+
+    Its ETag proves that, if it is that of the parts read back; else every byte is read.
+    """
     now = stat(url)
     if now.bytes == size and now.version == copied and version and now.version == version:
         return
@@ -196,7 +217,7 @@ def _confirm(url: str, size: int, version: str, copied: str, blake3: str, scratc
 
 
 def object_digest(url: str, scratch: str, version: str = "") -> str:
-    """BLAKE3 of a remote file, read by ranges, nothing kept. `version`: the one it must be."""
+    """Return the BLAKE3 of a remote file, read by ranges; nothing is kept. `version`: the version it must be."""
     found = stat(url)
     if version and found.version != version:
         raise TransportError("replaced by somebody", path=url, found=found.version, expected=version)
@@ -208,8 +229,10 @@ def object_digest(url: str, scratch: str, version: str = "") -> str:
 
 
 def put_receipt(data: bytes, url: str) -> None:
-    """A receipt, beside an output that is proved to be ours: what an older receipt there says of it is out of date.
-    Raises RefusedError where the name is another file's."""
+    """Write a receipt for an output that is proved to be ours; an older receipt there is out of date.
+
+    Raises RefusedError where the name is another file's.
+    """
     for _ in range(TRIES):
         old = _check_receipt(url)
         if old == data:
@@ -226,7 +249,7 @@ def put_receipt(data: bytes, url: str) -> None:
 
 
 def _check_receipt(url: str) -> bytes | None:
-    """What stands under a receipt's name, None for nothing. Raises RefusedError for anything but a receipt."""
+    """Return what exists under a receipt's name, None for nothing. Raises RefusedError for anything but a receipt."""
     try:
         found = read_whole(url, MAX_RECEIPT)
     except NotFoundError:
@@ -241,26 +264,32 @@ def _check_receipt(url: str) -> bytes | None:
 
 
 def partial_name(url: str, writer: Writer, copy: str) -> str:
-    """A name that no other attempt uses: whose, since when, and `copy`, 12 digits: the mark of the copy's upload."""
+    """Return a name that no other attempt uses.
+
+    It states whose it is, since when, and `copy` (12 digits: the mark of the copy's upload).
+    """
     return f"{url}.{writer.mark}-{writer.fence}-{int(time.time()):x}-{copy}.partial"
 
 
 @contextmanager
 def _partial(url: str, writer: Writer, copy: str) -> Iterator[str]:
-    """A name beside `url` under which nothing is left, however this ends."""
+    """Yield a name next to `url`, under which nothing is left, however this ends."""
     partial = partial_name(url, writer, copy)
     try:
         yield partial
     except BaseException:
-        with suppress(GgferryError):  # what went wrong first is what is told; the next run sweeps
+        with suppress(GgferryError):  # the first error is the one to report; the next run sweeps
             remove(partial)
         raise
     remove(partial)
 
 
 def sweep(url: str, writer: Writer) -> list[str]:
-    """Remove partials of exactly this output that nobody can be at work on: of earlier holders of this job, and such as
-    are older than any upload takes. What of theirs is a multipart upload is ended. Their names."""
+    """Remove partials of exactly this output that nobody can be working on, and return their names.
+
+    These are partials of earlier holders of this job, and partials older than any upload takes. Their multipart uploads
+    are ended.
+    """
     found = list(s3.named_like(url) if _is_s3(url) else ((each, None) for each in anyfs.beside(url)))
     swept, copies = [], set()
     for name, upload in found:
@@ -289,7 +318,7 @@ def _mark(upload: str) -> str:
 
 
 def _creates(url: str, writer: Writer) -> bool:
-    """Whether the place can be told to create what is not there, and nothing else."""
+    """Return whether the place supports creating only what does not exist yet."""
     return _is_s3(url) and s3.conditional(partial_name(url, writer, os.urandom(6).hex()))
 
 

@@ -1,8 +1,8 @@
 """A remote file as a `Source`: read by ranges, pinned to what was listed, cached in bounded space.
 
-Every byte that passes is fetched at most once while the cache has room: a conversion reads its source several times
-(digest, write, proof), and a store charges for each. The cache is a sparse file; what does not fit is fetched again,
-and must be what it was.
+Every byte is fetched at most once while the cache has room: a conversion reads its source several times (digest, write,
+proof), and a store charges for each time. The cache is a sparse file; what does not fit is fetched again, and must be
+what it was.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ UNCHECKED = "not checked: the store states no checksum that is computed here"
 
 
 class RangedFile:
-    """`found.path` read by ranges of whole blocks of `block` bytes; up to `room` bytes are kept in a file in `folder`.
+    """`found.path`, read by ranges of whole blocks of `block` bytes; up to `room` bytes are kept in a file in `folder`.
 
-    `transport`: whether `transport` will be asked; then the store's checksum is computed of the bytes as they come.
-    Raises ChangedError when the file is not, or no longer, the one that was listed, and UnsupportedError for a
-    store without ranges.
+    `transport`: whether the method `transport` will be called; then the store's checksum is computed from the bytes as
+    they come. Raises ChangedError when the file is not, or no longer, the one that was listed, and UnsupportedError for
+    a store without ranges.
     """
 
     def __init__(
@@ -58,17 +58,20 @@ class RangedFile:
             buffer, offset = buffer[count:], offset + count
 
     def check(self) -> None:
-        """Raises ChangedError when the file has changed meanwhile. Where the place states no version, that takes
-        reading it all once more."""
+        """Raise ChangedError when the file has changed meanwhile.
+
+        Where the place states no version, that takes reading it all once more.
+        """
         check_unchanged(self._found)
         if not self._found.pinned:
             for first in sorted(self._digests):
                 self._fetch(first, first + 1)
 
     def transport(self) -> str:
-        """How it is known that what was read is what the store has: by which of its checksums, or that it states none.
+        """Return how it is known that what was read is what the store has.
 
-        Raises TransportError when they differ: something changed on the way.
+        It names the checksum that agreed, or says that the store states none. Raises TransportError when they differ:
+        something changed on the way.
         """
         if self._running is None:
             return UNCHECKED
@@ -96,7 +99,10 @@ class RangedFile:
         self.close()
 
     def _some(self, offset: int, buffer: memoryview) -> int:
-        """Fill the front of `buffer` from one run of blocks that are all held, or all absent; how much was filled."""
+        """Fill the front of `buffer` from one run of blocks that are all cached or all absent.
+
+        Returns how much was filled.
+        """
         first, last = offset // self._block, (offset + len(buffer) - 1) // self._block
         held = first in self._held
         stop = first
@@ -113,7 +119,7 @@ class RangedFile:
         return end - offset
 
     def _fetch(self, first: int, stop: int) -> bytes:
-        """Blocks `first` to `stop` from the store; those that came before must be what they were."""
+        """Return blocks `first` to `stop` from the store; those that came before must be what they were."""
         from blake3 import blake3
 
         start = first * self._block
@@ -152,7 +158,7 @@ class RangedFile:
             self._held.update(range(first, first + -(-len(data) // self._block)))
 
     def _cached(self, offset: int, buffer: memoryview) -> bool:
-        """Fill `buffer` from what is kept; False when that is not there after all."""
+        """Fill `buffer` from the cache; False when the bytes are not there after all."""
         while buffer:
             try:
                 count = os.preadv(self._fd, [buffer], offset)
@@ -164,8 +170,10 @@ class RangedFile:
         return True
 
     def _sum(self, first: int, data: bytes) -> None:
-        """Add what has come to the running checksum, as far as it is in order; what comes out of order is taken from
-        the cache, or asked for again at the end."""
+        """Add what has come to the running checksum, as far as it is in order.
+
+        What comes out of order is taken from the cache, or asked for again at the end.
+        """
         if self._running is None:
             return
         count = -(-len(data) // self._block)

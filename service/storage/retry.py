@@ -1,4 +1,4 @@
-"""Trouble that passes: asked again with growing delays, for as long as `urls.Access.patience` says, then raised."""
+"""Repeat what passing trouble prevented, with growing delays, for as long as `urls.Access.patience` says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ stopping = threading.Event()
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """What `call` returns, once it raises PassingError no more. Raises the last one when patience is at its end."""
+    """Return what `call` returns once it no longer raises PassingError.
+
+    Raises the last one when patience has run out.
+    """
     deadline, delay = time.monotonic() + granted().patience, FIRST
     while True:
         try:

@@ -8,8 +8,10 @@ from ggferry.formats.files.partial_files import NAME_MAX
 
 
 def safe_name(name: str) -> str:
-    """A name from a store as one that a folder of this machine can hold: as it is, wherever it can be; else what can be
-    kept of it, and a mark."""
+    """Return a name from a store as one that a folder of this machine can hold.
+
+    It is unchanged wherever possible; else what can be kept of it, and a mark.
+    """
     if name not in ("", ".", "..") and "\0" not in name and len(os.fsencode(name)) <= NAME_MAX:
         return name
     stem, suffix = os.path.splitext(name.replace("\0", ""))
@@ -18,7 +20,7 @@ def safe_name(name: str) -> str:
 
 
 def mark_of(text: str) -> str:
-    """A short name that only this text has."""
+    """Return a short name that only this text has."""
     from blake3 import blake3
 
     return f"~{blake3(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"

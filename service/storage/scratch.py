@@ -23,7 +23,7 @@ class Scratch:
             os.close(self._lock)  # a sweeper was quicker
 
     def _stands(self) -> bool:
-        """Whether the folder is there still: a sweeper may have come, and gone, before it was locked."""
+        """Return whether the folder still exists: another process may have removed it before it was locked."""
         try:
             return os.path.samestat(os.stat(os.path.join(self.path, LOCK)), os.fstat(self._lock))
         except OSError:

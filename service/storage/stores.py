@@ -1,7 +1,7 @@
-"""Where an archive lies: local trees and everything fsspec reaches (s3, http, hf, …), behind six functions.
+"""Where an archive lies: local trees and everything fsspec reaches (s3, http, hf, …), behind a few functions.
 
-A local file is a path, a remote one a URL, without what is secret in it (`service.storage.urls`). Credentials come from
-where each library looks for them; they are used in this process only, never in the workers that read model files.
+A local file is named by a path, a remote one by a URL without its secrets (`service.storage.urls`). Credentials come
+from where each library looks for them; they are used in this process only, never in the workers that read model files.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ SKIPPED_FOLDERS = (".git",)
 
 
 def is_remote(path: str) -> bool:
-    """Whether `path` is a URL of anything but this machine's file system."""
+    """Return whether `path` is a URL of anything but this machine's file system."""
     return "://" in path and not path.startswith(LOCAL)
 
 
 def local_path(path: str) -> str:
-    """An absolute path without its scheme; a URL as it is known everywhere, without a slash at its end. Raises
-    UsageError for a password where none can be used."""
+    """Return an absolute path without its scheme, or a URL as it is known everywhere, without a slash at its end.
+
+    Raises UsageError for a password where none can be used.
+    """
     if not is_remote(path):
         return os.path.abspath(path.partition("://")[2] if path.startswith(LOCAL) else path)
     if path.partition("://")[0] in WEB:
@@ -50,7 +52,7 @@ def local_path(path: str) -> str:
 
 
 def local_roots(roots: Iterable[str]) -> list[str]:
-    """Those of `roots` on this machine: what `local_files.confined` takes."""
+    """Return those of `roots` that are on this machine, for `local_files.confined`."""
     return [root for root in roots if not is_remote(root)]
 
 
@@ -59,7 +61,7 @@ def join(folder: str, name: str) -> str:
 
 
 def place(url: str) -> Place:
-    """What answers for a URL."""
+    """Return the backend for a URL."""
     scheme = url.partition("://")[0]
     return web if scheme in WEB else s3 if scheme in ("s3", "s3a") else anyfs
 
@@ -68,9 +70,12 @@ def place(url: str) -> Place:
 
 
 def listing(root: str) -> Iterator[Found]:
-    """Every file below `root`, or `root` itself, by path. What is no file to read is listed with its reason: links to
-    folders, which are not followed, folders of version control, links that lead out of the tree (`leads_out`), FIFOs,
-    sockets, devices; what a store cannot give, with its trouble. Raises NotFoundError."""
+    """Yield every file below `root`, or `root` itself, by path. Raises NotFoundError.
+
+    What is no file to read is listed with its reason: links to folders, which are not followed, folders of version
+    control, links that lead out of the tree (`leads_out`), FIFOs, sockets, devices. What a store cannot give is listed
+    with its error.
+    """
     if is_remote(root):
         yield from place(root).listing(root)
         return
@@ -100,7 +105,7 @@ def _local_listing(folder: str) -> Iterator[Found]:
 
 
 def _listed(path: str) -> Found:
-    """What is no folder to go into."""
+    """Return an entry for what is not a folder to walk into."""
     try:
         status = os.stat(path)
     except OSError:
@@ -124,7 +129,7 @@ def _of(path: str, status: os.stat_result) -> Found:
 
 
 def stat(path: str) -> Found:
-    """The file as it is now. Raises NotFoundError."""
+    """Return the file as it is now. Raises NotFoundError."""
     if not is_remote(path):
         try:
             return _of(path, os.stat(path))
@@ -134,7 +139,7 @@ def stat(path: str) -> Found:
 
 
 def exists(path: str) -> bool:
-    """Whether something has that name. A place that does not say so (it refuses, or does not answer) raises."""
+    """Return whether something has that name. Raises when the place refuses to say so or does not answer."""
     if not is_remote(path):
         return os.path.lexists(path)
     try:
@@ -145,7 +150,7 @@ def exists(path: str) -> bool:
 
 
 def check_unchanged(expected: Found) -> None:
-    """Raises ChangedError when the file is not the one that was listed, NotFoundError when it is gone."""
+    """Raise ChangedError when the file is not the one that was listed, NotFoundError when it is gone."""
     now = stat(expected.path)
     if now.bytes != expected.bytes or now.version != expected.version:
         raise ChangedError(
@@ -155,7 +160,10 @@ def check_unchanged(expected: Found) -> None:
 
 
 def unpinned(files: Iterable[Found]) -> str | None:
-    """The first file whose place states no version: nobody can tell that it changed, so it is never deleted."""
+    """Return the first file whose place states no version.
+
+    Nobody can notice that it changed, so it is never deleted.
+    """
     return next((each.path for each in files if not each.pinned), None)
 
 
@@ -163,7 +171,7 @@ def unpinned(files: Iterable[Found]) -> str | None:
 
 
 def read_whole(path: str, cap: int) -> bytes:
-    """A small file. Raises NotFoundError, or UnsupportedError beyond `cap` bytes."""
+    """Return a small file. Raises NotFoundError, or UnsupportedError beyond `cap` bytes."""
     found = stat(path)
     if found.bytes > cap:
         raise UnsupportedError("too large to be fetched whole", path=path, found=found.bytes, expected=f"≤ {cap}")
@@ -173,8 +181,10 @@ def read_whole(path: str, cap: int) -> bytes:
 
 
 def whole(found: Found, transport: bool = False) -> bytes:
-    """A small remote file, of the version that was found. `transport`: held against the place's checksum, where it
-    states one. Raises ChangedError, TransportError."""
+    """Return a small remote file of the version that was found. Raises ChangedError, TransportError.
+
+    `transport`: whether it is checked against the place's checksum, where there is one.
+    """
     data = place(found.path).whole(found)
     stated = place(found.path).stated(found) if transport else None
     if stated is not None:
@@ -186,8 +196,7 @@ def whole(found: Found, transport: bool = False) -> bytes:
 
 
 def remove(path: str, version: str = "") -> None:
-    """Delete a file for good; in a store that knows conditions, only the `version` that is given. Raises
-    GgferryError."""
+    """Delete a file for good; in a store that supports conditions, only the given `version`. Raises GgferryError."""
     if is_remote(path):
         place(path).remove(path, version)
         return

@@ -1,8 +1,8 @@
-"""URLs as anybody may see them, and what is kept apart from that: user names, passwords and queries of web addresses.
+"""URLs as anybody may see them, and what is kept apart: user names, passwords and queries of web addresses.
 
-A presigned URL or one with a password is a secret. Everything knows its file by the URL without them (`shown`): plans,
-ledgers, receipts, names, messages. Only what asks the server (`service.storage.backends.web`) looks up the whole one
-here.
+A presigned URL, or one with a password, is a secret. Everything knows its file by the URL without them (`shown`):
+plans, ledgers, receipts, names, messages. Only the code that asks the server (`service.storage.backends.web`) looks up
+the whole URL here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What it takes to reach the files of a plan, beside their names. `secrets`: whole URLs by shown ones; `redirects`:
-    whether a web server may send us to another; `patience`: seconds for which a place in trouble is asked again."""
+    """What it takes to reach the files of a plan, besides their names.
+
+    Attributes:
+        secrets: Shown URL → whole URL.
+        redirects: Whether a web server may redirect to another.
+        patience: For how many seconds a place in trouble is asked again.
+    """
 
     secrets: Mapping[str, str] = field(default_factory=dict)
     redirects: bool = False
@@ -41,7 +46,7 @@ _granted = Access()
 
 
 def grant(access: Access) -> None:
-    """From now on this process reaches files as `access` says; secrets are added to those it knows."""
+    """Let this process reach files as `access` says from now on; its secrets are added to those known already."""
     global _granted
     with _LOCK:
         _secrets.update(access.secrets)
@@ -49,16 +54,20 @@ def grant(access: Access) -> None:
 
 
 def granted() -> Access:
+    """Return how this process reaches files."""
     return _granted
 
 
 def is_web(url: str) -> bool:
+    """Return whether this is a web address."""
     return url.partition("://")[0] in WEB
 
 
 def shown(url: str) -> str:
-    """The URL without what may be secret: user name, password, query, fragment of web addresses; the password, with
-    its user, of others."""
+    """Return the URL without what may be secret.
+
+    For web addresses that is user name, password, query and fragment; for others the password with its user.
+    """
     scheme, sign, rest = url.partition("://")
     if not sign:
         return url
@@ -72,13 +81,15 @@ def shown(url: str) -> str:
 
 
 def mask(text: str) -> str:
-    """A text with every URL in it as `shown`."""
+    """Return a text with every URL in it as `shown`."""
     return _URL.sub(lambda match: shown(match[0]), text)
 
 
 def conceal(url: str) -> str:
-    """The name by which everything is to know `url`; `whole` gives it back. Two URLs that differ in their query alone
-    get two names. A name is its own."""
+    """Return the name by which everything is to know `url`; `whole` gives the URL back.
+
+    Two URLs that differ only in their query get two names. The name of a name is itself.
+    """
     name = shown(url).rstrip("/")
     with _LOCK:
         if url in _secrets:
@@ -90,12 +101,12 @@ def conceal(url: str) -> str:
 
 
 def whole(name: str) -> str:
-    """The URL to ask for."""
+    """Return the URL to ask for."""
     return _secrets.get(name, name)
 
 
 def secrets_of(names: set[str]) -> dict[str, str]:
-    """What of these names must be kept apart: URLs that hold more than they show."""
+    """Return the secrets behind these names: the URLs that hold more than they show."""
     known = {name: whole(name) for name in sorted(names)}
     return {name: url for name, url in known.items() if shown(url) != url}
 
@@ -112,8 +123,10 @@ SUFFIX = ".secrets"
 
 
 def write_secrets(plan: str, secrets: Mapping[str, str]) -> str | None:
-    """Keep what a plan must not show in a file that its owner alone may read; its path. Without secrets, an older one
-    of ours is removed. Raises what `write_text` raises."""
+    """Write what a plan must not show to a file that only its owner may read; return its path.
+
+    Without secrets, an older such file is removed. Raises what `write_text` raises.
+    """
     path = plan + SUFFIX
     if not secrets:
         if _read(path) is not None:
@@ -125,7 +138,7 @@ def write_secrets(plan: str, secrets: Mapping[str, str]) -> str | None:
 
 
 def read_secrets(plan: str) -> dict[str, str]:
-    """What belongs to a plan, {} where it needed nothing. Raises CorruptError."""
+    """Return the secrets of a plan, {} where it needed none. Raises CorruptError."""
     path = plan + SUFFIX
     found = _read(path)
     if found is None:

@@ -1,6 +1,6 @@
-"""What would become of one model: its headers read, its tensors bound, the conversion planned. No tensor data.
+"""Analyze one model: read its headers, bind its tensors, plan its conversion. No tensor data.
 
-Runs in a worker process: these are the first eyes on a file that may be hostile.
+This runs in a worker process: it is the first code to read a file that may be hostile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TENSOR_MEMORY, TOKEN_MEMORY = 4 << 10, 2 << 10  # Python objects of a tensor's r
 
 
 def request_of(source: str, recipe: Mapping[str, Any], out: str | None = None, jobs: int | None = None) -> Request:
-    """The conversion that a plan's line asks for. Raises UsageError for an option that is none."""
+    """Return the conversion that a plan's line asks for. Raises UsageError for an unknown option."""
     odd = sorted(set(recipe) - set(PLAN_NAMES))
     if odd:
         raise UsageError("an option of the plan", path=source, found=odd[0], expected=", ".join(sorted(PLAN_NAMES)))
@@ -46,8 +46,10 @@ def _in_plan(each: Option) -> str:
 
 
 def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | None = None) -> dict[str, Any]:
-    """The fields of a plan's line that the file itself decides. `config`: the config.json that stands beside a file of
-    the GGML era, for what its header leaves open. Raises one of `formats.errors`."""
+    """Return the fields of a plan's line that the file itself decides. Raises one of `formats.errors`.
+
+    `config`: the config.json in the folder of a GGML-era file, for what its header leaves open.
+    """
     plan, options, notes = _planned(source, recipe, config)
     checkpoint = plan.graph.checkpoint
     try:
@@ -73,8 +75,10 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
 
 
 def _planned(source: str, recipe: Mapping[str, Any], config: str | None) -> tuple[Plan, dict[str, Any], list[str]]:
-    """The first plan that can be made, what it needed beside `recipe`, and why: what stands beside a legacy file is
-    used where it fits the file or fills what the file lacks, and each such choice is told."""
+    """Return the first plan that can be made, the options it needed besides `recipe`, and why.
+
+    A sidecar file of a legacy file is used where it fits the file or fills a gap, and each such choice is reported.
+    """
     tries: list[tuple[dict[str, Any], str]] = [({}, "")]
     if recipe.get("tokenizer_model"):
         tries.append(({"tokenizer_model": None}, "the tokenizer.model beside it is not this model's and is not used"))

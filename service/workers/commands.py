@@ -1,4 +1,4 @@
-"""What a worker can be told to do. Each command is plain data in and out; errors are those of `formats.errors`."""
+"""The commands of a worker. Each takes and returns plain data; errors are those of `formats.errors`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ggferry.support.progress import Phase
 
 
 class Parent(Protocol):
-    """The other end: `worker.Channel`."""
+    """The other end: `process.Channel`."""
 
     def stage(self, phase: Phase, total: int) -> Any: ...
     def ask(self, question: str, **facts: Any) -> dict[str, Any]: ...
@@ -41,7 +41,7 @@ def run(command: Mapping[str, Any], parent: Parent) -> Any:
 
 @contextmanager
 def mounted(remote: Mapping[str, Any]) -> Iterator[None]:
-    """Files that are elsewhere (`mirror.Mirror.serve`) open through the broker for as long."""
+    """Open remote files (`mirror.Mirror.serve`) through the broker within the context."""
     if not remote:
         yield
         return
@@ -94,7 +94,7 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
 
 
 def _note_transport(receipt: Mapping[str, Any], transport: Mapping[str, Any]) -> None:
-    """Say in the receipt how it is known that a file was read as the store has it; `transport`: by its digest."""
+    """Note in the receipt how it is known that a file was read as the store has it; `transport` is by digest."""
     for record in receipt["source"]["files"]:
         if how := transport.get(record["blake3"]):
             record["transport"] = how
@@ -103,7 +103,7 @@ def _note_transport(receipt: Mapping[str, Any], transport: Mapping[str, Any]) ->
 def identify(
     files: Sequence[str], beside: Mapping[str, str], recipe: Mapping[str, Any], parent: Parent, threads: int = -1
 ) -> tuple[list[str], str]:
-    """Digests of the weights, and the key: the same for the same bytes under any name, done the same way."""
+    """Return the digests of the weights, and the key: the same for the same bytes and recipe under any name."""
     total = sum(_size(path) for path in files)
     digests = []
     with parent.stage(Phase.READING, total) as progress:
@@ -119,7 +119,7 @@ def identify(
 
 
 def _is_beside(key: str, value: Any, beside: Mapping[str, str]) -> bool:
-    """Whether an option names what was digested by content already: then its path says nothing more."""
+    """Return whether an option names what was digested by content already; then its path adds nothing."""
     if key not in PLAN_FILES or not isinstance(value, str):
         return False
     return any(path == value or path.startswith(os.path.join(value, "")) for path in beside.values())
@@ -135,7 +135,7 @@ def _size(path: str) -> int:
 
 
 def _recheck(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
-    """The whole proof again, of a finished output against its source."""
+    """Prove a finished output against its source again."""
     request = request_of(command["source"], command["recipe"])
     level = "fast" if request.level == "none" else request.level
     report = reverify(replace(request, level=level, jobs=command["threads"]), command["output"], parent.stage)
@@ -143,7 +143,10 @@ def _recheck(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
 
 
 def _reopen(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
-    """What can be asked of a finished output whose source is gone: that it is a model, of the tensors it had."""
+    """Check what can be checked of a finished output whose source is gone.
+
+    That is: it is a model with the tensors it had.
+    """
     checkpoint = open_checkpoint(command["output"])
     try:
         found = {ref.name: ref.type.name for ref in checkpoint.tensors.values()}

@@ -1,8 +1,8 @@
-"""An output that stands already where a job would write: the job's own, noted too late, or somebody else's file.
+"""Examine an output that exists where a job would write: the job's own, recorded too late, or another file.
 
-A run may be killed between publishing a file and noting it. The next one must neither do the job again nor take a
-stranger's file for its own. The receipt beside the file decides nothing: it must be the one that this job would write,
-and the file is proved afresh.
+A run may be killed between publishing a file and recording it. The next run must neither do the job again nor mistake
+another file for its own. The receipt next to the file does not decide: it must be the one that this job would write,
+and the file is proved again.
 """
 
 from __future__ import annotations
@@ -26,16 +26,21 @@ from ggferry.support.progress import Stage
 
 HINT = "move it away, or choose another output in the plan"
 MEASURED = ("logits", "deltas", "tokenizer", "testimonies", "verified", "notes")
-"""What a receipt says of the proof alone: machines differ in the last digits. (Nor does how the source was fetched
-tell outputs apart.)"""
+"""What a receipt says about the proof alone: machines differ in the last digits.
+
+How the source was fetched does not distinguish outputs either.
+"""
 OF_THE_PROOF = ("verify", "witness")
 """Options that leave no trace in the output."""
 MEASURED_OF_TENSORS = ("grade", "max_error", "relative_rms", "band", "outlier")
 
 
 def adopt(request: Request, sources: Sequence[str], stage: Stage) -> dict[str, Any]:
-    """The receipt of the finished output at `request.out`, proved afresh at the level asked for (`fast` at least),
-    which is what this request makes of files with the digests `sources`. Raises RefusedError for any other file."""
+    """Return the receipt of the finished output at `request.out`, proved again.
+
+    It is proved at the requested level, `fast` at least, and must be what this request makes of files with the digests
+    `sources`. Raises RefusedError for any other file.
+    """
     out = str(request.out)
     if not os.path.lexists(out + SUFFIX):
         raise RefusedError("exists already, without a receipt", path=out, hint=HINT)
@@ -62,15 +67,20 @@ def _refusal(out: str, why: str) -> RefusedError:
 
 
 def _level(receipt: Mapping[str, Any], request: Request) -> str:
-    """The level to prove an output at. What holds NaN by permission is proved without logits whatever was asked."""
+    """Return the level at which to prove an output.
+
+    One that may hold NaN is proved without logits, whatever was asked.
+    """
     if request.options.allow_nonfinite and request.level == "full" and receipt.get("verified") == "fast":
         return "fast"
     return request.level if request.level != LEVELS[0] else "fast"
 
 
 def _foreign(receipt: Mapping[str, Any], sources: Sequence[str], request: Request, level: str) -> str | None:
-    """Why a receipt is not of this request, these sources and this very file, proved at `level`; None when it is. What
-    it says beside that is compared with what is found."""
+    """Return why a receipt is not of this request, these sources and this very file; None when it is.
+
+    It must state a proof at `level`. What else it says is compared with what is found.
+    """
     try:
         asked = json.loads(json.dumps(stated_options(request)))
         if any(receipt["options"].get(key) != value for key, value in asked.items() if key not in OF_THE_PROOF):
@@ -87,7 +97,10 @@ def _foreign(receipt: Mapping[str, Any], sources: Sequence[str], request: Reques
 
 
 def _settled(receipt: Mapping[str, Any]) -> Any:
-    """What a receipt says that no machine and no level of proof changes, as it comes back from a file."""
+    """Return what a receipt says that no machine and no level of proof changes.
+
+    It has the form it has when read from a file.
+    """
     record = {key: value for key, value in receipt.items() if key not in MEASURED}
     try:
         files = [{k: f[k] for k in f if k != "transport"} for f in receipt["source"]["files"]]
@@ -100,12 +113,12 @@ def _settled(receipt: Mapping[str, Any]) -> Any:
 
 
 def _passes(receipt: Mapping[str, Any]) -> list[bool]:
-    """Which forward passes a receipt has figures of."""
+    """Return for which forward passes a receipt has figures."""
     return [receipt.get(key) is not None for key in ("logits", "deltas")]
 
 
 def unproved(receipt: Mapping[str, Any], level: str) -> str | None:
-    """Why a receipt is no proof of `level`; None when it is."""
+    """Return why a receipt is no proof of `level`; None when it is."""
     found = receipt.get("verified")
     if found in LEVELS[1:] and LEVELS.index(found) >= LEVELS.index(level):
         return None
@@ -113,19 +126,23 @@ def unproved(receipt: Mapping[str, Any], level: str) -> str | None:
 
 
 def made_of(receipt: Mapping[str, Any], sources: Sequence[str]) -> bool:
-    """Whether a receipt names every one of these digests among its sources. Others beside them are tables that an
-    architecture derives (rope factors, mel filters): they are no files."""
+    """Return whether a receipt names every one of these digests among its sources.
+
+    Others among its sources are tables that an architecture derives (rope factors, mel filters), which are no files.
+    """
     return set(sources) <= {record["blake3"] for record in receipt["source"]["files"]}
 
 
 def _written(receipt: Mapping[str, Any]) -> dict[str, str]:
-    """Digests of the output's files, by name."""
+    """Return the digests of the output's files by name."""
     return {os.path.basename(str(r["name"])): str(r["blake3"]) for r in receipt["output"]["files"]}
 
 
 def output_intact(out: str, receipt: Mapping[str, Any], scratch: str = "") -> bool:
-    """Whether a receipt is of this output, and every file of it has the bytes that it says. Raises AccessError or
-    PassingError where a place does not tell."""
+    """Return whether a receipt is of this output and every file of it has the bytes that the receipt states.
+
+    Raises AccessError or PassingError where a place does not answer.
+    """
     from ggferry.service.storage.publish import object_digest
 
     of: Callable[[str], str] = (lambda path: object_digest(path, scratch)) if is_remote(out) else _digest

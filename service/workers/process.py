@@ -1,6 +1,6 @@
 """The process that reads model files: no credentials, bounded memory, one job after another.
 
-Started by `service.workers.supervisor`: commands come as JSON lines on stdin, events go as JSON lines to the descriptor
+`service.workers.supervisor` starts it: commands come as JSON lines on stdin, events go as JSON lines to the descriptor
 that stdout was. It ends when its parent does.
 """
 
@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Channel:
-    """Events out, commands and answers in."""
+    """The channel to the parent: events go out, commands and answers come in."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
@@ -61,7 +61,7 @@ class Channel:
 
     @contextmanager
     def stage(self, phase: Phase, total: int) -> Iterator[Any]:
-        """What `converters.convert` calls to show progress."""
+        """Report progress; this is the `Stage` of `converters.convert`."""
         self.send("stage", title=phase, total=total)
         done, sent, lock = 0, 0.0, threading.Lock()
 
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Unwind, once: nothing interrupts the removal of what was begun."""
+    """Unwind, once: nothing may interrupt the removal of what was begun."""
     for each in STOPS:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -136,7 +136,7 @@ def _error(kind: str, message: str) -> Mapping[str, Any]:
 
 
 def peak() -> int:
-    """The most resident memory this process had, bytes."""
+    """Return the most resident memory this process had, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,6 +1,6 @@
-"""A worker process and the eye on it: memory cap, clean environment, time limit; whatever it does, the caller lives.
+"""Supervise a worker process: memory cap, clean environment, time limit. Whatever it does, the caller survives.
 
-One `Supervisor` belongs to one thread, which must outlive it (the worker dies with the thread that started it).
+A `Supervisor` belongs to one thread, which must outlive it (the worker dies with the thread that started it).
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from ggferry.service.storage.scratch import Scratch
 
 KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT", "NUMBA_CPU_NAME",
         "NUMBA_CPU_FEATURES", "COVERAGE_PROCESS_START")  # fmt: skip
-"""The whole environment of a worker, beside LC_*, PLACES and where our own package is: nothing that could be a token,
-and a home without any."""
+"""The whole environment of a worker, besides LC_*, PLACES and the place of our own package.
+
+It contains nothing that could be a token, and a home without any.
+"""
 PLACES = ("TMPDIR", "NUMBA_CACHE_DIR")  # kept as absolute paths: a worker stands elsewhere
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 JOBS_A_WORKER = 200  # then a fresh one: what hostile files may have left in memory goes with the old
@@ -58,7 +60,7 @@ class WorkerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command gave, and the most memory its process had so far, bytes."""
+    """The result of a command, and the most memory its process had so far, in bytes."""
 
     result: Any
     peak: int
@@ -66,15 +68,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one worker: bytes of memory (0: no cap), threads."""
+    """Limits of one worker: bytes of memory (0: no cap), threads."""
 
     memory: int = 4 << 30
     threads: int = 1
 
 
 class Supervisor:
-    """Starts a worker when there is work, again when it is gone, and a fresh one after `jobs` jobs. `on_event`,
-    `on_ask`: see `run`."""
+    """Starts a worker when there is work, again when it is gone, and a fresh one after `jobs` jobs.
+
+    `on_event` and `on_ask` are described at `run`.
+    """
 
     def __init__(self, limits: Limits, scratch: str | None = None, jobs: int = JOBS_A_WORKER) -> None:
         self.limits, self.jobs = limits, jobs
@@ -95,10 +99,18 @@ class Supervisor:
         on_ask: Callable[[dict[str, Any]], dict[str, Any]] = lambda question: {"ok": True},
         timeout: float = 0,
     ) -> Answer:
-        """Have a command done. `on_event` sees stages and progress, `on_ask` answers the worker's questions;
-        `timeout` in seconds, 0 for none.
+        """Have a command done and return its answer.
 
-        Raises WorkerFailed, WorkerDied or WorkerTimeout.
+        Args:
+            command: Plain data (`service.workers.commands`).
+            on_event: Called with stages and progress.
+            on_ask: Answers the worker's questions.
+            timeout: Seconds; 0 for none.
+
+        Raises:
+            WorkerFailed: The command raised an error.
+            WorkerDied: The process ended without an answer.
+            WorkerTimeout: The time was not enough.
         """
         if self._process is None or self._jobs >= self.jobs or self._process.poll() is not None:
             self._start()
@@ -141,7 +153,7 @@ class Supervisor:
                         pipe.close()
 
     def kill(self) -> None:
-        """As `stop`, from another thread: the thread in `run` sees its worker die, and no new one starts."""
+        """Do what `stop` does, from another thread: the thread in `run` sees its worker die, and no new one starts."""
         self._stopped = True
         process = self._process
         if process is not None:
@@ -191,7 +203,7 @@ class Supervisor:
             raise self._death() from None
 
     def _receive(self, deadline: float | None) -> dict[str, Any]:
-        """The next event. A worker that is alive and silent is waited for until the deadline."""
+        """Return the next event. A worker that is alive and silent is waited for until the deadline."""
         assert self._process is not None and self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         pieces, size = [self._buffer], 0
@@ -228,8 +240,11 @@ class Supervisor:
 
 
 def import_path() -> dict[str, str]:
-    """What a worker needs of PYTHONPATH and the user's site to find our own package: the one folder it was imported
-    from, where PYTHONPATH names that, and the user's base, where Python looks there. No folder else."""
+    """Return what a worker needs of PYTHONPATH and the user's site to find our own package.
+
+    That is the one folder it was imported from, where PYTHONPATH names that, and the user's base, where Python looks
+    there. It contains no other folder.
+    """
     found = {}
     home = os.path.dirname(os.path.dirname(os.path.abspath(ggferry.__file__)))
     if any(os.path.isabs(entry) and os.path.normpath(entry) == home for entry in _entries("PYTHONPATH")):

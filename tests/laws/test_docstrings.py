@@ -9,11 +9,12 @@ import pytest
 import ggferry
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("formats", "quant", "support")
+ROOMS = ("formats", "quant", "service", "support")
 LONGEST = 120
 MAIN = (
     "formats/checkpoint.py", "formats/errors.py", "formats/fields.py", "formats/reader.py", "formats/tensor_read.py",
     "formats/gguf/values.py", "quant/types.py", "quant/codec.py", "quant/blocks.py", "quant/recipes/rules.py",
+    "service/library/answers.py", "service/library/conversions.py", "service/library/models.py",
     "support/content_cache.py", "support/places.py", "support/printable.py", "support/progress.py",
     "support/registry.py", "support/sizes.py", "support/threads.py",
 )  # fmt: skip

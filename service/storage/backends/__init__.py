@@ -1,1 +1,1 @@
-"""One module a kind of place: what it can promise, what it is asked, what its errors mean."""
+"""One module for each kind of place: what it guarantees, what is asked of it, what its errors mean."""

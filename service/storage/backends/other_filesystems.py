@@ -1,4 +1,7 @@
-"""Whatever else fsspec reaches (hf, gs, abfs, …): no conditions are known of it, so size and version are compared."""
+"""Everything else fsspec reaches (hf, gs, abfs, …).
+
+No conditional requests are known there, so size and version are compared.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ VERSIONS = (
     "ETag", "etag", "blob_id", "md5", "checksum", "Last-Modified", "LastModified", "last_modified", "mtime", "updated",
     "created",
 )  # fmt: skip
-"""What stores call the thing that changes when a file does, the surest first."""
+"""What stores call the value that changes when a file does, the most reliable first."""
 PART = 16 << 20
 _handles = threading.local()
 
@@ -81,7 +84,7 @@ def _kept() -> dict[tuple[str, str], Any]:
 
 
 def _handle(found: Found) -> Any:
-    """One handle a thread and file: fsspec's are not safe to share."""
+    """Return the handle of this thread for a file; fsspec's are not safe to share."""
     handle = _kept().get((found.path, found.version))
     if handle is None:
         system, name = reach(found.path)
@@ -110,7 +113,7 @@ def remove(url: str, version: str = "") -> None:
 
 
 def stated(found: Found) -> Stated | None:
-    """SHA-256 of the Hub's large files, MD5 of Google's."""
+    """Return the SHA-256 of the Hub's large files, the MD5 of Google's."""
     system, name = reach(found.path)
     info = _ask(found.path, lambda: system.info(name))
     large = info.get("lfs") or {}
@@ -127,7 +130,10 @@ def stated(found: Found) -> Stated | None:
 
 
 def upload(local: str, url: str, progress: Callable[[int], None]) -> str:
-    """Part by part. An exception must not publish what was sent so far: fsspec commits on leaving `with`."""
+    """Upload part by part.
+
+    An exception must not publish what was sent so far, and fsspec commits on leaving `with`.
+    """
     system, name = reach(url)
     size = os.path.getsize(local)
     try:
@@ -149,7 +155,7 @@ def upload(local: str, url: str, progress: Callable[[int], None]) -> str:
 
 
 def copy(partial: str, url: str) -> str:
-    """One file, by its very name: `copy` would take `[` and `*` for a pattern."""
+    """Copy one file by its exact name; `copy` would take `[` and `*` for a pattern."""
     (system, source), (_, name) = reach(partial), reach(url)
     _ask(url, lambda: system.cp_file(source, name))
     return stat(url).version
@@ -161,7 +167,7 @@ def put(data: bytes, url: str) -> None:
 
 
 def beside(url: str) -> list[str]:
-    """The files whose names begin with that of `url`."""
+    """Return the files whose names begin with that of `url`."""
     system, name = reach(url)
     folder = name.rpartition("/")[0]
     scheme = url.partition("://")[0]

@@ -1,8 +1,8 @@
-"""S3 and what speaks like it, called so that conditions hold: reads of one version, creation of what is not there.
+"""S3 and compatible stores, with conditional requests: reads of one version, creation of what does not exist.
 
-s3fs makes the connection and repeats what fails at once; the requests are ours, since its own calls state no conditions
-and take some keys for patterns. Which conditions exist: AWS's "conditional requests" (CompleteMultipartUpload and
-PutObject with If-None-Match since 2024, copies of parts with x-amz-copy-source-if-match).
+s3fs makes the connection and repeats what fails at once; the requests are ours, because its own calls state no
+conditions and take some keys for patterns. Which conditions exist: AWS's "conditional requests"
+(CompleteMultipartUpload and PutObject with If-None-Match since 2024, copies of parts with x-amz-copy-source-if-match).
 """
 
 from __future__ import annotations
@@ -40,21 +40,24 @@ _STATED = (
 
 
 class ExistsError(Exception):
-    """A condition did not hold: something has the name already, or what was to be replaced is another by now."""
+    """A condition did not hold: the name is taken already, or what was to be replaced is something else by now."""
 
 
 class UnknownRequest(UnsupportedError):
-    """The store does not know the request, or its condition."""
+    """The store does not support the request, or its condition."""
 
 
 def split(url: str) -> tuple[str, str]:
-    """Bucket and key, which is taken as it is: `?`, `*`, `//` and `..` are letters like any others."""
+    """Return bucket and key; the key is taken as it is: `?`, `*`, `//` and `..` are letters like any others."""
     bucket, _, key = url.partition("://")[2].partition("/")
     return bucket, key
 
 
 def _call(method: str, url: str, size: int = 0, then: Callable[[Any], Any] | None = None, **arguments: Any) -> Any:
-    """One request; `size`: bytes that it moves, `then`: awaited with its answer. Raises one of ours or ExistsError."""
+    """Send one request. Raises one of our errors or ExistsError.
+
+    `size`: bytes that it moves; `then`: awaited with its answer.
+    """
     from fsspec.asyn import sync
 
     system = file_system("s3")
@@ -99,7 +102,7 @@ def _head(url: str, **more: Any) -> Any:
 
 
 def listing(root: str) -> Iterator[Found]:
-    """Every object below `root`, or the one that is called so. Raises NotFoundError where there is neither."""
+    """Yield every object below `root`, or the one with that name. Raises NotFoundError where there is neither."""
     bucket, key = split(root)
     scheme = root.partition("://")[0]
     prefix = f"{key.rstrip('/')}/" if key else ""
@@ -178,7 +181,7 @@ def _changed(found: Found, now: str) -> ChangedError:
 
 
 def remove(url: str, version: str = "") -> None:
-    """Delete an object; where a version is given and the store knows that condition, only that one."""
+    """Delete an object; only the given version, where one is given and the store supports that condition."""
     bucket, key = split(url)
     match: dict[str, Any] = {"IfMatch": version} if version else {}
     try:
@@ -190,8 +193,11 @@ def remove(url: str, version: str = "") -> None:
 
 
 def stated(found: Found) -> Stated | None:
-    """A checksum of the whole object: as stored with it, or an ETag that is an MD5 (of the object, or of its parts'
-    MD5s, where all parts but the last have one size)."""
+    """Return a checksum of the whole object.
+
+    It is the one stored with it, or an ETag that is an MD5: of the object, or of its parts' MD5s, where all parts but
+    the last have one size.
+    """
     try:
         head = _head(found.path, ChecksumMode="ENABLED")
     except AccessError:
@@ -234,15 +240,18 @@ class Copying:
 
 
 def check_name(url: str, longest: int) -> None:
-    """Raises UnsupportedError for a key that leaves no room for `longest` bytes more."""
+    """Raise UnsupportedError for a key that leaves no room for `longest` more bytes."""
     size = len(split(url)[1].encode())
     if size + longest > MAX_KEY:
         raise UnsupportedError("a name too long for S3", path=url, found=size, expected=f"≤ {MAX_KEY - longest}")
 
 
 def conditional(probe: str) -> bool:
-    """Whether this store refuses to create what is there. Tried once a bucket, on an object of no bytes at `probe`;
-    so it also shows early that nothing may be written or deleted there. Raises AccessError."""
+    """Return whether this store refuses to create what exists. Raises AccessError.
+
+    This is tried once for each bucket, on an empty object at `probe`, so it also shows early that nothing may be
+    written or deleted there.
+    """
     bucket, key = split(probe)
     if bucket not in _conditional:
         _conditional[bucket] = _refuses(probe, bucket, key)
@@ -269,7 +278,7 @@ def begin_copy(url: str) -> Copying:
 
 
 def upload(local: str, url: str, progress: Callable[[int], None]) -> str:
-    """Send a file part by part; the version (ETag) it has then. On any failure nothing is left of it."""
+    """Send a file part by part and return the version (ETag) it then has. On any failure nothing is left of it."""
     bucket, key = split(url)
     size = os.path.getsize(local)
     begun = begin_copy(url)
@@ -297,13 +306,16 @@ def upload(local: str, url: str, progress: Callable[[int], None]) -> str:
 
 
 def part_of(size: int) -> int:
-    """Bytes of each part of a file of `size` bytes."""
+    """Return the bytes of each part of a file of `size` bytes."""
     return max(PART, -(-size // PARTS))
 
 
 def copy(version: str, partial: str, copying: Copying, size: int, create: bool) -> str:
-    """Have the store copy `version` of `partial` under the final name, part by part as it was sent: so it has the same
-    ETag. `create`: only if nothing has that name. The version it has. Raises ExistsError."""
+    """Have the store copy `version` of `partial` to the final name, and return the version it has there.
+
+    The parts are those that were sent, so it has the same ETag. `create`: only if nothing has that name. Raises
+    ExistsError.
+    """
     bucket, key = split(copying.url)
     source = dict(zip(("Bucket", "Key"), split(partial), strict=True))
     condition: dict[str, Any] = {"IfNoneMatch": "*"} if create else {}
@@ -345,14 +357,14 @@ def _complete(begun: Copying, parts: list[dict[str, Any]], size: int, condition:
 
 
 def abort(begun: Copying) -> None:
-    """End a multipart upload, whether it is there or not. What a store keeps in spite of that, the next run sweeps."""
+    """End a multipart upload, whether it exists or not. What a store keeps in spite of that, the next run removes."""
     bucket, key = split(begun.url)
     with suppress(GgferryError):
         _call("abort_multipart_upload", begun.url, Bucket=bucket, Key=key, UploadId=begun.upload)
 
 
 def put(data: bytes, url: str, version: str | None) -> None:
-    """A small object in one request: a new one, or in the place of `version`. Raises ExistsError."""
+    """Write a small object in one request: a new one, or in the place of `version`. Raises ExistsError."""
     bucket, key = split(url)
     condition: dict[str, Any] = {"IfMatch": version} if version is not None else {"IfNoneMatch": "*"}
     try:
@@ -362,7 +374,7 @@ def put(data: bytes, url: str, version: str | None) -> None:
 
 
 def named_like(url: str) -> Iterator[tuple[str, str | None]]:
-    """Objects, and multipart uploads with their ids, whose names begin with `url`."""
+    """Yield objects, and multipart uploads with their ids, whose names begin with `url`."""
     bucket, key = split(url)
     scheme = url.partition("://")[0]
     for each in _objects(url, bucket, key):

@@ -1,7 +1,7 @@
-"""Web servers as places to read from: every answer is held against what was listed before.
+"""Web servers as places to read from: every answer is compared with what was listed before.
 
-A range names the version it must be of (If-Range: ETag or Last-Modified), and what comes must be that range of a file
-of that size and version. A server is followed to another one only where `urls.Access.redirects` allows it.
+A range request names the version it must be of (If-Range: ETag or Last-Modified), and the answer must be that range of
+a file of that size and version. A redirect to another server is followed only where `urls.Access.redirects` allows it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _LISTED = {"sha-256": "SHA-256", "sha256": "SHA-256", "sha": "SHA-1", "md5": "MD
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the first byte of a file, asked for, tells: `page`: it is HTML; `ranges`: the server serves them."""
+    """What a request for the first byte of a file shows: `page`: it is HTML; `ranges`: the server serves ranges."""
 
     found: Found
     page: bool
@@ -73,7 +73,7 @@ class Facts:
 
 
 def stat(url: str) -> Found:
-    """The file as it is now."""
+    """Return the file as it is now."""
     found = look(url).found
     if found.bytes < 0:
         raise UnsupportedError(str((found.trouble or {}).get("message")), path=url)
@@ -87,8 +87,11 @@ def listing(root: str) -> Iterator[Found]:
 
 
 def look(url: str) -> Facts:
-    """What the server says of a file. A range of one byte is asked for, not HEAD: presigned addresses refuse that, and
-    so it shows whether ranges are served at all."""
+    """Return what the server says about a file.
+
+    A range of one byte is requested, not HEAD: presigned addresses refuse that, and the range shows whether ranges are
+    served at all.
+    """
 
     def ask() -> Facts:
         with request("GET", url, {"Range": "bytes=0-0"}) as answer:
@@ -98,7 +101,7 @@ def look(url: str) -> Facts:
 
 
 def fetch(found: Found, start: int, end: int) -> bytes:
-    """A range of the file that was found. Raises ChangedError when it is another one by now."""
+    """Return a range of the file that was found. Raises ChangedError when it is another file by now."""
     data = patiently(lambda: _range(found, start, end))
     if data is None:
         _changed(found)
@@ -107,7 +110,7 @@ def fetch(found: Found, start: int, end: int) -> bytes:
 
 
 def whole(found: Found) -> bytes:
-    """A small file."""
+    """Return a small file."""
 
     def ask() -> bytes:
         with request("GET", found.path, {}) as answer:
@@ -126,8 +129,10 @@ def remove(url: str, version: str = "") -> None:
 
 
 def stated(found: Found) -> Stated | None:
-    """The checksum of the whole file, where the headers state one. HEAD, which a presigned address refuses: then none
-    is known."""
+    """Return the checksum of the whole file, where the headers state one.
+
+    It takes a HEAD request; a presigned address refuses that, and then no checksum is known.
+    """
 
     def ask() -> Stated | None:
         with request("HEAD", found.path, {}) as answer:
@@ -146,7 +151,7 @@ def stated(found: Found) -> Stated | None:
 
 
 def _facts(url: str, answer: http.client.HTTPResponse) -> Facts:
-    """Raises what the status means, where there is no file."""
+    """Return what an answer shows. Raises what its status means, where there is no file."""
     page = answer.headers.get_content_type() == "text/html"
     if answer.status == 416 and _EMPTY.fullmatch(answer.headers.get("Content-Range", "")):
         return Facts(Found(url, 0, version_of(answer.headers)), False, True)
@@ -161,7 +166,7 @@ def _facts(url: str, answer: http.client.HTTPResponse) -> Facts:
 
 
 def _size(answer: http.client.HTTPResponse) -> tuple[int, str]:
-    """Bytes of the whole file, or why they are not known."""
+    """Return the bytes of the whole file, or why they are not known."""
     encoding = answer.headers.get("Content-Encoding", "")
     if not _ENCODED.fullmatch(encoding):
         return -1, f"the server sends it compressed ({encoding}), and does not say how long it is"
@@ -173,13 +178,16 @@ def _size(answer: http.client.HTTPResponse) -> tuple[int, str]:
 
 
 def version_of(headers: http.client.HTTPMessage) -> str:
-    """What changes with the file: a strong ETag, else Last-Modified, else a weak ETag; "" where none is stated."""
+    """Return what changes with the file; "" where nothing is stated.
+
+    It is a strong ETag, else Last-Modified, else a weak ETag.
+    """
     tag, date = headers.get("ETag", "").strip(), headers.get("Last-Modified", "").strip()
     return date if date and (not tag or tag.startswith("W/")) else tag
 
 
 def _range(found: Found, start: int, end: int) -> bytes | None:
-    """The range; None when the server sends the whole file instead, because it is another or knows no ranges."""
+    """Return the range; None when the server sends the whole file instead (it changed, or ranges are not supported)."""
     pin = {} if not found.pinned or found.version.startswith("W/") else {"If-Range": found.version}
     with request("GET", found.path, {"Range": f"bytes={start}-{end - 1}", **pin}) as answer:
         if answer.status in (200, 412, 416):
@@ -204,7 +212,7 @@ def _range(found: Found, start: int, end: int) -> bytes | None:
 
 
 def _changed(found: Found) -> None:
-    """Raises ChangedError when the file is not the one that was found."""
+    """Raise ChangedError when the file is not the one that was found."""
     now = stat(found.path)
     if (now.bytes, now.version) != (found.bytes, found.version):
         raise _other(found, now)
@@ -218,7 +226,7 @@ def _other(found: Found, now: Found) -> GgferryError:
 
 
 def read(answer: http.client.HTTPResponse, size: int, path: str) -> bytes:
-    """Exactly `size` bytes of an answer's body. Raises TransportError when fewer come, or too slowly."""
+    """Return exactly `size` bytes of an answer's body. Raises TransportError when fewer come, or too slowly."""
     data, done = bytearray(size), 0
     deadline = time.monotonic() + GRACE + size / SLOWEST
     view = memoryview(data)
@@ -233,7 +241,7 @@ def read(answer: http.client.HTTPResponse, size: int, path: str) -> bytes:
 
 
 def _checksum(headers: http.client.HTTPMessage) -> Stated | None:
-    """The surest checksum that is stated of the whole file."""
+    """Return the strongest checksum that is stated for the whole file."""
     found = []
     for name, algorithm, parse in _STATED:
         if name in headers:
@@ -251,13 +259,16 @@ def _checksum(headers: http.client.HTTPMessage) -> Stated | None:
 
 _open = threading.local()
 elsewhere: dict[str, str] = {}
-"""Files that another server than the named one serves: which, by name."""
+"""Files that another server than the named one serves, and which server, by name."""
 
 
 @contextmanager
 def request(method: str, url: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
-    """The answer to a request, redirects followed as far as they may be; one that is not read to its end costs the
-    connection. Errors of the network become AccessError, NotFoundError or PassingError."""
+    """Send a request and yield the answer, following redirects as far as allowed.
+
+    An answer that is not read to its end costs the connection. Errors of the network become AccessError, NotFoundError
+    or PassingError.
+    """
     target, home = whole_url(url), origin(whole_url(url))
     for _ in range(REDIRECTS + 1):
         with _errors(url):
@@ -276,7 +287,7 @@ def request(method: str, url: str, headers: Mapping[str, str]) -> Iterator[http.
 
 
 def _leave(connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> None:
-    """Read what is left of a short answer, so that its connection can be used again; close a long one's."""
+    """Read what is left of a short answer, so that its connection can be used again; close that of a long one."""
     if not answer.isclosed() and answer.length is not None and answer.length <= SHORT:
         with suppress(OSError, http.client.HTTPException):
             answer.read()
@@ -285,7 +296,7 @@ def _leave(connection: http.client.HTTPConnection, answer: http.client.HTTPRespo
 
 
 def _followed(url: str, target: str, to: str, home: tuple[str, str, int]) -> str:
-    """Where a redirect leads, when we may go there. The password of `target` goes along to the same server only."""
+    """Return where a redirect leads, when we may go there. The password of `target` is sent to the same server only."""
     there = urljoin(target, to)
     if urlsplit(there).scheme not in ("http", "https"):
         raise AccessError("a redirect to what is no web server", path=url, found=f"{urlsplit(there).scheme}:")
@@ -305,7 +316,7 @@ def _followed(url: str, target: str, to: str, home: tuple[str, str, int]) -> str
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port. Raises UsageError for what is no address of a web server."""
+    """Return scheme, host and port. Raises UsageError for what is not the address of a web server."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -333,7 +344,7 @@ def _errors(url: str) -> Iterator[None]:
 def _send(
     method: str, url: str, headers: Mapping[str, str]
 ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """Over this thread's connection to that server; one that was kept may have been closed meanwhile."""
+    """Send a request over this thread's connection to the server; a kept connection may have been closed meanwhile."""
     kept: dict[Any, http.client.HTTPConnection] = _open.__dict__.setdefault("connections", {})
     parts, place = urlsplit(url), origin(url)
     path = quote(parts.path or "/", safe=string.punctuation) + (

@@ -1,4 +1,4 @@
-"""A web server's pages walked like folders: what their links name, as far as it lies below the first page."""
+"""Walk a web server's pages like folders: what their links name, as far as it lies below the first page."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ AT_ONCE = 16  # files asked for at a time
 
 
 def walk(root: str) -> Iterator[Found]:
-    """The file at `root`, or, where that is a page, every file that it and the pages below it link to. What cannot be
-    looked at is listed with its error."""
+    """Yield the file at `root` or, where that is a page, every file that it and the pages below it link to.
+
+    What cannot be read is listed with its error.
+    """
     first = web.look(root)
     if not first.page:
         yield first.found
@@ -52,13 +54,13 @@ class _Page:
 
 @dataclass
 class _Pages:
-    """The pages below `root`. `troubles`: what is linked to and not looked at."""
+    """The pages below `root`; `troubles` is what they link to and could not be read."""
 
     root: str
     troubles: list[Found] = field(default_factory=list)
 
     def walk(self) -> Iterator[str]:
-        """The names of files, each once."""
+        """Yield the names of files, each once."""
         left, seen, count = deque([_Page(self.root, 0, frozenset())]), {self.root}, 0
         while left:
             page = left.popleft()
@@ -77,7 +79,7 @@ class _Pages:
                     yield url
 
     def _links(self, page: _Page) -> list[tuple[str, bool]]:
-        """Names of what a page links to, and whether each is a page again."""
+        """Return the names a page links to, and whether each is itself a page."""
         from blake3 import blake3
 
         try:
@@ -118,7 +120,10 @@ class _Pages:
 
 
 def _folder(url: str) -> str:
-    """What the links of a page are relative to: `…/models` is a folder without its slash, `…/index.html` is in one."""
+    """Return what a page's links are relative to.
+
+    `…/models` is a folder without its slash, `…/index.html` is in one.
+    """
     parts = urlsplit(url)
     folder, _, last = parts.path.rpartition("/")
     inner = last if last and not last.lower().endswith((".html", ".htm", ".php")) else ""
