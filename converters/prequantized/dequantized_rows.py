@@ -7,16 +7,17 @@ Arithmetic is float32, in the order of the schemes' own: (q − zero) × scale.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import CHUNK, raw_rows, values_of
 from ggferry.formats.checkpoint import Checkpoint, Derivation, Span, TensorRef
 from ggferry.formats.errors import OutOfRangeError, TruncatedError
 from ggferry.quant.codec import block_type
-from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unpack, unpack_down
+from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unpack, unpack_down, unpack_stream
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -113,12 +114,16 @@ class Gptq:
     first_version: bool
 
     def __call__(self, start: int, stop: int) -> Floats:
-        per = WORD_BITS // self.bits
+        per, words = gptq_unit(self.bits)
         low, high = start // per, -(-stop // per)
-        zeros = unpack(_slice(self.checkpoint, self.zeros, low, high).view("<u4"), self.bits)
+        last = min(high * words, self.zeros.columns)
+        stored = raw_columns(self.checkpoint, self.zeros, low * words, last)
+        zeros = unpack_stream(stored, self.bits, (last - low * words) * WORD_BITS // self.bits)
         zeros = gptq_zeros(zeros[:, start - low * per : stop - low * per], self.bits, self.first_version)
-        levels = unpack_down(_slice(self.checkpoint, self.words, start, stop).view("<u4"), self.bits)
-        part = _columns(self.scales, start, stop)
+        turned = np.ascontiguousarray(raw_columns(self.checkpoint, self.words, start, stop).view("<u4").T)
+        count = self.words.rows * WORD_BITS // self.bits
+        levels = unpack_stream(turned.view(np.uint8), self.bits, count).T
+        part = columns_of(self.scales, start, stop)
         scales = values_of(self.checkpoint, part, 0, part.rows)
         groups = np.arange(len(levels)) // self.group
         if self.order is not None:
@@ -127,7 +132,13 @@ class Gptq:
         return np.ascontiguousarray((values * scales[groups]).T)
 
 
-def _columns(ref: TensorRef, start: int, stop: int) -> TensorRef:
+def gptq_unit(bits: int) -> tuple[int, int]:
+    """(values, words) of the least run of values that fills whole words."""
+    words = math.lcm(bits, WORD_BITS) // WORD_BITS
+    return words * WORD_BITS // bits, words
+
+
+def columns_of(ref: TensorRef, start: int, stop: int) -> TensorRef:
     """Columns `start:stop` of a matrix as a tensor of its own."""
     (span,) = ref.spans
     strides = span.strides or (ref.columns, 1)
@@ -136,8 +147,14 @@ def _columns(ref: TensorRef, start: int, stop: int) -> TensorRef:
     return TensorRef(ref.name, ref.type, shape, (Span(span.file, offset, shape, strides),), 0, ref.big_endian)
 
 
-def _slice(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Array:
-    return raw_rows(checkpoint, _columns(ref, start, stop), 0, ref.rows)
+def reshaped(ref: TensorRef, shape: tuple[int, ...]) -> TensorRef:
+    """The same elements in another shape; of one whole piece."""
+    (span,) = ref.spans
+    return replace(ref, shape=shape, spans=(replace(span, shape=shape),))
+
+
+def raw_columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Array:
+    return raw_rows(checkpoint, columns_of(ref, start, stop), 0, ref.rows)
 
 
 def indices(checkpoint: Checkpoint, ref: TensorRef) -> Array:

@@ -1,11 +1,12 @@
 """Checkpoints whose weights are quantized already: recognized by their configuration, shown as plain matrices.
 
-`schemes/` holds those that are carried; every other is refused by name before any weight is read: AWQ, bitsandbytes,
-HQQ, NVFP4, … Source of the configurations: transformers' `utils/quantization_config.py`.
+`schemes/` holds those that are carried; every other is refused by name before any weight is read: HQQ, Quanto, …
+Source of the configurations: transformers' `utils/quantization_config.py`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
@@ -105,29 +106,42 @@ def _refuse_unexplained(checkpoint: Checkpoint, packed: list[TensorRef]) -> None
 
 def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
     source = Dequantized(checkpoint.path)
-    natural = natural_type(checkpoint) if found.kind == "F32" else found.kind
+    natural = natural_type(checkpoint)
     tensors: dict[str, TensorRef] = {}
     dropped = list(found.dropped)
     for name, ref in checkpoint.tensors.items():
         if name in found.matrices:
-            wanted, shape, rows = found.matrices[name]
-            if wanted != name and wanted in checkpoint.tensors:
-                raise InconsistentError(f"{wanted!r} is there plain and quantized", path=checkpoint.path)
-            derived = Derivation(found.scheme, block_type(natural), ref.type.name not in FP8)
-            tensors[wanted] = source.add(wanted, shape, rows, len(checkpoint.files), derived, found.kind)
+            made = found.matrices[name]
+            if made.name != name and made.name in checkpoint.tensors:
+                raise InconsistentError(f"{made.name!r} is there plain and quantized", path=checkpoint.path)
+            kept = natural if made.kind == "F32" else made.kind
+            derived = Derivation(found.scheme, block_type(kept), ref.type.name not in FP8)
+            tensors[made.name] = source.add(
+                made.name, made.shape, made.rows, len(checkpoint.files), derived, made.kind
+            )  # fmt: skip
         elif name.endswith(RUNTIME):
             dropped.append(Dropped(ref, "a scale for activations or caches, which a GGUF model does not quantize so"))
         elif name not in found.used:
             tensors[name] = ref
-    note = f"{len(found.matrices)} tensors were quantized already ({found.scheme}) and are " + (
-        f"dequantized; 'keep' makes {natural} of them, as config.json names it, and --outtype f32 loses nothing"
-        if found.kind == "F32"
-        else f"laid out as GGUF has {natural}; 'keep' loses nothing"
-    )
     return replace(
-        checkpoint, files=(*checkpoint.files, source), tensors=tensors, notes=(*checkpoint.notes, note),
+        checkpoint, files=(*checkpoint.files, source), tensors=tensors,
+        notes=(*checkpoint.notes, *_notes(found, natural)),
         dropped=(*checkpoint.dropped, *(drop for drop in dropped if drop.ref.name not in tensors)),
     )  # fmt: skip
+
+
+def _notes(found: Found, natural: str) -> list[str]:
+    """What was made of the quantized tensors, a line for each kind of result."""
+    counts = Counter(made.kind for made in found.matrices.values())
+    return [
+        f"{count} tensors were quantized already ({found.scheme}) and are "
+        + (
+            f"dequantized; 'keep' makes {natural} of them, as config.json names it, and --outtype f32 loses nothing"
+            if kind == "F32"
+            else f"laid out as GGUF has {kind}; 'keep' loses nothing"
+        )
+        for kind, count in sorted(counts.items())
+    ]
 
 
 def natural_type(checkpoint: Checkpoint) -> str:

@@ -39,6 +39,14 @@ def unpack_down(words: Array, bits: int) -> Array:
     return out.astype(np.uint8).reshape(-1, words.shape[1])
 
 
+def unpack_stream(packed: Array, bits: int, count: int) -> Array:
+    """uint8 `(rows, bytes)` → uint8 `(rows, count)`: values of `bits` ≤ 8 bits behind one another across the borders
+    of bytes and words, the first in the lowest bits (GPTQ's 3 bits, MLX)."""
+    flat = np.unpackbits(packed, axis=1, count=count * bits, bitorder="little")
+    found: Array = np.packbits(flat.reshape(len(packed), count, bits), axis=2, bitorder="little")[..., 0]
+    return found
+
+
 def gptq_zeros(stored: Array, bits: int, first_version: bool) -> Array:
     """Return the zero points that are meant, as int16.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
-from ggferry.formats.errors import InconsistentError, MissingError, ShapeError, UnsupportedError
+from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UnsupportedError
 from ggferry.quant.codecs.packed import WORD_BITS
 
 Config = Mapping[str, Any]
@@ -16,16 +16,25 @@ FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
 DEQUANTIZE = "ask for the unquantized checkpoint, or dequantize it with the library that wrote it"
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix, or a stack of them, that packed tensors stand for. `kind`: what its rows are, values (F32) or blocks
+    of a type."""
+
+    name: str
+    shape: tuple[int, ...]
+    rows: Rows
+    kind: str = "F32"
+
+
 @dataclass(slots=True)
 class Found:
-    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, and tensors used up. `kind`:
-    what their rows are, values or blocks of a type."""
+    """What a scheme made of a checkpoint: matrices by the tensor whose place they take, and tensors used up."""
 
     scheme: str
-    matrices: dict[str, tuple[str, tuple[int, ...], Rows]] = field(default_factory=dict)
+    matrices: dict[str, Matrix] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     dropped: list[Dropped] = field(default_factory=list)
-    kind: str = "F32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,8 @@ def block_size(checkpoint: Checkpoint, stated: Any) -> tuple[int, int]:
 def take(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: Grid, zero: Grid | None = None,
            order: TensorRef | None = None) -> None:  # fmt: skip
     rows, columns = matrix(checkpoint, ref)
-    found.matrices[ref.name] = ref.name, (rows, columns), Scaled(checkpoint, ref, columns, scale, zero, 0, order)
+    values = Scaled(checkpoint, ref, columns, scale, zero, 0, order)
+    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), values)
     found.used |= {grid.ref.name for grid in (scale, zero) if grid} | ({order.name} if order else set())
 
 
@@ -83,6 +93,31 @@ def grid(
             expected=[down, -(-columns // wide) if wide else 1],
         )  # fmt: skip
     return Grid(ref, tall or 1, wide or columns // across, bits)
+
+
+def of_type(checkpoint: Checkpoint, ref: TensorRef, *types: str) -> TensorRef:
+    """`ref`, unless it is of another type or in several pieces: UnsupportedError."""
+    if ref.type.name not in types or len(ref.spans) != 1:
+        raise UnsupportedError(
+            f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected=" or ".join(types)
+        )
+    return ref
+
+
+def of_shape(checkpoint: Checkpoint, ref: TensorRef, beside: str, *shapes: tuple[int, ...]) -> TensorRef:
+    """`ref`, unless its shape is none of `shapes`: ShapeError."""
+    if ref.shape not in shapes:
+        raise ShapeError(
+            f"{ref.name!r} beside {beside!r}", path=checkpoint.path, found=list(ref.shape), expected=list(shapes[0])
+        )
+    return ref
+
+
+def group_size(checkpoint: Checkpoint, stated: Any, columns: int) -> int:
+    """Columns that share a scale: as stated, all of them for −1. Raises OutOfRangeError."""
+    if type(stated) is not int or stated == 0 or stated < -1:
+        raise OutOfRangeError("group_size", path=checkpoint.path, found=stated, expected="-1 or more than 0")
+    return columns if stated == -1 else stated
 
 
 def piece(checkpoint: Checkpoint, name: str, beside: str) -> TensorRef:

@@ -13,6 +13,7 @@ from ggferry.converters.prequantized.schemes._common import (
     FP8,
     Config,
     Found,
+    Matrix,
     Scheme,
     block_size,
     grid,
@@ -113,7 +114,8 @@ def _packed(checkpoint: Checkpoint, groups: list[Config], found: Found, ref: Ten
     bits, shape = settings["num_bits"], (rows, columns)
     scale = piece(checkpoint, f"{base}_scale", ref.name)
     scales, zero, order = _grids(checkpoint, settings, ref, scale, shape, bits)
-    found.matrices[ref.name] = base, shape, Scaled(checkpoint, ref, columns, scales, zero, bits, order)
+    values = Scaled(checkpoint, ref, columns, scales, zero, bits, order)
+    found.matrices[ref.name] = Matrix(base, shape, values)
     found.used.add(scale.name)
 
 

@@ -1,4 +1,4 @@
-"""GPTQ of 2, 4 and 8 bits, in both versions of its format.
+"""GPTQ of 2, 3, 4 and 8 bits, in both versions of its format.
 
 Source: GPTQModel's and AutoGPTQ's `quantize_config.json`.
 """
@@ -6,9 +6,18 @@ Source: GPTQModel's and AutoGPTQ's `quantize_config.json`.
 from __future__ import annotations
 
 from ggferry.converters.prequantized.dequantized_rows import Gptq
-from ggferry.converters.prequantized.schemes._common import DEQUANTIZE, Config, Found, Scheme, matrix, piece
+from ggferry.converters.prequantized.schemes._common import (
+    DEQUANTIZE,
+    Config,
+    Found,
+    Matrix,
+    Scheme,
+    group_size,
+    matrix,
+    piece,
+)
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
-from ggferry.formats.errors import InconsistentError, OutOfRangeError, ShapeError, UnsupportedError
+from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
 from ggferry.quant.codecs.packed import WORD_BITS
 
 
@@ -27,7 +36,8 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
         zeros, scales = (piece(checkpoint, f"{base}.{end}", name) for end in ("qzeros", "scales"))
         order = checkpoint.tensors.get(f"{base}.g_idx")
         made = _gptq_matrix(checkpoint, config, words, zeros, scales, order, version == "gptq")
-        found.matrices[name] = f"{base}.weight", (words.shape[1], made.words.shape[0] * WORD_BITS // made.bits), made
+        shape = (words.shape[1], words.shape[0] * WORD_BITS // made.bits)
+        found.matrices[name] = Matrix(f"{base}.weight", shape, made)
         found.used |= {f"{base}.{end}" for end in ("qzeros", "scales", "g_idx")}
         widths.add(made.bits)
     found.scheme = f"GPTQ of {' and '.join(map(str, sorted(widths)))} bits"
@@ -49,13 +59,12 @@ def _gptq_matrix(
         bits, rest = divmod(words.shape[0] * WORD_BITS, order.elements)
         if rest or (bits != stated and not config.get("dynamic")):
             raise InconsistentError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected=stated)
-    if type(bits) is not int or bits not in (2, 4, 8):
-        raise UnsupportedError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected="2, 4 or 8")
-    columns = words.shape[0] * WORD_BITS // bits
-    size = config.get("group_size", -1)
-    if type(size) is not int or size == 0 or size < -1:
-        raise OutOfRangeError("group_size", path=checkpoint.path, found=size, expected="-1 or more than 0")
-    group = columns if size == -1 else size
+    if type(bits) is not int or bits not in (2, 3, 4, 8):
+        raise UnsupportedError(f"bits of {words.name!r}", path=checkpoint.path, found=bits, expected="2, 3, 4 or 8")
+    columns, rest = divmod(words.shape[0] * WORD_BITS, bits)
+    if rest:
+        raise ShapeError(f"{words.name!r} of {bits} bits", path=checkpoint.path, found=list(words.shape))
+    group = group_size(checkpoint, config.get("group_size", -1), columns)
     groups, needed = scales.shape[0], -(-columns // group)
     if order is None and groups != needed:
         raise ShapeError(f"groups of {scales.name!r}", path=checkpoint.path, found=groups, expected=needed)

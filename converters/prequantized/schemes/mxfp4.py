@@ -7,7 +7,7 @@ has the same values in another order of nibbles: nothing is dequantized.
 from __future__ import annotations
 
 from ggferry.converters.prequantized.dequantized_rows import Mxfp4
-from ggferry.converters.prequantized.schemes._common import Config, Found, Scheme, piece
+from ggferry.converters.prequantized.schemes._common import Config, Found, Matrix, Scheme, piece
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import ShapeError
 
@@ -16,7 +16,7 @@ BLOCKS, SCALES = "_blocks", "_scales"
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
     """Every `NAME_blocks` with its `NAME_scales`."""
-    found = Found("MXFP4", kind="MXFP4")
+    found = Found("MXFP4")
     for name, blocks in checkpoint.tensors.items():
         if not name.endswith(BLOCKS):
             continue
@@ -28,7 +28,7 @@ def find(checkpoint: Checkpoint, config: Config) -> Found:
                 found=f"{blocks.type} {list(blocks.shape)}", expected=f"U8 {[*scales.shape, 16]}",
             )  # fmt: skip
         shape = (*scales.shape[:-1], scales.columns * 32)
-        found.matrices[name] = base, shape, Mxfp4(checkpoint, blocks, scales)
+        found.matrices[name] = Matrix(base, shape, Mxfp4(checkpoint, blocks, scales), "MXFP4")
         found.used.add(scales.name)
     return found
 

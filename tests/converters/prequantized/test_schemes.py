@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert, make_plan
@@ -33,87 +32,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
-
-WIDTH, FF, HEADS, KV_HEADS, LAYERS, VOCAB = 64, 96, 4, 2, 3, 72
-Tensors = dict[str, torch.Tensor]
-Quantize = Callable[[str, np.ndarray, np.random.Generator], tuple[Tensors, np.ndarray]]
-"""name of the weight, its values → the tensors that stand for it, and what they mean in float32."""
-
-
-def model(quantize: Quantize) -> tuple[Tensors, dict[str, np.ndarray]]:
-    """A tiny LLaMA whose matrices inside the blocks are quantized; their meaning by name."""
-    rng = np.random.default_rng(5)
-    kv = WIDTH // HEADS * KV_HEADS
-    tensors: Tensors = {}
-    meaning = {}
-    for name, shape in (("model.embed_tokens", (VOCAB, WIDTH)), ("lm_head", (VOCAB, WIDTH)), ("model.norm", (WIDTH,))):
-        tensors[f"{name}.weight"] = torch.tensor(rng.normal(1 if len(shape) == 1 else 0, 0.2, shape)).bfloat16()
-    for n in range(LAYERS):
-        block = f"model.layers.{n}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{block}.{name}.weight"] = torch.ones(WIDTH, dtype=torch.bfloat16)
-        for name, shape in {
-            "self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (kv, WIDTH), "self_attn.v_proj": (kv, WIDTH),
-            "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (FF, WIDTH), "mlp.up_proj": (FF, WIDTH),
-            "mlp.down_proj": (WIDTH, FF),
-        }.items():  # fmt: skip
-            weight = f"{block}.{name}.weight"
-            made, meaning[weight] = quantize(weight, rng.normal(0, 0.1, shape).astype(np.float32), rng)
-            tensors |= made
-    return tensors, meaning
-
-
-def write(folder: Path, tensors: Tensors, quantization: Any, dtype: str | None = "bfloat16", **more: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": FF,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "num_hidden_layers": LAYERS,
-        "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 128,
-        "tie_word_embeddings": False, "hidden_act": "silu", **more,
-    }  # fmt: skip
-    config |= {} if dtype is None else {"torch_dtype": dtype}
-    config |= {} if quantization is None else {"quantization_config": quantization}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    return folder
-
-
-def request(source: Path, out: Path, outtype: str = "f32", level: str = "full") -> Request:
-    return Request(str(source), str(out), Options(outtype=outtype), vocab=VocabOptions(none=True), level=level)
-
-
-def in_gguf_order(name: str, weight: np.ndarray) -> np.ndarray:
-    """Rows of Q and K as llama.cpp wants them: rotary pairs as neighbors."""
-    heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
-    if heads is None:
-        return weight
-    half = len(weight) // heads // 2
-    return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
-
-
-GGUF_NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-
-
-def gguf_name(name: str) -> str:
-    _, _, block, *middle, _ = name.split(".")
-    return f"blk.{block}.{GGUF_NAMES['.'.join(middle)]}.weight"
-
-
-def check_file(path: Path, meaning: dict[str, np.ndarray], dtype: str) -> None:
-    found = open_gguf(str(path))
-    for name, weight in meaning.items():
-        ref = found.tensors[gguf_name(name)]
-        data = found.files[0].read(ref.spans[0].offset, ref.nbytes)
-        assert ref.type.name == dtype and ref.shape == weight.shape
-        expected = torch.from_numpy(np.ascontiguousarray(in_gguf_order(name, weight)))
-        kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        assert data == expected.to(kinds[dtype]).contiguous().view(torch.uint8).numpy().tobytes(), name
-    found.close()
-
+from helpers.quantized_llama import Quantize, Tensors, check_file, gguf_name, model, request, write
 
 # --- FP8 ---------------------------------------------------------------------------------------------------
 
@@ -195,6 +114,24 @@ def pack_rows(values: np.ndarray, bits: int) -> np.ndarray:
     return words.astype(np.uint32).view(np.int32)
 
 
+def pack_gptq(values: np.ndarray, bits: int) -> np.ndarray:
+    """As AutoGPTQ's `QuantLinear.pack` does: 3 bits run on over the ends of words, 32 values in three."""
+    if bits != 3:
+        return pack_rows(values, bits)
+    words = np.zeros((len(values), values.shape[1] // 32, 3), np.int64)
+    for i, row in enumerate(values.tolist()):
+        for n in range(words.shape[1]):
+            part = row[n * 32 : n * 32 + 32]
+            for j in range(10):
+                words[i, n, 0] |= part[j] << 3 * j
+                words[i, n, 1] |= part[11 + j] << 3 * j + 1
+                words[i, n, 2] |= part[22 + j] << 3 * j + 2
+            words[i, n, 0] |= part[10] << 30
+            words[i, n, 1] |= part[10] >> 2 & 1 | part[21] << 31
+            words[i, n, 2] |= part[21] >> 1 & 3
+    return (words & 0xFFFFFFFF).astype(np.uint32).view(np.int32).reshape(len(values), -1)
+
+
 def compressed(bits: int, group: int | None, form: str, symmetric: bool = True) -> dict[str, Any]:
     weights = {
         "num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group" if group else "channel",
@@ -224,8 +161,8 @@ def gptq(bits: int, group: int, *, order: str = "plain", version: int = 1, scale
         levels = np.clip(np.round(weight.T / wide[owner]) + zero[owner], 0, top).astype(int)
         stored = (zero - 1) % (top + 1) if version == 1 else zero
         made = {
-            "qweight": torch.from_numpy(pack_rows(levels.T, bits).T.copy()),
-            "qzeros": torch.from_numpy(pack_rows(stored, bits)),
+            "qweight": torch.from_numpy(pack_gptq(levels.T, bits).T.copy()),
+            "qzeros": torch.from_numpy(pack_gptq(stored, bits)),
             "scales": scale,
         }
         if order != "none":
@@ -256,6 +193,11 @@ CASES: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "ct int4 actorder": (integers(4, 16, packed=True, order=True), compressed(4, 16, "pack-quantized")),
     "gptq 4": (gptq(4, 32), gptq_config(4, 32)),
     "gptq 2": (gptq(2, 16), gptq_config(2, 16)),
+    "gptq 3": (gptq(3, 32), gptq_config(3, 32)),
+    "gptq 3 desc_act, v2": (
+        gptq(3, 32, order="desc_act", version=2),
+        gptq_config(3, 32, desc_act=True, checkpoint_format="gptq_v2"),
+    ),
     "gptq 8": (gptq(8, 32), gptq_config(8, 32)),
     "gptq 4 desc_act": (gptq(4, 16, order="desc_act"), gptq_config(4, 16, desc_act=True)),
     "gptq 4 one group": (gptq(4, -1), gptq_config(4, -1)),
@@ -383,10 +325,8 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"quant_method": "awq", "bits": 4, "group_size": 32}, "awq"),
-        ({"w_bit": 4, "q_group_size": 32, "version": "GEMM"}, "awq"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ({"load_in_8bit": True}, "bitsandbytes"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "gemv"),
+        ({"quant_method": "quanto"}, "quanto"),
         ({"quant_method": "hqq"}, "hqq"),
         ({"quant_method": "quip"}, "quip"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
@@ -394,7 +334,7 @@ def test_a_configuration_beside_plain_weights_is_only_said(tmp_path: Path) -> No
         ({**compressed(4, 32, "pack-quantized"), "sparsity_config": {"format": "sparse-24"}}, "sparse-24"),
         ({**compressed(4, 32, "pack-quantized"), "transform_config": {"R1": {}}}, "R1"),
         (gptq_config(4, 32, checkpoint_format="marlin"), "marlin"),
-        (gptq_config(3, 32), "bits"),
+        (gptq_config(5, 32), "bits"),
         ([], "qweight"),
     ],
 )  # fmt: skip

@@ -1,0 +1,98 @@
+"""AWQ of 4 bits in the order of AutoAWQ's GEMM kernels.
+
+Source: AutoAWQ `modules/linear/gemm.py` (`WQLinear_GEMM.from_linear`: order_map 0 2 4 6 1 3 5 7) and
+`utils/packing_utils.py` (`dequantize_gemm`), transformers' `AwqConfig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ggferry.converters.model_graph.rows import values_of
+from ggferry.converters.prequantized.dequantized_rows import columns_of, raw_columns
+from ggferry.converters.prequantized.schemes._common import (
+    DEQUANTIZE,
+    Config,
+    Found,
+    Matrix,
+    Scheme,
+    group_size,
+    matrix,
+    of_shape,
+    of_type,
+    piece,
+)
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.errors import UnsupportedError
+from ggferry.quant.codecs.packed import unpack
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Floats
+else:
+    np = lazy("numpy")
+
+BITS, PER_WORD = 4, 8
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""The nibble of a word, from its lowest bits, that holds each of its eight columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """`words` `(columns, rows / 8)`, `zeros` `(groups, rows / 8)`, `scales` `(groups, rows)`: turned over against the
+    weight they stand for."""
+
+    checkpoint: Checkpoint
+    words: TensorRef
+    zeros: TensorRef
+    scales: TensorRef
+    group: int
+
+    def __call__(self, start: int, stop: int) -> Floats:
+        part = columns_of(self.scales, start, stop)
+        scales = values_of(self.checkpoint, part, 0, part.rows)
+        groups = np.arange(self.words.rows) // self.group
+        levels = self._nibbles(self.words, start, stop).astype(np.int16)
+        levels -= self._nibbles(self.zeros, start, stop)[groups]
+        return np.ascontiguousarray((levels * scales[groups]).T)
+
+    def _nibbles(self, ref: TensorRef, start: int, stop: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+        low = start // PER_WORD
+        found = unpack(raw_columns(self.checkpoint, ref, low, -(-stop // PER_WORD)).view("<u4"), BITS)
+        ordered = found.reshape(ref.rows, -1, PER_WORD)[..., list(PLACES)].reshape(ref.rows, -1)
+        part: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = ordered[:, start - low * PER_WORD :]
+        return part[:, : stop - start]
+
+
+def find(checkpoint: Checkpoint, config: Config) -> Found:
+    """(q − z) × scale."""
+    form = str(config.get("version", config.get("format", "gemm"))).lower()
+    bits = config.get("bits", config.get("w_bit", BITS))
+    for what, stated, known in (("AWQ weights in a kernel's own order", form, "gemm"), ("bits of AWQ", bits, BITS)):
+        if stated != known:
+            raise UnsupportedError(what, path=checkpoint.path, found=stated, expected=known, hint=DEQUANTIZE)
+    found = Found("AWQ of 4 bits")
+    for name, words in checkpoint.tensors.items():
+        if name.endswith(".qweight"):
+            base = name.removesuffix(".qweight")
+            made = _awq(checkpoint, config, base, words)
+            found.matrices[name] = Matrix(f"{base}.weight", (words.shape[1] * PER_WORD, words.shape[0]), made)
+            found.used |= {made.zeros.name, made.scales.name}
+    return found
+
+
+def _awq(checkpoint: Checkpoint, config: Config, base: str, words: TensorRef) -> Awq:
+    columns, across = matrix(checkpoint, of_type(checkpoint, words, "I32", "U32"))
+    group = group_size(checkpoint, config.get("group_size", config.get("q_group_size", 128)), columns)
+    groups = -(-columns // group)
+    zeros = of_type(checkpoint, piece(checkpoint, f"{base}.qzeros", words.name), "I32", "U32")
+    scales = of_type(checkpoint, piece(checkpoint, f"{base}.scales", words.name), "F16", "BF16", "F32")
+    of_shape(checkpoint, zeros, words.name, (groups, across))
+    of_shape(checkpoint, scales, words.name, (groups, across * PER_WORD))
+    return Awq(checkpoint, words, zeros, scales, group)
+
+
+SCHEME = Scheme(("awq",), find)

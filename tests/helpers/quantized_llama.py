@@ -1,0 +1,97 @@
+"""A tiny LLaMA whose matrices inside the blocks are quantized as a test asks, and what its GGUF must hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.convert import Request
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.formats.readers.gguf import open_gguf
+
+WIDTH, FF, HEADS, KV_HEADS, LAYERS, VOCAB = 64, 96, 4, 2, 3, 72
+Tensors = dict[str, torch.Tensor]
+Quantize = Callable[[str, np.ndarray, np.random.Generator], tuple[Tensors, np.ndarray]]
+"""name of the weight, its values → the tensors that stand for it, and what they mean in float32."""
+
+
+def model(quantize: Quantize) -> tuple[Tensors, dict[str, np.ndarray]]:
+    """A tiny LLaMA whose matrices inside the blocks are quantized; their meaning by name."""
+    rng = np.random.default_rng(5)
+    kv = WIDTH // HEADS * KV_HEADS
+    tensors: Tensors = {}
+    meaning = {}
+    for name, shape in (("model.embed_tokens", (VOCAB, WIDTH)), ("lm_head", (VOCAB, WIDTH)), ("model.norm", (WIDTH,))):
+        tensors[f"{name}.weight"] = torch.tensor(rng.normal(1 if len(shape) == 1 else 0, 0.2, shape)).bfloat16()
+    for n in range(LAYERS):
+        block = f"model.layers.{n}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{block}.{name}.weight"] = torch.ones(WIDTH, dtype=torch.bfloat16)
+        for name, shape in {
+            "self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (kv, WIDTH), "self_attn.v_proj": (kv, WIDTH),
+            "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (FF, WIDTH), "mlp.up_proj": (FF, WIDTH),
+            "mlp.down_proj": (WIDTH, FF),
+        }.items():  # fmt: skip
+            weight = f"{block}.{name}.weight"
+            made, meaning[weight] = quantize(weight, rng.normal(0, 0.1, shape).astype(np.float32), rng)
+            tensors |= made
+    return tensors, meaning
+
+
+def write(folder: Path, tensors: Tensors, quantization: Any, dtype: str | None = "bfloat16", **more: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": FF,
+        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "num_hidden_layers": LAYERS,
+        "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 128,
+        "tie_word_embeddings": False, "hidden_act": "silu", **more,
+    }  # fmt: skip
+    config |= {} if dtype is None else {"torch_dtype": dtype}
+    config |= {} if quantization is None else {"quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def request(source: Path, out: Path, outtype: str = "f32", level: str = "full") -> Request:
+    return Request(str(source), str(out), Options(outtype=outtype), vocab=VocabOptions(none=True), level=level)
+
+
+def in_gguf_order(name: str, weight: np.ndarray) -> np.ndarray:
+    """Rows of Q and K as llama.cpp wants them: rotary pairs as neighbors."""
+    heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
+    if heads is None:
+        return weight
+    half = len(weight) // heads // 2
+    return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def gguf_name(name: str) -> str:
+    _, _, block, *middle, _ = name.split(".")
+    return f"blk.{block}.{GGUF_NAMES['.'.join(middle)]}.weight"
+
+
+def check_file(path: Path, meaning: dict[str, np.ndarray], dtype: str) -> None:
+    found = open_gguf(str(path))
+    for name, weight in meaning.items():
+        ref = found.tensors[gguf_name(name)]
+        data = found.files[0].read(ref.spans[0].offset, ref.nbytes)
+        assert ref.type.name == dtype and ref.shape == weight.shape
+        expected = torch.from_numpy(np.ascontiguousarray(in_gguf_order(name, weight)))
+        kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        assert data == expected.to(kinds[dtype]).contiguous().view(torch.uint8).numpy().tobytes(), name
+    found.close()
