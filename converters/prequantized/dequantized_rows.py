@@ -228,7 +228,8 @@ class Dequantized:
             within = offset + done - self._starts[at]
             first = within // row_bytes
             last = min(count, -(-(within + len(target) - done) // row_bytes), first + max(1, CHUNK // row_bytes))
-            made = rows(first, last)
+            with np.errstate(all="ignore"):  # what is not finite is found by those who read the values
+                made = rows(first, last)
             found = (made if made.dtype == np.uint8 else made.astype("<f4", copy=False)).reshape(-1).view(np.uint8)
             found = found[within - first * row_bytes :][: len(target) - done]
             target[done : done + len(found)] = found

@@ -7,6 +7,7 @@ Source of the configurations: transformers' `utils/quantization_config.py`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
@@ -44,7 +45,7 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     if not packed:
         return checkpoint  # an old configuration beside weights that somebody has dequantized
-    method = method_of(config)
+    method = method_of(config, checkpoint.tensors)
     schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
     if method not in schemes:
         raise UnsupportedError(
@@ -60,14 +61,16 @@ def _schemes() -> tuple[Scheme, ...]:
 
 
 def configuration(checkpoint: Checkpoint) -> Config | None:
-    """What the checkpoint says of its quantization: `quantization_config` (or `compression_config`) of config.json, or
+    """What the checkpoint says of its quantization: `quantization_config` (or `compression_config`, or MLX's
+    `quantization`) of config.json, or
     the file that AutoGPTQ, AutoAWQ and ModelOpt put beside it."""
     places = [checkpoint.metadata]
     places += [inner for key in ("text_config", "llm_config") if isinstance(inner := places[0].get(key), dict)]
     for place in places:
-        for key in ("quantization_config", "compression_config"):
-            if isinstance(place.get(key), dict):
-                return dict(place[key])
+        for key in ("quantization_config", "compression_config", "quantization"):
+            found = place.get(key)
+            if isinstance(found, dict) and (key != "quantization" or {"bits", "group_size"} <= found.keys()):
+                return dict(found)
     if "quantize_config" in checkpoint.sidecars:
         beside = load_json(checkpoint.sidecars["quantize_config"])
         if isinstance(beside, dict):
@@ -84,15 +87,17 @@ _SIGNS = {
 }
 
 
-def method_of(config: Config) -> str:
-    """The scheme's name, also where an old configuration does not give it."""
+def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
+    """The scheme's name, also where a configuration does not give it: MLX, and old files."""
     stated = config.get("quant_method")
     if isinstance(stated, str):
         return stated.lower()
     for key, method in _SIGNS.items():
         if key in config:
             return method
-    return "gptq" if "bits" in config and "group_size" in config else "unnamed"
+    if "bits" not in config or "group_size" not in config:
+        return "unnamed"
+    return "gptq" if any(name.endswith((".qweight", ".g_idx")) for name in tensors) else "mlx"
 
 
 def _refuse_unexplained(checkpoint: Checkpoint, packed: list[TensorRef]) -> None:

@@ -63,6 +63,16 @@ def take(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: Grid, zero
     found.used |= {grid.ref.name for grid in (scale, zero) if grid} | ({order.name} if order else set())
 
 
+def take_fp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, tall: int, wide: int) -> None:
+    """A matrix of FP8 with the scale beside it, under either name. Raises MissingError."""
+    scale = checkpoint.tensors.get(f"{ref.name}_scale_inv") or checkpoint.tensors.get(f"{ref.name}_scale")
+    if scale is None:
+        raise MissingError(
+            f"{ref.name!r} is FP8 and has no scale", path=checkpoint.path, expected=f"{ref.name}_scale_inv"
+        )
+    take(checkpoint, found, ref, grid(checkpoint, ref, scale, ref.shape, tall, wide))
+
+
 def matrix(checkpoint: Checkpoint, ref: TensorRef) -> tuple[int, int]:
     if len(ref.shape) != 2 or not ref.elements:
         raise UnsupportedError(

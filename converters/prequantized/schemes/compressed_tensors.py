@@ -1,4 +1,4 @@
-"""compressed-tensors: float, integer, packed integer.
+"""compressed-tensors: float, integer, packed integer of 1 to 8 bits, NVFP4, MXFP4, MXFP8.
 
 Source: compressed-tensors' `config/format.py`, `compressors/`, `quantization/lifecycle/forward.py`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Scaled
+from ggferry.converters.prequantized.micro_scales import GROUP, MX_GROUP, Mxfp4Blocks, Mxfp8Values, Nvfp4Values
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
     FP8,
@@ -18,6 +19,8 @@ from ggferry.converters.prequantized.schemes._common import (
     block_size,
     grid,
     matrix,
+    of_shape,
+    of_type,
     piece,
     take,
 )
@@ -25,18 +28,30 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
 from ggferry.quant.codecs.packed import WORD_BITS
 
-_COMPRESSED = frozenset({"pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"})
+_COMPRESSED = frozenset(
+    {
+        "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
+        "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+    }
+)  # fmt: skip
+_WIDTHS = tuple(range(1, 9))
 
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
     groups = list(_weight_settings(checkpoint, config))
     found = Found(f"compressed-tensors, {config.get('format')}")
     for name, ref in checkpoint.tensors.items():
-        if name.endswith(".weight_packed"):
+        if name.endswith(".weight_packed") and ref.type.name == "U8":
+            _four_bits(checkpoint, found, ref)
+        elif name.endswith(".weight_packed"):
             _packed(checkpoint, groups, found, ref)
         elif name.endswith(".weight") and ref.type.name in FP8 | {"I8"}:
             scale = piece(checkpoint, f"{name}_scale", name)
-            settings = _settings(checkpoint, groups, name, 8)
+            if scale.type.name == "U8":
+                _mxfp8(checkpoint, found, ref, scale)
+                continue
+            kind, widths = ("int", _WIDTHS) if ref.type.name == "I8" else ("float", (8,))
+            settings = _settings(checkpoint, groups, name, kind, widths)
             take(checkpoint, found, ref, *_grids(checkpoint, settings, ref, scale, ref.shape, 0))
         if name in found.matrices:
             base = name.removesuffix("_packed")
@@ -66,14 +81,17 @@ def _weight_settings(checkpoint: Checkpoint, config: Config) -> Iterator[Config]
             yield weights
 
 
-def _settings(checkpoint: Checkpoint, groups: list[Config], name: str, *bits: int) -> Config:
-    """The settings with one of these widths. Raises UnsupportedError where there is none, or several unlike."""
-    fitting = [group for group in groups if group.get("num_bits") in bits]
+def _settings(
+    checkpoint: Checkpoint, groups: list[Config], name: str, kind: str, bits: tuple[int, ...]
+) -> Config:  # fmt: skip
+    """The settings of this kind of number with one of these widths. Raises UnsupportedError where there is none, or
+    several unlike."""
+    fitting = [group for group in groups if group.get("num_bits") in bits and group.get("type", kind) == kind]
     keys = ("num_bits", "strategy", "group_size", "block_structure")
     if not fitting or any(group.get(key) != fitting[0].get(key) for group in fitting for key in keys):
         raise UnsupportedError(
             f"config_groups do not say how {name!r} is quantized", path=checkpoint.path,
-            found=[group.get("num_bits") for group in groups], expected=f"one of {list(bits)} bits",
+            found=[group.get("num_bits") for group in groups], expected=f"{kind} of one of {list(bits)} bits",
         )  # fmt: skip
     return fitting[0]
 
@@ -105,17 +123,46 @@ def _packed(checkpoint: Checkpoint, groups: list[Config], found: Found, ref: Ten
     if ref.type.name not in ("I32", "U32"):
         raise UnsupportedError(f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected="I32")
     columns = _stated_columns(checkpoint, piece(checkpoint, f"{base}_shape", ref.name), rows)
-    fitting = [bits for bits in (4, 8) if -(-columns // (WORD_BITS // bits)) == words]
+    fitting = tuple(bits for bits in _WIDTHS if -(-columns // (WORD_BITS // bits)) == words)
     if not fitting:
         raise UnsupportedError(
-            f"{ref.name!r} holds {columns} columns in {words} words", path=checkpoint.path, expected="4 or 8 bits each"
+            f"{ref.name!r} holds {columns} columns in {words} words", path=checkpoint.path, expected="1 to 8 bits each"
         )
-    settings = _settings(checkpoint, groups, ref.name, *fitting)
+    settings = _settings(checkpoint, groups, ref.name, "int", fitting)
     bits, shape = settings["num_bits"], (rows, columns)
     scale = piece(checkpoint, f"{base}_scale", ref.name)
     scales, zero, order = _grids(checkpoint, settings, ref, scale, shape, bits)
     values = Scaled(checkpoint, ref, columns, scales, zero, bits, order)
     found.matrices[ref.name] = Matrix(base, shape, values)
+    found.used.add(scale.name)
+
+
+def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
+    """NVFP4 where a scale of the whole tensor stands beside it, which the other scales are divided by; else MXFP4."""
+    base = ref.name.removesuffix("_packed")
+    rows, pairs = matrix(checkpoint, of_type(checkpoint, ref, "U8"))
+    shape, scale = (rows, pairs * 2), piece(checkpoint, f"{base}_scale", ref.name)
+    whole = checkpoint.tensors.get(f"{base}_global_scale")
+    group = MX_GROUP if whole is None else GROUP
+    of_type(checkpoint, scale, "U8" if whole is None else "F8_E4M3")
+    if shape[1] % group or f"{base}_zero_point" in checkpoint.tensors:
+        raise UnsupportedError(f"{ref.name!r} of {shape[1]} columns, or with zero points", path=checkpoint.path)
+    of_shape(checkpoint, scale, ref.name, (rows, shape[1] // group))
+    if whole is None:
+        found.matrices[ref.name] = Matrix(base, shape, Mxfp4Blocks(checkpoint, ref, scale), "MXFP4")
+    else:
+        of_shape(checkpoint, of_type(checkpoint, whole, "F32"), ref.name, (1,), ())
+        found.matrices[ref.name] = Matrix(base, shape, Nvfp4Values(checkpoint, ref, scale, over=whole))
+        found.used.add(whole.name)
+    found.used.add(scale.name)
+
+
+def _mxfp8(checkpoint: Checkpoint, found: Found, ref: TensorRef, scale: TensorRef) -> None:
+    rows, columns = matrix(checkpoint, of_type(checkpoint, ref, "F8_E4M3"))
+    if columns % MX_GROUP:
+        raise ShapeError(f"{ref.name!r} in groups of {MX_GROUP}", path=checkpoint.path, found=list(ref.shape))
+    of_shape(checkpoint, of_type(checkpoint, scale, "U8"), ref.name, (rows, columns // MX_GROUP))
+    found.matrices[ref.name] = Matrix(ref.name, (rows, columns), Mxfp8Values(checkpoint, ref, scale))
     found.used.add(scale.name)
 
 

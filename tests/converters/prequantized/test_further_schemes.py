@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
+from transformers.integrations.bitnet import unpack_weights
 
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import convert
@@ -29,7 +31,7 @@ from ggferry.formats.errors import (
     UnsupportedError,
 )
 from ggferry.formats.readers.gguf import open_gguf
-from helpers.quantized_llama import Quantize, Tensors, check_file, gguf_name, model, request, write
+from helpers.quantized_llama import Quantize, Tensors, check_file, gguf_name, in_gguf_order, model, request, write
 
 # --- AWQ ---------------------------------------------------------------------------------------------------
 
@@ -121,6 +123,145 @@ def int8(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tenso
 BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 BNB8 = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 
+# --- small groups of floats --------------------------------------------------------------------------------
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def _pairs(codes: np.ndarray) -> np.ndarray:
+    """Two neighbors a byte, the first in the lower half."""
+    return np.array([[low | high << 4 for low, high in zip(r[::2], r[1::2], strict=True)] for r in codes.tolist()])
+
+
+def nvfp4(form: str) -> Quantize:
+    """Levels × E4M3 scale of 16 columns × (ModelOpt), / (compressed-tensors) or without (MLX) a scale of the whole."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        rows, columns = weight.shape
+        codes = rng.integers(0, 16, weight.shape)
+        scale = torch.from_numpy(rng.uniform(0.02, 0.4, (rows, columns // 16)).astype(np.float32)).to(
+            torch.float8_e4m3fn
+        )
+        whole = np.float32(rng.uniform(0.1, 0.3))
+        wide = scale.float().numpy()
+        base = name.removesuffix("weight")
+        packed = torch.from_numpy(_pairs(codes).astype(np.uint8))
+        if form == "modelopt":
+            wide = wide * whole
+            made = {name: packed, f"{name}_scale": scale, f"{name}_scale_2": torch.tensor(whole)}
+            made[f"{base}input_scale"] = torch.tensor(0.5)
+        elif form == "ct":
+            wide = wide / whole
+            made = {f"{name}_packed": packed, f"{name}_scale": scale, f"{name}_global_scale": torch.tensor([whole])}
+            made[f"{base}input_global_scale"] = torch.tensor([0.5])
+        else:
+            made = {name: packed.view(torch.uint32), f"{base}scales": scale.view(torch.uint8)}
+        meaning = np.array(E2M1, np.float32)[codes] * np.repeat(wide, 16, 1)
+        return made, meaning + np.float32(0)  # no negative zero, which GGUF's levels do not have
+
+    return quantize
+
+
+def mx(form: str, bits: int) -> Quantize:
+    """Levels, or E4M3, × 2^(e − 127) of 32 columns."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        exponents = rng.integers(120, 125, (len(weight), weight.shape[1] // 32))
+        wide = np.repeat(2.0 ** (exponents - 127), 32, 1).astype(np.float32)
+        scale = torch.from_numpy(exponents.astype(np.uint8))
+        base = name.removesuffix("weight")
+        if bits == 8:
+            levels = torch.from_numpy(weight / wide).to(torch.float8_e4m3fn)
+            packed, meaning = levels, levels.float().numpy() * wide
+        else:
+            codes = rng.integers(0, 16, weight.shape)
+            packed = torch.from_numpy(_pairs(codes).astype(np.uint8))
+            meaning = np.array(E2M1, np.float32)[codes] * wide + np.float32(0)
+        if form == "mlx":
+            return {name: packed.view(torch.uint8).view(torch.uint32), f"{base}scales": scale}, meaning
+        return {name if bits == 8 else f"{name}_packed": packed, f"{name}_scale": scale}, meaning
+
+    return quantize
+
+
+def compressed(form: str, bits: int, kind: str, group: int) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": kind, "symmetric": True, "strategy": "group", "group_size": group}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+
+
+def packed_integers(bits: int, group: int) -> Quantize:
+    """compressed-tensors' `pack_to_int32`: 32 // bits in a word, which the rest of it pads."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        rows, columns = weight.shape
+        levels = rng.integers(-(1 << bits - 1), 1 << bits - 1, weight.shape)
+        scale = torch.from_numpy(rng.uniform(0.01, 0.03, (rows, columns // group)).astype(np.float32)).bfloat16()
+        per = 32 // bits
+        words = np.zeros((rows, -(-columns // per)), np.int64)
+        for i, row in enumerate(levels.tolist()):
+            for j, value in enumerate(row):
+                words[i, j // per] |= value + (1 << bits - 1) << bits * (j % per)
+        made = {
+            f"{name}_packed": torch.from_numpy(words.astype(np.uint32).view(np.int32)),
+            f"{name}_scale": scale, f"{name}_shape": torch.tensor([rows, columns]),
+        }  # fmt: skip
+        return made, levels.astype(np.float32) * np.repeat(scale.float().numpy(), group, 1)
+
+    return quantize
+
+
+# --- BitNet and MLX ----------------------------------------------------------------------------------------
+
+
+def ternary(multiplies: bool) -> Quantize:
+    """The witness is transformers' own `unpack_weights`; `BitLinear` divides by the scale, `AutoBitLinear` does not."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        codes = rng.integers(0, 3, weight.shape).reshape(4, -1, weight.shape[1])
+        packed = torch.from_numpy((codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6).astype(np.uint8))
+        scale = torch.tensor([rng.uniform(0.05, 0.2) if multiplies else rng.uniform(5, 20)]).bfloat16()
+        unpacked = unpack_weights(packed, torch.float32).numpy()
+        wide = scale.float().numpy()
+        return {name: packed, f"{name}_scale": scale}, unpacked * wide if multiplies else unpacked / wide
+
+    return quantize
+
+
+def affine(bits: int, group: int, scales: torch.dtype = torch.bfloat16) -> Quantize:
+    """MLX: a stream of bits along the row, whole words; q × scale + bias."""
+
+    def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        rows, columns = weight.shape
+        levels = rng.integers(0, 1 << bits, weight.shape)
+        words = []
+        for row in levels.tolist():
+            stream = sum(value << bits * j for j, value in enumerate(row))
+            words.append([stream >> 32 * j & 0xFFFFFFFF for j in range(columns * bits // 32)])
+        scale, bias = (
+            torch.from_numpy(rng.uniform(low, high, (rows, columns // group)).astype(np.float32)).to(scales)
+            for low, high in ((0.01, 0.03), (-0.3, 0.0))
+        )
+        base = name.removesuffix("weight")
+        made = {name: torch.from_numpy(np.array(words, np.uint32)), f"{base}scales": scale, f"{base}biases": bias}
+        wide, low = (np.repeat(part.float().numpy(), group, 1) for part in (scale, bias))
+        return made, levels.astype(np.float32) * wide + low
+
+    return quantize
+
+
+def mlx(bits: int, group: int, **more: Any) -> dict[str, Any]:
+    return {"group_size": group, "bits": bits, **more}
+
+
+BLOCKS: dict[str, tuple[Quantize, dict[str, Any], dict[str, str]]] = {
+    "mxfp4 of compressed-tensors": (mx("ct", 4), compressed("mxfp4-pack-quantized", 4, "float", 32), {"": "MXFP4"}),
+    "mxfp4 of mlx": (mx("mlx", 4), mlx(4, 32, mode="mxfp4"), {"": "MXFP4"}),
+    "nvfp4 of mlx": (nvfp4("mlx"), mlx(4, 16, mode="nvfp4"), {"": "NVFP4", "ffn_down": "F32"}),
+}
+"""Those that GGUF has blocks for; the type of each tensor, by a part of its name."""
+
+
 CASES: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "awq": (awq(32), AWQ),
     "awq bf16, one group": (awq(-1, torch.bfloat16), {**AWQ, "group_size": -1}),
@@ -130,6 +271,35 @@ CASES: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "bnb nested nf4": (four_bits("nf4", 64, 16), BNB4),
     "bnb nested, blocks over the ends of rows": (four_bits("nf4", 40, 7), BNB4),
     "bnb int8": (int8, BNB8),
+    "modelopt nvfp4": (nvfp4("modelopt"), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "ct nvfp4": (nvfp4("ct"), compressed("nvfp4-pack-quantized", 4, "float", 16)),
+    "ct mxfp8": (mx("ct", 8), compressed("mxfp8-quantized", 8, "float", 32)),
+    "ct packed int3": (packed_integers(3, 16), compressed("pack-quantized", 3, "int", 16)),
+    "ct packed int6": (packed_integers(6, 32), compressed("pack-quantized", 6, "int", 32)),
+    "bitnet": (ternary(False), {"quant_method": "bitnet"}),
+    "bitnet, auto": (ternary(True), {"quant_method": "bitnet", "linear_class": "autobitlinear"}),
+    "mlx 4": (affine(4, 32), mlx(4, 32)),
+    "mlx 4 f16": (affine(4, 16, torch.float16), mlx(4, 16, mode="affine")),
+    "mlx 3": (affine(3, 32), mlx(3, 32)),
+    "mlx 6": (affine(6, 32), mlx(6, 32)),
+    "mlx 8, named by layer": (
+        affine(8, 32),
+        mlx(4, 64)
+        | {
+            f"model.layers.{n}.{part}": mlx(8, 32)
+            for n in range(3)
+            for part in (
+                "self_attn.q_proj",
+                "self_attn.k_proj",
+                "self_attn.v_proj",
+                "self_attn.o_proj",
+                "mlp.gate_proj",
+                "mlp.up_proj",
+                "mlp.down_proj",
+            )
+        },
+    ),
+    "mlx mxfp8": (mx("mlx", 8), mlx(8, 32, mode="mxfp8")),
 }
 
 
@@ -148,7 +318,25 @@ def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
     assert any("quantized already" in note for note in result.receipt["notes"])
 
 
-@pytest.mark.parametrize("case", ["awq", "bnb nested nf4", "bnb int8"])
+@pytest.mark.parametrize("case", BLOCKS)
+def test_blocks_that_gguf_has_are_laid_out_anew(case: str, tmp_path: Path) -> None:
+    """'keep' keeps them: gguf-py's own decoder, which shares nothing with ours, finds the same values."""
+    quantize, config, types = BLOCKS[case]
+    tensors, meaning = model(quantize)
+    source = write(tmp_path / "in", tensors, config, dtype=None)
+    result = convert(request(source, tmp_path / "out.gguf", "keep"))
+    assert any("laid out as GGUF has" in note for note in result.receipt["notes"])
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
+    for name, weight in meaning.items():
+        tensor = found[gguf_name(name)]
+        assert tensor.tensor_type.name == next((v for k, v in types.items() if k and k in tensor.name), types[""])
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        assert np.array_equal(values, in_gguf_order(name, weight)), name
+    convert(request(source, tmp_path / "f32.gguf"))
+    check_file(tmp_path / "f32.gguf", meaning, "F32")
+
+
+@pytest.mark.parametrize("case", ["awq", "bnb nested nf4", "bnb int8", "bitnet", "mlx 4", "ct nvfp4"])
 def test_integers_are_not_quantized_again_unasked(case: str, tmp_path: Path) -> None:
     quantize, config = CASES[case]
     asked = request(write(tmp_path / "in", model(quantize)[0], config), tmp_path / "out.gguf", "q8_0", "fast")
@@ -222,6 +410,28 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
     ("bnb nested nf4", _without("nested_quant_map"), MissingError),
     ("bnb nested nf4", _with("nested_absmax", lambda t: t[:-1]), ShapeError),
     ("bnb nested nf4", _with(STATE, _text("nested_offset", "offset")), InconsistentError),
+    ("modelopt nvfp4", _without("weight_scale_2"), MissingError),
+    ("modelopt nvfp4", _without("weight_scale"), MissingError),
+    ("modelopt nvfp4", _with("weight_scale", lambda t: t[:-1]), ShapeError),
+    ("modelopt nvfp4", _with("weight_scale", lambda t: t.float()), UnsupportedError),
+    ("modelopt nvfp4", _with("weight_scale_2", _nan), BadValueError),
+    ("ct nvfp4", _without("weight_scale"), MissingError),
+    ("ct nvfp4", _with("weight_scale", lambda t: t[:, :-1]), ShapeError),
+    ("ct nvfp4", _with("weight_global_scale", lambda t: t * 0), BadValueError),
+    ("ct nvfp4", _without("weight_global_scale"), UnsupportedError),
+    ("ct mxfp8", _with("weight_scale", lambda t: t[:-1]), ShapeError),
+    ("ct mxfp8", _with("weight_scale", lambda t: t * 0 + 255), BadValueError),
+    ("nvfp4 of mlx", _with("scales", lambda t: t | 128), BadValueError),
+    ("nvfp4 of mlx", _with("scales", lambda t: t[1:]), ShapeError),
+    ("mxfp4 of mlx", _without("scales"), MissingError),
+    ("mxfp4 of mlx", _with("scales", lambda t: t * 0 + 255), BadValueError),
+    ("bitnet", _without("weight_scale"), MissingError),
+    ("bitnet", _with("weight_scale", lambda t: torch.cat((t, t))), ShapeError),
+    ("bitnet", _with("weight_scale", lambda t: t * 0), BadValueError),
+    ("mlx 4", _without("scales"), MissingError),
+    ("mlx 4", _without("biases"), MissingError),
+    ("mlx 4", _with("biases", lambda t: t[:-1]), ShapeError),
+    ("mlx 4", _with("scales", _nan), BadValueError),
     ("bnb int8", _without("SCB"), MissingError),
     ("bnb int8", _with("SCB", lambda t: t[:-1]), ShapeError),
     ("bnb int8", _with("weight_format", lambda t: t + 1), UnsupportedError),
@@ -231,7 +441,7 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
 @pytest.mark.parametrize("number", range(len(BROKEN)))
 def test_what_contradicts_itself_is_refused(number: int, tmp_path: Path) -> None:
     case, change, error = BROKEN[number]
-    quantize, config = CASES[case]
+    quantize, config, *_ = {**CASES, **BLOCKS}[case]
     tensors, _ = model(quantize)
     change(tensors)
     with pytest.raises(error):
@@ -248,6 +458,14 @@ def test_what_contradicts_itself_is_refused(number: int, tmp_path: Path) -> None
         ("awq", {"group_size": 0}, OutOfRangeError),
         ("awq", {"group_size": "32"}, OutOfRangeError),
         ("awq", {"group_size": 64}, ShapeError),
+        ("bitnet", {"linear_class": "other"}, UnsupportedError),
+        ("bitnet", {"use_rms_norm": True}, UnsupportedError),
+        ("mlx 4", {"bits": 7}, UnsupportedError),
+        ("mlx 4", {"mode": "other"}, UnsupportedError),
+        ("mlx 4", {"group_size": 40}, InconsistentError),
+        ("mlx 4", {"group_size": 16}, ShapeError),
+        ("modelopt nvfp4", {"quant_algo": "W4A8_AWQ"}, UnsupportedError),
+        ("ct nvfp4", {"format": "mxfp6-pack-quantized"}, UnsupportedError),
     ],
 )
 def test_other_variants_are_refused(

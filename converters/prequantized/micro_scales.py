@@ -1,0 +1,113 @@
+"""Floats of four or eight bits with a scale for a small group of columns: as GGUF's blocks where those hold the same
+values, else as float32.
+
+Two neighbors share a byte, the first in its lower half. Sources: the OCP microscaling specification; compressed-tensors
+`compressors/nvfp4`, ModelOpt `nvfp4_tensor.py`, MLX `backend/metal/kernels/fp4.h`; `block_mxfp4` and `block_nvfp4` of
+ggml-common.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.model_graph.rows import raw_rows, values_of
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.errors import BadValueError
+from ggferry.quant.codecs.fp4 import LEVELS
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Bytes, Floats
+else:
+    np = lazy("numpy")
+
+GROUP, MX_GROUP, BLOCK = 16, 32, 64
+NAN, SIGN = 0x7F, 0x80
+
+
+def _nibbles(checkpoint: Checkpoint, codes: TensorRef, start: int, stop: int, *shape: int) -> Any:
+    packed = raw_rows(checkpoint, codes, start, stop)
+    return np.stack((packed & 15, packed >> 4), -1).reshape(stop - start, *shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4Values:
+    """Level × scale of 16 columns × the tensor's own scale: `by` multiplies and `over` divides the scales, as ModelOpt
+    and compressed-tensors keep it; both may be None."""
+
+    checkpoint: Checkpoint
+    codes: TensorRef
+    scales: TensorRef
+    by: TensorRef | None = None
+    over: TensorRef | None = None
+
+    def __call__(self, start: int, stop: int) -> Floats:
+        scales = values_of(self.checkpoint, self.scales, start, stop)
+        if self.by is not None:
+            scales *= values_of(self.checkpoint, self.by, 0, 1).reshape(())
+        if self.over is not None:
+            scales /= values_of(self.checkpoint, self.over, 0, 1).reshape(())
+        table = np.array(LEVELS, np.float32) / 2
+        values = table[_nibbles(self.checkpoint, self.codes, start, stop, -1, GROUP)]
+        values *= scales[..., None]
+        found: Floats = values.reshape(stop - start, -1)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4Blocks:
+    """GGUF's blocks of 64: four scales, then a byte of each 16 holds element j and element j + 8."""
+
+    checkpoint: Checkpoint
+    codes: TensorRef
+    scales: TensorRef
+
+    def __call__(self, start: int, stop: int) -> Bytes:
+        scales = raw_rows(self.checkpoint, self.scales, start, stop)
+        if (scales >= NAN).any():
+            code = int(scales[scales >= NAN][0])
+            raise BadValueError(
+                f"{self.scales.name!r}: a scale that is not a number of its own or below zero",
+                path=self.checkpoint.files[self.scales.spans[0].file].path, found=f"0x{code:02x}", expected="E4M3 ≥ 0",
+            )  # fmt: skip
+        values = _nibbles(self.checkpoint, self.codes, start, stop, -1, BLOCK // GROUP, GROUP)
+        packed = (values[..., :8] | values[..., 8:] << 4).reshape(stop - start, -1, BLOCK // 2)
+        grouped = scales.reshape(stop - start, -1, BLOCK // GROUP)
+        found: Bytes = np.concatenate((grouped, packed), 2).reshape(stop - start, -1)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Blocks:
+    """GGUF's blocks of 32: the scale's exponent, then a byte holds element j and element j + 16."""
+
+    checkpoint: Checkpoint
+    codes: TensorRef
+    scales: TensorRef
+
+    def __call__(self, start: int, stop: int) -> Bytes:
+        scales = raw_rows(self.checkpoint, self.scales, start, stop)
+        values = _nibbles(self.checkpoint, self.codes, start, stop, -1, MX_GROUP)
+        packed = values[..., :16] | values[..., 16:] << 4
+        found: Bytes = np.concatenate((scales[..., None], packed), 2).reshape(stop - start, -1)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp8Values:
+    """E4M3 × 2^(e − 127) of a group of 32; an exponent of 255 is not a number."""
+
+    checkpoint: Checkpoint
+    values: TensorRef
+    scales: TensorRef
+
+    def __call__(self, start: int, stop: int) -> Floats:
+        scale = np.ldexp(np.float32(1), np.arange(256) - 127).astype(np.float32)
+        scale[255] = np.nan
+        values = values_of(self.checkpoint, self.values, start, stop).reshape(stop - start, -1, MX_GROUP)
+        values *= scale[raw_rows(self.checkpoint, self.scales, start, stop)][..., None]
+        found: Floats = values.reshape(stop - start, -1)
+        return found

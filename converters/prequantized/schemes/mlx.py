@@ -1,0 +1,138 @@
+"""MLX: affine groups of 2 to 8 bits, MXFP4, MXFP8 and NVFP4, in words of 32 bits along the rows.
+
+Source: MLX `python/src/ops.cpp` (`quantize`, `dequantize`: modes and layouts), `mlx/backend/metal/kernels/quantized.h`
+and `fp_quantized.h`; mlx-lm `utils.py` (`quantize_model`: settings for single layers under the layer's name).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ggferry.converters.model_graph.rows import raw_rows, values_of
+from ggferry.converters.prequantized.dequantized_rows import Rows
+from ggferry.converters.prequantized.micro_scales import (
+    BLOCK,
+    GROUP,
+    MX_GROUP,
+    Mxfp4Blocks,
+    Mxfp8Values,
+    Nvfp4Blocks,
+    Nvfp4Values,
+)
+from ggferry.converters.prequantized.schemes._common import (
+    DEQUANTIZE,
+    Config,
+    Found,
+    Matrix,
+    Scheme,
+    matrix,
+    of_shape,
+    of_type,
+    piece,
+)
+from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.errors import InconsistentError, UnsupportedError
+from ggferry.quant.codec import block_type
+from ggferry.quant.codecs.packed import WORD_BITS, unpack_stream
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ggferry.quant.codec import Floats
+else:
+    np = lazy("numpy")
+
+AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+FLOATS = {"mxfp4": (4, MX_GROUP), "mxfp8": (8, MX_GROUP), "nvfp4": (4, GROUP)}
+"""Bits and columns of a group of each mode that has scales alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """q × scale + bias of the group of neighbors; values run on over the ends of words."""
+
+    checkpoint: Checkpoint
+    words: TensorRef
+    scales: TensorRef
+    biases: TensorRef
+    bits: int
+
+    def __call__(self, start: int, stop: int) -> Floats:
+        columns = self.words.columns * WORD_BITS // self.bits
+        levels = unpack_stream(raw_rows(self.checkpoint, self.words, start, stop), self.bits, columns)
+        values = levels.reshape(stop - start, self.scales.columns, -1).astype(np.float32)
+        values *= values_of(self.checkpoint, self.scales, start, stop)[..., None]
+        values += values_of(self.checkpoint, self.biases, start, stop)[..., None]
+        found: Floats = values.reshape(stop - start, columns)
+        return found
+
+
+def find(checkpoint: Checkpoint, config: Config) -> Found:
+    found, kinds = Found("MLX"), set()
+    for name, words in checkpoint.tensors.items():
+        if not name.endswith(".weight") or words.type.name != "U32":
+            continue
+        base = name.removesuffix(".weight")
+        own = config.get(base)
+        settings = {**config, **own} if isinstance(own, dict) else config
+        mode = settings.get("mode", "affine")
+        bits = settings.get("bits", FLOATS.get(str(mode), (None, 0))[0])
+        made = _matrix(checkpoint, found, base, words, mode, settings.get("group_size"), bits)
+        found.matrices[name] = made
+        kinds.add(f"{bits} bits" if mode == "affine" else mode)
+    found.scheme = f"MLX, {' and '.join(sorted(kinds))}"
+    return found
+
+
+def _matrix(
+    checkpoint: Checkpoint, found: Found, base: str, words: TensorRef, mode: object, stated: object, bits: object
+) -> Matrix:
+    known = bits in AFFINE_BITS if mode == "affine" else mode in FLOATS and bits == FLOATS[str(mode)][0]
+    if not known or not isinstance(bits, int):
+        raise UnsupportedError(
+            f"mode and bits of {words.name!r}", path=checkpoint.path, found=f"{mode}, {bits}",
+            expected=f"affine of {AFFINE_BITS}, {', '.join(FLOATS)}", hint=DEQUANTIZE,
+        )  # fmt: skip
+    rows, across = matrix(checkpoint, of_type(checkpoint, words, "U32"))
+    columns, rest = divmod(across * WORD_BITS, bits)
+    group = stated if mode == "affine" else stated or FLOATS[str(mode)][1]
+    fixed = mode == "affine" or group == FLOATS[str(mode)][1]
+    if type(group) is not int or group <= 0 or rest or columns % group or not fixed:
+        raise InconsistentError(
+            f"group_size of {words.name!r}, {columns} columns of {bits} bits", path=checkpoint.path, found=group
+        )
+    ends = ("scales", "biases") if mode == "affine" else ("scales",)
+    pieces = [piece(checkpoint, f"{base}.{end}", words.name) for end in ends]
+    for ref in pieces:
+        of_type(checkpoint, ref, *(("F16", "BF16", "F32") if mode == "affine" else ("U8",)))
+        of_shape(checkpoint, ref, words.name, (rows, columns // group))
+        found.used.add(ref.name)
+    kind, values = _rows(checkpoint, words, pieces, str(mode), bits, columns)
+    return Matrix(words.name, (rows, columns), values, kind)
+
+
+def _rows(
+    checkpoint: Checkpoint, words: TensorRef, pieces: list[TensorRef], mode: str, bits: int, columns: int
+) -> tuple[str, Rows]:
+    if mode == "affine":
+        return "F32", Affine(checkpoint, words, pieces[0], pieces[1], bits)
+    (scales,) = pieces
+    if mode == "mxfp4":
+        return "MXFP4", Mxfp4Blocks(checkpoint, words, scales)
+    if mode == "mxfp8":
+        return "F32", Mxfp8Values(checkpoint, _seen_as(words, "F8_E4M3", columns), scales)
+    if columns % BLOCK == 0:
+        return "NVFP4", Nvfp4Blocks(checkpoint, words, scales)
+    return "F32", Nvfp4Values(checkpoint, words, _seen_as(scales, "F8_E4M3", scales.columns))
+
+
+def _seen_as(ref: TensorRef, kind: str, columns: int) -> TensorRef:
+    """The same bytes as a matrix of another type."""
+    shape = (ref.shape[0], columns)
+    (span,) = ref.spans
+    return replace(ref, type=block_type(kind), shape=shape, spans=(replace(span, shape=shape),))
+
+
+SCHEME = Scheme(("mlx",), find)
