@@ -105,6 +105,14 @@ EXPLAINED = (
     ),
     Explained("missing tensor", "phimoe", "output.bias blk.{n}.attn_output.bias", "runs none", "in phimoe it"),
     Explained("missing tensor", "apertus phimoe", "output.weight", "a tied model", "the output matrix is the token"),
+    Explained("unread", "baichuan", "*.attention.max_alibi_bias", "told by blocks", "measures distances in one of"),
+    Explained("unread", "bitnet", "*.feed_forward_activation", "silu in llama.cpp", "bitnet has silu there"),
+    Explained("unread tensor", "bitnet", "output.weight", "llama.cpp's has none", "an output of its own"),
+    Explained("missing tensor", "jais2", "blk.{n}.*.bias", "a model without", "without biases: llama.cpp expects them"),
+    Explained(
+        "missing tensor", "baichuan codeshell internlm2 orion qwen xverse", "output.weight", "a tied model",
+        "the output matrix is the token embedding",
+    ),
     Explained("unread", "smollm3", "*.attention.rope_pattern", "fixed in llama.cpp", "it turns queries and keys in"),
     Explained("unread", "qwen2vl", "*.layer_norm_rms_epsilon", "0 in llama.cpp", "never reads this family's epsilon"),
     Explained(

@@ -60,6 +60,10 @@ ELSEWHERE: dict[str, set[str]] = {
     "kimi_linear": {"expert_group_used_count", "attention.value_length"},  # one group; values are the latent vector
     "ernie4_5_moe": {"expert_shared_feed_forward_length"},  # the tool divides by the heads of keys
     **{name: {"rope.scaling.type"} for name in ("cohere2", "cohere2moe")},  # none
+    "orion": {"tensor_data_layout"},  # of the specification, and said of others than it is for
+    **{name: {"tensor_data_layout"} for name in ("xverse", "xverse_gqa")},
+    # the tool takes neither of them from transformers' configuration
+    "glm": {"attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count", "context_length"},
     "exaone3": {"attention.layer_norm_epsilon"},  # its norms are RMS norms
     "exaone3_rms": {"attention.layer_norm_epsilon"},
 }
@@ -67,6 +71,7 @@ ELSEWHERE: dict[str, set[str]] = {
 OWN_TENSORS: dict[str, str] = {
     "qwen3vlmoe_tf5": "_exps",
     "bamba": "attn_",
+    "xverse_gqa": "attn_k",
     # as if they were turned by position: the order of a head's rows, which changes nothing
     **{name: "attn_" for name in MODELS if name.startswith("nemotron_h")},
 }

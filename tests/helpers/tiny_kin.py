@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helpers.tiny import Tiny
+from helpers.tiny import BASE, ROPE, Tiny
 from helpers.tiny_todays import HEADS, SEES, WIDE
 
 EYES = {
@@ -13,7 +13,14 @@ EYES = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 
+HALF = {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "pad_token_id": 0}
+
 KIN: dict[str, Tiny] = {
     "llava": Tiny("Llava", {**WIDE, "model_type": "llama"}, head=SEES, outer=EYES),
     "llava qwen2": Tiny("Llava", {**HEADS, "model_type": "qwen2"}, head=SEES, outer=EYES),
+    "jais2": Tiny("Jais2", WIDE),
+    "jais2 unbiased": Tiny("Jais2", {**HEADS, "attention_bias": False, "mlp_bias": False}),
+    "glm": Tiny("Glm", {**BASE, "head_dim": 8, "attention_bias": True, **HALF}),
+    "glm wide": Tiny("Glm", {**HEADS, "head_dim": 12, "attention_bias": False, **HALF}),
+    "bitnet": Tiny("BitNet", {**HEADS, "tie_word_embeddings": True}),
 }

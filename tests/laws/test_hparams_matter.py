@@ -35,7 +35,7 @@ IDLE = {
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
 }
 MODELS = (
-    "llava",
+    "llava", "jais2", "glm", "bitnet",
     "llama", "llama linear", "llama yarn", "llama longrope", "mistral window", "mixtral", "qwen2 window",
     "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm",
     "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",

@@ -22,7 +22,10 @@ else:
 def attention(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
     """The attention branch of a block: x and result `(tokens, n_embd)`. `window`: tokens it reaches back, 0 for all."""
     branch = {"grouped": grouped, "latent": latent}[model.recipe.attention]
-    return model.linear(f"{block}attn_output", branch(model, block, x, turn, window))
+    seen = branch(model, block, x, turn, window)
+    if model.has(f"{block}attn_sub_norm"):
+        seen = model.norm(f"{block}attn_sub_norm", seen)
+    return model.linear(f"{block}attn_output", seen)
 
 
 def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:

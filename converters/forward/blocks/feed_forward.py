@@ -45,6 +45,8 @@ def dense(model: Model, block: str, x: Tensor, suffix: str = "") -> Tensor:
             hidden = model.activate(up)
         case unknown:
             assert_never(unknown)
+    if model.has(f"{block}ffn_sub_norm"):
+        hidden = model.norm(f"{block}ffn_sub_norm", hidden)
     return model.linear(f"{block}ffn_down{suffix}", hidden) * model.scale("ffn_down_scale")
 
 

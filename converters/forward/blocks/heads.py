@@ -41,7 +41,7 @@ def _projected(model: Model, block: str, x: Tensor, queries_only: bool) -> Heads
     """As the matrices give them. Where there is none for values, they are the keys (Gemma 4)."""
     sizes, clamp, gate = model.sizes, model.sizes.get("clamp_kqv"), None
     width, width_v = sizes["head_dim"], sizes.get("head_dim_v", sizes["head_dim"])
-    if model.recipe.qkv == "separate":
+    if model.recipe.qkv == "separate" and not model.has(f"{block}attn_qkv"):
         names = "q" if queries_only else "qkv" if model.has(f"{block}attn_v") else "qkk"
         flat = [model.linear(f"{block}attn_{name}", x) for name in names]
     else:

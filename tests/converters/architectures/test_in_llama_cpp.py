@@ -48,6 +48,9 @@ OTHERWISE = {
     "gptneo": "does not know it",
     "gptneox unbiased": "expects biases, and an output of its own",
     "mpt scale": "scales by the width of a head",
+    "jais2 unbiased": "expects biases",
+    "glm wide": "loads heads of embedding / heads only",
+    "bitnet": "has silu",
     "falcon rw": "turns, has no biases, computes side by side",
 }
 ALIKE: dict[str, dict[str, Any]] = {

@@ -1,0 +1,50 @@
+"""Jais 2: layer norms, biases throughout, one plain feed-forward network with a squared relu.
+
+Sources: llama.cpp `src/models/jais2.cpp`, transformers `modeling_jais2.py`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
+
+
+def _biased(name: str, place: str) -> HParam:
+    return HParam(name, None, ValueType.BOOL, {"hf": place}, required=False,
+                  defaults=(Default(True, "transformers' default", dialect="hf"),))  # fmt: skip
+
+
+HPARAMS = (
+    *common.SIZES, common.LAYER_EPS, *rope.ROPE, common.TIED, _biased("attention_bias", "attention_bias"),
+    _biased("mlp_bias", "mlp_bias"), common.RELU_SQUARED,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(bias=True),
+    block(
+        tensors.norm("attn_norm", "input_layernorm", bias=True),
+        tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+        tensors.norm("ffn_norm", "post_attention_layernorm", bias=True),
+        tensors.plain(bias="mlp_bias == 1"),
+    ),
+)
+
+UNBIASED = Remark(
+    "attention_bias == 0 or mlp_bias == 0", "a model without biases: llama.cpp expects them in jais2",
+    stops="llama.cpp",
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="jais2",
+    display_name="Jais 2",
+    hf_classes=("Jais2ForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNBIASED)),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "relu_squared"},
+)

@@ -1,0 +1,52 @@
+"""MiniCPM 1, 2 and 4: LLaMA with scales on embeddings, residuals and logits.
+
+Sources: `_minicpm3`; llama.cpp `src/models/minicpm.cpp`, `conversion/minicpm.py`; the publisher's
+`modeling_minicpm.py`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _minicpm3 as minicpm3
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.roles import block, roles
+
+# llama.cpp takes other constants for some of what is not said: all is.
+SCALES = tuple(replace(scale, implied="") for scale in minicpm3.SCALES)
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.LONGROPE_KIND, *rope.SCALING, rope.LONG, rope.SHORT,
+    *SCALES, common.ALWAYS_TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    rope.LONGROPE_FACTORS,
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv")),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
+
+SPEC = Architecture(
+    name="minicpm",
+    display_name="MiniCPM",
+    hf_classes=("MiniCPMForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions={"rope": "halves"},
+            drops=common.DROPS,
+            remarks=rope.REMARKS,
+            harmless=(common.UNBIASED, Harmless("num_experts", "there are none", (0,))),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "pairs", "logit_scale": "divide"},
+)

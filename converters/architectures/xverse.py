@@ -1,0 +1,51 @@
+"""XVERSE: LLaMA.
+
+Sources: llama.cpp `src/models/xverse.cpp`, `conversion/xverse.py`, which turns the rows of keys as if there were
+n_head / n_head_kv heads of them; the publisher's `modeling_xverse.py`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.layouts import heads_halves_to_pairs
+from ggferry.converters.schema.roles import block, roles
+
+N_CTX = replace(common.N_CTX, fields={"hf": "max_position_embeddings|max_tokenizer_truncation"})
+# The first models say of no heads of keys that they are fewer.
+N_HEAD_KV = replace(common.N_HEAD_KV, derive="n_head")
+HPARAMS = (
+    common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, N_HEAD_KV, common.HEAD_DIM,
+    common.HEAD_DIM_V, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv")),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
+
+SPEC = Architecture(
+    name="xverse",
+    display_name="XVERSE",
+    hf_classes=("XverseForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions={"rope": "halves"},
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, common.own_output("xverse"), common.square("xverse")),
+            harmless=(common.UNBIASED, Harmless("max_tokenizer_truncation", "how long a text it is given at most")),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "pairs"},
+)

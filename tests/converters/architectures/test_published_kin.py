@@ -1,0 +1,256 @@
+"""Families that only their publishers' code computes, made of the tiny model of another family that computes the same:
+renamed and fused as they are published, they have the same logits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.understand import graph_of
+from ggferry.formats.errors import GgferryError
+from ggferry.formats.readers.gguf import open_gguf
+from helpers.llama_cpp import continuations
+from helpers.tiny_models import TOKENS, make, relative, write
+
+Config = dict[str, Any]
+Tensors = dict[str, np.ndarray]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def published(
+    name: str, folder: Path, cls: str, edit: Callable[[Config, Tensors], Tensors], **changes: Any
+) -> np.ndarray:
+    """transformers' logits of a tiny model, which stands in `folder` as `edit` makes it."""
+    logits = make(name, folder, **changes)
+    config = json.loads((folder / "config.json").read_text())
+    tensors = edit(config, load_file(folder / "model.safetensors"))
+    save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [cls], "model_type": "x"}))
+    return logits
+
+
+def check(folder: Path, logits: np.ndarray, name: str) -> Path:
+    """Both sides compute what transformers does, and no key is left over; the GGUF that the graph makes."""
+    source = graph_of(str(folder))
+    assert source.architecture.name == name
+    assert not [note for note in source.notes if "does not use" in note]
+    assert relative(logits, forward(source, TOKENS)) <= 1e-5
+    made = write(source, folder / "x.gguf")
+    assert relative(logits, forward(graph_of(str(made)), TOKENS)) <= 1e-5
+    return made
+
+
+def renamed(tensors: Tensors, **words: str) -> Tensors:
+    """`__` stands for a dot."""
+    for old, new in words.items():
+        tensors = {name.replace(old.replace("__", "."), new): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def joined(tensors: Tensors, parts: tuple[str, ...], whole: str, join: Callable[..., np.ndarray]) -> Tensors:
+    """The matrices (and biases) called `parts` made one."""
+    found = dict(tensors)
+    for name in tensors:
+        if f".{parts[0]}." in name:
+            pieces = [found.pop(name.replace(parts[0], part)) for part in parts]
+            found[name.replace(parts[0], whole)] = join(*pieces)
+    return found
+
+
+def below(*pieces: np.ndarray) -> np.ndarray:
+    return np.concatenate(pieces)
+
+
+def by_groups(q: np.ndarray, k: np.ndarray, v: np.ndarray, groups: int = 2) -> np.ndarray:
+    """The queries of a group of heads, its key, its value."""
+    cut = [np.split(part, groups) for part in (q, k, v)]
+    return np.concatenate([np.concatenate(group) for group in zip(*cut, strict=True)])
+
+
+QKV = ("q_proj", "k_proj", "v_proj")
+GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 2}
+ALONE = {"num_attention_heads": 6, "num_key_value_heads": 6}
+
+
+def internlm2(config: Config, tensors: Tensors) -> Tensors:
+    tensors = joined(tensors, QKV, "wqkv", by_groups)
+    return renamed(
+        tensors, self_attn="attention", o_proj="wo", embed_tokens="tok_embeddings", lm_head="output",
+        input_layernorm="attention_norm", post_attention_layernorm="ffn_norm", mlp="feed_forward", gate_proj="w1",
+        up_proj="w3", down_proj="w2",
+    )  # fmt: skip
+
+
+def as_it_is(config: Config, tensors: Tensors) -> Tensors:
+    return tensors
+
+
+def orion(config: Config, tensors: Tensors) -> Tensors:
+    config["rms_norm_eps"] = config.pop("layer_norm_eps")
+    for key in ("qk_layernorm", "use_qkv_bias", "use_parallel_residual"):
+        config.pop(key)
+    config["rope_parameters"].pop("partial_rotary_factor")
+    return tensors
+
+
+def baichuan(config: Config, tensors: Tensors) -> Tensors:
+    config["model_max_length"] = 64
+    return joined(tensors, QKV, "W_pack", below)
+
+
+def minicpm(config: Config, tensors: Tensors) -> Tensors:
+    config["scale_emb"] = config.pop("embedding_multiplier")
+    config["scale_depth"] = config.pop("residual_multiplier") * config["num_hidden_layers"] ** 0.5
+    config["dim_model_base"] = config["hidden_size"] / config.pop("logits_scaling")
+    config.pop("attention_multiplier")
+    return tensors
+
+
+def chatglm(config: Config, tensors: Tensors) -> Tensors:
+    base = config.pop("rope_parameters")["rope_theta"]
+    for key in ("head_dim", "hidden_act", "num_hidden_layers", "max_position_embeddings", "rms_norm_eps",
+                "num_key_value_heads", "intermediate_size", "attention_bias"):  # fmt: skip
+        config.pop(key)
+    config |= {
+        "num_layers": 3, "seq_length": 64, "kv_channels": 8, "layernorm_epsilon": 1.5625e-07, "ffn_hidden_size": 88,
+        "multi_query_attention": True, "multi_query_group_num": 3, "add_qkv_bias": True, "rope_ratio": base / 10000,
+        "padded_vocab_size": config["vocab_size"], "add_bias_linear": False, "rmsnorm": True, "post_layer_norm": True,
+        "apply_residual_connection_post_layernorm": False, "original_rope": True,
+    }  # fmt: skip
+    return renamed(
+        joined(tensors, QKV, "query_key_value", below), model__embed_tokens="transformer.embedding.word_embeddings",
+        model__norm="transformer.encoder.final_layernorm", lm_head="transformer.output_layer",
+        model__layers="transformer.encoder.layers", self_attn="self_attention", o_proj="dense",
+        gate_up_proj="dense_h_to_4h", down_proj="dense_4h_to_h",
+    )  # fmt: skip
+
+
+def qwen(config: Config, tensors: Tensors) -> Tensors:
+    config["rotary_emb_base"] = config.pop("rope_parameters")["rope_theta"]
+    config["layer_norm_epsilon"] = config.pop("rms_norm_eps")
+    for key in ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window", "hidden_act",
+                "num_key_value_heads"):  # fmt: skip
+        config.pop(key, None)
+    config |= {"intermediate_size": 2 * 88, "kv_channels": 8, "rotary_pct": 1.0, "seq_length": 64, "no_bias": True,
+               "scale_attn_weights": True, "use_dynamic_ntk": True, "use_logn_attn": True, "bf16": True}  # fmt: skip
+    return renamed(
+        joined(tensors, QKV, "c_attn", below), model__layers="transformer.h", model__embed_tokens="transformer.wte",
+        model__norm="transformer.ln_f", input_layernorm="ln_1", post_attention_layernorm="ln_2", self_attn="attn",
+        o_proj="c_proj", gate_proj="w2", up_proj="w1", down_proj="c_proj",
+    )  # fmt: skip
+
+
+def codeshell(config: Config, tensors: Tensors) -> Tensors:
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config |= {
+        "n_embd": config.pop("hidden_size"), "n_layer": config.pop("num_hidden_layers"), "n_inner": 88,
+        "n_head": config.pop("num_attention_heads"), "num_query_groups": config.pop("num_key_value_heads"),
+        "n_positions": config.pop("max_position_embeddings"), "layer_norm_epsilon": config.pop("norm_epsilon"),
+        "position_embedding_type": "rope", "group_query_attention": True, "activation_function": "gelu_pytorch_tanh",
+    }  # fmt: skip
+    for key in ("intermediate_size", "use_bias", "sliding_window", "hidden_act"):
+        config.pop(key, None)
+    return renamed(
+        joined(tensors, QKV, "c_attn", below), model__layers="transformer.h", model__embed_tokens="transformer.wte",
+        model__norm="transformer.ln_f", input_layernorm="ln_1", post_attention_layernorm="ln_2", self_attn="attn",
+        o_proj="c_proj",
+    )  # fmt: skip
+
+
+CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str, Any]]] = {
+    "internlm2": ("llama", "InternLM2ForCausalLM", internlm2, GROUPED),
+    "xverse": ("llama", "XverseForCausalLM", as_it_is, GROUPED),
+    "orion": ("stablelm", "OrionForCausalLM", orion,
+              {**GROUPED, "use_qkv_bias": False, "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default",
+                                                                    "partial_rotary_factor": 1.0}}),
+    "baichuan": ("llama", "BaichuanForCausalLM", baichuan, ALONE),
+    "minicpm": ("granite", "MiniCPMForCausalLM", minicpm,
+                {**GROUPED, "attention_bias": False, "mlp_bias": False, "attention_multiplier": 6**-0.5,
+                 "logits_scaling": 1.5, "tie_word_embeddings": True}),
+    "chatglm": ("glm", "ChatGLMModel", chatglm, {}),
+    "qwen": ("qwen2", "QWenLMHeadModel", qwen, {**ALONE, "tie_word_embeddings": False}),
+    "codeshell": ("starcoder2", "CodeShellForCausalLM", codeshell, {"sliding_window": None, **GROUPED}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_published_model_computes_what_its_kin_does(name: str, tmp_path: Path) -> None:
+    base, cls, edit, changes = CASES[name]
+    check(tmp_path, published(base, tmp_path, cls, edit, **changes), name)
+
+
+RUN = sorted(CASES.keys() - {"baichuan"})  # of other than 32 or 40 blocks it is another model there
+
+
+@pytest.mark.slow
+def test_llama_cpp_continues_alike(tmp_path: Path) -> None:
+    files = []
+    for name in RUN:
+        base, cls, edit, changes = CASES[name]
+        changes = changes | ({"tie_word_embeddings": False} if name == "codeshell" else {})
+        published(base, tmp_path / name, cls, edit, **changes)
+        files.append(write(graph_of(str(tmp_path / name)), tmp_path / f"{name}.gguf"))
+    for file, answer in zip(files, continuations(TOKENS, 4, *files), strict=True):
+        tokens = list(TOKENS)
+        for token, _ in answer:
+            scores = forward(graph_of(str(file)), tokens)[-1]
+            assert scores.max() - scores[token] < 2e-2, file
+            tokens.append(token)
+
+
+def baichuan_13b(config: Config, tensors: Tensors) -> Tensors:
+    config.pop("max_position_embeddings")
+    return baichuan(config, tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("edit", "blocks"), [(baichuan, 32), (baichuan_13b, 40)])
+def test_a_baichuan_of_either_size_runs_in_llama_cpp(
+    edit: Callable[[Config, Tensors], Tensors], blocks: int, tmp_path: Path
+) -> None:
+    published("llama", tmp_path, "BaichuanForCausalLM", edit, **ALONE, num_hidden_layers=blocks)
+    source = graph_of(str(tmp_path))
+    made = write(source, tmp_path / "x.gguf")
+    assert "baichuan.attention.max_alibi_bias" not in open_gguf(str(made)).metadata
+    tokens = list(TOKENS)
+    for token, _ in continuations(TOKENS, 3, made)[0]:
+        scores = forward(source, tokens)[-1]
+        assert scores.max() - scores[token] < 5e-3
+        tokens.append(token)
+
+
+def test_a_small_baichuan_without_positions_says_so_by_a_key(tmp_path: Path) -> None:
+    published("llama", tmp_path, "BaichuanForCausalLM", baichuan_13b, **ALONE)
+    source = graph_of(str(tmp_path))
+    made = write(source, tmp_path / "x.gguf")
+    assert open_gguf(str(made)).metadata["baichuan.attention.max_alibi_bias"].data == 8.0
+    assert relative(forward(source, TOKENS), forward(graph_of(str(made)), TOKENS)) <= 1e-6
+    assert "runs this differently" in " ".join(source.notes)
+
+
+def test_baichuan_2_is_refused_with_the_reason(tmp_path: Path) -> None:
+    def second(config: Config, tensors: Tensors) -> Tensors:
+        config["z_loss_weight"] = 0
+        return baichuan(config, tensors)
+
+    published("llama", tmp_path, "BaichuanForCausalLM", second, **ALONE)
+    with pytest.raises(GgferryError, match="Baichuan 2 makes the rows of its output one long"):
+        graph_of(str(tmp_path))
+
+
+def test_what_chatglm_does_not_do_is_refused(tmp_path: Path) -> None:
+    def biased(config: Config, tensors: Tensors) -> Tensors:
+        tensors = chatglm(config, tensors)
+        config["add_bias_linear"] = True
+        return tensors
+
+    published("glm", tmp_path, "ChatGLMModel", biased)
+    with pytest.raises(GgferryError, match="add_bias_linear"):
+        graph_of(str(tmp_path))
