@@ -3,22 +3,18 @@
 Sources: llama.cpp `src/models/jais2.cpp`, transformers `modeling_jais2.py`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Remark
 from ggferry.converters.schema.roles import block, roles
-from ggferry.formats.gguf.values import ValueType
 
-
-def _biased(name: str, place: str) -> HParam:
-    return HParam(name, None, ValueType.BOOL, {"hf": place}, required=False,
-                  defaults=(Default(True, "transformers' default", dialect="hf"),))  # fmt: skip
-
-
+_BIASED = (Default(True, "transformers' default", dialect="hf"),)
 HPARAMS = (
-    *common.SIZES, common.LAYER_EPS, *rope.ROPE, common.TIED, _biased("attention_bias", "attention_bias"),
-    _biased("mlp_bias", "mlp_bias"), common.RELU_SQUARED,
+    *common.SIZES, common.LAYER_EPS, *rope.ROPE, common.TIED, replace(common.ATTENTION_BIAS, defaults=_BIASED),
+    replace(common.MLP_BIAS, defaults=_BIASED), common.RELU_SQUARED,
 )  # fmt: skip
 
 ROLES = roles(

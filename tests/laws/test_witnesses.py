@@ -38,6 +38,10 @@ MADE_ARCHITECTURES = {
     **dict.fromkeys(
         ("arctic", "bailingmoe", "bailingmoe2", "deepseek"), "converters/architectures/test_published_names.py"
     ),
+    **dict.fromkeys(
+        ("baichuan", "codeshell", "internlm2", "minicpm", "orion", "qwen", "xverse"),
+        "converters/architectures/test_published_kin.py",
+    ),
     "exaone": "converters/architectures/test_published_names.py",
     "nomic-bert": "converters/architectures/test_bert.py", "rwkv7": "converters/architectures/test_rwkv.py",
     "t5encoder": "converters/architectures/test_t5.py",
