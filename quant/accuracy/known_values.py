@@ -24,8 +24,10 @@ LIST = "known_values.txt"
 
 @cache
 def decodes_as_known(name: str) -> bool:
-    """Whether our decoder of the type gives the known values; true where none are known (types of the GGML era, those
-    of checkpoints, sums that nobody decodes)."""
+    """Return whether our decoder of the type gives the known values.
+
+    True where none are known: types of the GGML era, those of checkpoints, sums that nobody decodes.
+    """
     if name not in known():
         return True
     data, expected = known()[name]
@@ -36,7 +38,7 @@ def decodes_as_known(name: str) -> bool:
 
 @cache
 def known() -> Mapping[str, tuple[bytes, str]]:
-    """Blocks and the digest of their values by type."""
+    """Return blocks and the digest of their values by type."""
     text = (files(__package__) / LIST).read_text(encoding="ascii")
     rows = [line.split(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: (bytes.fromhex(data), digest) for name, data, digest in rows}
