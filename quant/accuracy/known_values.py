@@ -1,6 +1,6 @@
-"""Our decoders held against known blocks: what gguf-py makes of some bytes of every type it decodes.
+"""Compare our decoders with known blocks: what gguf-py makes of some bytes of every type it decodes.
 
-Both sides of a proof decode by the same code, so that a level off by one would cancel out in all it compares.
+Both sides of a proof decode by the same code, so a level off by one would cancel out in everything it compares.
 """
 
 from __future__ import annotations
