@@ -1,4 +1,4 @@
-"""Integers packed into 32-bit words, as GPTQ and compressed-tensors store them: the first in the lowest bits.
+"""Packed integers, as GPTQ, MLX and compressed-tensors store them: the first in the lowest bits.
 
 Sources: GPTQModel `nn_modules/qlinear/__init__.py` (`dequantize_weight`), compressed-tensors
 `compressors/pack_quantized` (`pack_to_int32`: signed values are stored with an offset of 2^(bits − 1)).
@@ -40,8 +40,10 @@ def unpack_down(words: Array, bits: int) -> Array:
 
 
 def unpack_stream(packed: Array, bits: int, count: int) -> Array:
-    """uint8 `(rows, bytes)` → uint8 `(rows, count)`: values of `bits` ≤ 8 bits behind one another across the borders
-    of bytes and words, the first in the lowest bits (GPTQ's 3 bits, MLX)."""
+    """Unpack uint8 `(rows, bytes)` to uint8 `(rows, count)`: values of `bits` ≤ 8 bits, the first in the lowest bits.
+
+    The values follow each other across the borders of bytes and words (GPTQ's 3 bits, MLX).
+    """
     flat = np.unpackbits(packed, axis=1, count=count * bits, bitorder="little")
     found: Array = np.packbits(flat.reshape(len(packed), count, bits), axis=2, bitorder="little")[..., 0]
     return found
