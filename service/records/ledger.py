@@ -126,7 +126,7 @@ class Ledger(LedgerDatabase):
     def retry(
         self, plan: str, states: Sequence[str] = (FAILED, QUARANTINED), fault: str | None = None
     ) -> int:  # fmt: skip
-        """Queue again what failed while it was done, and return how many; what the plan itself found bad stays.
+        """Queue again the jobs whose conversion failed, and return how many; what the plan itself found bad stays.
 
         `fault`: only what ended with an error of that kind (`errors.Fault`).
         """
