@@ -76,11 +76,18 @@ class Scaled:
     bits: int = 0
     order: TensorRef | None = None
     """The group of each column, `(columns,)` (weight_g_idx); None, or holding −1: groups are neighbors."""
+    dense: bool = False
+    """Packed values run on over the ends of words."""
 
     def __call__(self, start: int, stop: int) -> Floats:
         if self.bits:
-            words = raw_rows(self.checkpoint, self.weight, start, stop).view("<u4")
-            values = unpack(words, self.bits)[:, : self.columns].astype(np.float32)
+            packed = raw_rows(self.checkpoint, self.weight, start, stop)
+            found = (
+                unpack_stream(packed, self.bits, self.columns)
+                if self.dense
+                else unpack(packed.view("<u4"), self.bits)[:, : self.columns]
+            )
+            values = found.astype(np.float32)
             values -= np.float32(1 << self.bits - 1)
         else:
             values = values_of(self.checkpoint, self.weight, start, stop)

@@ -123,7 +123,9 @@ def _packed(checkpoint: Checkpoint, groups: list[Config], found: Found, ref: Ten
     if ref.type.name not in ("I32", "U32"):
         raise UnsupportedError(f"type of {ref.name!r}", path=checkpoint.path, found=ref.type.name, expected="I32")
     columns = _stated_columns(checkpoint, piece(checkpoint, f"{base}_shape", ref.name), rows)
-    fitting = tuple(bits for bits in _WIDTHS if -(-columns // (WORD_BITS // bits)) == words)
+    fitting = tuple(
+        bits for bits in _WIDTHS if words in (_dense_words(columns, bits), -(-columns // (WORD_BITS // bits)))
+    )
     if not fitting:
         raise UnsupportedError(
             f"{ref.name!r} holds {columns} columns in {words} words", path=checkpoint.path, expected="1 to 8 bits each"
@@ -131,10 +133,30 @@ def _packed(checkpoint: Checkpoint, groups: list[Config], found: Found, ref: Ten
     settings = _settings(checkpoint, groups, ref.name, "int", fitting)
     bits, shape = settings["num_bits"], (rows, columns)
     scale = piece(checkpoint, f"{base}_scale", ref.name)
+    dense = _is_dense(checkpoint, ref, columns, bits)
     scales, zero, order = _grids(checkpoint, settings, ref, scale, shape, bits)
-    values = Scaled(checkpoint, ref, columns, scales, zero, bits, order)
+    values = Scaled(checkpoint, ref, columns, scales, zero, bits, order, dense)
     found.matrices[ref.name] = Matrix(base, shape, values)
     found.used.add(scale.name)
+
+
+def _dense_words(columns: int, bits: int) -> int:
+    return -(-columns * bits // WORD_BITS)
+
+
+def _is_dense(checkpoint: Checkpoint, ref: TensorRef, columns: int, bits: int) -> bool:
+    """True where values run on over the ends of words, as compressed-tensors 0.20 packs; with older versions what was
+    left of a word was padding. UnsupportedError where the number of words tells nothing, or there are zero points."""
+    if WORD_BITS % bits == 0 or ref.columns != _dense_words(columns, bits):
+        return False
+    padded = -(-columns // (WORD_BITS // bits)) == ref.columns > 1
+    zeros = f"{ref.name.removesuffix('_packed')}_zero_point" in checkpoint.tensors
+    if padded or zeros:
+        raise UnsupportedError(
+            f"{ref.name!r}: {columns} columns of {bits} bits in {ref.columns} words" + " and zero points" * zeros,
+            path=checkpoint.path, hint=DEQUANTIZE,
+        )  # fmt: skip
+    return True
 
 
 def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:

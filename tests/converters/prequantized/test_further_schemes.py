@@ -190,8 +190,15 @@ def compressed(form: str, bits: int, kind: str, group: int) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
 
 
-def packed_integers(bits: int, group: int) -> Quantize:
-    """compressed-tensors' `pack_to_int32`: 32 // bits in a word, which the rest of it pads."""
+def streams(levels: np.ndarray, bits: int) -> list[list[int]]:
+    """A number of all bits a row, cut into words."""
+    count = -(-levels.shape[1] * bits // 32)
+    rows = (sum(value << bits * j for j, value in enumerate(row)) for row in levels.tolist())
+    return [[stream >> 32 * j & 0xFFFFFFFF for j in range(count)] for stream in rows]
+
+
+def packed_integers(bits: int, group: int, *, dense: bool) -> Quantize:
+    """compressed-tensors' `pack_to_int32`: 32 // bits in a word, which the rest of it pads, or a stream of bits."""
 
     def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         rows, columns = weight.shape
@@ -199,7 +206,9 @@ def packed_integers(bits: int, group: int) -> Quantize:
         scale = torch.from_numpy(rng.uniform(0.01, 0.03, (rows, columns // group)).astype(np.float32)).bfloat16()
         per = 32 // bits
         words = np.zeros((rows, -(-columns // per)), np.int64)
-        for i, row in enumerate(levels.tolist()):
+        if dense:
+            words = np.array(streams(levels + (1 << bits - 1), bits))
+        for i, row in enumerate([] if dense else levels.tolist()):
             for j, value in enumerate(row):
                 words[i, j // per] |= value + (1 << bits - 1) << bits * (j % per)
         made = {
@@ -234,10 +243,7 @@ def affine(bits: int, group: int, scales: torch.dtype = torch.bfloat16) -> Quant
     def quantize(name: str, weight: np.ndarray, rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         rows, columns = weight.shape
         levels = rng.integers(0, 1 << bits, weight.shape)
-        words = []
-        for row in levels.tolist():
-            stream = sum(value << bits * j for j, value in enumerate(row))
-            words.append([stream >> 32 * j & 0xFFFFFFFF for j in range(columns * bits // 32)])
+        words = streams(levels, bits)
         scale, bias = (
             torch.from_numpy(rng.uniform(low, high, (rows, columns // group)).astype(np.float32)).to(scales)
             for low, high in ((0.01, 0.03), (-0.3, 0.0))
@@ -274,8 +280,10 @@ CASES: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "modelopt nvfp4": (nvfp4("modelopt"), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "ct nvfp4": (nvfp4("ct"), compressed("nvfp4-pack-quantized", 4, "float", 16)),
     "ct mxfp8": (mx("ct", 8), compressed("mxfp8-quantized", 8, "float", 32)),
-    "ct packed int3": (packed_integers(3, 16), compressed("pack-quantized", 3, "int", 16)),
-    "ct packed int6": (packed_integers(6, 32), compressed("pack-quantized", 6, "int", 32)),
+    "ct packed int3": (packed_integers(3, 16, dense=False), compressed("pack-quantized", 3, "int", 16)),
+    "ct packed int6": (packed_integers(6, 32, dense=False), compressed("pack-quantized", 6, "int", 32)),
+    "ct packed int3, dense": (packed_integers(3, 16, dense=True), compressed("pack-quantized", 3, "int", 16)),
+    "ct packed int5, dense": (packed_integers(5, 32, dense=True), compressed("pack-quantized", 5, "int", 32)),
     "bitnet": (ternary(False), {"quant_method": "bitnet"}),
     "bitnet, auto": (ternary(True), {"quant_method": "bitnet", "linear_class": "autobitlinear"}),
     "mlx 4": (affine(4, 32), mlx(4, 32)),
@@ -415,6 +423,7 @@ BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
     ("modelopt nvfp4", _with("weight_scale", lambda t: t[:-1]), ShapeError),
     ("modelopt nvfp4", _with("weight_scale", lambda t: t.float()), UnsupportedError),
     ("modelopt nvfp4", _with("weight_scale_2", _nan), BadValueError),
+    ("ct packed int3, dense", _with("weight_packed", lambda t: t[:, :-1]), UnsupportedError),
     ("ct nvfp4", _without("weight_scale"), MissingError),
     ("ct nvfp4", _with("weight_scale", lambda t: t[:, :-1]), ShapeError),
     ("ct nvfp4", _with("weight_global_scale", lambda t: t * 0), BadValueError),
