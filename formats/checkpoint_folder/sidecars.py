@@ -128,7 +128,7 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str
     if "auto_map" in found:
         notes.append("config.json names custom code (auto_map): it is never run")
     if role != "adapter_config" and not any(file.vocabulary and file.role in beside for file in sidecar_files()):
-        notes.append("no tokenizer file stands beside the weights")
+        notes.append("there is no tokenizer file next to the weights")
     return found, tuple(notes)
 
 

@@ -58,7 +58,7 @@ def join_parts(
     if not fitting:
         found = f"{len(parts)} parts"
         hint = "only Meta's LLaMA family was ever published like this"
-        raise UnsupportedError("nobody described how this model was cut", path=paths[0], found=found, hint=hint)
+        raise UnsupportedError("how this model was cut into parts is not known", path=paths[0], found=found, hint=hint)
     layout, tensors, dropped = fitting[0], {}, []
     for name in parts[0]:
         refs = [part[name] for part in parts]
@@ -84,7 +84,7 @@ def _check_alike(paths: Sequence[str], parts: Parts) -> None:
                 raise InconsistentError("byte order of the parts", path=path)
         extra = next((name for name in part if name not in first), None)
         if extra is not None:
-            raise UnexpectedTensorError("a tensor that the first part has not", path=path, found=extra)
+            raise UnexpectedTensorError("a tensor that the first part lacks", path=path, found=extra)
 
 
 def _describes(layout: HeaderLayout, part: Mapping[str, TensorRef]) -> bool:

@@ -77,7 +77,7 @@ def open_checkpoint(path: str, layouts: Sequence[HeaderLayout] = ()) -> Checkpoi
         tensors: dict[str, TensorRef] = {}
         for ref, offset in _walk(source, rank):
             if ref.name in tensors:
-                raise DuplicateError("a tensor stands twice", path=path, offset=offset, found=ref.name)
+                raise DuplicateError("a tensor occurs twice", path=path, offset=offset, found=ref.name)
             if len(tensors) >= limits.MAX_GGML_TENSORS:
                 raise OutOfRangeError("too many tensors", path=path, offset=offset, expected=limits.MAX_GGML_TENSORS)
             tensors[ref.name] = ref

@@ -101,7 +101,7 @@ class Mirror:
             if found.path.lower().endswith(SMALL) and found.bytes <= SMALL_CAP:
                 self.staged += found.bytes
                 if self.staged > TOTAL_CAP:
-                    raise RefusedError("the files beside the weights are too large together", path=found.path)
+                    raise RefusedError("the sidecar files together are too large", path=found.path)
                 data = whole(found, transport)
                 self.small.append(found)
             else:
