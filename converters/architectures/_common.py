@@ -145,13 +145,3 @@ WINDOW = Remark(
     "attention reaches back {n_swa} tokens: written, but llama.cpp lets this architecture attend to all of its context",
     otherwise="llama.cpp",
 )
-
-
-def square(architecture: str) -> Remark:
-    """Return the remark on heads that together are not as wide as the model, where a loader supposes that they are."""
-    return Remark(
-        "n_head * head_dim != n_embd",
-        f"{{n_head}} heads are {{head_dim}} wide in a model of {{n_embd}}: llama.cpp loads heads of embedding / heads "
-        f"only in {architecture}",
-        stops="llama.cpp",
-    )

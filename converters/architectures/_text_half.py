@@ -10,7 +10,8 @@ from ggferry.converters.schema.architecture import Dialect, Drop, Harmless, HPar
 
 WITHIN = "text_config"
 WHOLES = (
-    "AudioFlamingo3ForConditionalGeneration", "DotsOCRForCausalLM", "GraniteSpeechForConditionalGeneration",
+    "AudioFlamingo3ForConditionalGeneration", "DotsOCRForCausalLM", "Exaone4_5_ForConditionalGeneration",
+    "Qwen3ASRForConditionalGeneration", "GraniteSpeechForConditionalGeneration",
     "GraniteSpeechPlusForConditionalGeneration", "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration", "JanusForConditionalGeneration",
     "LightOnOcrForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
@@ -59,8 +60,8 @@ _HEARD = ("*audio_tower.*", "encoder.*", "projector.*", "model.encoder.*", "mode
 _OTHER_HALF = Harmless(
     "vision_config vision_config.* vision_feature_* vision_aspect_ratio image_seq_length image_grid_pinpoints "
     "downsample_* projector_* multimodal_projector_bias scale_factor spatial_merge_size vq_config vq_config.* "
-    "audio_config audio_config.* encoder_config encoder_config.* has_lora_adapter window_size "
-    "mm_* img_processor img_processor.*",
+    "audio_config audio_config.* token_classification_bias encoder_config encoder_config.* has_lora_adapter "
+    "window_size mm_* img_processor img_processor.*",
     "of the half that sees or hears, dropped",
 )
 _WHOLE = Harmless("tie_word_embeddings", "what the whole model says wins, and tensors are there or not", (False, True))

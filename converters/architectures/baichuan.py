@@ -55,7 +55,7 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves", "qkv": "fused"},
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("baichuan"), common.square("baichuan")),
+            remarks=(*rope.REMARKS, common.own_output("baichuan"), common.heads_as_wide_as_the_model("baichuan")),
             harmless=(common.UNBIASED, Harmless("max_position_embeddings gradient_checkpointing", "of training")),
         ),
         "gguf": Dialect("gguf"),

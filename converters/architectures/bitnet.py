@@ -47,7 +47,7 @@ SPEC = Architecture(
     roles=ROLES,
     dialects={
         "hf": Dialect(
-            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNTIED, common.square("bitnet")),
+            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNTIED, common.heads_as_wide_as_the_model("bitnet")),
             harmless=(common.UNBIASED,),
         ),
         "gguf": Dialect("gguf"),

@@ -33,7 +33,7 @@ ROLES = roles(
 HF = Dialect(
     "hf",
     drops=(*common.DROPS, *chatglm.BUFFERS),
-    remarks=(*rope.REMARKS, common.square("chatglm")),
+    remarks=(*rope.REMARKS, common.heads_as_wide_as_the_model("chatglm")),
     given={"joint": False},
 )
 

@@ -8,6 +8,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _exaone as exaone
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
 from ggferry.converters.schema.roles import block, roles
 
@@ -47,14 +48,17 @@ REMARKS = (
     ),
 )
 
+HF = Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,))
+
 SPEC = Architecture(
     name="exaone4",
     display_name="EXAONE 4",
-    hf_classes=("Exaone4ForCausalLM",),
+    hf_classes=("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
+        "hf": HF,
+        **half.of(HF, "exaone4"),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "pre_norm": False},

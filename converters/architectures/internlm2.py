@@ -37,7 +37,7 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves", "qkv": "grouped"},
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("internlm2"), common.square("internlm2")),
+            remarks=(*rope.REMARKS, common.own_output("internlm2"), common.heads_as_wide_as_the_model("internlm2")),
             harmless=(common.UNBIASED, Harmless("bias", "there is none", (False,))),
         ),
         "gguf": Dialect("gguf"),

@@ -38,7 +38,7 @@ SPEC = Architecture(
         "hf": Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("orion"), common.square("orion")),
+            remarks=(*rope.REMARKS, common.own_output("orion"), common.heads_as_wide_as_the_model("orion")),
             harmless=(
                 common.UNBIASED, Harmless("max_position_embeddings model_max_length", "max_sequence_length is it"),
             ),

@@ -60,7 +60,7 @@ SPEC = Architecture(
                 *common.DROPS,
                 Drop("*.rotary_emb.inv_freq", "a buffer: it follows from the rotary base", follows=True),
             ),
-            remarks=(*rope.REMARKS, LONG, common.own_output("qwen"), common.square("qwen")),
+            remarks=(*rope.REMARKS, LONG, common.own_output("qwen"), common.heads_as_wide_as_the_model("qwen")),
             harmless=(
                 Harmless("bf16 fp16 fp32 use_cache_quantization use_cache_kernel softmax_in_fp32", "how, not what"),
                 Harmless("onnx_safe", "of another program"),

@@ -33,6 +33,7 @@ SPEC = Architecture(
         "Qwen3Model",
         "StepVLForConditionalGeneration",
         "LightOnOcrForConditionalGeneration",
+        "Qwen3ASRForConditionalGeneration",
     ),
     hparams=HPARAMS,
     roles=ROLES,

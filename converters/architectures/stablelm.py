@@ -9,7 +9,8 @@ from dataclasses import replace
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import Stack
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -51,15 +52,22 @@ ROLES = roles(
     ),
 )  # fmt: skip
 
+HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.OWN_OUTPUT))
+
 SPEC = Architecture(
     name="stablelm",
     display_name="StableLM",
-    hf_classes=("StableLmForCausalLM", "StableLMEpochForCausalLM"),
+    hf_classes=("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.OWN_OUTPUT)),
+        "hf": HF,
+        "seeing": replace(
+            HF, name="seeing", names="hf", fields="hf", classes=("LlavaStableLMEpochForCausalLM",),
+            drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*mm_projector.*")),
+            harmless=(Harmless("mm_* tune_mm_* freeze_mm_* use_mm_proj image_* vision_*", "of the half that sees"),),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "rope": "halves"},
-)
+)  # fmt: skip

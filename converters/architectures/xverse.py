@@ -42,7 +42,7 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("xverse"), common.square("xverse")),
+            remarks=(*rope.REMARKS, common.own_output("xverse"), common.heads_as_wide_as_the_model("xverse")),
             harmless=(common.UNBIASED, Harmless("max_tokenizer_truncation", "how long a text it is given at most")),
         ),
         "gguf": Dialect("gguf"),

@@ -108,6 +108,9 @@ EXPLAINED = (
     Explained("unread", "baichuan", "*.attention.max_alibi_bias", "told by blocks", "measures distances in one of"),
     Explained("unread", "bitnet", "*.feed_forward_activation", "silu in llama.cpp", "bitnet has silu there"),
     Explained("unread tensor", "bitnet", "output.weight", "llama.cpp's has none", "an output of its own"),
+    Explained(
+        "missing tensor", "pangu-embedded", "blk.{n}.attn_output.bias", "a model without", "llama.cpp expects one of",
+    ),
     Explained("missing tensor", "jais2", "blk.{n}.*.bias", "a model without", "without biases: llama.cpp expects them"),
     Explained(
         "missing tensor", "baichuan codeshell internlm2 orion qwen xverse", "output.weight", "a tied model",

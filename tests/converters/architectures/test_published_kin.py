@@ -164,6 +164,17 @@ def codeshell(config: Config, tensors: Tensors) -> Tensors:
     )  # fmt: skip
 
 
+def pangu(config: Config, tensors: Tensors) -> Tensors:
+    config["bias"] = config.pop("attention_bias")
+    config.pop("mlp_bias")
+    return tensors
+
+
+def seeing(config: Config, tensors: Tensors) -> Tensors:
+    config |= {"mm_hidden_size": 24, "tune_mm_mlp_adapter": False, "use_mm_proj": True}
+    return tensors | {"model.mm_projector.0.weight": np.ones((2, 3), np.float32)}
+
+
 CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str, Any]]] = {
     "internlm2": ("llama", "InternLM2ForCausalLM", internlm2, GROUPED),
     "xverse": ("llama", "XverseForCausalLM", as_it_is, GROUPED),
@@ -177,6 +188,8 @@ CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str,
     "chatglm": ("glm", "ChatGLMModel", chatglm, {}),
     "qwen": ("qwen2", "QWenLMHeadModel", qwen, {**ALONE, "tie_word_embeddings": False}),
     "codeshell": ("starcoder2", "CodeShellForCausalLM", codeshell, {"sliding_window": None, **GROUPED}),
+    "pangu-embedded": ("llama biases", "PanguEmbeddedForCausalLM", pangu, {**GROUPED, "mlp_bias": False}),
+    "stablelm": ("stablelm", "LlavaStableLMEpochForCausalLM", seeing, {}),
 }  # fmt: skip
 
 

@@ -1,0 +1,46 @@
+"""openPangu-Embedded: LLaMA with biases in attention; rows stay in Hugging Face's order.
+
+Sources: llama.cpp `src/models/pangu-embed.cpp`, `conversion/pangu.py`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Remark
+from ggferry.converters.schema.roles import block, roles
+
+BIASED = replace(
+    common.ATTENTION_BIAS, fields={"hf": "bias|attention_bias"},
+    defaults=(Default(True, "the publisher's default", dialect="hf"),),
+)  # fmt: skip
+HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, BIASED, common.SILU)
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
+
+UNBIASED = Remark(
+    "attention_bias == 0", "a model without biases: llama.cpp expects one of attention's output in pangu-embedded",
+    stops="llama.cpp",
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="pangu-embedded",
+    display_name="openPangu-Embedded",
+    hf_classes=("PanguEmbeddedForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNBIASED)),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves"},
+)
