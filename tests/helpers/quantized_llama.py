@@ -45,7 +45,7 @@ def model(quantize: Quantize) -> tuple[Tensors, dict[str, np.ndarray]]:
     return tensors, meaning
 
 
-def write(folder: Path, tensors: Tensors, quantization: Any, dtype: str | None = "bfloat16", **more: Any) -> Path:
+def write(folder: Path, tensors: Tensors, settings: Any, dtype: str | None = "bfloat16", **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": FF,
@@ -54,7 +54,7 @@ def write(folder: Path, tensors: Tensors, quantization: Any, dtype: str | None =
         "tie_word_embeddings": False, "hidden_act": "silu", **more,
     }  # fmt: skip
     config |= {} if dtype is None else {"torch_dtype": dtype}
-    config |= {} if quantization is None else {"quantization_config": quantization}
+    config |= {} if settings is None else {"quantization_config": settings}
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder

@@ -326,6 +326,17 @@ def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
     assert any("quantized already" in note for note in result.receipt["notes"])
 
 
+def test_mlx_says_it_under_a_name_of_its_own(tmp_path: Path) -> None:
+    """Older mlx-lm writes `quantization` alone, and quantizes the embeddings, too."""
+    tensors, meaning = model(affine(4, 32))
+    made, embedding = affine(4, 32)("model.embed_tokens.weight", np.zeros((72, 64)), np.random.default_rng(3))
+    source = write(tmp_path / "in", tensors | made, None, quantization=mlx(4, 32))
+    convert(request(source, tmp_path / "out.gguf"))
+    check_file(tmp_path / "out.gguf", meaning, "F32")
+    found = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
+    assert np.array_equal(found["token_embd.weight"], embedding)
+
+
 @pytest.mark.parametrize("case", BLOCKS)
 def test_blocks_that_gguf_has_are_laid_out_anew(case: str, tmp_path: Path) -> None:
     """'keep' keeps them: gguf-py's own decoder, which shares nothing with ours, finds the same values."""
