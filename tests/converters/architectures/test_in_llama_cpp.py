@@ -51,9 +51,15 @@ OTHERWISE = {
     "jais2 unbiased": "expects biases",
     "glm wide": "loads heads of embedding / heads only",
     "bitnet": "has silu",
+    **dict.fromkeys(("deepseek v3.2", "glm 5"), "turns the indexer's heads by Hadamard matrices of 64"),
     "falcon rw": "turns, has no biases, computes side by side",
 }
 ALIKE: dict[str, dict[str, Any]] = {
+    "lfm2moe": {"routed_scaling_factor": 1.0},
+    "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-6},
+    **dict.fromkeys(("mistral4", "kimi linear"), {"rms_norm_eps": 1e-6}),
+    "nemotron": {"num_attention_heads": 4},
+    **dict.fromkeys(("nemotron-h", "nemotron-h moe", "nemotron-h latent"), {"time_step_min": 1e-9}),
     "gpt-oss rounded": {"tie_word_embeddings": False},
     "exaone4": {"head_dim": 6},
     "llama4": {"attn_scale": 0.1, "floor_scale": 8192},
