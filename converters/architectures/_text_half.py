@@ -51,6 +51,21 @@ def unheard(*patterns: str) -> tuple[Drop, ...]:
     return tuple(Drop(pattern, _AUDIO) for pattern in patterns)
 
 
+def unspoken(*patterns: str) -> tuple[Drop, ...]:
+    """Return the drops of tensors that speak: shell patterns of their names."""
+    return tuple(Drop(pattern, "the part that speaks: this file holds the text model") for pattern in patterns)
+
+
+# Qwen's models of everything keep what reads, sees and hears together, apart from what speaks.
+THINKERS = Harmless(
+    "talker_config talker_config.* token2wav_config token2wav_config.* enable_audio_output enable_talker "
+    "thinker_config.audio_config thinker_config.audio_config.* thinker_config.vision_config "
+    "thinker_config.vision_config.* thinker_config.*_token_* thinker_config.model_type thinker_config.architectures "
+    "thinker_config.initializer_range thinker_config.position_id_per_seconds thinker_config.seconds_per_chunk "
+    "thinker_config.user_token_id thinker_config.torch_dtype thinker_config.dtype "
+    "thinker_config.tie_word_embeddings",
+    "of the parts that see, hear and speak, dropped",
+)
 _SEEN = (
     "*vision_tower.*", "*vision_model.*", "*visual.*", "*vision_encoder.*", "*vision_projection.*", "*connector.*",
     "*multi_modal_projector.*", "*mm_projector.*", "*image_newline", "*vit_large_projector.*", "model.aligner.*",

@@ -3,6 +3,8 @@
 Source: llama.cpp `src/models/qwen2vl.cpp`, `conversion/qwenvl.py`, transformers `modeling_qwen2_vl.py`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
@@ -30,23 +32,33 @@ EPSILON = Remark(
     otherwise="llama.cpp",
 )
 
+HF = Dialect(
+    "hf",
+    drops=(*common.DROPS, *half.unseen("visual.*", "model.visual.*")),
+    remarks=(*rope.REMARKS, common.WINDOW),
+    within=half.WITHIN,
+    renames=half.RENAMES,
+    harmless=(half.VISION_KEYS,),
+)
+
 SPEC = Architecture(
     name="qwen2vl",
     display_name="Qwen2-VL",
-    hf_classes=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel"),
+    hf_classes=(
+        "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel", "Qwen2_5OmniModel",
+    ),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf",
-            drops=(*common.DROPS, *half.unseen("visual.*", "model.visual.*")),
-            remarks=(*rope.REMARKS, common.WINDOW),
-            within=half.WITHIN,
-            renames=half.RENAMES,
-            harmless=(half.VISION_KEYS,),
+        "hf": HF,
+        "omni": replace(
+            HF, name="omni", names="hf", fields="hf", classes=("Qwen2_5OmniModel",),
+            within="thinker_config.text_config", renames=(("thinker.", ""),),
+            drops=(*HF.drops, *half.unheard("audio_tower.*"), *half.unspoken("talker.*", "token2wav.*")),
+            harmless=(*HF.harmless, half.THINKERS),
         ),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},
     remarks=(EPSILON, common.heads_as_wide_as_the_model("qwen2vl")),
-)
+)  # fmt: skip

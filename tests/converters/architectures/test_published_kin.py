@@ -175,6 +175,19 @@ def seeing(config: Config, tensors: Tensors) -> Tensors:
     return tensors | {"model.mm_projector.0.weight": np.ones((2, 3), np.float32)}
 
 
+def deci(config: Config, tensors: Tensors) -> Tensors:
+    """The keys and values of two heads, written down once more for others that read them: as many heads in each block
+    as it likes."""
+    counts = config["num_key_value_heads_per_layer"] = [4, 2, 8]
+    config.pop("num_key_value_heads")
+    for block, count in enumerate(counts):
+        for part in "kv":
+            name = f"model.layers.{block}.self_attn.{part}_proj.weight"
+            heads = tensors[name].reshape(2, -1, tensors[name].shape[1])
+            tensors[name] = heads.repeat(count // 2, axis=0).reshape(-1, heads.shape[2])
+    return tensors
+
+
 CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str, Any]]] = {
     "internlm2": ("llama", "InternLM2ForCausalLM", internlm2, GROUPED),
     "xverse": ("llama", "XverseForCausalLM", as_it_is, GROUPED),
@@ -188,6 +201,7 @@ CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str,
     "chatglm": ("glm", "ChatGLMModel", chatglm, {}),
     "qwen": ("qwen2", "QWenLMHeadModel", qwen, {**ALONE, "tie_word_embeddings": False}),
     "codeshell": ("starcoder2", "CodeShellForCausalLM", codeshell, {"sliding_window": None, **GROUPED}),
+    "deci": ("llama", "DeciLMForCausalLM", deci, GROUPED),
     "pangu-embedded": ("llama biases", "PanguEmbeddedForCausalLM", pangu, {**GROUPED, "mlp_bias": False}),
     "stablelm": ("stablelm", "LlavaStableLMEpochForCausalLM", seeing, {}),
 }  # fmt: skip
@@ -266,4 +280,14 @@ def test_what_chatglm_does_not_do_is_refused(tmp_path: Path) -> None:
 
     published("glm", tmp_path, "ChatGLMModel", biased)
     with pytest.raises(GgferryError, match="add_bias_linear"):
+        graph_of(str(tmp_path))
+
+
+def test_blocks_that_lack_a_half_are_refused(tmp_path: Path) -> None:
+    def nemotron(config: Config, tensors: Tensors) -> Tensors:
+        config["block_configs"] = [{"attention": {"no_op": True}}] * 3
+        return tensors
+
+    published("llama", tmp_path, "DeciLMForCausalLM", nemotron, **GROUPED)
+    with pytest.raises(GgferryError, match="block_configs"):
         graph_of(str(tmp_path))

@@ -146,3 +146,21 @@ def test_kormo_is_qwen2_by_other_names(biased: bool, tmp_path: Path) -> None:
     graph = graph_of(str(tmp_path))
     assert graph.architecture.name == "qwen2"
     assert relative(logits, forward(graph, TOKENS)) <= 1e-5
+
+
+def test_what_thinks_of_a_model_that_also_speaks(tmp_path: Path) -> None:
+    logits = make("qwen2vl", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    whole = {
+        "architectures": ["Qwen2_5OmniModel"], "enable_talker": True, "talker_config": {"hidden_size": 8},
+        "thinker_config": {"text_config": config, "audio_config": {"d_model": 8}, "model_type": "thinker"},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    others = ("thinker.audio_tower.conv1.bias", "talker.norm.weight", "token2wav.bias")
+    tensors = prefixed("thinker.")(load_file(tmp_path / "model.safetensors"))
+    save_file(tensors | {other: np.ones(3, np.float32) for other in others}, tmp_path / "model.safetensors")
+    graph = graph_of(str(tmp_path))
+    assert graph.architecture.name == "qwen2vl"
+    assert relative(logits, forward(graph, TOKENS)) <= 1e-5
+    assert not [note for note in graph.notes if "does not use" in note]
+    assert len([note for note in graph.notes if "this file holds the text model" in note]) == 3
