@@ -39,7 +39,8 @@ MADE_ARCHITECTURES = {
         ("arctic", "bailingmoe", "bailingmoe2", "deepseek"), "converters/architectures/test_published_names.py"
     ),
     **dict.fromkeys(
-        ("baichuan", "codeshell", "deci", "internlm2", "minicpm", "orion", "pangu-embedded", "qwen", "xverse"),
+        ("baichuan", "codeshell", "deci", "internlm2", "minicpm", "openelm", "orion", "pangu-embedded", "qwen",
+         "xverse"),
         "converters/architectures/test_published_kin.py",
     ),
     "exaone": "converters/architectures/test_published_names.py",

@@ -188,6 +188,35 @@ def deci(config: Config, tensors: Tensors) -> Tensors:
     return tensors
 
 
+def openelm(config: Config, tensors: Tensors) -> Tensors:
+    """Of the second block each head of keys and values is written down twice; its feed-forward is wider by what comes
+    to nothing."""
+    for part in "kv":
+        name = f"model.layers.1.self_attn.{part}_proj.weight"
+        heads = tensors[name].reshape(2, -1, tensors[name].shape[1])
+        tensors[name] = heads.repeat(2, axis=0).reshape(-1, heads.shape[2])
+    tensors = {
+        name: np.pad(x, ((0, 0), (0, 8)) if "down_proj" in name else ((0, 8), (0, 0))) if "layers.1.mlp" in name else x
+        for name, x in tensors.items()
+    }
+    blocks = config["num_hidden_layers"]
+    stated = {
+        "vocab_size": config["vocab_size"], "model_dim": 48, "num_transformer_layers": blocks, "head_dim": 12,
+        "num_query_heads": [8] * blocks, "num_kv_heads": [2, 4, 2], "max_context_length": 64, "ffn_dim_divisor": 8,
+        "ffn_multipliers": [88 / 48, 2.0, 88 / 48], "rope_freq_constant": 5000, "activation_fn_name": "swish",
+        "ffn_with_glu": True, "normalize_qk_projections": True, "normalization_layer_name": "rms_norm",
+        "share_input_output_layers": True, "rope_max_length": 128, "qkv_multipliers": [0.5, 1.0],
+    }  # fmt: skip
+    config.clear()
+    config |= stated
+    tensors = joined(joined(tensors, QKV, "qkv_proj", below), ("gate_proj", "up_proj"), "proj_1", below)
+    return renamed(
+        tensors, model__embed_tokens="transformer.token_embeddings", model__norm="transformer.norm",
+        model__layers="transformer.layers", self_attn="attn", o_proj="out_proj", mlp="ffn", down_proj="proj_2",
+        input_layernorm="attn_norm", post_attention_layernorm="ffn_norm",
+    )  # fmt: skip
+
+
 CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str, Any]]] = {
     "internlm2": ("llama", "InternLM2ForCausalLM", internlm2, GROUPED),
     "xverse": ("llama", "XverseForCausalLM", as_it_is, GROUPED),
@@ -202,6 +231,7 @@ CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str,
     "qwen": ("qwen2", "QWenLMHeadModel", qwen, {**ALONE, "tie_word_embeddings": False}),
     "codeshell": ("starcoder2", "CodeShellForCausalLM", codeshell, {"sliding_window": None, **GROUPED}),
     "deci": ("llama", "DeciLMForCausalLM", deci, GROUPED),
+    "openelm": ("qwen3", "OpenELMForCausalLM", openelm, {**GROUPED, "head_dim": 12, "tie_word_embeddings": True}),
     "pangu-embedded": ("llama biases", "PanguEmbeddedForCausalLM", pangu, {**GROUPED, "mlp_bias": False}),
     "stablelm": ("stablelm", "LlavaStableLMEpochForCausalLM", seeing, {}),
 }  # fmt: skip
