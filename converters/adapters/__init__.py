@@ -1,1 +1,1 @@
-"""LoRA adapters: their pairs bound to the base model's roles, planned, and proved by their products."""
+"""LoRA adapters: pairs of matrices are bound to the base model's weights, planned, and proved by their products."""

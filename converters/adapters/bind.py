@@ -1,7 +1,8 @@
-"""An adapter bound to the architecture of its base: which weight each pair changes, and in which row order.
+"""Bind an adapter to its base's architecture: which weight each pair changes, and in which row order.
 
-The base's tables say how a weight's rows go from the source's order to GGUF's; the rows of B go the same way, A stays.
-GGUF states one alpha and scales each pair by alpha / rank: what differs from pair to pair is multiplied into B.
+The base's tables say how the rows of a weight go from the source's order to GGUF's. The rows of B are reordered in the
+same way; A stays as it is. GGUF states one alpha for all pairs and scales each by alpha / rank, so what differs from
+pair to pair is multiplied into B.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ _CANDIDATES = 64
 
 @dataclass(frozen=True, slots=True)
 class Times(Elementwise):
-    """Every value multiplied by `factor`, in float64 and then rounded to float32."""
+    """Multiply every value by `factor` in float64, then round to float32."""
 
     factor: float
 
     def apply(self, *arrays: Any) -> Any:
-        with np.errstate(over="ignore"):  # an overflow is seen, and said where, when the value is encoded
+        with np.errstate(over="ignore"):  # an overflow is reported, with its place, when the value is encoded
             return (arrays[0].astype(np.float64) * self.factor).astype(np.float32)
 
     def inverse(self) -> Layout:
@@ -65,7 +66,14 @@ class Times(Elementwise):
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What is known of the base model: its architecture, its hparams by short name, and from where."""
+    """What is known of the base model.
+
+    Attributes:
+        architecture: Its architecture.
+        params: Its hparams by short name; empty where only the architecture is known.
+        sizes: The values of the hparams by short name, for the expressions of the architecture's tables.
+        origin: Name of the file or folder that says so; "" where only the architecture is known.
+    """
 
     architecture: Architecture
     params: Mapping[str, Param] = field(default_factory=dict)
@@ -75,8 +83,16 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One weight's change in the output: nodes of A and B, the source matrices (several where GGUF stacks experts),
-    how B's rows were laid out, and the factor that went into B because the file has one alpha."""
+    """The change of one weight in the output.
+
+    Attributes:
+        weight: Name of the weight in GGUF.
+        a: Node of the output's A, `(rank, columns)`; with the experts in front where GGUF stacks them.
+        b: Node of the output's B, `(rows, rank)`, likewise.
+        lows: The source's pairs of matrices; several where GGUF stacks experts.
+        rows: The layout that reorders the rows of B.
+        factor: What B was multiplied by because the file has one alpha for all pairs.
+    """
 
     weight: str
     a: Node
@@ -88,7 +104,15 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A bound adapter. `graph.nodes` are its tensors; `alpha` is what the file states for all pairs."""
+    """An adapter bound to its base's architecture.
+
+    Attributes:
+        graph: Its nodes are the adapter's tensors in the output.
+        found: The adapter as it was found.
+        pairs: The change of each weight.
+        alpha: The alpha that the output states for all pairs.
+        base: What is known of the base model.
+    """
 
     graph: ModelGraph
     found: Found
@@ -101,9 +125,19 @@ class Adapter:
 
 
 def find_base(checkpoint: Checkpoint, found: Found, asked: str | None, hparams: Mapping[str, str]) -> Base:
-    """The base by `--base`, by a configuration the adapter leads to, or by what it says of itself.
+    """Find the base model: by `--base`, by a configuration that the adapter leads to, or by what the adapter states.
 
-    Raises MissingError naming `--base`, and whatever reading the base raises.
+    Args:
+        checkpoint: The adapter.
+        found: What the adapter states.
+        asked: The value of `--base`, if any.
+        hparams: The user's own values, by key.
+
+    Raises:
+        MissingError: Nothing says which architecture the base has; the hint names `--base`.
+        UnsupportedError: The adapter states an architecture that ggferry does not have.
+
+    Errors of reading the base are raised as they are.
     """
     if asked is not None:
         return _read_base(asked, hparams)
@@ -129,7 +163,7 @@ def _has_classes(path: str) -> bool:
 
 
 def _read_base(path: str, hparams: Mapping[str, str]) -> Base:
-    """A configuration is enough; of a model in one file its header, and where that says too little its tensors."""
+    """Read a base model: its configuration, or else a file's header, and tensors where that says too little."""
     config = os.path.join(path, CONFIG) if os.path.isdir(path) else path
     if os.path.basename(config).endswith(".json") and os.path.isfile(config):
         with LocalFile(config) as file:
@@ -147,10 +181,20 @@ def _read_base(path: str, hparams: Mapping[str, str]) -> Base:
 
 
 def bind_adapter(checkpoint: Checkpoint, found: Found, base: Base, *, permute: bool = False) -> Adapter:
-    """Every pair with its weight in GGUF. `permute`: lay the rows of a ggla file out as Hugging Face's.
+    """Match every pair with its weight in GGUF.
 
-    Raises UnexpectedTensorError for a weight the architecture has not, ShapeError for one of another size,
-    MissingError for a size only the base knows, UnsupportedError for weights whose rows are not moved whole.
+    Args:
+        checkpoint: The adapter.
+        found: Its pairs.
+        base: What is known of the base model.
+        permute: Whether to reorder the rows of a ggla file as for weights in Hugging Face's order.
+
+    Raises:
+        UnexpectedTensorError: The architecture has no such weight.
+        ShapeError: The weight has another size.
+        MissingError: A size is needed that only the base model states.
+        UnsupportedError: The rows of a weight are not moved whole, or GGUF cannot hold the pair.
+        UsageError: `permute` is asked for a file that is not ggla.
     """
     if permute and checkpoint.container != "ggla":
         raise UsageError("--ggla-permute is for ggla files", path=checkpoint.path, found=checkpoint.container)
@@ -175,7 +219,7 @@ def bind_adapter(checkpoint: Checkpoint, found: Found, base: Base, *, permute: b
 
 
 def _slots(checkpoint: Checkpoint, found: Found, base: Base) -> list[Slot]:
-    """The roles of the weights the pairs change, in the order of the architecture's table."""
+    """Return the roles of the weights that the pairs change, in the order of the architecture's table."""
     architecture, dialect = base.architecture, base.architecture.dialects[found.dialect]
     weights = replace(
         checkpoint, tensors={name: replace(low.b, name=name) for name, low in found.pairs.items()}, dropped=()
@@ -232,8 +276,10 @@ def _node(name: str, shape: Shape, refs: Sequence[TensorRef], layout: Layout) ->
 
 
 def _row_layout(layout: Layout) -> Layout | None:
-    """What becomes of B's rows where a weight is laid out so; None where they do not stay rows. PEFT's matrices of a
-    Conv1D (fan_in_fan_out) are those of a Linear: its transposition is theirs already."""
+    """Return what happens to B's rows where a weight has this layout; None where they do not stay rows.
+
+    PEFT stores the matrices of a Conv1D (fan_in_fan_out) as those of a Linear, so its transposition is not repeated.
+    """
     match layout:
         case Transpose():
             return SAME
@@ -265,7 +311,7 @@ def _bound(checkpoint: Checkpoint, layout: Layout, slot: Slot, base: Base, used:
 
 
 def _check_shape(checkpoint: Checkpoint, slot: Slot, found: tuple[int, ...], base: Base) -> None:
-    """The change must have the size of the weight, as far as the base is known."""
+    """Check that the change has the size of the weight, as far as the base is known."""
     if len(found) != len(slot.role.shape):
         raise ShapeError(slot.name, path=checkpoint.path, found=found, expected=" × ".join(slot.role.shape))
     for expression, size in zip(slot.role.shape, found, strict=True):
@@ -286,7 +332,7 @@ def _check_shape(checkpoint: Checkpoint, slot: Slot, found: tuple[int, ...], bas
 
 
 def _common_alpha(alphas: Sequence[float]) -> float:
-    """The alpha that leaves the fewest pairs to be rounded, then the fewest to be multiplied at all."""
+    """Return the alpha for which the fewest pairs are rounded, and among such the fewest are multiplied at all."""
     counts = Counter(alphas)
     candidates = [alpha for alpha, _ in counts.most_common(_CANDIDATES)]
 

@@ -1,7 +1,7 @@
-"""Adapters to GGUF: the plan, the metadata, and the proof that every weight is changed as in the source.
+"""Plan the conversion of an adapter to GGUF: its tensors and its metadata.
 
-The runtime (llama.cpp, `llama_adapter_lora_weight::get_scale`) applies alpha / rank · B·A, the rank being each pair's
-own; alpha 0 would mean a scale of 1. Names and keys: gguf-py `constants.Keys.Adapter`, convert_lora_to_gguf.py.
+The runtime (llama.cpp, `llama_adapter_lora_weight::get_scale`) applies alpha / rank · B·A with each pair's own rank; an
+alpha of 0 would mean a scale of 1. Names and keys: gguf-py `constants.Keys.Adapter`, convert_lora_to_gguf.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OUTTYPES = ("keep", "f32", "f16", "bf16", "q8_0")
 
 @dataclass(frozen=True, slots=True)
 class AdapterPlan(Plan):
-    """The plan of an adapter, with what binds its tensors to the base's weights."""
+    """The plan of an adapter, together with the adapter as bound to its base's architecture."""
 
     adapter: Adapter = field(kw_only=True)
 
@@ -49,7 +49,16 @@ class AdapterPlan(Plan):
 def understand_adapter(
     checkpoint: Checkpoint, base: str | None = None, hparams: Mapping[str, str] | None = None, permute: bool = False
 ) -> Adapter:
-    """Bind an adapter to its base's architecture. `base`, `permute`: `--base` and `--ggla-permute`."""
+    """Bind an adapter to its base's architecture.
+
+    Args:
+        checkpoint: The adapter.
+        base: The value of `--base`.
+        hparams: The user's own values of the base's hparams, by key.
+        permute: Whether `--ggla-permute` was given.
+
+    Raises what `read_adapter`, `find_base` and `bind_adapter` raise.
+    """
     found = read_adapter(checkpoint)
     return bind_adapter(checkpoint, found, find_base(checkpoint, found, base, hparams or {}), permute=permute)
 
@@ -67,8 +76,12 @@ def plan_adapter(
     model_name: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> AdapterPlan:
-    """Everything that will happen to an adapter, without reading tensor data. Raises UsageError for a type or an
-    option that adapters do not have, and what `understand_adapter` raises."""
+    """Plan everything that will happen to an adapter, without reading tensor data.
+
+    The arguments are those of `understand_adapter`; `model_name` and `overrides` are those of `--model-name` and
+    `--metadata`. Raises UsageError for a type or an option that adapters do not have, and what `understand_adapter`
+    raises.
+    """
     outtype = options.outtype.lower()
     if outtype not in OUTTYPES:
         raise UsageError("--outtype of an adapter", found=outtype, expected=", ".join(OUTTYPES))
@@ -109,7 +122,7 @@ def _target(node: Node, source: BlockType, outtype: str) -> tuple[BlockType, str
 def _metadata(
     adapter: Adapter, steps: Sequence[Step], outtype: str, model_name: str | None, overrides: Mapping[str, Any] | None
 ) -> tuple[dict[str, Entry], tuple[str, ...]]:
-    """All keys of the output but `general.alignment`, in order, and notes."""
+    """Return all keys of the output but `general.alignment`, in order, and notes for the user."""
     checkpoint, architecture = adapter.graph.checkpoint, adapter.graph.architecture.name
     inherited = {key: value for key, value in checkpoint.metadata.items() if isinstance(value, Value)}
     beside = checkpoint.sidecars
@@ -159,6 +172,3 @@ def _remarks(adapter: Adapter, permute: bool) -> list[str]:
             else "Q and K rows stay as llama.cpp applied them then; training meant another order: --ggla-permute"
         )
     return remarks
-
-
-# --- proof ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The proof of an adapter: its products on random vectors, before and after."""
+"""Prove an adapter: compare what its pairs do to fixed vectors before and after the conversion."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ else:
     np = lazy("numpy")
 
 EXACT_DELTA = 1e-6
-"""Relative RMS below which two applications in float64 are the same: alpha is a float32 in GGUF, 6e-8."""
+"""Relative RMS below which two applications in float64 count as equal: alpha is a float32 in GGUF, 6e-8."""
 
 
 AMPLIFICATION = 10.0
-"""The product may differ by so many times its factors' relative errors (a pair's errors add; the rest is room)."""
+"""How many times its factors' relative errors a product may differ (a pair's errors add; the rest is a margin)."""
 
 
 def prove_adapter(
     adapter: Adapter, again: Checkpoint, *, level: str, jobs: int | None = None, progress: Progress | None = None
 ) -> Proof:
-    """Compare the re-read file with the source: every tensor through its layout, and for 'full' what each pair does.
+    """Compare the re-read file with the source: every tensor through its layout and, at 'full', what each pair does.
 
-    Raises VerificationError.
+    Raises VerificationError where they differ.
     """
     output = bind_adapter(again, read_adapter(again), Base(adapter.graph.architecture))
     if adapter.graph.architecture.name != _data(again, "general.architecture"):
@@ -76,8 +76,11 @@ def _graded(proof: TensorProof, node: Node, factor: float | None) -> TensorProof
 
 
 def check_deltas(source: Adapter, output: Adapter, tensors: Sequence[TensorProof] = ()) -> DeltaProof:
-    """What each pair adds to its layer's output for fixed inputs, by the source's own scale and row order, and as the
-    runtime computes it from the file. Raises VerificationError where they differ by more than rounding explains."""
+    """Compare what each pair adds to its layer's output for fixed inputs.
+
+    On the source's side it is computed with the source's own scale and row order, on the output's side as the runtime
+    computes it from the file. Raises VerificationError where they differ by more than rounding explains.
+    """
     errors = {proof.name: proof.relative_rms for proof in tensors}
     mirror = {pair.weight: pair for pair in output.pairs}
     worst, name = 0.0, ""
@@ -103,12 +106,15 @@ def check_deltas(source: Adapter, output: Adapter, tensors: Sequence[TensorProof
 
 
 def _probes(columns: int) -> Array:
-    """Vectors of ±1, `(columns, PROBES)` float64, the same for every file."""
+    """Return vectors of ±1, float64 `(columns, PROBES)`, the same for every file."""
     return np.random.default_rng(columns).integers(0, 2, (columns, PROBES)).astype(np.float64) * 2 - 1
 
 
 def _from_file(output: Adapter, pair: Pair, inputs: Array) -> Array:
-    """alpha / rank · B·(A·x) for each matrix of the pair, with the file's float32 alpha: `(rows, PROBES)` stacked."""
+    """Return alpha / rank · B·(A·x) for each matrix of the pair, stacked: `(rows, PROBES)`.
+
+    Alpha is the file's float32.
+    """
     (low,) = pair.lows
     checkpoint = output.graph.checkpoint
     scale = output.alpha / low.rank
@@ -137,7 +143,7 @@ def _applied(
 
 
 def _times(checkpoint: Checkpoint, ref: TensorRef, x: Array, within: tuple[int, int] | None = None) -> Array:
-    """A matrix (or rows of one) times `x`, streamed, in float64."""
+    """Multiply a matrix, or rows of one, by `x` in float64, reading the matrix piece by piece."""
     first, last = within or (0, ref.rows)
     step = max(1, rows.CHUNK // (ref.columns * 8))
     pieces = [

@@ -1,7 +1,7 @@
-"""What an adapter says of itself: its pairs of matrices, each with the scale its own program applies it at.
+"""Read an adapter: its pairs of matrices, each with the scale that its own program applies.
 
-Three containers: PEFT (adapter_config.json beside the weights), ggla, and GGUF itself. Whatever PEFT has beyond pairs
-for linear layers is refused by its name, never left out.
+There are three containers: PEFT (adapter_config.json with the weights), ggla, and GGUF itself. Whatever PEFT has beyond
+pairs for linear layers is refused by its name, never left out.
 """
 
 from __future__ import annotations
@@ -57,9 +57,14 @@ _REGEX = re.compile(r"\^?(?:[\w.-]|\\[.d]|\\d\+|\[[\w-]+\]|\|)*(?:\.\*|\.\+)?(?:
 
 @dataclass(frozen=True, slots=True)
 class Low:
-    """One module's matrices: `a` (r, columns), `b` (rows, r); the change to its weight is `scale` · B·A.
+    """The two matrices of one module; the change to its weight is `scale` · B·A.
 
-    `alpha`: what a GGUF adapter of this module alone would state, `scale` · r. `origin`: where the scale came from.
+    Attributes:
+        a: A, `(r, columns)`.
+        b: B, `(rows, r)`.
+        scale: What the source's program multiplies the product by.
+        alpha: What a GGUF adapter of this module alone would state: `scale` · r.
+        origin: Where the scale came from.
     """
 
     a: TensorRef
@@ -75,8 +80,17 @@ class Low:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An adapter as found. `pairs`: by the name of the weight they change, as `dialect` spells it ('hf', 'ggml' or
-    'gguf'). `base`: what it says of its base model. `base_class`: its base's class, where it is stated."""
+    """An adapter as it was found.
+
+    Attributes:
+        dialect: How names of weights are spelled: 'hf', 'ggml' or 'gguf'.
+        pairs: The matrices, by the name of the weight that they change.
+        architecture: GGUF's name of the base's architecture, where it is stated.
+        base: What the adapter states as its base model.
+        base_class: The class of the base model, where it is stated.
+        invocation: Tokens from which on an activated LoRA applies.
+        notes: What the user should know.
+    """
 
     dialect: str
     pairs: Mapping[str, Low]
@@ -88,7 +102,7 @@ class Found:
 
 
 def is_adapter(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint changes a model instead of being one."""
+    """Return whether a checkpoint changes a model instead of being one."""
     kind = kind_of(checkpoint.container)
     if kind is Kind.GGUF:
         stated = checkpoint.metadata.get("general.type")
@@ -99,7 +113,10 @@ def is_adapter(checkpoint: Checkpoint) -> bool:
 
 
 def read_adapter(checkpoint: Checkpoint) -> Found:
-    """The pairs of an adapter. Raises UnsupportedError for what GGUF cannot say, and CorruptErrors."""
+    """Read the pairs of an adapter.
+
+    Raises UnsupportedError for what GGUF cannot express, and CorruptError's subclasses for damaged files.
+    """
     return {"gguf": _read_gguf, "ggla": _read_ggla}.get(checkpoint.container, _read_peft)(checkpoint)
 
 
@@ -222,7 +239,7 @@ def _configuration(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _refuse_kinds(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
-    """Raises UnsupportedError for every setting that makes of an adapter more than pairs for linear layers."""
+    """Raise UnsupportedError for every setting by which an adapter is more than pairs for linear layers."""
 
     def refuse(words: str, found: object = None) -> None:
         raise UnsupportedError(f"an adapter with {words}", path=checkpoint.path, found=found)
@@ -250,7 +267,7 @@ def _refuse_kinds(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
 
 
 class _Scaling:
-    """PEFT's scale of every module: alpha / r, or alpha / √r (rsLoRA), with the patterns' own r and alpha."""
+    """PEFT's scale of each module: alpha / r, or alpha / √r (rsLoRA); patterns may state r and alpha of a module."""
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         self.path = checkpoint.path
@@ -263,7 +280,10 @@ class _Scaling:
         self.rank = config.get("r")
 
     def __call__(self, module: str, b: TensorRef) -> tuple[float, float, str]:
-        """(scale, scale · r, origin) of one module. Raises InconsistentError for a rank its matrices do not have."""
+        """Return (scale, scale · r, origin) of a module.
+
+        Raises InconsistentError for a rank that its matrices do not have.
+        """
         rank = max(1, b.shape[-1])
         stated = self.ranks(module)
         stated = self.rank if stated is None else stated
@@ -290,10 +310,11 @@ class _Scaling:
 
 
 class _Patterns:
-    """PEFT's patterns: a key is a name's end, or a regular expression that matches all of it; the first one counts.
+    """PEFT's patterns: a key is the end of a name, or a regular expression that matches all of it; the first counts.
 
-    A regular expression of a stranger can take for ever: one with at most two open repetitions, on a name of bounded
-    length, cannot; another is refused.
+    An untrusted regular expression can take forever. One with at most two open repetitions, on a name of bounded
+    length,
+    cannot; any other is refused.
     """
 
     def __init__(self, path: str, what: str, found: Mapping[str, float]) -> None:
@@ -326,7 +347,7 @@ def _float(value: int | float) -> float:
 
 
 def _tokens(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The tokens from which on an activated LoRA (aLoRA) applies."""
+    """Return the tokens from which on an activated LoRA (aLoRA) applies."""
     found = config.get("alora_invocation_tokens") or ()
     if not isinstance(found, list | tuple) or not all(type(token) is int and 0 <= token < 2**32 for token in found):
         raise InconsistentError("alora_invocation_tokens", path=checkpoint.path, found=found, expected="token ids")
@@ -334,5 +355,5 @@ def _tokens(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[int, ...
 
 
 def invocation_value(tokens: tuple[int, ...]) -> Value:
-    """`adapter.alora.invocation_tokens` as llama.cpp reads it: an array of u32."""
+    """Return `adapter.alora.invocation_tokens` as llama.cpp reads it: an array of u32."""
     return Value(ValueType.ARRAY, tokens, ValueType.UINT32)

@@ -1,1 +1,1 @@
-"""What becomes of every tensor and every key, decided before any tensor data is read. Nothing is written here."""
+"""What becomes of every tensor and key is decided here, before any tensor data is read. Nothing is written here."""

@@ -1,7 +1,7 @@
-"""Which type each tensor of the output gets: kept, as one type asks, or by a recipe's rules.
+"""Choose the type of each tensor of the output: the source's own, the one asked for, or the one a recipe gives.
 
-The rules themselves are `quant/recipes/choose.py`; here they meet a model: what its tensors are now, the facts a
-mixture asks for, the options of the command line, and what must not be done without being asked for.
+The rules themselves are in `quant/recipes/choose.py`. Here they are applied to a model: its tensors' present types, the
+facts that a mixture depends on, the options of the command line, and what must not be done unless asked for.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ KEEP = "keep"
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """What the user asked for. `outtype`: 'keep', or a name of llama-quantize; `recipe_text`: a recipe file's text,
-    which then decides; `expand`: the type for blocks that GGUF has no counterpart of. The rest are llama-quantize's
-    options of the same names."""
+    """What the user asked for. Fields that are not listed are llama-quantize's options of the same names.
+
+    Attributes:
+        outtype: 'keep', or a type name of llama-quantize.
+        expand: Type for tensors whose blocks GGUF cannot hold.
+        recipe_text: Text of a recipe file, which takes the place of `outtype`; None for none.
+    """
 
     outtype: str = KEEP
     expand: str = "f16"
@@ -39,21 +43,27 @@ class TypeOptions:
     allow_requantize: bool = False
 
     def recipe(self) -> Recipe:
-        """Raises UsageError for a name or a text that is no recipe."""
+        """Return the recipe that these options name. Raises UsageError for a name or a text that is no recipe."""
         try:
             return recipe(self.outtype) if self.recipe_text is None else parse_recipe(self.recipe_text)
         except BlockError as error:
             raise UsageError(f"--outtype: {error}") from None
 
     def check(self) -> None:
-        """Raises UsageError for a type that cannot be written."""
+        """Raise UsageError for a type that cannot be written."""
         self.recipe()
         if self.expand not in EXPANSIONS:
             raise UsageError("--expand", found=self.expand, expected=", ".join(EXPANSIONS))
 
 
 class Decision(NamedTuple):
-    """The type of a tensor in the output, and why where that is not what was asked for. `ragged`: as of `Choice`."""
+    """The type of a tensor in the output.
+
+    Attributes:
+        type: The type.
+        why: The reason, where the type is not the one asked for.
+        ragged: Whether the reason is rows that are no whole blocks (as in `Choice`).
+    """
 
     type: BlockType
     why: str = ""
@@ -63,11 +73,18 @@ class Decision(NamedTuple):
 def choose_types(
     graph: ModelGraph, options: TypeOptions, imatrix: Collection[str] | None = None
 ) -> dict[str, Decision]:
-    """Tensor name → what is decided for it.
+    """Return what is decided for each tensor, by its name.
 
-    `imatrix`: names of the entries of the importance matrix, None without one. Raises RefusedError for quantizing what
-    is quantized already (a checkpoint's integers too; FP8 is a float) or what needs an importance matrix,
-    UnsupportedError for a type nobody here encodes.
+    Args:
+        graph: The model.
+        options: What the user asked for.
+        imatrix: Names of the entries of the importance matrix; None without one.
+
+    Raises:
+        UsageError: The options do not fit the model's tensors.
+        RefusedError: What is quantized already (a checkpoint's integers too; FP8 counts as a float) would be quantized
+            again, or the type needs an importance matrix.
+        UnsupportedError: No encoder of ours writes the type.
     """
     options.check()
     as_is = graph.checkpoint.container == "gguf"
@@ -104,7 +121,7 @@ def choose_types(
 
 
 def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
-    """The type a tensor has in GGUF where nothing asks for another."""
+    """Return the type that a tensor has in GGUF where nothing asks for another, and why where it is not its own."""
     source, derived = node.inputs[0].type, node.inputs[0].derived
     if node.role.always_f32 or len(node.shape) == 1:
         return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
@@ -141,7 +158,7 @@ def _check(graph: ModelGraph, node: Node, target: BlockType, options: TypeOption
 
 
 def facts_of(graph: ModelGraph) -> ModelFacts:
-    """What mixtures ask of a model, from the keys its GGUF file states."""
+    """Return what mixtures depend on, from the keys that the model's GGUF file states."""
     name = graph.architecture.name
     stated: Mapping[str, object] = {
         **{key: value.data for key, value in graph.checkpoint.metadata.items() if isinstance(value, Value)},

@@ -1,4 +1,4 @@
-"""How a tensor travels and how exact it arrives: one answer for models and adapters, planned and measured."""
+"""How a tensor's bytes are made and how exact they are: one answer for models and adapters, planned and measured."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Route(StrEnum):
 
 
 class Grade(StrEnum):
-    """How exact a tensor arrives (README.md, Grades)."""
+    """How exactly a tensor is kept (README.md, Grades)."""
 
     IDENTICAL = "identical"
     """The same bytes."""
     PERMUTED = "permuted"
     """The same rows in another order."""
     REPACKED = "repacked"
-    """Other bits, the same values."""
+    """Other bytes, the same values."""
     RESCALED = "rescaled"
     """A float32 scale became float16."""
     COMPUTED = "computed"
@@ -49,8 +49,14 @@ def promised(
 ) -> tuple[Route, Grade]:
     """Return the route of a tensor and the grade promised for it, before its data is read.
 
-    `derived`: its rows are dequantized as they are read. `factor`: what every value is multiplied by. A tensor that is
-    REPACKED by promise is found RESCALED where its scales turn out not to be float16.
+    A tensor that is promised as REPACKED is found RESCALED where its scales turn out not to be float16.
+
+    Args:
+        source: Type in the source.
+        target: Type in the output.
+        layout: How its rows are rearranged.
+        derived: Whether its rows are dequantized as they are read.
+        factor: What every value is multiplied by.
     """
     same_type = target == source
     widened = target.name in _EXACT_IN.get(source.name, ())
@@ -73,9 +79,14 @@ def promised(
 def measured(
     layout: Layout, *, same_bytes: bool, same_values: bool, rescales: bool = False, factor: float = 1.0
 ) -> Grade:
-    """Return the grade of a tensor whose two sides were compared, by what was found.
+    """Return the grade of a tensor whose two sides were compared.
 
-    `rescales`: the route rewrites float32 scales as float16, the one reason for which its values may differ.
+    Args:
+        layout: How its rows are rearranged.
+        same_bytes: Whether all bytes are equal, through the layout.
+        same_values: Whether all values are equal.
+        rescales: Whether the route rewrites float32 scales as float16, which is then why its values differ.
+        factor: What every value is multiplied by.
     """
     if factor != 1:
         return Grade.COMPUTED if is_power_of_two(factor) and same_values else Grade.ROUNDED
@@ -92,5 +103,5 @@ def unchanged(layout: Layout) -> Grade:
 
 
 def is_power_of_two(factor: float) -> bool:
-    """Return whether multiplying by `factor` changes nothing but exponents."""
+    """Return whether multiplying by `factor` changes exponents only."""
     return math.frexp(abs(factor))[0] == 0.5

@@ -1,4 +1,4 @@
-"""The metadata of an output file: general.*, the architecture's keys, the tokenizer's, each with its origin."""
+"""Assemble the metadata of an output file: general.*, the architecture's and the tokenizer's keys, with origins."""
 
 from __future__ import annotations
 
@@ -29,14 +29,23 @@ def assemble(
     model_name: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Entry], tuple[str, ...]]:
-    """All keys of the output but `general.alignment` (the writer's), in order, and notes for the user."""
+    """Return all keys of the output but `general.alignment` (which the writer adds), in order, and notes for the user.
+
+    Args:
+        graph: The model.
+        steps: What happens to its tensors; empty where only the vocabulary is written.
+        tokenizer: The vocabulary to write, if any.
+        options: What the user asked for.
+        model_name: The value of `--model-name`.
+        overrides: The object of `--metadata`.
+    """
     checkpoint = graph.checkpoint
     inherited = {k: v for k, v in checkpoint.metadata.items() if isinstance(v, Value) and not k.startswith(SPLIT)}
     beside = checkpoint.sidecars
     card, card_notes = read_card(beside["README.md"]) if "README.md" in beside else ({}, ())
     generation = load_object(beside["generation_config"]) if "generation_config" in beside else {}
     experts = graph.sizes.get("n_expert", 0)
-    # A name the user gives names the model; the path then says nothing that could contradict it.
+    # Where the user gives a name, the path is not consulted, so it cannot contradict the name.
     named = model_name or os.path.abspath(checkpoint.path)
     guessed = guess(named, parameters=graph.parameters, fallback=graph.architecture.name)
     general, notes = general_metadata(
@@ -65,8 +74,12 @@ def assemble(
 
 
 def _origin(checkpoint: Checkpoint) -> str:
-    """Where a legacy file's successor came from, in words. Training checkpoints of the same weights must give the same
-    bytes whatever container they lie in; their origin is in the receipt."""
+    """Return in words which file a legacy model was converted from; "" for other sources.
+
+    Training checkpoints of the same weights must give the same bytes in whatever container they are stored; their
+    origin is
+    in the receipt.
+    """
     kind = kind_of(checkpoint.container)
     if kind is Kind.LEGACY or (kind is Kind.GGUF and checkpoint.version != 3):
         return describe_origin(checkpoint.path, checkpoint.container, checkpoint.version, checkpoint.era)
@@ -74,7 +87,7 @@ def _origin(checkpoint: Checkpoint) -> str:
 
 
 def _stated(graph: ModelGraph, options: Options) -> int | None:
-    """The file type the source or the user names; it stands only where the tensors bear it out."""
+    """Return the file type that the source or the user names; it is written only where the tensors agree with it."""
     recipe = options.recipe()
     if recipe.default != "keep" or recipe.rules:
         return recipe.file_type
@@ -86,12 +99,12 @@ def _stated(graph: ModelGraph, options: Options) -> int | None:
 
 
 def architecture_entries(graph: ModelGraph) -> dict[str, Entry]:
-    """The hparams under their GGUF keys."""
+    """Return the hparams under their GGUF keys."""
     return {key: Entry(value, origin) for key, value, origin in graph.written()}
 
 
 def tokenizer_entries(tokenizer: Tokenizer | None) -> dict[str, Entry]:
-    """The tokenizer's keys, with the origin of each where it is known."""
+    """Return the tokenizer's keys, with the origin of each where it is known."""
     if tokenizer is None:
         return {}
     origins = tokenizer.origins
@@ -102,5 +115,5 @@ def tokenizer_entries(tokenizer: Tokenizer | None) -> dict[str, Entry]:
 
 
 def output_name(metadata: Mapping[str, Entry], options: Options, shard: str | None = None) -> str:
-    """The file name by the GGUF naming convention. `shard`: '00001-of-00003'."""
+    """Return the file name by the GGUF naming convention. `shard`: for example '00001-of-00003'."""
     return file_name(name_parts(metadata, vocab_only=options.vocab_only, shard=shard))

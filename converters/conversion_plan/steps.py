@@ -1,4 +1,4 @@
-"""What will happen to every tensor, decided before one byte of tensor data is read."""
+"""Plan what will happen to every tensor, before any tensor data is read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,18 @@ from ggferry.quant.types import BlockType
 
 @dataclass(frozen=True, slots=True)
 class Options(TypeOptions):
-    """What the user asked for: the types, and how the file is laid out. `split_max_tensors`, `split_max_size` (bytes
-    of tensors): limits of a shard, 0 for none; `tensor_first_split`: the first shard holds tensors;
-    `keep_split`: the shards of the source; `allow_nonfinite`: copy NaN and infinities."""
+    """What the user asked for: the types, and how the file is laid out.
+
+    Attributes:
+        alignment: Bytes to whose multiples the tensors are aligned.
+        big_endian: Whether to write the most significant byte first.
+        vocab_only: Whether to write no tensors.
+        split_max_tensors: Most tensors in a shard; 0 for no limit.
+        split_max_size: Most bytes of tensors in a shard; 0 for no limit.
+        tensor_first_split: Whether the first shard holds tensors.
+        keep_split: Whether to keep the shards of the source.
+        allow_nonfinite: Whether to copy NaN and infinities.
+    """
 
     alignment: int = 32
     big_endian: bool = False
@@ -37,11 +46,17 @@ class Options(TypeOptions):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One output tensor: where its bytes come from, by which route, and how exact it will be.
+    """One output tensor: where its bytes come from, by which route they are made, and how exact they will be.
 
-    `offset`: absolute, in output file number `shard`; `grade`: the promise (a `repacked` tensor whose scales turn out
-    not to be float16 becomes `rescaled` in the receipt); `why`: the reason where the type was not the one asked for;
-    `ragged`: that reason is its rows, which are no whole blocks of the type asked for.
+    Attributes:
+        node: The tensor, its sources and its layout.
+        type: Its type in the output.
+        route: What is done with its bytes.
+        grade: The promise. A `repacked` tensor whose scales turn out not to be float16 is `rescaled` in the receipt.
+        offset: First byte in its output file, from the beginning of that file.
+        why: The reason, where the type is not the one asked for.
+        shard: Number of its output file, from 0.
+        ragged: Whether that reason is rows that are no whole blocks of the type asked for.
     """
 
     node: Node
@@ -54,29 +69,43 @@ class Step:
     ragged: bool = False
 
     def at(self, shard: int, offset: int) -> Step:
-        """The step with its place in the output."""
+        """Return the step with its place in the output."""
         return Step(self.node, self.type, self.route, self.grade, offset, self.why, shard, self.ragged)
 
     @property
     def name(self) -> str:
+        """Name of the tensor in the output."""
         return self.node.name
 
     @property
     def source_type(self) -> BlockType:
+        """Type of its first input."""
         return self.node.inputs[0].type
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the tensor in the output."""
         return self.type.nbytes(self.node.shape)
 
     @property
     def elements(self) -> int:
+        """Elements of all its inputs."""
         return sum(ref.elements for ref in self.node.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A conversion, decided: steps, metadata with the origin of every key, the layout of each output file."""
+    """A conversion as decided.
+
+    Attributes:
+        graph: The model.
+        options: What the user asked for.
+        metadata: The output's keys, each with its origin.
+        steps: What happens to each tensor, in file order.
+        layouts: The layout of each output file.
+        imatrix: The importance matrix, if any.
+        notes: What the user should know.
+    """
 
     graph: ModelGraph
     options: Options
@@ -88,14 +117,16 @@ class Plan:
 
     @property
     def bytes_read(self) -> int:
+        """Bytes of all the tensors that are read."""
         return sum(ref.nbytes for step in self.steps for ref in step.node.inputs)
 
     @property
     def bytes_written(self) -> int:
+        """Bytes of all output files."""
         return sum(layout.size for layout in self.layouts)
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan for `--json`: one record a tensor, the metadata with origins, notes, totals in bytes."""
+        """Return the plan for `--json`: a record for each tensor, the metadata with origins, notes, totals in bytes."""
         return {
             "source": self.graph.checkpoint.path,
             "architecture": self.graph.architecture.name,
@@ -111,7 +142,7 @@ class Plan:
 
 
 def step_record(step: Step) -> dict[str, Any]:
-    """A step as plain data."""
+    """Return a step as plain data."""
     record: dict[str, Any] = {
         "name": step.name,
         "from": [ref.name for ref in step.node.inputs],
@@ -132,20 +163,20 @@ def step_record(step: Step) -> dict[str, Any]:
 
 
 def plan_steps(graph: ModelGraph, options: Options, imatrix: Imatrix | None = None) -> list[Step]:
-    """Type, route and promised grade of every tensor, in file order; offsets are set by `place`."""
+    """Return type, route and promised grade of every tensor, in file order; `place` sets the offsets."""
     types = choose_types(graph, options, None if imatrix is None else imatrix.entries.keys())
     return [_step(graph, node, types[node.name]) for node in graph.nodes]
 
 
 def steps_of_types(graph: ModelGraph, types: Mapping[str, BlockType]) -> list[Step]:
-    """The steps that lead to tensors of the given types, by name."""
+    """Return the steps that lead to tensors of the given types, by name."""
     return [_step(graph, node, Decision(types[node.name])) for node in graph.nodes]
 
 
 def place(
     steps: Sequence[Step], metadata: Mapping[str, Entry], options: Options
 ) -> tuple[list[Step], tuple[GGUFLayout, ...]]:
-    """The output file or shards laid out: header bytes, and the steps with their offsets."""
+    """Lay out the output file or shards: return the steps with their offsets, and the layout of each file."""
     shards = cut(steps, options)
     layouts = tuple(
         lay_out(
@@ -165,7 +196,7 @@ def place(
 
 
 def cut(steps: Sequence[Step], options: Options) -> list[list[Step]]:
-    """The steps of each shard, in order: a shard is full when the next tensor would exceed either limit."""
+    """Return the steps of each shard, in order: a shard is full when the next tensor would exceed either limit."""
     if options.keep_split:
         files = sorted({step.node.inputs[0].spans[0].file for step in steps})
         return [[step for step in steps if step.node.inputs[0].spans[0].file == file] for file in files]
@@ -184,7 +215,10 @@ def cut(steps: Sequence[Step], options: Options) -> list[list[Step]]:
 
 
 def shard_metadata(metadata: Mapping[str, Entry], number: int, count: int, tensors: int) -> dict[str, Value]:
-    """The keys of one shard: all in the first, `split.*` in every one (llama.cpp's gguf-split; u16, u16, i32)."""
+    """Return the keys of one shard: all of them in the first, `split.*` in every one.
+
+    The split keys and their types (u16, u16, i32) are those of llama.cpp's gguf-split.
+    """
     keys = {key: entry.value for key, entry in metadata.items()} if number == 0 else {}
     if count == 1:
         return keys
@@ -193,12 +227,12 @@ def shard_metadata(metadata: Mapping[str, Entry], number: int, count: int, tenso
 
 
 def type_table(steps: Sequence[Step]) -> dict[str, tuple[str, int]]:
-    """Tensor name → (type name, elements) of the matrices, as `quant.recipes.file_types` wants it."""
+    """Return (type name, elements) of the matrices by tensor name, as `quant.recipes.file_types` expects it."""
     return {step.name: (step.type.name, step.elements) for step in steps if len(step.node.shape) > 1}
 
 
 def count_types(refs: Sequence[TensorRef]) -> str:
-    """'Q4_0 ×16, F32 ×5': what a file holds, in words."""
+    """Return what a file holds in words: 'Q4_0 ×16, F32 ×5'."""
     return ", ".join(f"{name} ×{n}" for name, n in Counter(ref.type.name for ref in refs).most_common())
 
 

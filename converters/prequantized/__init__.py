@@ -1,1 +1,1 @@
-"""Checkpoints whose weights are quantized already: recognized here, dequantized as their scheme defines."""
+"""Checkpoints whose weights are quantized already: recognized here, and dequantized as their scheme defines."""

@@ -1,8 +1,8 @@
-"""Rows of weights that a checkpoint keeps quantized, computed when they are read.
+"""Compute rows of weights that a checkpoint keeps quantized, at the time they are read.
 
-A quantized matrix is several tensors (packed integers, scales, zero points). `Dequantized` shows all such matrices of
-a model as one file of float32 rows that no disk holds, so that everything which reads bytes reads them like any other.
-Arithmetic is float32, in the order of the schemes' own: (q − zero) × scale.
+A quantized matrix is several tensors (packed integers, scales, zero points). `Dequantized` presents all such matrices
+of a model as one virtual file of rows, so everything that reads bytes reads them like any other. Arithmetic is float32,
+in the order of the schemes' own: (q − zero) × scale.
 """
 
 from __future__ import annotations
@@ -29,13 +29,21 @@ else:
 
 Array = Any
 Rows = Callable[[int, int], "Floats | Bytes"]
-"""Rows `start:stop` of a matrix, or of a stack of them: float32 `(stop - start, columns)`, or blocks, uint8."""
+"""Computes rows `start:stop` of a matrix or a stack of them: float32 `(stop - start, columns)`, or uint8 blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Numbers that each hold for a patch of a matrix: `tall` rows and `wide` columns (0: all of them). `bits`: packed
-    down the rows in words of so many bits each, signed by an offset; 0: one an element."""
+    """Numbers (scales or zero points), each of which holds for a patch of a matrix.
+
+    Attributes:
+        ref: The tensor that holds the numbers.
+        tall: Rows of a patch; 0 for all rows.
+        wide: Columns of a patch; 0 for all columns.
+        bits: Bits of each number where a word holds those of consecutive rows, signed by an offset; 0 where each number
+            is
+            an element.
+    """
 
     ref: TensorRef
     tall: int = 0
@@ -43,8 +51,16 @@ class Grid:
     bits: int = 0
 
     def over(self, checkpoint: Checkpoint, start: int, stop: int, columns: Array) -> Floats:
-        """The numbers of rows `start:stop`, `(stop - start or 1, groups of columns)`, spread over the `columns`: the
-        group of each, or None to spread them by `wide`."""
+        """Return the numbers of rows `start:stop`, spread over the columns of the matrix.
+
+        Args:
+            checkpoint: Where `ref` is.
+            start: First row.
+            stop: Row after the last.
+            columns: The group of each column, `(columns,)`.
+
+        Returns float32 `(rows, columns)`, with 1 in place of a size along which the numbers do not change.
+        """
         ref = self.ref
         if ref.elements == 1:
             return values_of(checkpoint, ref, 0, 1).reshape(1, 1)
@@ -66,7 +82,16 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A matrix of FP8 or integers, `weight` as it is or packed along its rows in words (`bits`), with its grids."""
+    """A matrix of FP8 or of integers, with its scales and zero points.
+
+    Attributes:
+        checkpoint: Where its tensors are.
+        weight: The values as they are, or packed along the rows into words.
+        columns: Columns of the matrix.
+        scale: What the values are multiplied by.
+        zero: What is subtracted before; None for nothing.
+        bits: Bits of a packed value, signed by an offset; 0 where the values are not packed.
+    """
 
     checkpoint: Checkpoint
     weight: TensorRef
@@ -75,9 +100,9 @@ class Scaled:
     zero: Grid | None = None
     bits: int = 0
     order: TensorRef | None = None
-    """The group of each column, `(columns,)` (weight_g_idx); None, or holding −1: groups are neighbors."""
+    """The group of each column, `(columns,)` (weight_g_idx); if None, or if it holds −1, neighbors form the groups."""
     dense: bool = False
-    """Packed values run on over the ends of words."""
+    """Whether packed values continue across the ends of words."""
 
     def __call__(self, start: int, stop: int) -> Floats:
         if self.bits:
@@ -108,8 +133,18 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """A matrix of GPTQ: `words` `(columns / per word, rows)`, `zeros` `(groups, rows / per word)`, `scales`
-    `(groups, rows)`: turned over against the weight they stand for. `order`: the group of each column, `(columns,)`."""
+    """A matrix of GPTQ, whose tensors are stored transposed.
+
+    Attributes:
+        checkpoint: Where its tensors are.
+        words: The packed values, `(columns / values in a word, rows)`.
+        zeros: The packed zero points, `(groups, rows / values in a word)`.
+        scales: `(groups, rows)`.
+        order: The group of each column, `(columns,)`; None where neighbors form the groups.
+        bits: Bits of a value.
+        group: Columns of a group.
+        first_version: Whether zero points are stored as in GPTQ's first format (`gptq_zeros`).
+    """
 
     checkpoint: Checkpoint
     words: TensorRef
@@ -140,13 +175,13 @@ class Gptq:
 
 
 def gptq_unit(bits: int) -> tuple[int, int]:
-    """(values, words) of the least run of values that fills whole words."""
+    """Return (values, words) of the shortest run of values that fills whole words."""
     words = math.lcm(bits, WORD_BITS) // WORD_BITS
     return words * WORD_BITS // bits, words
 
 
 def columns_of(ref: TensorRef, start: int, stop: int) -> TensorRef:
-    """Columns `start:stop` of a matrix as a tensor of its own."""
+    """Return columns `start:stop` of a matrix as a tensor of its own."""
     (span,) = ref.spans
     strides = span.strides or (ref.columns, 1)
     shape = (ref.rows, stop - start)
@@ -155,7 +190,7 @@ def columns_of(ref: TensorRef, start: int, stop: int) -> TensorRef:
 
 
 def reshaped(ref: TensorRef, shape: tuple[int, ...]) -> TensorRef:
-    """The same elements in another shape; of one whole piece."""
+    """Return the same elements in another shape; the tensor must be one whole piece."""
     (span,) = ref.spans
     return replace(ref, shape=shape, spans=(replace(span, shape=shape),))
 
@@ -165,13 +200,13 @@ def raw_columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -
 
 
 def indices(checkpoint: Checkpoint, ref: TensorRef) -> Array:
-    """A vector of I32 or I64, as int64."""
+    """Read a vector of I32 or I64 as int64."""
     size = ref.type.block_bytes
     return raw_rows(checkpoint, ref, 0, 1).view(f"<i{size}").reshape(-1).astype(np.int64)
 
 
 def in_range(checkpoint: Checkpoint, ref: TensorRef, found: Array, groups: int) -> Array:
-    """`found`, unless an index lies outside `groups`: OutOfRangeError."""
+    """Return `found`. Raises OutOfRangeError when an index lies outside `groups`."""
     bad = np.flatnonzero((found < 0) | (found >= groups))
     if len(bad):
         span = ref.spans[0]
@@ -184,8 +219,15 @@ def in_range(checkpoint: Checkpoint, ref: TensorRef, found: Array, groups: int) 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Blocks of MXFP4 as GGUF has them, of gpt-oss' two tensors: `blocks` `(…, groups, 16)`, two neighbors a byte, and
-    `scales` `(…, groups)`. GGUF's byte holds a value of either half of its 32."""
+    """Make GGUF's blocks of MXFP4 from the two tensors of gpt-oss.
+
+    GGUF's byte holds one value of each half of the 32 in a block.
+
+    Attributes:
+        checkpoint: Where the tensors are.
+        blocks: `(…, groups, 16)`, two neighboring values in a byte.
+        scales: `(…, groups)`.
+    """
 
     checkpoint: Checkpoint
     blocks: TensorRef
@@ -201,7 +243,7 @@ class Mxfp4:
 
 
 class Dequantized:
-    """Matrices computed on demand: a `formats.files.sources.Source` of their rows, one matrix behind the other."""
+    """Matrices computed on demand: a `formats.files.sources.Source` of their rows, one matrix after the other."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -212,8 +254,16 @@ class Dequantized:
     def add(
         self, name: str, shape: tuple[int, ...], rows: Rows, file: int, derived: Derivation, kind: str = "F32"
     ) -> TensorRef:
-        """A matrix, or a stack of them; `file`: the number this source will have among the checkpoint's files. `kind`:
-        what `rows` gives, float32 or blocks of that type."""
+        """Add a matrix, or a stack of them, and return it as a tensor.
+
+        Args:
+            name: Name of the tensor.
+            shape: Elements along each axis, outermost first.
+            rows: Computes its rows.
+            file: The number that this source will have among the checkpoint's files.
+            derived: How its values are computed, in words and types.
+            kind: What `rows` returns: 'F32' for float32, else the block type of its bytes.
+        """
         ref = TensorRef(name, block_type(kind), shape, (Span(file, self.size, shape),), derived=derived)
         self._starts.append(self.size)
         self._matrices.append((rows, ref.rows, ref.row_bytes))
@@ -235,7 +285,7 @@ class Dequantized:
             within = offset + done - self._starts[at]
             first = within // row_bytes
             last = min(count, -(-(within + len(target) - done) // row_bytes), first + max(1, CHUNK // row_bytes))
-            with np.errstate(all="ignore"):  # what is not finite is found by those who read the values
+            with np.errstate(all="ignore"):  # values that are not finite are found by whoever reads them
                 made = rows(first, last)
             found = (made if made.dtype == np.uint8 else made.astype("<f4", copy=False)).reshape(-1).view(np.uint8)
             found = found[within - first * row_bytes :][: len(target) - done]
@@ -243,4 +293,4 @@ class Dequantized:
             done += len(found)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""

@@ -1,9 +1,8 @@
-"""Floats of four or eight bits with a scale for a small group of columns: as GGUF's blocks where those hold the same
-values, else as float32.
+"""Floats of four or eight bits with a scale for each small group of columns.
 
-Two neighbors share a byte, the first in its lower half. Sources: the OCP microscaling specification; compressed-tensors
-`compressors/nvfp4`, ModelOpt `nvfp4_tensor.py`, MLX `backend/metal/kernels/fp4.h`; `block_mxfp4` and `block_nvfp4` of
-ggml-common.h.
+They become GGUF's blocks where those hold the same values, else float32. Two neighbors share a byte, the first in its
+lower half. Sources: the OCP microscaling specification; compressed-tensors `compressors/nvfp4`, ModelOpt
+`nvfp4_tensor.py`, MLX `backend/metal/kernels/fp4.h`; `block_mxfp4` and `block_nvfp4` of ggml-common.h.
 """
 
 from __future__ import annotations
@@ -35,8 +34,15 @@ def _nibbles(checkpoint: Checkpoint, codes: TensorRef, start: int, stop: int, *s
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Values:
-    """Level × scale of 16 columns × the tensor's own scale: `by` multiplies and `over` divides the scales, as ModelOpt
-    and compressed-tensors keep it; both may be None."""
+    """Compute float32 rows of NVFP4: level × scale of its 16 columns × the tensor's own scale.
+
+    Attributes:
+        checkpoint: Where the tensors are.
+        codes: Two values in a byte, `(rows, columns / 2)`.
+        scales: `(rows, columns / 16)`.
+        by: The tensor's scale where it multiplies, as ModelOpt keeps it; or None.
+        over: The tensor's scale where it divides, as compressed-tensors keeps it; or None.
+    """
 
     checkpoint: Checkpoint
     codes: TensorRef
@@ -59,7 +65,7 @@ class Nvfp4Values:
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Blocks:
-    """GGUF's blocks of 64: four scales, then a byte of each 16 holds element j and element j + 8."""
+    """Make GGUF's blocks of 64 values: four scales, then bytes that each hold elements j and j + 8 of a group of 16."""
 
     checkpoint: Checkpoint
     codes: TensorRef
@@ -82,7 +88,7 @@ class Nvfp4Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Blocks:
-    """GGUF's blocks of 32: the scale's exponent, then a byte holds element j and element j + 16."""
+    """Make GGUF's blocks of 32 values: the scale's exponent, then bytes that each hold elements j and j + 16."""
 
     checkpoint: Checkpoint
     codes: TensorRef
@@ -98,7 +104,7 @@ class Mxfp4Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp8Values:
-    """E4M3 × 2^(e − 127) of a group of 32; an exponent of 255 is not a number."""
+    """Compute float32 rows: E4M3 × 2^(e − 127) for each group of 32; an exponent of 255 gives NaN."""
 
     checkpoint: Checkpoint
     values: TensorRef

@@ -1,7 +1,7 @@
-"""Checkpoints whose weights are quantized already: recognized by their configuration, shown as plain matrices.
+"""Recognize checkpoints whose weights are quantized already by their configuration, and present them as plain matrices.
 
-`schemes/` holds those that are carried; every other is refused by name before any weight is read: HQQ, Quanto, …
-Source of the configurations: transformers' `utils/quantization_config.py`.
+`schemes/` holds the schemes that are supported; every other (HQQ, Quanto, …) is refused by name before any weight is
+read. Source of the configurations: transformers' `utils/quantization_config.py`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ RUNTIME = (
     ".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".input_scale_ub", ".output_scale",
     ".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".kv_scale", ".k_zero_point", ".v_zero_point",
 )  # fmt: skip
-"""Ends of names of numbers for quantizing activations and caches while a model runs; its weights do not need them."""
+"""Ends of names of numbers that quantize activations and caches while a model runs; its weights do not need them."""
 
 
 def dequantized(checkpoint: Checkpoint) -> Checkpoint:
-    """`checkpoint` with every quantized matrix as one float32 tensor that is computed when it is read; as it is where
-    nothing is quantized. The files it was read from stay first among its files.
+    """Return `checkpoint` with every quantized matrix as one tensor that is computed when it is read.
 
-    Raises UnsupportedError naming a scheme that is not carried, MissingError, ShapeError or InconsistentError where the
-    tensors contradict it.
+    Such a tensor is float32, or blocks of a GGUF type that holds the same values. A checkpoint in which nothing is
+    quantized is returned as it is. The files it was read from stay first among its files.
+
+    Raises:
+        UnsupportedError: The scheme, which is named, is not supported.
+        MissingError, ShapeError, InconsistentError: The tensors contradict the scheme.
     """
     if kind_of(checkpoint.container) is not Kind.TRAINING:
         return checkpoint
@@ -44,7 +47,7 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         _refuse_unexplained(checkpoint, packed)
         return checkpoint
     if not packed:
-        return checkpoint  # an old configuration beside weights that somebody has dequantized
+        return checkpoint  # an old configuration of weights that somebody has dequantized
     method = method_of(config, checkpoint.tensors)
     schemes = {name: scheme for scheme in _schemes() for name in scheme.methods}
     if method not in schemes:
@@ -61,9 +64,11 @@ def _schemes() -> tuple[Scheme, ...]:
 
 
 def configuration(checkpoint: Checkpoint) -> Config | None:
-    """What the checkpoint says of its quantization: `quantization_config` (or `compression_config`, or MLX's
-    `quantization`) of config.json, or
-    the file that AutoGPTQ, AutoAWQ and ModelOpt put beside it."""
+    """Return what the checkpoint states about its quantization, or None.
+
+    That is `quantization_config` (or `compression_config`, or MLX's `quantization`) of config.json, or the sidecar file
+    that AutoGPTQ, AutoAWQ and ModelOpt write.
+    """
     places = [checkpoint.metadata]
     places += [inner for key in ("text_config", "llm_config") if isinstance(inner := places[0].get(key), dict)]
     for place in places:
@@ -88,7 +93,7 @@ _SIGNS = {
 
 
 def method_of(config: Config, tensors: Iterable[str] = ()) -> str:
-    """The scheme's name, also where a configuration does not give it: MLX, and old files."""
+    """Return the name of the scheme, also for configurations that do not state it: MLX's, and old ones."""
     stated = config.get("quant_method")
     if isinstance(stated, str):
         return stated.lower()
@@ -136,7 +141,7 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
 
 
 def _notes(found: Found, natural: str) -> list[str]:
-    """What was made of the quantized tensors, a line for each kind of result."""
+    """Return what became of the quantized tensors, a line for each kind of result."""
     counts = Counter(made.kind for made in found.matrices.values())
     return [
         f"{count} tensors were quantized already ({found.scheme}) and are "
@@ -150,7 +155,7 @@ def _notes(found: Found, natural: str) -> list[str]:
 
 
 def natural_type(checkpoint: Checkpoint) -> str:
-    """The type config.json says the model is of; float32, which is exact, where it says nothing."""
+    """Return the type that config.json states for the model; float32, which is exact, where it states none."""
     config = checkpoint.metadata
     inner = config.get("text_config")
     for place in (config, inner if isinstance(inner, dict) else {}):

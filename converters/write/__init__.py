@@ -1,1 +1,1 @@
-"""A plan carried out: tensors streamed into files that get their names when they are whole. No decisions."""
+"""Carry a plan out: tensors are streamed into files that get their names once they are whole. No decisions."""

@@ -1,4 +1,4 @@
-"""The file, or the shards, that a conversion writes: one place for bytes by tensor name, published with its receipt."""
+"""The file, or the shards, that a conversion writes: bytes go in by tensor name, and are published with the receipt."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ from ggferry.support.interrupts import interrupts_wait
 
 
 class OutputSet:
-    """As `GGUFFile`, over one file or several and the receipt. The shards get their names from the last to the first,
-    which is the one that is opened, and the receipt behind them: a kill in between leaves nothing that loads, or a
-    proven model whose receipt the next run puts beside it (`recovery`), never a receipt beside another file."""
+    """One output file or several, and the receipt; used as `GGUFFile` is.
+
+    The shards get their names from the last to the first, which is the one that is opened, and then the receipt gets
+    its
+    own. A kill in between leaves nothing that loads, or a proven model whose receipt the next run puts in place
+    (`recovery`), but never a receipt with a file that it does not describe.
+    """
 
     def __init__(
         self, paths: Sequence[str], layouts: Sequence[GGUFLayout], *, overwrite: bool = False,
@@ -45,21 +49,25 @@ class OutputSet:
 
     @property
     def partials(self) -> tuple[str, ...]:
-        """Where the bytes are until they are published."""
+        """The paths of the bytes until they are published."""
         return tuple(file.partial for file in self._files)
 
     def pwrite(self, name: str, offset: int, data: Any) -> None:
-        """Put `data` at byte `offset` of tensor `name`; from any thread."""
+        """Put `data` at byte `offset` of tensor `name`; callable from any thread."""
         self._place[name].pwrite(name, offset, data)
 
     def finish(self) -> None:
+        """Finish every file (`GGUFFile.finish`)."""
         for file in self._files:
             file.finish()
 
     def publish(self, receipt: bytes) -> None:
-        """Give outputs and receipt their names, all or none. Raises RefusedError when one is taken by now."""
+        """Give outputs and receipt their names, all or none.
+
+        Raises RefusedError when one of the names has been taken meanwhile.
+        """
         self._receipt.write(receipt)
-        sync_folder(self.receipt_path)  # a power cut between the names must find what they are to be given to
+        sync_folder(self.receipt_path)  # after a power cut between the renames, the partials must still be there
         if not self._overwrite and _stamp(self.receipt_path) != self._older:
             raise exists_already(self.receipt_path)
         outputs = [file.finished() for file in reversed(self._files)]
@@ -77,8 +85,13 @@ class OutputSet:
                     os.unlink(older)
 
     def _set_aside(self) -> str | None:
-        """An older receipt is of a file that is replaced, or that is gone: while the names change, none may stand
-        beside the new one. Under its name for now a killed run's successor finds it, and its file if that is there."""
+        """Rename an older receipt to a partial's name and return that name; None where there is no receipt.
+
+        The older receipt describes a file that is replaced, or that is gone: while the names change, none may stand
+        with the
+        new file. Under its temporary name, the run after a killed one finds it, and restores it if its file is still
+        there.
+        """
         older = partial_path(self.receipt_path, new_token())
         try:
             os.rename(self.receipt_path, older)
@@ -111,8 +124,11 @@ class OutputSet:
         return self
 
     def _check_free(self) -> Stamp | None:
-        """Raises RefusedError when a name is taken that may not be replaced; else what an older receipt is known by.
-        Without its output that may go: it is of a file that was moved or deleted."""
+        """Check that no name is taken that may not be replaced, and return the stamp of an older receipt, if any.
+
+        A receipt without its output may be replaced: it belongs to a file that was moved or deleted. Raises
+        RefusedError.
+        """
         if not self._overwrite:
             for path in self.paths:
                 if os.path.lexists(path):

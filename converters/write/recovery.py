@@ -1,8 +1,8 @@
-"""What a run that was killed while it published leaves behind, taken to its end.
+"""Finish what a run that was killed while it published has left behind.
 
-Outputs get their names first, the receipt last. A kill in between leaves the receipt complete under its partial's name:
-where every file it speaks of is there with the very bytes it states, what was begun is finished. Any other file is
-left alone, and never gets that receipt.
+Outputs get their names first, the receipt last. A kill in between leaves the complete receipt under its partial's name.
+If every file that it lists is there with the very bytes it states, the publication is finished. Any other file is left
+alone and never gets that receipt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def recover(out: str) -> None:
 
 
 def complete(out: str) -> bool:
-    """`recover`, by the one that holds the claims: whether `out` and its receipt stand there now by this."""
+    """Do the work of `recover` for the holder of the claims; return whether this put `out` and its receipt in place."""
     left, receipt = leftovers(os.path.dirname(out)), out + SUFFIX
     if os.path.lexists(receipt):
         return False
@@ -48,7 +48,10 @@ def complete(out: str) -> bool:
 
 
 def files_of(path: str, out: str) -> Files | None:
-    """What the file at `path` says of the output `out`; None when it is no receipt of ours, or of another output."""
+    """Return what the receipt at `path` states about the files of output `out`.
+
+    None where it is no receipt of ours, or the receipt of another output.
+    """
     try:
         receipt = load_object(path, MAX_RECEIPT)
         records = [(str(r["name"]), int(r["bytes"]), str(r["blake3"])) for r in receipt["output"]["files"]]
@@ -62,8 +65,10 @@ def files_of(path: str, out: str) -> Files | None:
 
 
 def _found(files: Files, left: Leftovers) -> dict[str, str | None]:
-    """Where each file of a receipt is now, the one that gets its name last at the end; None where it is not. {} when
-    none has its name: then nothing was published, and it is made again."""
+    """Return where each file of a receipt is now, or None; the file that gets its name last comes last.
+
+    An empty result means that none of them has its name: then nothing was published, and the conversion is run again.
+    """
     if not any(map(os.path.lexists, files)):
         return {}
     places = {target: [target] if os.path.lexists(target) else left.of(target) for target in reversed(files)}
@@ -71,7 +76,7 @@ def _found(files: Files, left: Leftovers) -> dict[str, str | None]:
 
 
 def _finish(places: Mapping[str, str | None]) -> bool:
-    """Give every file at its place its name, in this order."""
+    """Give every file its name, in this order; return whether all of them were there."""
     if len(places) < 2 or None in places.values():
         return False
     for target, path in places.items():

@@ -1,7 +1,7 @@
-"""What is looked for in the weights while they pass: NaN and infinities, matrices of zeros, damaged archives.
+"""Look for damage in the weights while they pass: NaN and infinities, matrices of zeros, wrong checksums of archives.
 
-A chunk that is copied costs two reductions over the fields that can hold such a value, a part of what the copy costs
-(docs/checks.md has the figures); only a suspicious chunk is decoded.
+A chunk that is copied costs two reductions over the fields that can hold such a value, a fraction of the time of the
+copy (docs/checks.md has the figures); only a suspicious chunk is decoded.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ else:
 
 Array = Any
 _PIECE = 4096
-"""Blocks decoded at once to find the one that is bad."""
+"""Blocks decoded at once when the bad one is looked for."""
 _SHOWN = 5
 """Names in a note; the number of the others follows."""
 
 
 @cache
 def _float_fields(kind: BlockType) -> tuple[tuple[int, str], ...]:
-    """(offset in a block, dtype) of every float of a block."""
+    """Return (offset in a block, dtype) of every float in a block."""
     places, at = [], 0
     for field in kind.fields:
         if field.dtype in LEAST_SUSPICIOUS:
@@ -51,8 +51,8 @@ def _float_fields(kind: BlockType) -> tuple[tuple[int, str], ...]:
 
 
 def suspicious(kind: BlockType, blocks: Array) -> bool:
-    """Whether uint8 `(bytes,)` of whole blocks may hold a NaN or an infinity; False is certain."""
-    if codec(kind.name).suspicious:  # its scales are no plain floats: always scanned by `scan_bad`
+    """Return whether whole blocks, uint8 `(bytes,)`, may hold a NaN or an infinity; False is certain."""
+    if codec(kind.name).suspicious:  # its scales are not plain floats: always scanned by `scan_bad`
         return True
     count = len(blocks) // kind.block_bytes
     for at, dtype in _float_fields(kind) if count else ():
@@ -68,7 +68,10 @@ def suspicious(kind: BlockType, blocks: Array) -> bool:
 
 
 def first_bad(kind: BlockType, blocks: Array) -> int | None:
-    """The first element of uint8 `(bytes,)` of whole little-endian blocks that is NaN or infinite, or None."""
+    """Return the index of the first element that is NaN or infinite, or None.
+
+    `blocks`: whole little-endian blocks, uint8 `(bytes,)`.
+    """
     if not suspicious(kind, blocks):
         return None
     step = _PIECE * kind.block_bytes
@@ -82,7 +85,7 @@ def first_bad(kind: BlockType, blocks: Array) -> int | None:
 
 
 def is_zero(kind: BlockType, blocks: Array) -> bool:
-    """Whether all values of whole blocks are zero. Stops at the first piece that has another."""
+    """Return whether all values of whole blocks are zero. Stops at the first piece that holds another value."""
     step = _PIECE * kind.block_bytes
     for start in range(0, len(blocks), step):
         piece = blocks[start : start + step].reshape(1, -1)
@@ -94,7 +97,10 @@ def is_zero(kind: BlockType, blocks: Array) -> bool:
 
 
 class Watch:
-    """Looks at the chunks of a run, from any thread. `allow`: what is not finite is told instead of refused."""
+    """Looks at the chunks of a run, from any thread.
+
+    With `allow`, values that are not finite are reported in the receipt instead of refused.
+    """
 
     def __init__(self, checkpoint: Checkpoint, allow: bool = False) -> None:
         self.checkpoint, self.allow = checkpoint, allow
@@ -104,7 +110,7 @@ class Watch:
         self._lock = threading.Lock()
 
     def look(self, step: Step, first: int, data: Any) -> None:
-        """Blocks of the output from its element `first` on. Raises BadValueError for a NaN or an infinity."""
+        """Look at blocks of the output, from its element `first` on. Raises BadValueError for a NaN or an infinity."""
         blocks = np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data.reshape(-1)
         bad = first_bad(step.type, blocks)
         if bad is not None:
@@ -114,7 +120,10 @@ class Watch:
                 (self._zero if is_zero(step.type, blocks) else self._nonzero).add(step.name)
 
     def look_at_values(self, step: Step, first: int, values: Array) -> None:
-        """The same for float32 that is about to be encoded; nothing encodes what is not finite."""
+        """Look at float32 values that are about to be encoded.
+
+        Raises BadValueError for a NaN or an infinity, even with `allow`: no encoder takes one.
+        """
         bad = first_bad(codec("F32").type, values.reshape(-1).view(np.uint8))
         if bad is not None:
             raise self._error(step, first + bad, "the type keep with --allow-nonfinite copies such values")
@@ -133,7 +142,7 @@ class Watch:
         )  # fmt: skip
 
     def notes(self) -> tuple[str, ...]:
-        """What the receipt says."""
+        """Return what was seen, as lines for the receipt."""
         zero = sorted(self._zero - self._nonzero)
         found = []
         if self.not_finite:
@@ -149,7 +158,10 @@ def _some(names: list[str]) -> str:
 
 
 def place(node: Node, element: int) -> str:
-    """Tensor, row and column of an element of a node's output, as the source has them where the layout says."""
+    """Return tensor, row and column of an element of a node's output, in words.
+
+    They are the source's where the layout can be followed back, else the output's.
+    """
     row, column = divmod(element, node.shape[-1])
     ref = node.inputs[0]
     if node.layout != SAME and node.layout.block_safe:
@@ -165,8 +177,10 @@ def place(node: Node, element: int) -> str:
 
 
 def check_sums(checkpoint: Checkpoint, stage: Stage, threads: int) -> tuple[str, ...]:
-    """Compare what the container states about its bytes (the CRC-32 of a zip's entries) with the bytes; the note for
-    the receipt. Raises ChecksumError."""
+    """Compare the checksums that the container states (the CRC-32 of a zip's entries) with its bytes.
+
+    Returns the note for the receipt. Raises ChecksumError.
+    """
     total = sum(stated.nbytes for stated in checkpoint.checksums)
     if not total:
         return ()

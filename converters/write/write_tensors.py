@@ -1,4 +1,4 @@
-"""Carries a Plan out: workers read, convert and write chunks at offsets known beforehand.
+"""Carry out a Plan: workers read, convert and write chunks at offsets that are known beforehand.
 
 Output bytes do not depend on the number of workers: every chunk has its place, and rows are independent.
 """
@@ -31,15 +31,23 @@ else:
 
 
 class Output(Protocol):
-    """Where tensor data goes: `formats.gguf.write.GGUFFile`."""
+    """Where tensor data goes, such as `formats.gguf.write.GGUFFile`."""
 
     def pwrite(self, name: str, offset: int, data: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows `start:stop` of one step, as streamed (`rows.view_for_streaming`); bytes where the source is one run of
-    bytes that is taken as it is (`run`: file, offset, size)."""
+    """A chunk of one step.
+
+    Attributes:
+        step: The step.
+        node: The node whose rows are read.
+        start: First row; first byte where `run` is given.
+        stop: Row, or byte, after the last.
+        run: File, offset and size of the run of bytes that is the tensor's source, where it is copied unchanged; else
+            None.
+    """
 
     step: Step
     node: Node
@@ -51,8 +59,19 @@ class Job:
 def run(
     plan: Plan, output: Output, *, jobs: int | None = None, progress: Progress | None = None, watch: Watch | None = None
 ) -> Watch:
-    """Write every tensor of `plan` to `output`, and return what was seen in them. Raises the first error of any worker,
-    the others being stopped; BadValueError for what is not finite, unless `watch` allows it."""
+    """Write every tensor of `plan` to `output`.
+
+    Args:
+        plan: What to write.
+        output: Where to write it.
+        jobs: Number of threads; None for the default.
+        progress: Called with numbers of bytes written.
+        watch: What looks at the data; by default one that refuses values that are not finite.
+
+    Returns the watch, with what was seen. Raises the first error of any worker, after which the others stop:
+    BadValueError
+    for a value that is not finite, unless `watch` allows it.
+    """
     watch = watch or Watch(plan.graph.checkpoint)
     for drop in plan.graph.dropped:
         check_replica(plan, drop)
@@ -83,7 +102,7 @@ def run(
 
 
 def jobs_of(plan: Plan) -> Iterator[Job]:
-    """All chunks in the order of the source file, so that disks read forward."""
+    """Yield all chunks in the order of the source file, so that disks read forward."""
     order = sorted(
         plan.steps, key=lambda step: (step.node.inputs[0].spans[0].file, step.node.inputs[0].spans[0].offset)
     )
@@ -99,7 +118,10 @@ def jobs_of(plan: Plan) -> Iterator[Job]:
 
 
 def convert(plan: Plan, job: Job, watch: Watch) -> Any:
-    """The output bytes of a chunk, uint8 `(rows, bytes a row of the target type)`, little-endian."""
+    """Return the output bytes of a chunk, uint8 `(rows, bytes of a row in the target type)`, little-endian.
+
+    Raises BadValueError for a value that the type cannot hold.
+    """
     checkpoint, step = plan.graph.checkpoint, job.step
     try:
         if step.route in (Route.COPY, Route.GATHER):
@@ -126,7 +148,7 @@ def _encode(plan: Plan, job: Job, rows: Any) -> Any:
 
 
 def check_replica(plan: Plan, drop: Dropped) -> None:
-    """A tensor dropped because it repeats another must repeat it byte for byte. Raises InconsistentError."""
+    """Check that a tensor dropped because it repeats another repeats it byte for byte. Raises InconsistentError."""
     if drop.same_as is None:
         return
     checkpoint = plan.graph.checkpoint

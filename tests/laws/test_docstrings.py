@@ -9,7 +9,9 @@ import pytest
 import ggferry
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("formats", "quant", "service", "support")
+ROOMS = (
+    "formats", "quant", "service", "support", "converters/adapters", "converters/conversion_plan", "converters/write",
+)  # fmt: skip
 LONGEST = 120
 MAIN = (
     "formats/checkpoint.py", "formats/errors.py", "formats/fields.py", "formats/reader.py", "formats/tensor_read.py",
