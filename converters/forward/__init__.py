@@ -1,1 +1,1 @@
-"""The reference forward pass: torch, float32, layers streamed, parametrized by conventions."""
+"""The reference forward pass: torch, float32, weights streamed by layer, parametrized by a recipe's conventions."""

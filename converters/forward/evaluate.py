@@ -1,8 +1,11 @@
-"""The reference forward pass: the logits of a bound graph, by the computation that its recipe names.
+"""The reference forward pass: compute the logits of a bound graph by the computation that its recipe names.
 
-A computation is a module of this folder with `logits(model, tokens, progress)`: torch float32, a row a token. `RESULT`
-says what the rows are, where it is not logits of every position; `encode`, with the same arguments, gives the
-states of an encoder, where the model has one.
+A computation is a module with `logits(model, tokens, progress)`, which returns torch float32 with one row for each
+token. Its optional names:
+
+* `RESULT` says what the rows are, where they are not the logits of every position.
+* `encode`, with the same arguments, returns the states of an encoder.
+* `PLACES` is True where tokens may have arbitrary positions.
 """
 
 from __future__ import annotations
@@ -36,15 +39,26 @@ def forward(
     places: Places | None = None,
     choices: Choices | None = None,
 ) -> Any:
-    """What `result_of(graph)` says, by default the logits of every position: numpy float32 `(len(tokens), n_vocab)`.
+    """Return the rows that `result_of(graph)` describes, by default the logits of every position.
 
-    `graph` may be bound to any side: its dialect's conventions decide how the tensors are read. `weights`: access to
-    its tensors, where somebody wants to see what passes through them. `inputs`: what else goes into it ('mel', numpy
-    `(n_mels, frames)`). `part`: 'logits', or 'encode' for the states of the encoder. `places`: where the tokens stand,
-    and which rows are wanted. `choices`: is given the experts that were chosen.
-    Raises UsageError for token ids outside the vocabulary, BadValueError for a weight that is not finite,
-    InconsistentError for hparams that lead out of all numbers, UnsupportedError for an architecture without a forward
-    pass, or a part it does not have.
+    Args:
+        graph: A model of any dialect; the dialect's conventions decide how its tensors are read.
+        tokens: Token ids.
+        progress: Called while the pass runs, with the number of blocks done since the last call.
+        weights: Access to the tensors, for a caller that wants to see what is multiplied with them.
+        inputs: What the model reads besides tokens, by name: 'mel', numpy `(n_mels, frames)`.
+        part: 'logits', or 'encode' for the states of the encoder.
+        places: The positions of the tokens, and which rows are wanted.
+        choices: Receives the experts that were chosen.
+
+    Returns:
+        numpy float32 `(len(tokens), n_vocab)` by default; fewer rows where `places.rows` is given.
+
+    Raises:
+        UsageError: No tokens, a token id outside the vocabulary, or an input that the model does not read.
+        BadValueError: A weight is not finite.
+        InconsistentError: The hparams cannot be computed with.
+        UnsupportedError: The architecture has no forward pass, or lacks the part or the free positions asked for.
     """
     if not tokens:
         raise UsageError("no tokens to evaluate")
@@ -78,12 +92,12 @@ def forward(
 
 
 def result_of(graph: ModelGraph) -> Result:
-    """What the rows of a forward pass of this model are."""
+    """Return what the rows of a forward pass of this model are."""
     return getattr(_computation(graph), "RESULT", LOGITS)
 
 
 def can_place(graph: ModelGraph) -> bool:
-    """Whether tokens may stand anywhere in the text, with gaps between them."""
+    """Return whether the tokens of a pass may have any positions, with gaps between them."""
     return getattr(_computation(graph), "PLACES", False)
 
 
@@ -92,6 +106,9 @@ def _computation(graph: ModelGraph) -> ModuleType:
 
 
 def computation_name(recipe: Recipe) -> str:
-    """The module that computes: one of `converters.forward.computations`, or one whose full name the recipe says."""
+    """Return the full name of the module that computes.
+
+    It is one of `converters.forward.computations`, or a module elsewhere whose full name the recipe states.
+    """
     own = "." not in recipe.computation
     return f"{computations.__name__}.{recipe.computation}" if own else recipe.computation

@@ -1,12 +1,12 @@
-"""Importance matrices from our own forward pass: the squares of what flows into every weight matrix, by column.
+"""Importance matrices from our own forward pass: for each weight matrix, the sum of its squared inputs by column.
 
-File: llama.cpp's GGUF imatrix (tools/imatrix): `NAME.in_sum2` float32 `(matrices, columns)`, `NAME.counts` float32
-`(matrices, 1)` = tokens seen, general.type `imatrix`. Chunks: consecutive `chunk_size` tokens of the text, tokenized
-whole with its beginning-of-sequence token, whose place the first token of every chunk then takes. Like the original,
-only the matrices of blocks count, and the output matrix where it is asked for.
+The file is llama.cpp's GGUF imatrix (tools/imatrix): `NAME.in_sum2` float32 `(matrices, columns)`, `NAME.counts`
+float32 `(matrices, 1)` = tokens seen, general.type `imatrix`. A chunk is `chunk_size` consecutive tokens of the text.
+The text is tokenized as a whole; where the tokenizer adds a beginning-of-sequence token, that token then replaces the
+first one of every chunk. As in the original, only the matrices of blocks are written, and the output matrix on request.
 
-Chunks go through the model in groups, as many as ACTIVATIONS allows, so that the weights are read and decoded once a
-group instead of once a chunk.
+Chunks pass through the model in groups, as large as ACTIVATIONS allows, so that the weights are read and decoded once
+for each group instead of once for each chunk.
 """
 
 from __future__ import annotations
@@ -36,14 +36,20 @@ else:
 
 OUTPUT = "output.weight"
 HEADS = (OUTPUT, "token_embd.weight")
-"""What makes logits of the last block's result: a model that has no output matrix uses its embeddings."""
+"""The matrices that make the logits: a model without an output matrix uses its embeddings."""
 ACTIVATIONS = 1 << 30
 """Bytes of activations that the chunks of a group may hold between two matrices."""
 
 
 class Recorder(Weights):
-    """Weights that add up, in float64, the squares of every column that is multiplied with them. What makes the logits
-    is only looked at: they are zeros."""
+    """Weights that sum, in float64, the squares of what is multiplied with each of their columns.
+
+    The matrix that makes the logits is recorded but not multiplied: the logits are zeros.
+
+    Attributes:
+        sums: Name → number of the matrix in its stack → float64 `(columns,)`.
+        counts: Name → number of the matrix in its stack → tokens seen.
+    """
 
     def __init__(self, graph: ModelGraph) -> None:
         super().__init__(graph)
@@ -77,9 +83,9 @@ class Recorder(Weights):
 
 
 def chunks_of(tokenizer: Tokenizer, text: str, size: int, most: int | None = None) -> list[list[int]]:
-    """The text's ids in chunks of `size`; what does not fill one is left out.
+    """Return the token ids of the text in chunks of `size`, at most `most`; an incomplete last chunk is left out.
 
-    Raises UsageError for too short a text.
+    Raises UsageError for a text that does not fill one chunk.
     """
     ids = encoder(tokenizer).encode(text)
     chunks = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)][:most]
@@ -93,8 +99,15 @@ def chunks_of(tokenizer: Tokenizer, text: str, size: int, most: int | None = Non
 def measure(
     graph: ModelGraph, chunks: Sequence[Sequence[int]], progress: Callable[[int], None] | None = None
 ) -> Recorder:
-    """Run every chunk through the model; `progress` is called with the tokens of each. Raises UnsupportedError for a
-    model that reads more than tokens."""
+    """Run every chunk through the model and return the sums.
+
+    Args:
+        graph: The model; it reads nothing but tokens.
+        chunks: Token ids.
+        progress: Called after each group of chunks, with the number of its tokens.
+
+    Raises UnsupportedError for a model that reads more than tokens.
+    """
     if result_of(graph).inputs:
         raise UnsupportedError(
             "an importance matrix is measured on texts, and this model reads more than tokens",
@@ -115,8 +128,11 @@ def _run(graph: ModelGraph, chunk: Sequence[int], weights: Weights) -> None:
 
 
 def group_size(graph: ModelGraph, tokens: int) -> int:
-    """How many chunks of so many tokens go through the model together. A pass that waits holds its residual, what it
-    wants multiplied and the result: eight times the widest rows are more."""
+    """Return how many chunks of `tokens` tokens pass through the model together, within ACTIVATIONS.
+
+    A waiting pass holds its residual, the rows it wants multiplied and the result: less than eight times the widest
+    rows.
+    """
     widest = max((max(node.shape[-2:]) for node in graph.nodes if node.role.per_block), default=1)
     return max(1, ACTIVATIONS // (8 * 4 * widest * tokens))
 
@@ -125,8 +141,19 @@ def write_imatrix(
     path: str, recorder: Recorder, chunks: Sequence[Sequence[int]], dataset: str, *, output: bool, force: bool,
     sources: Mapping[Identity, str] | None = None,
 ) -> int:  # fmt: skip
-    """Write the matrix; the number of entries. Raises RefusedError when `path` exists, unless `force`, or is one of the
-    `sources`."""
+    """Write the importance matrix, and return the number of its entries.
+
+    Args:
+        path: The file to write.
+        recorder: The sums.
+        chunks: The chunks they were measured on.
+        dataset: The name of the text, for `imatrix.datasets`.
+        output: Whether to write the entry of the output matrix.
+        force: Whether to replace an existing file.
+        sources: Files that must not be replaced.
+
+    Raises RefusedError where `path` exists, unless `force` is given, and where it is one of `sources`.
+    """
     tensors: list[tuple[str, Any, tuple[int, ...], Any]] = []
     kind = block_type("F32")
     for name in sorted(recorder.sums):

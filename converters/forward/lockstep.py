@@ -1,9 +1,8 @@
-"""Several forward passes over one reading of the weights.
+"""Run several forward passes while reading the weights once.
 
-A pass asks for its weights as it goes along. Here as many passes of a group run at a time as the weights have threads;
-each stops where it wants something multiplied, and when all have stopped, those that wait for the same matrix are
-served at once, with their rows one below the other. So a matrix is read and decoded once for the group, whatever the
-computation is.
+Every pass runs in a thread, as many at a time as the weights have threads, and stops where it wants rows multiplied.
+When all have stopped, those that wait for the same matrix are served together, by one product of their concatenated
+rows. So a matrix is read and decoded once for the group, whatever the computation is.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ else:
     torch = lazy("torch")
 
 Pass = Callable[[Weights], None]
-"""A forward pass with these weights."""
+"""A forward pass, called with the weights to use."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """`method(*names, x)` of the weights, for rows x of one pass."""
+    """A request of one pass: `method(*names, x)` of the weights, for its rows x."""
 
     method: str
     names: tuple[Any, ...]
@@ -42,8 +41,11 @@ class _Wish:
 
     @property
     def place(self) -> tuple[float, float]:
-        """How early it comes in a pass: by block, and within one by expert. Passes choose different experts and may
-        be apart by some; those behind are served first, so that the others are not alone when they go on."""
+        """Return how early the request comes in a pass: by block, and within a block by expert.
+
+        Passes choose different experts, so some run ahead of others. The last ones are served first, so that they catch
+        up and later requests can be served together.
+        """
         name, item = (*self.names, float("inf"))[:2]
         number = name.removeprefix("blk.").partition(".")[0]
         return float(number) if number.isdecimal() else float("inf"), item
@@ -51,7 +53,7 @@ class _Wish:
 
 @dataclass(slots=True)
 class _Runner:
-    """One pass: the thread it runs in, what it waits for, and how it ended."""
+    """One pass: when its thread may go on, what it waits for, and how it ended."""
 
     go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     wish: _Wish | None = None
@@ -61,11 +63,11 @@ class _Runner:
 
 
 class _Stopped(BaseException):
-    """Ends a pass because another failed."""
+    """Ends a pass because another one failed."""
 
 
 class _Shared(Weights):
-    """The weights as one pass sees them."""
+    """The weights as one pass sees them: every product is a request."""
 
     def __init__(self, weights: Weights, runner: _Runner, turn: threading.Semaphore) -> None:
         super().__init__(weights.graph)
@@ -99,7 +101,7 @@ class _Shared(Weights):
 
 
 def in_lockstep(weights: Weights, passes: Sequence[Pass]) -> None:
-    """Run the passes to their ends. Raises what the first of them raises, the others being stopped."""
+    """Run the passes to their ends. When one of them raises, stop the others and raise its error."""
     turn, runners = threading.Semaphore(0), [_Runner() for _ in passes]
 
     def run(work: Pass, runner: _Runner) -> None:

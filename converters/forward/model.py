@@ -24,10 +24,14 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the tokens of a pass stand in their text. `positions`: of each token, ascending, by default 0, 1, 2, …;
-    with gaps, a few tokens reach as far as thousands. `context`: the length of the text, which decides how rotary
-    embeddings are scaled; by default it ends with the last token. `rows`: the tokens, by index, whose rows are wanted;
-    by default all."""
+    """The positions of the tokens of a pass in their text.
+
+    Attributes:
+        positions: Position of each token, ascending; by default 0, 1, 2, …. Gaps let a few tokens span thousands.
+        context: Length of the text, on which the scaling of rotary embeddings depends; by default it ends with the last
+            token.
+        rows: Indices of the tokens whose rows are wanted; by default all.
+    """
 
     positions: tuple[int, ...] | None = None
     context: int | None = None
@@ -36,9 +40,13 @@ class Places:
 
 @dataclass(slots=True)
 class Choices:
-    """The experts that one pass chose: `chosen` by block, int64 `(tokens, n_expert_used)`. `close`: the first token for
-    which a choice was so close that rounding may decide it otherwise. `earlier`: of another pass over the same tokens;
-    what that chose is taken where it is as good."""
+    """The experts that one pass chose.
+
+    Attributes:
+        chosen: Block → int64 `(tokens, n_expert_used)`.
+        close: The first token for which a choice was so close that rounding may change it; infinity for none.
+        earlier: The choices of another pass over the same tokens, taken over wherever they are as good.
+    """
 
     chosen: dict[str, Tensor] = field(default_factory=dict)
     close: float = math.inf
@@ -47,9 +55,15 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a computation gives a row a token of: its name; how it comes about, where that is not plain, and how when an
-    input is given that is fixed otherwise. `ranked`: rows are logits, so that their order and their softmax mean
-    something. `inputs`: what else than tokens it reads."""
+    """What a computation returns for each token.
+
+    Attributes:
+        name: What the rows are.
+        ranked: Whether the rows are logits, so that their order and their softmax have a meaning.
+        inputs: What the model reads besides tokens.
+        how: How the result comes about, where the name does not say it.
+        how_given: The same where an input is given that is otherwise fixed.
+    """
 
     name: str = "logits"
     ranked: bool = True
@@ -61,7 +75,7 @@ class Result:
         return f"{self.name} ({self.how})" if self.how else self.name
 
     def of(self, inputs: Iterable[str]) -> Result:
-        """What it is where `inputs` were given."""
+        """Return the result as it is where these inputs are given."""
         return replace(self, how=self.how_given) if set(inputs) & set(self.inputs) else self
 
 
@@ -70,10 +84,19 @@ ENCODER_STATES = Result("states of the encoder", ranked=False)
 
 
 class Model:
-    """A bound graph, ready to compute with. Tensors are named by role without '.weight': 'blk.0.attn_q'. `inputs`:
-    what else than tokens goes into it, by name ('mel'). `number`: the block that the sizes are of, -1 for none.
-    `kept`: what blocks leave for later ones in one pass. `places`: where the tokens stand.
-    `choices`: where to note which experts were chosen."""
+    """A bound graph, ready to compute with. Tensors are named by role without '.weight': 'blk.0.attn_q'.
+
+    Attributes:
+        inputs: What the model reads besides tokens, by name ('mel').
+        places: The positions of the tokens.
+        choices: Records which experts were chosen.
+        weights: Access to the tensors.
+        sizes: The hparams by short name.
+        recipe: The conventions of the forward pass.
+        lists: Names of the hparams that have one value for each block.
+        number: The block to which `sizes` belong; -1 for none.
+        kept: What blocks leave for later ones in one pass.
+    """
 
     def __init__(
         self,
@@ -93,7 +116,7 @@ class Model:
         self.kept: dict[Any, Any] = {}
 
     def at(self, number: int) -> Model:
-        """The model as block `number` sees it: of a size that every block has of its own, this block's."""
+        """Return the model as block `number` sees it: hparams with one value for each block have that block's value."""
         found = copy(self)
         own = {name: value for name in self.lists if isinstance(value := self.sizes.get(name), tuple)}
         found.sizes = {**self.sizes, **{name: value[number] for name, value in own.items()}}
@@ -101,63 +124,73 @@ class Model:
         return found
 
     def has(self, name: str) -> bool:
+        """Return whether the model has the weight of this name."""
         return self.weights.has(f"{name}.weight")
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """x `(tokens, columns)` through a matrix and, where there is one, its bias: `(tokens, rows)`."""
+        """Return x `(tokens, columns)` through a matrix and its bias, if it has one: `(tokens, rows)`."""
         turned = name.rpartition(".")[2] in self.recipe.transposed
         apply = self.weights.turned_linear if turned else self.weights.linear
         return self.biased(name, apply(f"{name}.weight", x))
 
     def biased(self, name: str, y: Tensor) -> Tensor:
+        """Return y plus the bias of this name, if the model has it."""
         return y + self.weights.vector(f"{name}.bias") if self.weights.has(f"{name}.bias") else y
 
     def where(self, count: int) -> Tensor:
-        """Where each of `count` tokens stands, int64 `(count,)`."""
+        """Return the position of each of `count` tokens, int64 `(count,)`."""
         return torch.arange(count) if self.places.positions is None else torch.tensor(self.places.positions)
 
     def context(self, count: int) -> int:
-        """The length of the text that `count` tokens stand in."""
+        """Return the length of the text to which `count` tokens belong."""
         return self.places.context or 1 + int(self.where(count)[-1])
 
     def wanted(self, x: Tensor) -> Tensor:
-        """The rows of x `(tokens, …)` that are wanted."""
+        """Return the rows of x `(tokens, …)` that the caller of the pass wants."""
         return x if self.places.rows is None else x[list(self.places.rows)]
 
     def positions(self, name: str, count: int) -> Tensor:
-        """The learned positions of `count` tokens, `(count, width)`. Raises UsageError beyond `n_ctx`."""
+        """Return the learned position embeddings of `count` tokens, `(count, width)`.
+
+        Raises UsageError beyond `n_ctx`.
+        """
         known, at = self.sizes["n_ctx"], self.where(count).tolist()
         if at[-1] >= known:
             raise UsageError("tokens", found=at[-1] + 1, expected=f"at most {known}, the positions that were learned")
         return self.weights.rows(f"{name}.weight", at)
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """x normed along its last axis, weighted as this model does it."""
+        """Return x normalized along its last axis, then weighted and biased as this model does it."""
         y = self.normed(x)
         if not self.recipe.norm_weights:
             return y
         return self.biased(name, y * self.norm_weight(name))
 
     def normed(self, x: Tensor) -> Tensor:
+        """Return x normalized along its last axis, by RMSNorm or LayerNorm, without weights."""
         if self.sizes.get("norm", self.recipe.norm) == "layer":
             x = x - x.mean(-1, keepdim=True)
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(self.sizes["eps"]))
 
     def norm_weight(self, name: str) -> Tensor:
-        whole = f"{name}.weight" if self.has(name) else name  # llama.cpp's Falcon-H1 has one without
+        """Return the weights of a norm, with the offset that the recipe adds to them."""
+        whole = f"{name}.weight" if self.has(name) else name  # llama.cpp's Falcon-H1 has a norm without '.weight'
         return self.weights.vector(whole) + self.recipe.norm_offset
 
     def scale(self, name: str) -> float:
-        """What the model multiplies by at a place, of that name among the hparams, 1 where it has none."""
+        """Return the hparam of this name, a factor of the computation; 1 where the model has none."""
         return float(self.sizes.get(name) or 1.0)
 
     def activate(self, x: Tensor) -> Tensor:
+        """Return the model's activation function of x."""
         name = self.sizes.get("activation") or self.recipe.activation
         return self._xielu(x) if name == "xielu" else meaning("an activation", name, ACTIVATIONS)(x)
 
     def _xielu(self, x: Tensor) -> Tensor:
-        """xIELU (Huang and Schlag, 2411.13010) with this block's numbers, made positive here (transformers
-        `XIELUActivation`; llama.cpp `ggml_xielu`)."""
+        """Return xIELU (Huang and Schlag, 2411.13010) of x, by this block's parameters, made positive here.
+
+        Source: transformers `XIELUActivation`; llama.cpp `ggml_xielu`.
+        """
         beta, eps = (float(self.sizes[name]) for name in ("xielu_beta", "xielu_eps"))
         above, below = (math.log1p(math.exp(float(self.sizes[f"xielu_alpha_{side}"]))) for side in "pn")
         below += beta
@@ -166,19 +199,20 @@ class Model:
 
 
 def meaning(what: str, word: Any, known: Mapping[Any, Any]) -> Any:
-    """What `word`, which a file or a table says, stands for. Raises UnsupportedError where nobody knows it."""
+    """Return what `word`, which a file or a table states, stands for. Raises UnsupportedError for an unknown word."""
     if word not in known:
         raise UnsupportedError(f"{what} that is not known", found=word, expected=", ".join(map(str, known)))
     return known[word]
 
 
 def parts(x: Tensor, *widths: int) -> list[Tensor]:
-    """x cut along its last axis."""
+    """Split x along its last axis into parts of these widths."""
     ends = list(accumulate(widths))
     return [x[..., end - width : end] for width, end in zip(widths, ends, strict=True)]
 
 
 def silu(x: Tensor) -> Tensor:
+    """Return x · sigmoid(x)."""
     return x * torch.sigmoid(x)
 
 

@@ -1,11 +1,11 @@
-"""Weights of a ModelGraph for the forward pass: decoded row by row from the file, never held whole.
+"""Weights of a ModelGraph for the forward pass: decoded from the file in chunks of rows, never held whole.
 
-The source's tensors are taken as they lie in the source, without any layout: the recipe's conventions say how to read
-them. That is what makes the comparison with the converted file a proof of the layouts.
+Tensors are read as the source stores them, without any layout: the recipe's conventions say how to interpret them.
+Therefore comparing the result with that of the converted file proves the layouts.
 
-Chunks of a matrix are decoded and multiplied by threads of ours while torch has one each (`one_thread`): most of the
-work is reading and decoding, which torch does not share out, and its own threads spin while they wait for each other
-(measured on two busy cores: 16 to 32 s of CPU for what takes 1.9 s so).
+Chunks of a matrix are decoded and multiplied by threads of ours, while torch computes with one thread in each
+(`one_thread`). Most of the work is reading and decoding, which torch does not parallelize, and its own threads spin
+while they wait for each other (measured on two busy cores: 16 to 32 s of CPU instead of 1.9 s).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ else:
     torch = lazy("torch")
 
 _passes: list[int] = []
-"""torch's number of threads before each of the passes that run at once."""
+"""torch's number of threads before each of the concurrent passes."""
 _lock = threading.Lock()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes with one thread a caller, until the last of the passes that run at once is over."""
+    """Let torch compute with one thread for each caller, until the last of the concurrent passes has ended."""
     with _lock:
         _passes.append(torch.get_num_threads())
         torch.set_num_threads(1)
@@ -52,59 +52,67 @@ def one_thread() -> Iterator[None]:
 
 
 class Weights:
-    """Access by role name ('blk.0.attn_q.weight'). All results are float32, the same for any number of threads
-    (default: one a core)."""
+    """Access to tensors by role name ('blk.0.attn_q.weight').
+
+    All results are float32 unless stated otherwise, and the same for any number of threads (default: one per core).
+    """
 
     def __init__(self, graph: ModelGraph, threads: int | None = None) -> None:
         self.graph, self.threads = graph, workers(threads)
 
     def has(self, name: str) -> bool:
+        """Return whether the model has a tensor of this role."""
         return name in self.graph.by_name
 
     def refs(self, name: str) -> tuple[TensorRef, ...]:
-        """The source tensors of a role. Raises MissingError."""
+        """Return the source tensors of a role. Raises MissingError."""
         node = self.graph.by_name.get(name)
         if node is None:
             raise MissingError(f"the forward pass needs {name!r}", path=self.graph.checkpoint.path)
         return node.inputs
 
     def vector(self, name: str) -> torch.Tensor:
-        """All values of a small tensor in the order they lie in, `(n,)`."""
+        """Return all values of a small tensor in their stored order, `(n,)`."""
         return torch.cat([self._decode(ref, 0, ref.rows).reshape(-1) for ref in self.refs(name)])
 
     def rows(self, name: str, indices: Sequence[int]) -> torch.Tensor:
-        """Chosen rows of a matrix, `(len(indices), columns)`: the embedding of tokens."""
+        """Return chosen rows of a matrix, `(len(indices), columns)`: the embedding of tokens."""
         ref = self.refs(name)[0]
         return torch.cat([self._decode(ref, index, index + 1) for index in indices])
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """`x @ W.T` for x `(tokens, columns)`: `(tokens, rows)`, in the type of x, W streamed in row chunks. Where a
-        role is made of several source matrices, they are one below the other."""
+        """Return `x @ W.T` `(tokens, rows)` for x `(tokens, columns)`, in the dtype of x.
+
+        W is streamed in chunks of rows. Where several source matrices make up a role, their outputs are concatenated.
+        """
         return torch.cat([self._linear(ref, 0, ref.rows, x) for ref in self.refs(name)], -1)
 
     def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """`x @ W` for x `(tokens, rows)`: `(tokens, columns)`, W streamed in row chunks."""
+        """Return `x @ W` `(tokens, columns)` for x `(tokens, rows)`; W is streamed in chunks of rows."""
         ref = self.refs(name)[0]
         return self._turned(ref, 0, ref.rows, x)
 
     def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
-        """`x @ W[item].T` of a stack of matrices: one tensor each (Hugging Face), or one of three axes (GGUF)."""
+        """Return `x @ W[item].T` for a stack of matrices.
+
+        The stack is one tensor for each matrix (Hugging Face), or one tensor of three axes (GGUF).
+        """
         return self._linear(*self._item(name, item), x)
 
     def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
-        """`x @ W[item]` of a stack of matrices that hold a column an output."""
+        """Return `x @ W[item]` for a stack of matrices that hold one column for each output."""
         ref, first, last = self._item(name, item)
         return self._turned(ref, first, last, x)
 
     def item(self, name: str, item: int) -> torch.Tensor:
-        """A matrix of a stack, whole: for small ones."""
+        """Return one whole matrix of a stack; for small ones."""
         return self._decode(*self._item(name, item))
 
     def _item(self, name: str, item: int) -> tuple[TensorRef, int, int]:
         refs = self.refs(name)
         if len(refs) > 1:
             return refs[item], 0, refs[item].rows
-        rows = refs[0].rows // self.graph.by_name[name].shape[0]  # a source may have them one below the other
+        rows = refs[0].rows // self.graph.by_name[name].shape[0]  # a source may have them concatenated in one matrix
         return refs[0], item * rows, (item + 1) * rows
 
     def _turned(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:
@@ -130,7 +138,7 @@ class Weights:
         return out
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
-        """Rows `start:stop` of a tensor, float32 `(stop - start, columns)`."""
+        """Return rows `start:stop` of a tensor, float32 `(stop - start, columns)`."""
         return values_of(self.graph.checkpoint, ref, start, stop)
 
     def _decode(self, ref: TensorRef, start: int, stop: int) -> torch.Tensor:

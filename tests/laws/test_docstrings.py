@@ -10,10 +10,12 @@ import ggferry
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
+    "converters/forward",
     "formats", "quant", "service", "support", "converters/adapters", "converters/conversion_plan", "converters/write",
 )  # fmt: skip
 LONGEST = 120
 MAIN = (
+    "converters/forward/evaluate.py", "converters/forward/model.py", "converters/forward/weights.py",
     "formats/checkpoint.py", "formats/errors.py", "formats/fields.py", "formats/reader.py", "formats/tensor_read.py",
     "formats/gguf/values.py", "quant/types.py", "quant/codec.py", "quant/blocks.py", "quant/recipes/rules.py",
     "service/library/answers.py", "service/library/conversions.py", "service/library/models.py",

@@ -1,1 +1,1 @@
-"""The parts a forward pass is made of: rotation, attention, feed-forward, mixing. No part knows a whole model."""
+"""The parts of a forward pass: rotation, attention, feed-forward, mixing. No part knows a whole model."""

@@ -1,8 +1,10 @@
-"""Alternating updates and the learned augmented residual (Gemma 3n): the state is a few streams, of which a block
-computes one and predicts and corrects the others.
+"""Alternating updates and the learned augmented residual (Gemma 3n).
+
+The state is a few streams. A block computes one of them, and predicts and corrects the others. Streams are
+`(streams, tokens, n_embd)`.
 
 Definition: Baykal et al. (2301.13310), Menghani et al. (2411.07501); transformers `modeling_gemma3n.py`
-(`Gemma3nTextAltUp`, `Gemma3nTextLaurelBlock`); llama.cpp `gemma3n.cpp`. Streams are `(streams, tokens, n_embd)`.
+(`Gemma3nTextAltUp`, `Gemma3nTextLaurelBlock`); llama.cpp `gemma3n.cpp`.
 """
 
 from __future__ import annotations
@@ -19,17 +21,20 @@ else:
     torch = lazy("torch")
 
 LEAST = 1e-5
-"""What the mean square of a stream is taken for where it is smaller."""
+"""The least mean square of a stream to divide by."""
 
 
 def spread(model: Model, x: Tensor) -> Tensor:
-    """The streams of x `(tokens, n_embd)`: itself, and its projections, as large as it is."""
+    """Return the streams of x `(tokens, n_embd)`: x itself, and its projections scaled to the magnitude of x."""
     streams = range(model.sizes["n_altup"] - 1)
     return torch.stack([x, *(_as_large(x, model.weights.item_linear("altup_proj.weight", n, x)) for n in streams)])
 
 
 def gathered(model: Model, streams: Tensor) -> Tensor:
-    """The mean of the streams, each projected back and as large as the first, `(tokens, n_embd)`."""
+    """Return the mean of the streams, `(tokens, n_embd)`.
+
+    All but the first are projected back and scaled to the magnitude of the first.
+    """
     back = (model.weights.item_linear("altup_unembd_proj.weight", n, x) for n, x in enumerate(streams[1:]))
     return torch.stack([streams[0], *(_as_large(streams[0], x) for x in back)]).mean(0)
 
@@ -40,14 +45,17 @@ def _as_large(x: Tensor, other: Tensor) -> Tensor:
 
 
 def predicted(model: Model, block: str, streams: Tensor) -> Tensor:
-    """What a block expects of every stream: each, and a mixture of all that the active one decides."""
+    """Return a block's prediction of every stream: the stream plus a mixture of all, weighted by the active one."""
     count = len(streams)
     coefs = model.linear(f"{block}altup_predict_coef", _modalities(model, block, streams[model.sizes["altup_active"]]))
     return streams + torch.einsum("ste,tos->ote", streams, coefs.view(-1, count, count))
 
 
 def corrected(model: Model, block: str, streams: Tensor, active: Tensor) -> Tensor:
-    """The predicted streams, each moved by a part of what the computed one differs from its prediction."""
+    """Return the predicted streams, each corrected by a share of the difference between `active` and its prediction.
+
+    `active` is the computed stream, `(tokens, n_embd)`.
+    """
     coefs = model.linear(f"{block}altup_correct_coef", _modalities(model, block, active)) + 1
     return streams + (active - streams[model.sizes["altup_active"]]) * coefs.T[..., None]
 
@@ -58,6 +66,6 @@ def _modalities(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def laurel(model: Model, block: str, x: Tensor) -> Tensor:
-    """The low-rank branch beside attention, with x itself: `(tokens, n_embd)`."""
+    """Return x plus its low-rank branch, which runs in parallel with attention: `(tokens, n_embd)`."""
     low = model.linear(f"{block}laurel_l", x)
     return x + model.norm(f"{block}laurel_post_norm", model.linear(f"{block}laurel_r", low))

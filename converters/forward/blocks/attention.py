@@ -1,4 +1,4 @@
-"""Attention of decoders: grouped queries, with what families add to it."""
+"""Attention of decoders: grouped queries, and what single families add to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ else:
 
 
 def attention(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
-    """The attention branch of a block: x and result `(tokens, n_embd)`. `window`: tokens it reaches back, 0 for all."""
+    """Return the attention branch of a block: x and result `(tokens, n_embd)`.
+
+    `window` is the number of tokens it sees, up to and with the current one, or the length of a chunk; 0 for all.
+    """
     branch = {"grouped": grouped, "latent": latent}[model.recipe.attention]
     seen = branch(model, block, x, turn, window)
     if model.has(f"{block}attn_sub_norm"):
@@ -29,7 +32,7 @@ def attention(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> T
 
 
 def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
-    """Queries share keys and values in groups: `(tokens, n_head · value width)`."""
+    """Return grouped-query attention before its output projection: `(tokens, n_head · value width)`."""
     sizes = model.sizes
     q, k, v, gate = projected_heads(model, block, x, turn, window)
     scale = float(sizes.get("attn_scale") or sizes["head_dim"] ** -0.5)
@@ -46,8 +49,10 @@ def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Ten
 
 
 def _gated(model: Model, block: str, x: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
-    """`out` `(tokens, n_head · width)` times a gate an element, or one a head: of the queries, or a matrix of its
-    own."""
+    """Return `out` `(tokens, n_head · width)` multiplied by a gate for each element or each head.
+
+    The gate comes from the query projection, or from a matrix of its own.
+    """
     if gate is None:
         if not model.has(f"{block}attn_gate"):
             return out
@@ -57,10 +62,11 @@ def _gated(model: Model, block: str, x: Tensor, out: Tensor, gate: Tensor | None
 
 
 def alibi_slopes(heads: int, largest: float) -> list[float]:
-    """What each head's scores lose per token of distance (Press et al., 2108.12409); none where `largest` is 0.
+    """Return how much each head's scores lose per token of distance; an empty list where `largest` is 0.
 
-    2^(-largest · (i + 1) / n) for the first n heads, n the largest power of two among them; for the others the odd
-    members of the series of 2n (ggml `ggml_compute_forward_soft_max_f32`; transformers' BLOOM, Falcon and MPT).
+    Source: Press et al., 2108.12409. The slope is 2^(-largest · (i + 1) / n) for the first n heads, where n is the
+    largest power of two up to the number of heads; the other heads take the odd members of the series of 2n (ggml
+    `ggml_compute_forward_soft_max_f32`; transformers' BLOOM, Falcon and MPT).
     """
     whole = 1 << (heads.bit_length() - 1)
     powers = [(i + 1) / whole if i < whole else (2 * (i - whole) + 1) / (2 * whole) for i in range(heads)]

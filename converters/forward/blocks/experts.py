@@ -1,4 +1,4 @@
-"""Experts: the few networks that a router picks for each token."""
+"""Experts: the few networks that a router chooses for each token."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ else:
     torch = lazy("torch")
 
 CLAMP, SLOPE = 7.0, 1.702
-"""gpt-oss' `swiglu_limit` and `swiglu_alpha`, constants of llama.cpp's graph."""
+"""The `swiglu_limit` and `swiglu_alpha` of gpt-oss, constants of llama.cpp's graph."""
 
 
 def experts(model: Model, block: str, x: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Each token of x `(tokens, n_embd)` through the experts chosen for it, weighted and added up. `seen`: what the
-    router sees in its place."""
+    """Return each token of x `(tokens, n_embd)` through the experts chosen for it, as a weighted sum.
+
+    `seen` is what the router reads instead of x.
+    """
     weights, chosen = route(model, block, x if seen is None else seen)
     if model.choices is not None:
         model.choices.chosen[block] = chosen
@@ -55,7 +57,7 @@ def _expert(model: Model, block: str, expert: int, x: Tensor) -> Tensor:
 
 
 def _item_linear(model: Model, name: str, item: int, x: Tensor) -> Tensor:
-    """x through a matrix of a stack, with its bias, where there are some."""
+    """Return x through one matrix of a stack, with its bias, if it has one."""
     weights = model.weights
     turned = not model.recipe.expert_rows or name.rpartition(".")[2] in model.recipe.transposed
     apply = weights.turned_item_linear if turned else weights.item_linear
@@ -64,7 +66,7 @@ def _item_linear(model: Model, name: str, item: int, x: Tensor) -> Tensor:
 
 
 def combined(model: Model, gate: Tensor, up: Tensor) -> Tensor:
-    """What goes down: the activated gate times what went up."""
+    """Return the input of the down projection: the activated gate times up."""
     if model.recipe.glu == "clamped":
         gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
         return (up + 1) * gate * torch.sigmoid(SLOPE * gate)
@@ -72,7 +74,10 @@ def combined(model: Model, gate: Tensor, up: Tensor) -> Tensor:
 
 
 def sparse(model: Model, gate: Tensor) -> Tensor:
-    """Only what stands out by more than `sparsity_scale` standard deviations, and by how much (Gemma 3n)."""
+    """Return by how much values exceed the mean by more than `sparsity_scale` standard deviations, else 0 (Gemma 3n).
+
+    Without that hparam, the result is `gate` itself.
+    """
     scale = float(model.sizes.get("sparsity_scale") or 0)
     if not scale:
         return gate

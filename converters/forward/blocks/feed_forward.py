@@ -16,7 +16,7 @@ else:
 
 
 def feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
-    """The feed-forward branch of a block: x and result `(tokens, n_embd)`."""
+    """Return the feed-forward branch of a block: x and result `(tokens, n_embd)`."""
     if not model.has(f"{block}ffn_gate_inp"):
         return dense(model, block, x)
     if model.has(
@@ -33,7 +33,7 @@ def feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def dense(model: Model, block: str, x: Tensor, suffix: str = "") -> Tensor:
-    """One network for all tokens; `suffix` '_shexp' for the shared experts'."""
+    """Return one network's output for all tokens; `suffix` '_shexp' names the shared experts."""
     up = model.linear(f"{block}ffn_up{suffix}", x)
     match model.recipe.ffn:
         case "gated":
@@ -51,7 +51,10 @@ def dense(model: Model, block: str, x: Tensor, suffix: str = "") -> Tensor:
 
 
 def shared(model: Model, block: str, x: Tensor) -> Tensor:
-    """The expert that every token passes, with a gate of its own where there is one (Qwen2-MoE)."""
+    """Return the output of the expert that every token passes through.
+
+    It is multiplied by its gate, if it has one (Qwen2-MoE).
+    """
     out = dense(model, block, x, "_shexp")
     gate = f"{block}ffn_gate_inp_shexp.weight"
     if model.weights.has(gate):
@@ -60,15 +63,19 @@ def shared(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def beside_experts(model: Model, block: str, x: Tensor) -> Tensor:
-    """A network for all tokens and experts, each with norms of its own (Gemma 4): x is the state, not normed yet, which
-    the router sees as it is."""
+    """Return the sum of a network for all tokens and of experts, each with norms of its own (Gemma 4).
+
+    x is the state before any norm; the router reads it as it is.
+    """
     one = dense(model, block, model.norm(f"{block}ffn_norm", x))
     few = experts(model, block, model.norm(f"{block}pre_ffw_norm_2", x), seen=x)
     return model.norm(f"{block}post_ffw_norm_1", one) + model.norm(f"{block}post_ffw_norm_2", few)
 
 
 def apart_from_experts(model: Model, block: str, x: Tensor, start: Tensor) -> Tensor:
-    """A network for all tokens on the state x, and experts on what the block began with, each with a norm of its own
-    (Arctic)."""
+    """Return the sum of a network on the state x and of experts on the block's input `start` (Arctic).
+
+    Each of the two has a norm of its own.
+    """
     one = dense(model, block, model.norm(f"{block}ffn_norm", x))
     return one + experts(model, block, model.norm(f"{block}ffn_norm_exps", start))

@@ -1,5 +1,7 @@
-"""Queries, keys and values of all heads, as attention compares them: projected, normed, turned, tempered, or taken over
-from an earlier block."""
+"""Queries, keys and values of all heads as attention compares them.
+
+They are projected, normalized, rotated and scaled, or taken over from an earlier block.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,17 @@ if TYPE_CHECKING:
     from ggferry.converters.forward.blocks.rope import Turn
 
     Heads = tuple[Tensor, Tensor, Tensor, Tensor | None]
-    """Queries, keys, values, `(tokens, heads, width)` each, and what `Recipe.attn_gate` finds in the first."""
+    """Queries, keys, values, `(tokens, heads, width)` each, and the gate that `Recipe.attn_gate` finds in the first."""
 else:
     torch = lazy("torch")
 
 
 def projected_heads(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Heads:
-    """Queries, keys and values of x `(tokens, n_embd)`; of the last `shared_kv_layers` blocks, the keys and values are
-    those of the last block before them that reaches as far back (Gemma 3n and 4)."""
+    """Return queries, keys and values of x `(tokens, n_embd)`, and the gate, if there is one.
+
+    The last `shared_kv_layers` blocks use the keys and values of the last block before them that has the same kind of
+    window (Gemma 3n and 4).
+    """
     shared = model.sizes.get("shared_kv_layers") or 0
     reused = model.number >= model.sizes["n_layer"] - shared
     q, k, v, gate = _projected(model, block, x, reused)
@@ -38,7 +43,10 @@ def projected_heads(model: Model, block: str, x: Tensor, turn: Turn, window: int
 
 
 def _projected(model: Model, block: str, x: Tensor, queries_only: bool) -> Heads:
-    """As the matrices give them. Where there is none for values, they are the keys (Gemma 4)."""
+    """Return what the matrices give, before norms and rotation.
+
+    Without a matrix for values, the keys are also the values (Gemma 4).
+    """
     sizes, clamp, gate = model.sizes, model.sizes.get("clamp_kqv"), None
     width, width_v = sizes["head_dim"], sizes.get("head_dim_v", sizes["head_dim"])
     if model.recipe.qkv == "separate" and not model.has(f"{block}attn_qkv"):
@@ -57,7 +65,7 @@ def _projected(model: Model, block: str, x: Tensor, queries_only: bool) -> Heads
 
 
 def _cut(model: Model, joint: Tensor, width: int, width_v: int) -> list[Tensor]:
-    """Queries, keys and values of one matrix: one below the other, or group by group."""
+    """Split the output of a fused matrix into queries, keys and values: one after the other, or group by group."""
     sizes = model.sizes
     groups = sizes["n_head_kv"] if model.recipe.qkv == "grouped" else 1
     counts = sizes["n_head"] // groups * width, sizes["n_head_kv"] // groups * width
@@ -66,14 +74,14 @@ def _cut(model: Model, joint: Tensor, width: int, width_v: int) -> list[Tensor]:
 
 
 def _placed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
-    """x `(tokens, heads, width)` normed by `name`, where the model norms its queries and keys, and turned."""
+    """Return x `(tokens, heads, width)` normalized by `name`, if the model normalizes queries and keys, and rotated."""
     if model.recipe.qk_norm_at == "after":
         return _normed(model, name, rotate(x, turn, model.recipe.rope), turn)
     return rotate(_normed(model, name, x, turn), turn, model.recipe.rope)
 
 
 def _normed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
-    """Each head, or all at once."""
+    """Return x normalized head by head, or over the full width at once."""
     if model.recipe.qk_norm == "unweighted":
         return model.normed(x) if turn is not None and model.sizes.get("qk_norms", True) else x
     if not model.has(name):
@@ -85,8 +93,10 @@ def _normed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
 
 
 def tempered(model: Model, q: Tensor, turn: Turn) -> Tensor:
-    """Queries scaled by 1 + scale · ln(1 + ⌊place / length⌋). The place is the position (Ministral 3), or, in the
-    blocks that turn nothing, the number of tokens so far (LLaMA 4)."""
+    """Return queries scaled by 1 + scale · ln(1 + ⌊place / length⌋).
+
+    The place is the position (Ministral 3), or, in the blocks without rotation, the number of tokens so far (LLaMA 4).
+    """
     scale, where = model.sizes.get("temperature_scale"), model.recipe.temperature
     if not scale or where == "none" or (where == "unrotated" and turn is not None):
         return q

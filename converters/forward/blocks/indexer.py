@@ -1,7 +1,8 @@
-"""The lightning indexer of DeepSeek's sparse attention: small heads that choose which tokens attention looks at.
+"""The lightning indexer of DeepSeek's sparse attention: small heads that choose the tokens attention looks at.
 
 Definitions: DeepSeek-V3.2's report §2.1; transformers `modeling_{deepseek_v32,glm_moe_dsa}.py`; llama.cpp
-`deepseek32.cpp`, `glm-dsa.cpp`, which also turn queries and keys by a Hadamard matrix: their products stay the same.
+`deepseek32.cpp`, `glm-dsa.cpp`, which also multiply queries and keys by a Hadamard matrix: their products stay the
+same.
 """
 
 from __future__ import annotations
@@ -21,20 +22,30 @@ else:
     torch = lazy("torch")
 
 EPSILON = 1e-6
-"""Of the keys' LayerNorm, fixed in every implementation."""
+"""Epsilon of the keys' LayerNorm, fixed in every implementation."""
 
 
 def passed_over(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, hidden: Tensor) -> Tensor:
-    """What attention does not see, bool as `hidden` `(tokens, tokens)`, which is hidden anyway: all but the tokens that
-    the block's indexer chooses, or, where it has none, that the last one chose (GLM-5). x `(tokens, n_embd)`; `low_q`:
-    the low rank of the queries."""
+    """Return the mask of what attention does not see, bool `(tokens, tokens)`.
+
+    It hides all but the tokens that the block's indexer chooses, or, where the block has no indexer, that the last one
+    chose (GLM-5).
+
+    Args:
+        model: The model.
+        block: Name of the block, with a final dot.
+        x: The block's normalized input, `(tokens, n_embd)`.
+        low_q: The low-rank vectors from which the queries are made.
+        turn: The rotation.
+        hidden: What is hidden in any case, bool `(tokens, tokens)`.
+    """
     if model.has(f"{block}indexer.attn_k"):
         model.kept["not chosen"] = ~_chosen(model, block, x, low_q, turn, hidden)
     return hidden | model.kept["not chosen"] if "not chosen" in model.kept else hidden
 
 
 def _chosen(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, hidden: Tensor) -> Tensor:
-    """The `index_top_k` tokens of the highest score, by token: bool `(tokens, tokens)`."""
+    """Return the `index_top_k` tokens with the highest scores for each token: bool `(tokens, tokens)`."""
     sizes, style = model.sizes, model.recipe.indexer_rope
     q = model.linear(f"{block}indexer.attn_q_b", low_q).view(len(x), sizes["index_heads"], -1)
     k = _key_norm(model, f"{block}indexer.k_norm", model.linear(f"{block}indexer.attn_k", x))

@@ -1,6 +1,6 @@
-"""DeepSeek's multi-head latent attention: keys and values are expanded from one low-rank vector a token, and one
-rotary key serves all heads.
+"""DeepSeek's multi-head latent attention.
 
+Keys and values are expanded from one low-rank vector for each token, and one rotary key serves all heads.
 Definitions: arXiv 2405.04434 §2.1; llama.cpp `deepseek2.cpp`, `minicpm3.cpp`, `plm.cpp`, `kimi-linear.cpp`;
 transformers `modeling_deepseek_v3.py` and what is derived from it.
 """
@@ -27,7 +27,10 @@ else:
 
 
 def latent(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:
-    """x `(tokens, n_embd)`: `(tokens, n_head · value width)`."""
+    """Return latent attention before its output projection.
+
+    x is `(tokens, n_embd)`, the result `(tokens, n_head · value width)`.
+    """
     sizes = model.sizes
     heads, rank, n_rot, width = sizes["n_head"], sizes["kv_rank"], sizes["n_rot"], sizes["head_dim_mla"]
     low_q, q = _queries(model, block, x)
@@ -43,7 +46,7 @@ def latent(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tens
 
 
 def _queries(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(what the queries are made of, the queries): x itself, or a low rank of their own."""
+    """Return (input of the query projection, queries); that input is x, or a low-rank vector."""
     if not model.has(f"{block}attn_q_a"):
         return x, model.linear(f"{block}attn_q", x)
     low = _low_rank_norm(model, f"{block}attn_q_a_norm", model.linear(f"{block}attn_q_a", x))
@@ -51,13 +54,16 @@ def _queries(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _low_rank_norm(model: Model, name: str, x: Tensor) -> Tensor:
-    """As `Model.norm`, with the epsilon of the low ranks, which transformers does not take from the configuration."""
+    """Return x normalized with the epsilon of the low ranks.
+
+    transformers does not take that epsilon from the configuration.
+    """
     eps = float(model.sizes.get("latent_eps") or model.sizes["eps"])
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * model.norm_weight(name)
 
 
 def _expanded(model: Model, block: str, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys without position `(tokens, heads, width - n_rot)` and values, from the low rank."""
+    """Return keys without position `(tokens, heads, width - n_rot)` and values, expanded from the low-rank vectors."""
     sizes, weights = model.sizes, model.weights
     heads, plain = sizes["n_head"], sizes["head_dim_mla"] - sizes["n_rot"]
     k_name, v_name, whole = (f"{block}attn_{name}.weight" for name in ("k_b", "v_b", "kv_b"))
@@ -70,7 +76,9 @@ def _expanded(model: Model, block: str, low: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _yarn_scale(model: Model) -> float:
-    """yarn stretches the scores too: (1 + yarn_log_multiplier · ln factor)² (llama.cpp deepseek2.cpp; transformers
-    `yarn_apply_mscale`)."""
+    """Return yarn's factor of the scores: (1 + yarn_log_multiplier · ln factor)².
+
+    Source: llama.cpp deepseek2.cpp; transformers `yarn_apply_mscale`.
+    """
     multiplier, factor = model.sizes.get("yarn_log_mul") or 0.0, float(model.sizes.get("rope_factor", 1.0))
     return (1.0 + multiplier * math.log(factor)) ** 2 if factor > 1 else 1.0

@@ -1,4 +1,4 @@
-"""What mixes the tokens of a block: attention, a state space, linear attention, a short convolution, or two at once."""
+"""What mixes the tokens of a block: attention, a state space, linear attention, a short convolution, or two of them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ RECURRENT: dict[str, Callable[[Model, str, Tensor], Tensor]] = {
     "ssm_f_a": kimi_delta_attention,
     "shortconv.in_proj": short_convolution,
 }
-"""By the tensor that no other has."""
+"""Mixer by the tensor that no other mixer has."""
 
 
 def mixed(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor | None:
-    """What the mixers of a block make of x `(tokens, n_embd)`, added up: nearly all blocks have one, Falcon-H1's have
-    attention and a state space side by side; None where a block has none."""
+    """Return the sum of what the mixers of a block make of x `(tokens, n_embd)`; None where a block has none.
+
+    Nearly all blocks have one; Falcon-H1's have attention and a state space in parallel.
+    """
     found = [mix(model, block, x) for name, mix in RECURRENT.items() if model.has(f"{block}{name}")]
-    if model.has(f"{block}attn_output") and not model.has(f"{block}ssm_f_a"):  # Kimi's has an output of that name
+    if model.has(f"{block}attn_output") and not model.has(f"{block}ssm_f_a"):  # Kimi's mixer has an output of that name
         seen = attention(model, block, x * model.scale("attn_in_scale"), turn, window)
         found.append(seen * model.scale("attn_out_scale"))
     return sum(found[1:], found[0]) if found else None

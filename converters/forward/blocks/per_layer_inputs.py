@@ -1,7 +1,7 @@
-"""Per-layer embeddings (Gemma 3n and 4): every block has a small embedding of its own for each token, of the token and
-of the model's embedding of it, which gates what the block adds last.
+"""Per-layer embeddings (Gemma 3n and 4): for each token, every block has a small input of its own.
 
-Definition: transformers `modeling_gemma3n.py` and `modeling_gemma4.py` (`project_per_layer_inputs`); llama.cpp
+It is made of an embedding of the token and of a projection of the model's embedding, and gates what the block adds
+last. Definition: transformers `modeling_gemma3n.py` and `modeling_gemma4.py` (`project_per_layer_inputs`); llama.cpp
 `gemma3n.cpp`.
 """
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def per_layer_inputs(model: Model, tokens: Sequence[int], x: Tensor) -> Tensor | None:
-    """`(tokens, n_layer, width)` for the tokens and their scaled embeddings x; None where the model has none."""
+    """Return the blocks' inputs `(tokens, n_layer, width)`; None where the model has none.
+
+    `x` are the scaled embeddings of `tokens`, `(tokens, n_embd)`.
+    """
     if not model.has("per_layer_token_embd"):
         return None
     width = model.sizes["n_embd_per_layer"]
@@ -31,6 +34,6 @@ def per_layer_inputs(model: Model, tokens: Sequence[int], x: Tensor) -> Tensor |
 
 
 def added(model: Model, block: str, x: Tensor, own: Tensor) -> Tensor:
-    """What the block's own input `(tokens, width)` adds to the state x, `(tokens, n_embd)`."""
+    """Return what the block's own input `(tokens, width)` adds to the state x: `(tokens, n_embd)`."""
     gated = model.activate(model.linear(f"{block}inp_gate", x)) * own
     return model.norm(f"{block}post_norm", model.linear(f"{block}proj", gated))

@@ -1,7 +1,7 @@
 """Rotary position embedding: frequencies, their scaling for longer contexts, and the rotation itself.
 
-Scaling as llama.cpp computes it (`ggml_rope_ext`, llama-context.cpp) and as transformers does
-(`modeling_rope_utils.py`); the two agree on everything a GGUF file can say.
+Scaling is as llama.cpp (`ggml_rope_ext`, llama-context.cpp) and transformers (`modeling_rope_utils.py`) compute it; the
+two agree on everything that a GGUF file can state.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ else:
 
 
 def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
-    """Cosines and sines of the positions of `count` tokens, `(count, n_rot / 2)`; None where nothing is turned.
+    """Return cosines and sines for the positions of `count` tokens, each float32 `(count, n_rot / 2)`.
 
-    `windowed`: for the blocks with a sliding window, where a model gives those a base of their own (Gemma 3: these
-    are not scaled). The hparam `rope_layers` says which blocks turn nothing.
+    Returns None where nothing is rotated; the hparam `rope_layers` says which blocks rotate nothing.
+    `windowed` asks for blocks with a sliding window, which may have a base of their own, without scaling (Gemma 3).
     """
     sizes = model.sizes
     if model.recipe.rope == "none" or sizes.get("max_alibi") or not sizes.get("rope_layers", True):
@@ -44,7 +44,7 @@ def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
 
 
 def rotate(x: Tensor, turn: Turn, style: str) -> Tensor:
-    """x `(tokens, heads, width)` with its first n_rot columns turned. `style`: `Recipe.rope`."""
+    """Return x `(tokens, heads, width)` with the first n_rot columns of each head rotated. `style` is `Recipe.rope`."""
     if turn is None:
         return x
     cos, sin = (part[:, None, :] for part in turn)
@@ -60,7 +60,7 @@ def rotate(x: Tensor, turn: Turn, style: str) -> Tensor:
 
 
 def _plain(n_rot: int, base: float) -> Tensor:
-    """base^(-2i / n_rot), float64 `(n_rot / 2,)`."""
+    """Return base^(-2i / n_rot), float64 `(n_rot / 2,)`."""
     return torch.pow(float(base), -torch.arange(0, n_rot, 2, dtype=torch.float64) / n_rot)
 
 
@@ -92,7 +92,7 @@ def _scaled(model: Model, frequencies: Tensor, context: int) -> Tensor:
 
 
 def _divisors(model: Model, context: int) -> Tensor | None:
-    """A divisor a frequency: from the tensors GGUF keeps them in, or from the configuration."""
+    """Return one divisor for each frequency, from a tensor of GGUF or from the configuration; None for no divisors."""
     sizes, weights = model.sizes, model.weights
     beyond = context > sizes.get("rope_original", sizes["n_ctx"])
     if sizes.get("rope_kind") == "longrope":
@@ -111,7 +111,7 @@ def _llama3(sizes: Mapping[str, Any], frequencies: Tensor) -> Tensor:
 
 
 def _yarn(sizes: Mapping[str, Any], frequencies: Tensor, factor: float) -> Tensor:
-    """Fast dimensions keep their frequency, slow ones are divided by `factor`, a ramp between."""
+    """Return yarn's frequencies: fast ones are kept, slow ones divided by `factor`, with a ramp between."""
     n_rot, base = sizes["n_rot"], float(sizes["rope_base"])
     original = sizes.get("rope_original", sizes["n_ctx"])
 
@@ -127,7 +127,7 @@ def _yarn(sizes: Mapping[str, Any], frequencies: Tensor, factor: float) -> Tenso
 
 
 def _magnitude(sizes: Mapping[str, Any]) -> float:
-    """What cosines and sines are multiplied by: the attention factor, and what yarn implies."""
+    """Return the factor of cosines and sines: the attention factor, and what yarn implies."""
     stated = float(sizes.get("rope_attn_factor", 1.0))
     factor = float(sizes.get("rope_factor", 1.0))
     if sizes.get("rope_scaling") == "yarn" and factor > 1 and not sizes.get("yarn_log_mul"):

@@ -1,4 +1,4 @@
-"""Routers: which experts a token goes through, and how much each of them counts."""
+"""Routers: which experts a token passes through, and the weight of each."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ GATING = {1: "softmax", 2: "sigmoid", 3: "chosen", 4: "root_softplus"}
 """llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE as `Recipe.routing` calls it."""
 
 CLOSE = 1e-4
-"""Preferences that differ by this share are equal but for rounding."""
+"""Preferences whose relative difference is at most this are equal but for rounding."""
 GROUPS = "groups"
-"""Ends the name under which a choice of groups is noted."""
+"""Last part of the name under which a choice of groups is recorded."""
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
@@ -34,7 +34,7 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def route(model: Model, block: str, x: Tensor) -> Routed:
-    """The experts of every token of x `(tokens, n_embd)`, and their weights."""
+    """Return the weights and the numbers of the experts for every token of x `(tokens, n_embd)`."""
     sizes = model.sizes
     stated = sizes.get("expert_gating") or 0
     kind = meaning("expert_gating_func", stated, GATING) if stated else model.recipe.routing
@@ -52,7 +52,10 @@ def route(model: Model, block: str, x: Tensor) -> Routed:
 
 
 def _logits(model: Model, block: str, x: Tensor) -> Tensor:
-    """What the router says of every expert. Gemma 4's sees the state normed, by weights over the root of its width."""
+    """Return the router's logits of every expert, `(tokens, n_expert)`.
+
+    Gemma 4's router reads the normalized state, multiplied by weights and divided by the root of its width.
+    """
     name = f"{block}ffn_gate_inp"
     if model.weights.has(f"{name}.scale"):
         x = model.normed(x) * model.weights.vector(f"{name}.scale") * x.shape[-1] ** -0.5
@@ -60,9 +63,12 @@ def _logits(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:
-    """Experts are chosen by score, plus DeepSeek-V3's correction bias, which does not enter the weights; within the
-    best groups only, where there are groups. A group counts as much as its best expert in DeepSeek-V2, which scores by
-    softmax, and as the sum of its best two in V3, which scores by sigmoid."""
+    """Choose experts by score, and return their scores and numbers.
+
+    DeepSeek-V3's correction bias changes the choice, but not the scores returned. Where there are groups, only experts
+    of the best groups are chosen. A group is ranked by its best expert in DeepSeek-V2, which scores by softmax, and by
+    the sum of its best two in V3, which scores by sigmoid.
+    """
     sizes, scores = model.sizes, SCORES[kind](logits)
     bare = f"{block}exp_probs_b"  # llama.cpp's Hunyuan 3
     biased = model.weights.has(bare)
@@ -76,8 +82,11 @@ def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:
 
 
 def _best(model: Model, name: str, values: Tensor, count: int) -> Tensor:
-    """The numbers of the `count` largest of values `(tokens, n)`: `(tokens, count)`. Of two passes that differ by
-    rounding, the second takes the first one's choice where its own is no better."""
+    """Return the indices of the `count` largest of values `(tokens, n)`: `(tokens, count)`.
+
+    Of two passes that differ by rounding, the second takes over the first one's choice unless its own is clearly
+    better.
+    """
     largest = values.topk(min(count + 1, values.shape[-1]), -1)
     chosen, choices = largest.indices[:, :count], model.choices
     if choices is None or values.shape[-1] <= count:
@@ -95,8 +104,10 @@ def _best(model: Model, name: str, values: Tensor, count: int) -> Tensor:
 
 
 def _within_groups(model: Model, block: str, preference: Tensor, groups: int, used: int, best: int) -> Tensor:
-    """`preference` with the experts of all but the `used` best groups out of question. `best`: experts of a group
-    that are added up to rank it."""
+    """Return `preference` with -inf for the experts of all but the `used` best groups.
+
+    `best` is the number of experts of a group that are summed to rank it.
+    """
     by_group = preference.view(len(preference), groups, -1)
     value = by_group.topk(min(best, by_group.shape[-1]), -1).values.sum(-1)
     out = torch.ones_like(value, dtype=torch.bool).scatter_(-1, _best(model, f"{block}{GROUPS}", value, used), False)
@@ -104,8 +115,11 @@ def _within_groups(model: Model, block: str, preference: Tensor, groups: int, us
 
 
 def sparsemixer(logits: Tensor, jitter: float) -> Routed:
-    """The two experts of SparseMixer (Liu et al., 2310.00811): the best, weighted by a softmax over those that come
-    near it, and the best of the others, weighted alike among them (transformers `modeling_phimoe.py`)."""
+    """Return the two experts of SparseMixer (Liu et al., 2310.00811) for each token.
+
+    The first is the best one, weighted by a softmax over those close to it; the second is the best of the others,
+    weighted likewise among these (transformers `modeling_phimoe.py`).
+    """
     weights, numbers, left = [], [], logits
     for _ in range(2):
         best, number = left.max(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Softmax attention, of all families: over one sequence or another, causal, windowed, with a bias, capped."""
+"""Softmax attention of all families: within or between sequences, causal, windowed, with a bias, capped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Bias = Callable[[int], Tensor]
-    """Of a head by its number: `(n, m)`."""
+    """The bias of a head, by its number: `(n, m)`."""
 else:
     torch = lazy("torch")
 
@@ -29,8 +29,19 @@ def attention(
     causal: bool = False,
     output: str = "output",
 ) -> Tensor:
-    """The attention branch whose projections are named `branch`_q, _k, _v and _`output`: x `(n, width)` attends to
-    `over` `(m, width)`; result `(n, width)`. `scale`, `bias`: `attend`'s; `causal`: to what came before alone."""
+    """Return an attention branch, from projection to projection: x `(n, width)`, result `(n, width)`.
+
+    Args:
+        model: The model.
+        branch: How the names of the projections begin: `branch`_q, _k, _v and _`output`.
+        x: What the queries are made of.
+        over: What the keys and values are made of, `(m, width)`.
+        heads: Number of heads.
+        scale: As for `attend`.
+        bias: As for `attend`.
+        causal: Whether each position sees only itself and earlier ones.
+        output: How the name of the output projection ends.
+    """
     q, k, v = (
         model.linear(f"{branch}_{name}", read).view(len(read), heads, -1)
         for name, read in (("q", x), ("k", over), ("v", over))
@@ -49,11 +60,17 @@ def attend(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q `(n, heads, width)` over k, v `(m, groups, width)`, which heads share in groups: `(n, heads · width)`.
+    """Return softmax attention `(n, heads · value width)`.
 
-    `scale`: of the scores, by default 1/√(width of a head). `hidden`: bool `(n, m)`, what is not seen. `bias`: added to
-    the scaled scores. `cap`: then they pass through cap · tanh(score / cap). `sinks`: `(heads,)`, a further score a
-    head, which takes its share and gives nothing.
+    Args:
+        q: Queries, `(n, heads, width)`.
+        k: Keys, `(m, groups, width)`; consecutive heads share a group.
+        v: Values, `(m, groups, value width)`.
+        scale: Factor of the scores, by default 1/√(width of a head).
+        hidden: What is not seen, bool `(n, m)`.
+        bias: Added to the scaled scores of a head.
+        cap: Scores then become cap · tanh(score / cap); 0 for no cap.
+        sinks: `(heads,)`; a further score of each head, which takes its share of the softmax and has no value.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     heads = q.shape[1]
@@ -74,19 +91,27 @@ def attend(
 
 
 def distances(at: Tensor | int) -> Tensor:
-    """How far each token lies ahead of each other, int64 `(count, count)`: negative for what came before. `at`: where
-    each stands, or how many there are, one after the other."""
+    """Return how far each token is ahead of each other one, int64 `(count, count)`; negative for earlier tokens.
+
+    `at` holds the positions, or the number of consecutive tokens.
+    """
     at = torch.arange(at) if isinstance(at, int) else at
     return at[None, :] - at[:, None]
 
 
 def later(at: Tensor | int, window: int = 0) -> Tensor:
-    """What causal attention does not see, bool `(count, count)`: later tokens, and those `window` or more before."""
+    """Return what causal attention does not see, bool `(count, count)`.
+
+    That is later tokens and, with a window, those `window` or more before.
+    """
     ahead = distances(at)
     return (ahead > 0) | (ahead <= -window) if window else ahead > 0
 
 
 def outside_chunk(at: Tensor, chunk: int) -> Tensor:
-    """What attention in chunks does not see, bool `(count, count)`: later tokens, and those of earlier chunks."""
+    """Return what attention in chunks does not see, bool `(count, count)`.
+
+    That is later tokens, and those of earlier chunks.
+    """
     number = at // chunk
     return later(at) | (number[None, :] != number[:, None])

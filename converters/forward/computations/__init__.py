@@ -1,1 +1,1 @@
-"""One module a kind of model: how its blocks make logits of token ids. Architecture tables name them."""
+"""One module for each kind of model: how its blocks turn token ids into logits. Architecture tables name them."""

@@ -1,7 +1,7 @@
-"""BERT and NomicBert: every position sees all others; norms stand behind what they norm, after it is added.
+"""BERT and NomicBert: every position sees all others, and each norm follows the residual addition.
 
 Definition: Devlin et al. (1810.04805); transformers `modeling_bert.py`, `modeling_nomic_bert.py`; llama.cpp
-`src/models/bert.cpp`, whose gelu is a table of the tanh form. All tokens are of the first type ("sentence A").
+`src/models/bert.cpp`, whose gelu is a table of the tanh form. All tokens have the first type ("sentence A").
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULT = Result("states of the last block", ranked=False)
 
 
 def encode(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
-    """States of the last block, float32 `(tokens, n_embd)`."""
+    """Return the states of the last block, float32 `(tokens, n_embd)`."""
     x = _embedded(model, tokens)
     turn = rotation(model, len(tokens))
     for number in range(model.sizes["n_layer"]):
@@ -42,7 +42,7 @@ logits = encode
 
 
 def _embedded(model: Model, tokens: Sequence[int]) -> Tensor:
-    """Token, type and, where they are learned, position, normed: `(tokens, n_embd)`."""
+    """Return the normalized sum of token, type and, where they are learned, position embeddings: `(tokens, n_embd)`."""
     x = model.weights.rows("token_embd.weight", tokens)
     if model.has("token_types"):
         x = x + model.weights.rows("token_types.weight", [0])
@@ -52,7 +52,7 @@ def _embedded(model: Model, tokens: Sequence[int]) -> Tensor:
 
 
 def _attention(model: Model, block: str, x: Tensor, turn: Turn) -> Tensor:
-    """Queries, keys and values from three matrices, or one of them all."""
+    """Return the attention branch; queries, keys and values come from three matrices or from a fused one."""
     if model.has(f"{block}attn_qkv"):
         projected = model.linear(f"{block}attn_qkv", x).chunk(3, -1)
     else:

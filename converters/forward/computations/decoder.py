@@ -1,4 +1,4 @@
-"""The reference decoder: every position at once, float32, one layer's activations in memory.
+"""The reference decoder: all positions at once, float32, the activations of one layer in memory.
 
 One pass for all decoder families, parametrized by `Recipe` and hparams. Definitions: llama.cpp's graphs
 (`src/models/*.cpp`) and transformers' modeling files; docs/formats/ggml-era.md "Headers" for the legacy LLaMA.
@@ -26,7 +26,7 @@ PLACES = True
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
-    """Logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
+    """Return the logits of every wanted position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
     x = embedded(model, tokens)
     own = per_layer_inputs(model, tokens, x)
     for number in range(model.sizes["n_layer"]):
@@ -41,7 +41,10 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
 
 
 def embedded(model: Model, tokens: Sequence[int]) -> Tensor:
-    """Embedded tokens, `(tokens, n_embd)`: with their learned positions added, or normed, where the model does so."""
+    """Return the token embeddings, `(tokens, n_embd)`.
+
+    Where the model does so, learned positions are added, and the sum is normalized.
+    """
     x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
     if model.has("position_embd"):
         x = x + model.positions("position_embd", len(tokens))
@@ -54,17 +57,17 @@ def _embedding_scale(model: Model) -> float:
 
 
 def _block(model: Model, block: str, x: Tensor) -> Tensor:
-    """One block: x and result `(tokens, n_embd)`."""
+    """Return the state after one block: x and result `(tokens, n_embd)`."""
     scale, start = float(model.sizes.get("residual_scale") or 1.0), x
     read = _before(model, f"{block}attn_norm", x)
-    # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other
+    # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other one
     own = model.norm(f"{block}attn_norm_2", x) if model.has(f"{block}attn_norm_2") else read
     seen = attended(model, block, own)
     if seen is None or model.recipe.residual == "single":
         return x + scale * (feed_forward(model, block, read) if seen is None else seen)
     if model.recipe.ffn_norm != "post_attention_norm":
         seen = _after(model, f"{block}post_attention_norm", seen)
-    if model.recipe.ffn_norm != "attn_output_norm":  # Grok's is behind attention, DBRX's before the feed-forward
+    if model.recipe.ffn_norm != "attn_output_norm":  # Grok's follows attention, DBRX's precedes the feed-forward
         seen = _after(model, f"{block}attn_output_norm", seen)
     if model.sizes.get("parallel_residual", model.recipe.residual == "parallel"):
         read = model.norm(f"{block}ffn_norm", x) if model.has(f"{block}ffn_norm") else read
@@ -76,18 +79,18 @@ def _block(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def attended(model: Model, block: str, x: Tensor) -> Tensor | None:
-    """What mixes the tokens of a block, on its normed input; None where nothing does."""
+    """Return what the mixers of a block make of its normalized input; None where it has none."""
     window = _window(model)
     return mixed(model, block, x, rotation(model, len(x), window > 0), window)
 
 
 def _window(model: Model) -> int:
-    """Tokens that the block reaches back, 0 for all."""
+    """Return how many tokens the block looks back; 0 for all."""
     return model.sizes.get("n_swa") or 0 if model.sizes.get("swa_layers", True) else 0
 
 
 def _fed(model: Model, block: str, x: Tensor) -> Tensor:
-    """The feed-forward branch of a block on the state."""
+    """Return the feed-forward branch of a block on the state x."""
     if model.has(f"{block}pre_ffw_norm_2"):
         return beside_experts(model, block, x)
     return feed_forward(model, block, _before(model, f"{block}{model.recipe.ffn_norm}", x))
@@ -102,7 +105,7 @@ def _after(model: Model, name: str, x: Tensor) -> Tensor:
 
 
 def unembedded(model: Model, x: Tensor) -> Tensor:
-    """Logits of the last, normed states."""
+    """Return the logits of the last, normalized states."""
     tied = not model.has("output")  # the output's bias is its own even then (Phi-2, GPT-J)
     logits = model.biased("output", model.linear("token_embd", x)) if tied else model.linear("output", x)
     scale = model.sizes.get("logit_scale")

@@ -21,7 +21,7 @@ PLACES = True
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
-    """Logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
+    """Return the logits of every wanted position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
     x = embedded(model, tokens)
     own = per_layer_inputs(model, tokens, x)
     assert own is not None
@@ -33,7 +33,10 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
 
 
 def _block(model: Model, block: str, streams: Tensor, own: Tensor) -> Tensor:
-    """One block: streams and result `(streams, tokens, n_embd)`; `own`: its input, `(tokens, width)`."""
+    """Return the streams after one block, `(streams, tokens, n_embd)`.
+
+    `own` is the block's own input, `(tokens, width)`.
+    """
     streams = predicted(model, block, streams)
     active = streams[model.sizes["altup_active"]]
     read = model.norm(f"{block}attn_norm", active)

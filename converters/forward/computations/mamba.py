@@ -1,4 +1,4 @@
-"""Models of Mamba and Mamba-2 blocks alone: nothing but a norm and a state space in each."""
+"""Models of Mamba or Mamba-2 blocks alone: each block is a norm and a state space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
-    """Logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
+    """Return the logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
     x = model.weights.rows("token_embd.weight", tokens)
     for number in range(model.sizes["n_layer"]):
         block = f"blk.{number}."

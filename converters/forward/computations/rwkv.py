@@ -1,7 +1,8 @@
 """RWKV: every block mixes each token with the one before it, and carries a state along instead of attending.
 
-The frame of all generations; what they do with the state ("time mix") is `rwkv_mixing`. Definitions: BlinkDL's RWKV-LM
-(`RWKV-v4neo/src/model.py`, `RWKV-v5/src/model.py`, `RWKV-v7`), llama.cpp's `src/models/rwkv{6,7}-base.cpp`.
+This is the frame of all generations; what they do with the state ("time mix") is in `rwkv_mixing`. Definitions:
+BlinkDL's RWKV-LM (`RWKV-v4neo/src/model.py`, `RWKV-v5/src/model.py`, `RWKV-v7`), llama.cpp's
+`src/models/rwkv{6,7}-base.cpp`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ else:
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
-    """Logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
+    """Return the logits of every position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
     time_mix, shared = MIXING[model.recipe.wkv], Shared()
     every = model.sizes.get("rescale_every") or 0 if model.recipe.wkv == "rwkv6" else 0
     x = model.norm("token_embd_norm", model.weights.rows("token_embd.weight", tokens))
     for number in range(model.sizes["n_layer"]):
         block = f"blk.{number}."
-        # The stream is halved every so many blocks, and what is added to it with it: GGUF's weights are already.
+        # Every so many blocks the stream is halved, and so is what is added to it; GGUF's weights are halved already.
         scale = 0.5 ** (number // every) if every and not model.recipe.rescaled else 1.0
         x = x + scale * time_mix(model, block, model.norm(f"{block}attn_norm", x), shared)
         x = x + scale * channel_mix(model, block, model.norm(f"{block}attn_norm_2", x))
@@ -39,7 +40,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
 
 
 def channel_mix(model: Model, block: str, x: Tensor) -> Tensor:
-    """The feed-forward half: x and result `(tokens, n_embd)`. RWKV-7 has no gate."""
+    """Return the feed-forward half of a block: x and result `(tokens, n_embd)`. RWKV-7 has no gate."""
     before = shifted(x)
     key = mixed(model, f"{block}channel_mix_lerp_k", x, before)
     out = model.linear(f"{block}channel_mix_value", torch.relu(model.linear(f"{block}channel_mix_key", key)).square())

@@ -1,8 +1,8 @@
-"""T5: an encoder reads the tokens, a decoder continues its start token by them; both add a bias of distance to scores
-that they do not scale.
+"""T5: an encoder reads the tokens, and a decoder continues its start token from the encoder's states.
 
-Definition: Raffel et al. (1910.10683); transformers `modeling_t5.py`; llama.cpp `src/models/t5.cpp`, which takes 128
-for the greatest distance of every model and does not scale logits.
+Both add a bias of distance to scores that they do not scale. Definition: Raffel et al. (1910.10683); transformers
+`modeling_t5.py`; llama.cpp `src/models/t5.cpp`, which uses 128 as the greatest distance of every model and does not
+scale logits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ RESULT = Result(
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
-    """Logits of the decoder, float32 `(tokens, n_vocab)`: of what follows its start token, and each token but the
-    last. The encoder reads all tokens."""
+    """Return the decoder's logits, float32 `(tokens, n_vocab)`.
+
+    The encoder reads all tokens; the decoder reads its start token and then all tokens but the last.
+    """
     states = encode(model, tokens, progress)
     given = [model.sizes["decoder_start"], *tokens[:-1]]
     x = _blocks(model, "dec", model.sizes["n_layer_dec"], given, progress, states)
@@ -39,7 +41,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
 
 
 def encode(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
-    """States of the encoder, float32 `(tokens, n_embd)`."""
+    """Return the states of the encoder, float32 `(tokens, n_embd)`."""
     return _blocks(model, "enc", model.sizes["n_layer"], tokens, progress)
 
 
@@ -51,7 +53,10 @@ def _blocks(
     progress: Callable[[int], None],
     states: Tensor | None = None,
 ) -> Tensor:
-    """All blocks of a part and its last norm. `states`: of the encoder, which only the decoder has."""
+    """Return the states after all blocks of a part and its last norm.
+
+    `states` are the encoder's, for the decoder to attend to; None for the encoder itself.
+    """
     x, heads = model.weights.rows("token_embd.weight", tokens), model.sizes["n_head"]
     buckets = distance_buckets(len(tokens), model.sizes["n_buckets"], model.sizes["max_distance"], states is None)
     for number in range(count):
@@ -69,7 +74,10 @@ def _blocks(
 
 
 def _feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
-    """Gated by the tanh form of gelu where there is a gate, and else by relu: what T5's words for it mean."""
+    """Return the feed-forward branch: gated by the tanh form of gelu where there is a gate, else relu.
+
+    That is what T5's configurations mean by their names for the two.
+    """
     up = model.linear(f"{block}ffn_up", x)
     if model.has(f"{block}ffn_gate"):
         return model.linear(f"{block}ffn_down", ACTIVATIONS["gelu_tanh"](model.linear(f"{block}ffn_gate", x)) * up)
@@ -77,10 +85,11 @@ def _feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def distance_buckets(count: int, buckets: int, furthest: int, both_ways: bool) -> Tensor:
-    """Which bucket the distance from each position to each other falls into, int64 `(count, count)`.
+    """Return the bucket of the distance from each position to each other one, int64 `(count, count)`.
 
-    Half of the buckets hold one distance each, the others grow as its logarithm up to `furthest`, beyond which all is
-    the last. `both_ways`: what comes later has buckets of its own; otherwise it is hidden, and its bucket is 0.
+    Half of the buckets hold one distance each. The others grow with its logarithm up to `furthest`, and the last one
+    holds all greater distances. With `both_ways`, later positions have buckets of their own; otherwise they are hidden,
+    and their bucket is 0.
     """
     distance = distances(count)
     first = torch.zeros_like(distance)

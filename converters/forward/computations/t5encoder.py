@@ -1,4 +1,4 @@
-"""The encoder of a T5 alone: its states are what there is."""
+"""The encoder of a T5 alone: its states are the result."""
 
 from __future__ import annotations
 

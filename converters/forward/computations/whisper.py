@@ -1,7 +1,7 @@
-"""Whisper: log-mel spectra through the encoder, tokens through the decoder that attends to its states.
+"""Whisper: the encoder reads log-mel spectra, and the decoder reads tokens and attends to the encoder's states.
 
-Definition: openai/whisper `model.py`; transformers `modeling_whisper.py`. Positions of the encoder are a table too (of
-sinusoids), and gelu is the exact one, where whisper.cpp takes a table of its tanh form.
+Definition: openai/whisper `model.py`; transformers `modeling_whisper.py`. The encoder's (sinusoidal) positions are
+read from a tensor too, and gelu is the exact one, where whisper.cpp uses a table of its tanh form.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ else:
 
 RESULT = Result("decoder logits", inputs=("mel",), how="over a fixed spectrum", how_given="over the given spectrum")
 FRAMES = 3000
-"""Of a spectrum: 30 seconds, ten milliseconds each."""
+"""Frames of a spectrum: 30 seconds, ten milliseconds each."""
 STRIDE = 2
-"""Frames a state: the second convolution's."""
+"""Frames for each state: the stride of the second convolution."""
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
-    """Logits of the decoder at every token, float32 `(tokens, n_vocab)`."""
+    """Return the logits of the decoder at every token, float32 `(tokens, n_vocab)`."""
     positions = model.positions("dec.position_embd", len(tokens))
     states = encode(model, tokens, progress)
     x = model.weights.rows("token_embd.weight", tokens) + positions
@@ -45,7 +45,10 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
 
 
 def encode(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
-    """States of the encoder over the spectrum in `model.inputs`, or the fixed one: float32 `(states, n_embd_enc)`."""
+    """Return the encoder's states, float32 `(states, n_embd_enc)`.
+
+    It reads the spectrum in `model.inputs`, or else the fixed one.
+    """
     x = _convolved(model, _spectrum(model))
     x = x + model.weights.rows("enc.position_embd.weight", range(len(x)))
     for number in range(model.sizes["n_layer_enc"]):
@@ -58,8 +61,11 @@ def encode(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
 
 
 def fixed_spectrum(channels: int, frames: int) -> Tensor:
-    """The spectrum `(channels, frames)` that stands for a recording where none is given: channel m of frame t is
-    ((7919 m + 104729 t) mod 2048) / 1024 - 1, exact on every machine, within the range of Whisper's own."""
+    """Return the float32 spectrum `(channels, frames)` that stands for a recording where none is given.
+
+    Channel m of frame t is ((7919 m + 104729 t) mod 2048) / 1024 - 1: exact on every machine, and within the range of
+    Whisper's own spectra.
+    """
     m, t = torch.arange(channels)[:, None], torch.arange(frames)[None, :]
     return (7919 * m + 104729 * t).remainder(2048).to(torch.float32) / 1024 - 1
 
@@ -77,7 +83,10 @@ def _spectrum(model: Model) -> Tensor:
 
 
 def _convolved(model: Model, mel: Tensor) -> Tensor:
-    """Two convolutions of width 3 over the frames, the second with a stride: `(states, n_embd_enc)`."""
+    """Return the states `(states, n_embd_enc)` that two convolutions make of mel `(channels, frames)`.
+
+    Both have width 3 over the frames, and the second has stride 2.
+    """
     x = mel
     for name, stride in (("enc.conv1", 1), ("enc.conv2", STRIDE)):
         kernel = model.weights.vector(f"{name}.weight").view(model.sizes["n_embd_enc"], len(x), 3)

@@ -1,4 +1,4 @@
-"""Short causal convolutions: every channel looks back over the few last tokens with a kernel of its own."""
+"""Short causal convolutions: every channel combines the last few tokens by a kernel of its own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ else:
 
 
 def convolved(model: Model, name: str, x: Tensor) -> Tensor:
-    """x `(tokens, channels)` with the kernels of tensor `name`, whose last axis is the taps, the newest token's last;
-    and its bias, where there is one."""
+    """Return x `(tokens, channels)` convolved with the kernels of tensor `name`, plus its bias, if it has one.
+
+    The kernels' last axis is the taps; the last tap multiplies the newest token.
+    """
     kernel = model.weights.vector(f"{name}.weight").view(x.shape[-1], -1)
     width = kernel.shape[-1]
     padded = torch.cat((x.new_zeros(width - 1, x.shape[-1]), x))
@@ -25,8 +27,10 @@ def convolved(model: Model, name: str, x: Tensor) -> Tensor:
 
 
 def short_convolution(model: Model, block: str, x: Tensor) -> Tensor:
-    """LFM2's mixer: x and result `(tokens, n_embd)`. One gate before the convolution, one after it (llama.cpp
-    `lfm2.cpp`; transformers `Lfm2ShortConv`)."""
+    """Return LFM2's mixer, with one gate before the convolution and one after it: x and result `(tokens, n_embd)`.
+
+    Source: llama.cpp `lfm2.cpp`; transformers `Lfm2ShortConv`.
+    """
     width = model.sizes["n_embd"]
     before, after, x = parts(model.linear(f"{block}shortconv.in_proj", x), width, width, width)
     mixed = after * convolved(model, f"{block}shortconv.conv", before * x)

@@ -1,7 +1,6 @@
-"""Linear attention by the delta rule: a state a head, in which what a key holds is corrected toward its new value.
+"""Linear attention by the delta rule: a state for each head, in which a key's value is corrected toward its new value.
 
-All is float64, the projections too: a recurrence adds up its rounding errors, and the next norm
-magnifies them.
+All is float64, the projections too: a recurrence sums its rounding errors, and the next norm magnifies them.
 
 Definitions: arXiv 2412.06464 (gated delta net), 2510.26692 (Kimi delta attention); llama.cpp `delta-net-base.cpp`,
 `qwen3next.cpp`, `qwen35.cpp`, `kimi-linear.cpp`; transformers `modeling_{qwen3_next,qwen3_5,kimi_linear}.py`.
@@ -23,13 +22,15 @@ else:
     torch = lazy("torch")
 
 EPSILON = 1e-6
-"""Of the norm of queries and keys, fixed in transformers and in flash-linear-attention; llama.cpp takes that of the
-other norms."""
+"""Epsilon of the norm of queries and keys, fixed in transformers and in flash-linear-attention; llama.cpp takes that
+of the other norms."""
 
 
 def gated_delta_net(model: Model, block: str, x: Tensor) -> Tensor:
-    """Qwen3-Next's mixer: x and result `(tokens, n_embd)`. `n_group` heads of queries and keys serve `n_heads` heads
-    of values; one decay a head."""
+    """Return Qwen3-Next's mixer: x and result `(tokens, n_embd)`.
+
+    `n_group` heads of queries and keys serve `n_heads` heads of values; each of these has one decay.
+    """
     sizes = model.sizes
     groups, heads, width = sizes["n_group"], sizes["n_heads"], sizes["n_state"]
     x = x.double()
@@ -46,7 +47,10 @@ def gated_delta_net(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def _mixed_and_gate(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries, keys and values side by side `(tokens, channels)`, and the gate of the output `(tokens, n_inner)`."""
+    """Return queries, keys and values concatenated, `(tokens, channels)`, and the gate of the output.
+
+    The gate is `(tokens, n_inner)`.
+    """
     joint = model.linear(f"{block}attn_qkv", x)
     if model.recipe.delta_projections != "grouped":
         return joint, model.linear(f"{block}attn_gate", x)
@@ -58,7 +62,7 @@ def _mixed_and_gate(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor
 
 
 def _beta_and_alpha(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """How much a state is corrected and how far it fades, before their functions: both `(tokens, n_heads)`."""
+    """Return what the correction and the decay of the states are computed from: both `(tokens, n_heads)`."""
     if not model.has(f"{block}ssm_ba"):
         return model.linear(f"{block}ssm_beta", x), model.linear(f"{block}ssm_alpha", x)
     joint = model.linear(f"{block}ssm_ba", x).view(len(x), model.sizes["n_group"], 2, -1)
@@ -66,13 +70,16 @@ def _beta_and_alpha(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor
 
 
 def _served(model: Model, x: Tensor, heads: int) -> Tensor:
-    """x `(tokens, groups, width)` for every head of values it serves: those that follow each other, or every n-th."""
+    """Return x `(tokens, groups, width)` repeated for the heads of values that each group serves.
+
+    These are consecutive heads, or every n-th.
+    """
     share = heads // x.shape[1]
     return x.repeat(1, share, 1) if model.recipe.delta_values == "tiled" else x.repeat_interleave(share, 1)
 
 
 def kimi_delta_attention(model: Model, block: str, x: Tensor) -> Tensor:
-    """Kimi's mixer: x and result `(tokens, n_embd)`. Every channel of a key has a decay of its own."""
+    """Return Kimi's mixer: x and result `(tokens, n_embd)`. Every channel of a key has a decay of its own."""
     x, heads, mixed = x.double(), model.sizes["n_head"], []
     for name in "qkv":
         channels = convolved(model, f"{block}ssm_conv1d_{name}", model.linear(f"{block}attn_{name}", x))
@@ -89,11 +96,17 @@ def kimi_delta_attention(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def delta_rule(q: Tensor, k: Tensor, v: Tensor, fade: Tensor, beta: Tensor) -> Tensor:
-    """Step by step: the state `(heads, keys, values)` fades, what it holds for the key is corrected by `beta` toward
-    the value, and is read by the query over √width.
+    """Return what the queries read from the states, step by step, `(tokens, heads, values)`.
 
-    q, k `(tokens, heads, keys)`, v `(tokens, heads, values)`, fade `(tokens, heads, keys or 1)`, beta
-    `(tokens, heads)`. Result as v.
+    In each step the state `(heads, keys, values)` decays, its value for the key is corrected by `beta` toward the new
+    value, and the query, divided by √width, reads it.
+
+    Args:
+        q: Queries, `(tokens, heads, keys)`.
+        k: Keys, `(tokens, heads, keys)`.
+        v: Values, `(tokens, heads, values)`.
+        fade: Factors by which the state decays, `(tokens, heads, keys or 1)`.
+        beta: Share of the difference that is corrected, `(tokens, heads)`.
     """
     state, out = v.new_zeros(v.shape[1], k.shape[-1], v.shape[-1]), torch.empty_like(v)
     q = q * k.shape[-1] ** -0.5
@@ -106,5 +119,5 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, fade: Tensor, beta: Tensor) -> T
 
 
 def unit(x: Tensor) -> Tensor:
-    """x with its last axis brought to length one."""
+    """Return x with its last axis scaled to length one."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPSILON)

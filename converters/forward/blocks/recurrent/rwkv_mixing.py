@@ -1,4 +1,7 @@
-"""The recurrences of RWKV's generations ("time mix"): x `(tokens, n_embd)`, normed, to what a block adds to it."""
+"""The recurrences of RWKV's generations ("time mix").
+
+Each takes normalized x `(tokens, n_embd)` and returns what the block adds to its residual, of the same shape.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +22,34 @@ else:
 
 @dataclass(slots=True)
 class Shared:
-    """What one block hands to the later ones. `first_value`: RWKV-7's values of block 0."""
+    """What one block hands to later ones.
+
+    Attributes:
+        first_value: RWKV-7's values of block 0.
+    """
 
     first_value: Tensor | None = None
 
 
 def shifted(x: Tensor) -> Tensor:
-    """The token before each token, nothing before the first."""
+    """Return the token before each token; zeros before the first."""
     return torch.cat((torch.zeros_like(x[:1]), x[:-1]))
 
 
 def mixed(model: Model, name: str, x: Tensor, before: Tensor) -> Tensor:
-    """Each token and the one before it, in the shares that RWKV-4 states for the former and later generations for the
-    latter."""
+    """Return each token mixed with the one before it.
+
+    The tensor holds the share of the token itself in RWKV-4, and that of the one before it in later generations.
+    """
     share = model.weights.vector(f"{name}.weight")
     return x * share + before * (1 - share) if model.recipe.wkv == "rwkv4" else x + (before - x) * share
 
 
 def rwkv4(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
-    """Weighted mean of the values so far: the weight exp(k) of each fades with every token, and the token at hand has a
-    bonus (`time_mix_first`)."""
+    """Return the weighted mean of the values so far.
+
+    The weight exp(k) of each decays with every token, and the current token has a bonus (`time_mix_first`).
+    """
     before = shifted(x)
     k, v, r = (
         model.linear(f"{block}time_mix_{name}", mixed(model, f"{block}time_mix_lerp_{name[0]}", x, before))
@@ -59,8 +70,10 @@ def rwkv4(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
 
 
 def rwkv6(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
-    """Linear attention over a state a head, `(keys, values)`: it fades key by key, by the input, and the token at hand
-    has a bonus."""
+    """Return linear attention over a state for each head, `(keys, values)`.
+
+    The state decays by key at a rate that the input sets, and the current token has a bonus.
+    """
     count, mix = len(x), f"{block}time_mix_"
     change = shifted(x) - x
     low = x + change * model.weights.vector(f"{mix}lerp_x.weight")
@@ -81,8 +94,10 @@ def rwkv6(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
 
 
 def rwkv7(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
-    """The delta rule over a state a head, `(values, keys)`: what the state holds for a key is partly replaced, at a
-    rate that the input sets."""
+    """Return the delta rule over a state for each head, `(values, keys)`.
+
+    What the state holds for a key is partly replaced, at a rate that the input sets.
+    """
     mix, change = f"{block}time_mix_", shifted(x) - x
 
     def vector(name: str) -> Tensor:
@@ -111,25 +126,28 @@ def rwkv7(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
 
 
 def heads(model: Model, x: Tensor) -> Tensor:
-    """x `(tokens, n_embd)` as `(tokens, heads, head_size)`."""
+    """Return x `(tokens, n_embd)` as `(tokens, heads, head_size)`."""
     return x.view(len(x), -1, model.sizes["head_size"])
 
 
 def head_norm(model: Model, name: str, x: Tensor) -> Tensor:
-    """x `(tokens, heads, head_size)`, each head normed, flattened. The epsilon is fixed in all implementations."""
+    """Return x `(tokens, heads, head_size)` normalized head by head, flattened to `(tokens, n_embd)`.
+
+    The epsilon is fixed in all implementations.
+    """
     x = x - x.mean(-1, keepdim=True)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 64e-5)
     return model.biased(name, x.flatten(1) * model.norm_weight(name))
 
 
 def expanded(model: Model, name: str, item: int, x: Tensor) -> Tensor:
-    """x through one of a stack of low-rank factors."""
+    """Return x through one of a stack of low-rank factors."""
     factor = model.weights.item(f"{name}.weight", item)
     return x @ factor if name.rpartition(".")[2] in model.recipe.transposed else x @ factor.T
 
 
 def low_rank(model: Model, mix: str, name: str, x: Tensor, between: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """x through two low-rank factors with `between` between them."""
+    """Return x through two low-rank factors, with the function `between` applied between them."""
     low = model.linear(f"{mix}{name}1", x)
     return model.linear(f"{mix}{name}2", between(low) if between else low)
 

@@ -1,8 +1,8 @@
 """Mamba and Mamba-2: a short causal convolution, then a state space whose time step and selections follow the input.
 
-Both are one recurrence, step by step as it is defined, in float64 up to the last projection; in Mamba every channel is
-a head of width one. Definitions: the papers (arXiv 2312.00752 algorithm 2, 2405.21060 §7), llama.cpp's
-`mamba-base.cpp`, transformers' `modeling_mamba2.py` and, for what stands beside attention,
+Both are one recurrence, computed step by step as it is defined, in float64 up to the last projection; in Mamba every
+channel is a head of width one. Definitions: the papers (arXiv 2312.00752 algorithm 2, 2405.21060 §7), llama.cpp's
+`mamba-base.cpp`, transformers' `modeling_mamba2.py` and, for models with attention as well,
 `modeling_{jamba,bamba,falcon_h1,nemotron_h}.py`.
 """
 
@@ -22,12 +22,12 @@ else:
 
 
 def state_space(model: Model, block: str, x: Tensor) -> Tensor:
-    """What the state space of a block makes of x `(tokens, n_embd)`: heads that share selections are Mamba-2's."""
+    """Return what the state space of a block makes of x `(tokens, n_embd)`; a model with `n_group` is Mamba-2."""
     return mamba2(model, block, x) if "n_group" in model.sizes else mamba(model, block, x)
 
 
 def mamba(model: Model, block: str, x: Tensor) -> Tensor:
-    """Mamba: x and result `(tokens, n_embd)`."""
+    """Return Mamba's mixer: x and result `(tokens, n_embd)`."""
     sizes = model.sizes
     inner, state = sizes["n_inner"], sizes["n_state"]
     x, gate = parts(model.linear(f"{block}ssm_in", x).double(), inner, inner)
@@ -41,7 +41,7 @@ def mamba(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def _selection_norm(model: Model, name: str, x: Tensor) -> Tensor:
-    """The time step or a selection, normed with weights (Jamba), without (Falcon Mamba), or not at all."""
+    """Return the time step or a selection: normalized with weights (Jamba), without (Falcon Mamba), or unchanged."""
     if model.has(name):
         return model.norm(name, x)
     if not model.sizes.get("dt_b_c_rms"):
@@ -51,8 +51,10 @@ def _selection_norm(model: Model, name: str, x: Tensor) -> Tensor:
 
 
 def mamba2(model: Model, block: str, x: Tensor) -> Tensor:
-    """Mamba-2: x and result `(tokens, n_embd)`. Its five inputs and its result are multiplied by what Falcon-H1's
-    configuration says; GGUF has that in the weights."""
+    """Return Mamba-2's mixer: x and result `(tokens, n_embd)`.
+
+    Falcon-H1's configuration states factors of its five inputs and of its result; GGUF has them in the weights.
+    """
     sizes = model.sizes
     count, inner, heads, groups = len(x), sizes["n_inner"], sizes["n_heads"], sizes["n_group"]
     selection = groups * sizes["n_state"]
@@ -72,8 +74,16 @@ def mamba2(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def scan(model: Model, block: str, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """The state space over x `(tokens, heads, width)` with steps `(tokens, heads)`; `b` `(tokens, groups, n_state)`
-    selects what enters the state and `c` what is read from it. Result as x."""
+    """Return the state space's output over x; shape as x.
+
+    Args:
+        model: The model.
+        block: Name of the block, with a final dot.
+        x: `(tokens, heads, width)`.
+        step: Time steps, `(tokens, heads)`.
+        b: What enters the state, `(tokens, groups, n_state)`.
+        c: What is read from the state, `(tokens, groups, n_state)`.
+    """
     heads, share = x.shape[1], x.shape[1] // b.shape[1]
     fade = torch.exp(step[..., None] * decay_rate(model, block).view(heads, -1))[:, :, None]
     state = x.new_zeros(heads, x.shape[2], b.shape[2])
@@ -86,7 +96,9 @@ def scan(model: Model, block: str, x: Tensor, step: Tensor, b: Tensor, c: Tensor
 
 
 def decay_rate(model: Model, block: str) -> Tensor:
-    """By what a state fades a unit of time, negative, a float32 as float64: stored as it is, or as the logarithm of its
-    size."""
+    """Return the rate at which a state decays per unit of time: negative float32 values, as float64.
+
+    The tensor stores the rate itself, or the logarithm of its absolute value.
+    """
     stored = model.weights.vector(f"{block}ssm_a").double()
     return (-torch.exp(stored)).float().double() if model.recipe.decay == "log" else stored
