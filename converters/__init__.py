@@ -1,1 +1,1 @@
-"""Meaning: architectures, layouts, tokenizers, plans, and the proof that nothing was lost."""
+"""The meaning of models: architectures, layouts, tokenizers, plans, and the proof that nothing was lost."""

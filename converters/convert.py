@@ -1,4 +1,4 @@
-"""One file from source to proven GGUF: open, understand, plan, write, re-read, verify, publish, receipt."""
+"""Convert one file from source to proven GGUF: open, understand, plan, write, re-read, verify, publish, receipt."""
 
 from __future__ import annotations
 
@@ -52,8 +52,16 @@ from ggferry.support.threads import workers
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished conversion: the file (of several the first) and all files, the receipt, the proof, the three lines a
-    person reads, and the hparams for which a default stood in."""
+    """A finished conversion.
+
+    Attributes:
+        path: The output file; of several, the first.
+        receipt: The receipt, as written next to the output.
+        lines: Three lines for people: what was read, what was written, how it was proved.
+        paths: All output files.
+        proof: The findings of the proof.
+        assumed: The hparams for which a default was taken, by short name.
+    """
 
     path: str
     receipt: Mapping[str, Any]
@@ -64,8 +72,17 @@ class Result:
 
 
 def quantize_request(source: str, out: str, outtype: str, given: Mapping[str, Any], naming: Naming) -> Request:
-    """The request that quantizes a GGUF file: written as the source is, in byte order and alignment. Raises UsageError
-    for another container, and as `request_of`."""
+    """Return the request that quantizes a GGUF file, keeping the source's byte order and alignment.
+
+    Args:
+        source: A GGUF file.
+        out: The file or folder to write.
+        outtype: The name of a recipe, such as 'q4_k_m'.
+        given: Options by name, as for `request_of`.
+        naming: How messages name options.
+
+    Raises UsageError for another container, and what `request_of` raises.
+    """
     request = replace(request_of(source, {**given, "outtype": outtype}, naming), out=out)
     checkpoint = open_checkpoint(source)
     checkpoint.close()
@@ -76,7 +93,10 @@ def quantize_request(source: str, out: str, outtype: str, given: Mapping[str, An
 
 
 def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
-    """Everything that will happen, without reading tensor data."""
+    """Return the plan of everything that will happen, and the tokenizer, without converting tensor data.
+
+    The tokenizer is None for adapters and for models without a vocabulary. Raises one of `formats.errors`.
+    """
     with limited(checkpoint.path):
         return _make_plan(request, checkpoint)
 
@@ -125,8 +145,10 @@ def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenize
 
 
 def edited(request: Request, checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:
-    """The checkpoint with the keys that were overridden and without the blocks that were pruned, and its tensors' new
-    names → old. Raises UsageError for what is no GGUF file."""
+    """Return the checkpoint with overridden keys and without pruned blocks, and its tensors' new names → old ones.
+
+    Raises UsageError for a checkpoint that is not GGUF.
+    """
     if not (request.override_keys or request.prune):
         return checkpoint, {}
     if checkpoint.container != "gguf":
@@ -140,10 +162,18 @@ def _approve(receipt: Mapping[str, Any]) -> None:
 
 
 def convert(request: Request, stage: Stage = silent, approve: Callable[[Mapping[str, Any]], None] = _approve) -> Result:
-    """Convert, verify, publish. Raises one of `formats.errors`; then nothing is left but the source.
+    """Convert, verify and publish one model.
 
-    `approve` is called with the receipt of the finished and proven output before it gets its name; what it raises
-    ends the conversion like any other error.
+    Args:
+        request: What to convert, and how.
+        stage: Opens a progress display for each phase.
+        approve: Called with the receipt of the proven output before the output gets its name. What it raises ends the
+            conversion like any other error.
+
+    Returns:
+        The finished conversion.
+
+    Raises one of `formats.errors`; then nothing is left but the source.
     """
     if request.out == "":
         raise UsageError("no name to write to", found=request.out, expected="a file or a folder")
@@ -164,8 +194,11 @@ def _carry_out(
     request: Request, plan: Plan, tokenizer: Tokenizer | None, digests: Digests, source: Sequence[Taken],
     opened: Opened, stage: Stage, approve: Callable[[Mapping[str, Any]], None],
 ) -> Result:  # fmt: skip
-    """Write, re-read, verify and publish what is planned. `source`: the records of what is read, `opened`: of every
-    file of it, as it was then."""
+    """Write, re-read, verify and publish what is planned.
+
+    `source` returns the records of the files read, and `opened` holds the state of every source file when it was
+    opened.
+    """
     paths = _targets(request, plan)
     with OutputSet(paths, plan.layouts, overwrite=request.force, sources=opened.identities) as output:
         _check_space(paths[0], plan)
@@ -189,7 +222,11 @@ def _carry_out(
 def _write(
     request: Request, plan: Plan, tokenizer: Tokenizer | None, digests: Digests, output: OutputSet, stage: Stage
 ) -> tuple[Plan, Proof, list[Taken]]:
-    """Write and prove; the plan with what was seen on the way, the proof, and the records of what was written."""
+    """Write and prove the output.
+
+    Returns the plan with the notes made on the way, the proof, and functions that return the records of the written
+    files.
+    """
     threads = workers(request.jobs)
     sums = check_sums(plan.graph.checkpoint, stage, threads)
     watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
@@ -198,13 +235,16 @@ def _write(
     output.finish()
     written = digests.begin([digests.open(path) for path in output.partials], beside=0)
     plan = replace(plan, notes=(*plan.notes, *sums, *watch.notes()))
-    if watch.not_finite and request.level == "full":  # no forward pass tells anything about NaN
+    if watch.not_finite and request.level == "full":  # a forward pass with NaN proves nothing
         request = replace(request, level="fast")
     return plan, prove(plan, tokenizer, output.partials[0], request, stage), written
 
 
 def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, stage: Stage) -> Proof:
-    """Re-read the file at `path`, knowing nothing, and compare it with the source."""
+    """Re-read the file at `path` without knowledge of the plan, compare it with the source, and return the proof.
+
+    Raises VerificationError where they differ, and another of `formats.errors` for a file that cannot be read.
+    """
     again = open_checkpoint(Named(path))
     try:
         check_metadata(plan, again)
@@ -227,7 +267,10 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
 
 
 def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Request, stage: Stage) -> Proof:
-    """The proof with what the wanted witnesses say, where logits were computed. Raises VerificationError."""
+    """Return the proof with the findings of the requested witnesses, where logits were computed.
+
+    Raises VerificationError where a witness contradicts.
+    """
     names = chosen(request.witness)
     if not names or proof.logits is None:
         return proof
@@ -236,12 +279,16 @@ def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Req
 
 
 def depth_of(request: Request) -> Depth:
-    """How much of the vocabulary a proof of this level encodes."""
+    """Return how much of the vocabulary a proof of this request's level encodes."""
     return Depth(pieces=request.level == "full", own=tuple(request.text.split("\n")) if request.text else ())
 
 
 def _targets(request: Request, plan: Plan) -> list[str]:
-    """Where the output goes: as named, else by the naming convention in the folder named or the source's."""
+    """Return the paths of the output files.
+
+    They are as the request names them, or else follow the naming convention, in the folder it names or that of the
+    source.
+    """
     out, count = request.out, len(plan.layouts)
     labels = [shard_label(number, count) for number in range(1, count + 1)] if count > 1 else [None]
     if out is None or os.path.isdir(out):
@@ -263,7 +310,7 @@ def _check_space(target: str, plan: Plan) -> None:
 
 
 def options_of(plan: Plan, request: Request) -> dict[str, Any]:
-    """What was asked for, as the receipt of this plan states it."""
+    """Return the options that were given, as the receipt of this plan states them."""
     return stated_options(request, adapter=isinstance(plan, AdapterPlan))
 
 

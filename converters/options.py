@@ -1,5 +1,8 @@
-"""Every option of a conversion, once: its name in Python and in a plan's lines, its flags, its help, where a request
-keeps it, and where a receipt states it. The commands, the library, the reading of plans and the receipts follow."""
+"""Every option of a conversion, declared once.
+
+An option has its name in Python and in a plan's lines, its flags, its help, where a request keeps it, and where a
+receipt states it. Commands, library, plan reader and receipts are derived from this table.
+"""
 
 from __future__ import annotations
 
@@ -27,27 +30,27 @@ class Heading(StrEnum):
 
 
 class Kind(Enum):
-    """What the values of an option are: from a command line, from Python, in a plan's line (JSON)."""
+    """The type of an option's values: on a command line, in Python, and in a plan's line (JSON)."""
 
     FLAG = "true or false"
     TEXT = "text"
     NUMBER = "a whole number"
     SIZE = "a size"
-    """Bytes: a whole number, or a text as of `support.sizes`."""
+    """Bytes: a whole number, or a text that `support.sizes` parses."""
     FILE = "a path"
     """A file or a folder that is read; receipts state its last name only."""
     TEXT_FILE = "a path of a text"
     JSON_FILE = "a path of a JSON object, or the object"
     TEXTS = "a list of texts"
     PAIRS = "an object of texts"
-    """Of a command line: KEY=VALUE, repeated."""
+    """On a command line: KEY=VALUE, repeated."""
     TYPES = "pairs of an expression and a type"
-    """Of a command line: REGEX=TYPE, repeated."""
+    """On a command line: REGEX=TYPE, repeated."""
     TYPES_FILE = "a path of REGEX=TYPE items"
 
     @property
     def is_list(self) -> bool:
-        """Whether it is repeated on a command line."""
+        """Return whether the option is repeated on a command line."""
         return self in (Kind.TEXTS, Kind.PAIRS, Kind.TYPES)
 
 
@@ -55,12 +58,25 @@ class Kind(Enum):
 class Option:
     """One option.
 
-    `name`: in Python and in plans; `commands`: that have it, the library's functions of the same names too.
-    `target`: the field of a `Request` ('options.…', 'vocab.…' for what it holds); None where the command itself acts.
-    `flags`: on a command line, where not --name. `negated`: the flag says the opposite of the name. `choices`: the
-    values there are, or what lists them for completion. `in_plan`: a plan's line may state it. `receipt`: where a
-    receipt's options state it ('vocab.pre'); None where it leaves no trace in the output. `of_adapters`:
-    only receipts of adapters state it. `terminal`: of command lines alone.
+    Attributes:
+        name: Name in Python and in plans.
+        kind: Type of its values.
+        commands: Commands that have it, and library functions of the same names, separated by blanks.
+        heading: Its group in `--help`.
+        help: What it does.
+        target: The field of a `Request` ('options.…' and 'vocab.…' for fields of these); None where the command itself
+            acts on it.
+        flags: Flags on a command line, where they are not --name.
+        default: The value where it is not given.
+        metavar: What `--help` calls the value.
+        choices: The possible values, or a function that lists them for completion.
+        least: The smallest number allowed.
+        most: The largest number allowed.
+        negated: Whether the flag means the opposite of the name.
+        in_plan: Whether a plan's line may state it.
+        receipt: Where the options of a receipt state it ('vocab.pre'); None where it leaves no trace in the output.
+        of_adapters: Whether only receipts of adapters state it.
+        terminal: Whether only command lines have it.
     """
 
     name: str
@@ -83,23 +99,24 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The flag by which messages name it."""
+        """Return the flag by which messages name it."""
         return self.all_flags[0]
 
     @property
     def all_flags(self) -> tuple[str, ...]:
+        """Return all its flags."""
         return self.flags or ("--" + self.name.replace("_", "-"),)
 
 
 def outtypes() -> list[str]:
-    """The values of --outtype, in llama-quantize's order: recipes, and 'keep'."""
+    """Return the values of --outtype: 'keep', then the recipes in llama-quantize's order."""
     from ggferry.quant.recipes.mixtures import recipe_ids
 
     return ["keep", *map(str.lower, recipe_ids())]
 
 
 def witnesses() -> list[str]:
-    """The values of --witness."""
+    """Return the values of --witness."""
     from ggferry.converters.proof.witnesses.examine import CHOICES
 
     return list(CHOICES)
@@ -235,9 +252,9 @@ OPTIONS: tuple[Option, ...] = (
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 PLAN_NAMES = tuple(option.name for option in OPTIONS if option.in_plan)
-"""What the options of a plan's line may be called."""
+"""Names of the options that a plan's line may state."""
 PLAN_FILES = tuple(option.name for option in OPTIONS if option.in_plan and option.kind is Kind.FILE)
-"""Those that name files."""
+"""Those of them that name files."""
 
 
 def option(name: str) -> Option:

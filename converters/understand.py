@@ -1,4 +1,4 @@
-"""From a Checkpoint to a ModelGraph: the architecture, the dialect, and bind."""
+"""From a Checkpoint to a ModelGraph: find the architecture and the dialect, then bind the tensors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,21 @@ from ggferry.formats.reader import Kind, kind_of
 def understand(
     checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None, vocab_only: bool = False
 ) -> ModelGraph:
-    """Bind a checkpoint to its architecture. `hparams`: `--hparam` overrides.
+    """Bind a checkpoint to its architecture, and return the graph.
 
-    `vocab_only`: the tensors, if any, are left aside. Raises MissingError for a legacy file that ends right behind its
-    vocabulary unless it was asked for as such: it cannot be told from a model cut there.
+    Args:
+        checkpoint: A model file or folder that has been opened.
+        hparams: `--hparam` overrides: GGUF key without the architecture → text.
+        vocab_only: Whether to take the vocabulary alone and ignore the tensors, if there are any.
+
+    Returns:
+        The graph. A GGUF model that no table describes is returned with each tensor as its own role.
+
+    Raises:
+        MissingError: There is a vocabulary without tensors, and `vocab_only` is False: a model may have been cut there.
+            Also for missing tensors and hparams.
+        UnsupportedError: No architecture or dialect is known for the checkpoint.
+        UnexpectedTensorError, DuplicateError, ShapeError, InconsistentError, TableError: See `bind`.
     """
     if not checkpoint.tensors and not vocab_only:
         raise MissingError(
@@ -76,8 +87,10 @@ def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
 
 
 def _by_layout(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
-    """The architecture that owns the header layout. Two may: then the one whose dialect repeats keys and values is
-    taken where the tensors do."""
+    """Return the architecture that owns the header layout, and its dialect.
+
+    Where several own it, the one whose dialect repeats keys and values is taken if the tensors do so, too.
+    """
     if checkpoint.architecture:
         spec = known[checkpoint.architecture]
         return spec, _legacy_dialect(checkpoint, spec)
@@ -89,7 +102,7 @@ def _by_layout(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tup
 
 
 def _legacy_dialect(checkpoint: Checkpoint, spec: Architecture) -> str:
-    """The dialect of the GGML era that the file's header layout and the marks of its tensors show."""
+    """Return the GGML-era dialect that fits the file's header layout and the shapes of its tensors."""
     for dialect in spec.dialects.values():
         if dialect.source == "ggml" and (not dialect.layouts or checkpoint.layout in dialect.layouts):
             ref = checkpoint.tensors.get(dialect.shaped[0]) if dialect.shaped else None
@@ -104,8 +117,10 @@ def _has_shape(checkpoint: Checkpoint, shape: tuple[int, ...], wanted: tuple[str
 
 
 def _by_marks(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
-    """The architecture and dialect whose marks are all among the names of the tensors, where no configuration names a
-    class. Raises MissingError where there is none."""
+    """Return the architecture and dialect whose marks are all names of tensors, where no configuration names a class.
+
+    Raises MissingError where there is none.
+    """
     for spec in known.values():
         dialect = _marked(checkpoint, spec)
         if dialect is not None:
@@ -114,7 +129,7 @@ def _by_marks(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
 
 
 def _marked(checkpoint: Checkpoint, spec: Architecture) -> str | None:
-    """The dialect of `spec` whose marks the checkpoint bears, and whose shapes its tensors have."""
+    """Return the dialect of `spec` whose marks and shapes the tensors have; None for no such dialect."""
     for name, dialect in spec.dialects.items():
         marked = all(_is_there(checkpoint, mark) for mark in dialect.marks)
         if (dialect.marks or dialect.shapes) and marked and _fits(checkpoint, dialect.shapes):
@@ -123,7 +138,7 @@ def _marked(checkpoint: Checkpoint, spec: Architecture) -> str | None:
 
 
 def _fits(checkpoint: Checkpoint, shapes: tuple[str, ...]) -> bool:
-    """Whether numbers can be found for the names in `Dialect.shapes` that make the tensors' shapes of them."""
+    """Return whether one set of values for the names in `Dialect.shapes` gives the shapes of the tensors."""
     sizes: dict[str, int] = {}
     for line in shapes:
         pattern, _, text = line.partition(": ")
@@ -143,14 +158,16 @@ def _fits(checkpoint: Checkpoint, shapes: tuple[str, ...]) -> bool:
 
 
 def _is_there(checkpoint: Checkpoint, mark: str) -> bool:
-    """Whether a tensor has this name; a mark may be a shell pattern."""
+    """Return whether a tensor has this name; a mark may be a shell pattern."""
     return mark in checkpoint.tensors or ("*" in mark and bool(fnmatch.filter(checkpoint.tensors, mark)))
 
 
 def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
-    """The architecture of the class that config.json names, in the dialect that names it, too, or that its tensors bear
-    the marks of, by default 'hf'. Raises MissingError without a class, UnsupportedError naming the known ones for any
-    other."""
+    """Return the architecture of the class that config.json names, and the dialect.
+
+    The dialect is the one that lists the class, else the one whose marks the tensors have, else 'hf'. Raises
+    MissingError without a class, and UnsupportedError, listing the known classes, for any other.
+    """
     named = class_names(checkpoint.metadata, checkpoint.path)
     by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
     for name in named:
@@ -180,16 +197,19 @@ def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
 
 
 def text_type(config: Mapping[str, Any], dialect: Dialect) -> str:
-    """What a configuration calls its text half, or itself where it has none."""
+    """Return the model type that a configuration states for its text part, or for itself where it has none.
+
+    It is 'llama' where none is stated.
+    """
     part = config.get(dialect.within)
     inner = part if isinstance(part, Mapping) else config
     listed = inner.get("architectures") if inner is part else None
     kind = inner.get("model_type") or (listed[0] if isinstance(listed, list) and listed else None)
-    return kind if isinstance(kind, str) else "llama"  # Llava's first configurations say it by their absence
+    return kind if isinstance(kind, str) else "llama"  # Llava's first configurations do not state it
 
 
 def graph_of(path: str, hparams: Mapping[str, str] | None = None, arch: str | None = None) -> ModelGraph:
-    """A file bound to its architecture, for the forward pass. The caller closes its checkpoint."""
+    """Return a file bound to its architecture, for the forward pass. The caller closes its checkpoint."""
     checkpoint = open_checkpoint(path, arch)
     try:
         return understand(checkpoint, hparams)

@@ -1,5 +1,4 @@
-"""The proof made again, of a file that stands already: `ggferry verify SOURCE OUTPUT`, and outputs that an archive's
-run finds where it would write."""
+"""Prove an existing output again: for `ggferry verify SOURCE OUTPUT`, and for outputs that an archive run finds."""
 
 from __future__ import annotations
 
@@ -50,7 +49,14 @@ from ggferry.support.threads import workers
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The proof, the keys compared, what a user should know beside it, and the line that says it."""
+    """What verification found.
+
+    Attributes:
+        proof: The proof.
+        keys: The comparison of the keys.
+        notes: What a user should know besides.
+        line: The result in one line.
+    """
 
     proof: Proof
     keys: KeyProof
@@ -58,17 +64,27 @@ class Report:
     line: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The findings as plain data, for JSON."""
+        """Return the findings as plain data, for JSON."""
         return {**self.proof.as_dict(), "keys": asdict(self.keys), "notes": self.notes}
 
 
 def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[str] = ()) -> Report:
-    """Compare `output` with the source of `request`. Where a receipt stands beside the output, the options it states
-    are taken for those that `request` leaves at their defaults, and both files must be the ones it was written for.
+    """Compare `output` with the source of `request`, and return what was found.
 
-    The types of the tensors are the output's: what the plan gives beside them must be its keys, but for those that
-    `allow_keys` lets differ. `request.imatrix`: with it an output that was quantized so can be made again. Raises
-    VerificationError.
+    Where a receipt stands next to the output, the options it states replace those that `request` leaves at their
+    defaults, and both files must be the ones for which it was written. Tensor types are taken from the output; its keys
+    must be those that the plan gives.
+
+    Args:
+        request: The source, and how it was converted. With its `imatrix`, an output that was quantized with that matrix
+            can be encoded again and compared.
+        output: The GGUF file to verify.
+        stage: Opens a progress display for each phase.
+        allow_keys: Patterns of keys that may differ.
+
+    Raises:
+        UsageError: The level is neither 'fast' nor 'full'.
+        VerificationError: The output is not what the source gives, or not the file of its receipt.
     """
     if request.level not in ("fast", "full"):
         raise UsageError("--level", found=request.level, expected="fast, full")
@@ -139,10 +155,11 @@ def _values(entries: Mapping[str, Entry]) -> dict[str, Value]:
 
 
 def reprove(request: Request, stage: Stage) -> dict[str, Any]:
-    """The receipt that converting would write of the finished output at `request.out`. A receipt beside it is not
-    looked at: the source is planned, and the output read and proved, as if it had just been written.
+    """Return the receipt that converting would write for the existing output at `request.out`.
 
-    Raises VerificationError for a file that this conversion does not give, and what converting raises of the source.
+    A receipt next to it is ignored: the source is planned, and the output is read and proved as if it had just been
+    written. Raises VerificationError for a file that this conversion would not write, and what converting raises for
+    the source.
     """
     assert request.out is not None
     before, threads = open_checkpoint(request.source, request.arch, request.config), workers(request.jobs)
@@ -166,7 +183,7 @@ def reprove(request: Request, stage: Stage) -> dict[str, Any]:
 
 
 def _proved(request: Request, plan: Plan, tokenizer: Tokenizer | None, stage: Stage) -> tuple[Proof, list[Record]]:
-    """The proof of the output at `request.out`, and the records of its files."""
+    """Return the proof of the output at `request.out`, and the records of its files."""
     assert request.out is not None
     for drop in plan.graph.dropped:
         check_replica(plan, drop)

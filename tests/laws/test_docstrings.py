@@ -13,8 +13,13 @@ ROOMS = (
     "converters/forward",
     "formats", "quant", "service", "support", "converters/adapters", "converters/conversion_plan", "converters/write",
 )  # fmt: skip
+VERBS = (
+    "converters/__init__.py", "converters/convert.py", "converters/options.py", "converters/understand.py",
+    "converters/verify.py",
+)  # fmt: skip
 LONGEST = 120
 MAIN = (
+    *VERBS,
     "converters/forward/evaluate.py", "converters/forward/model.py", "converters/forward/weights.py",
     "formats/checkpoint.py", "formats/errors.py", "formats/fields.py", "formats/reader.py", "formats/tensor_read.py",
     "formats/gguf/values.py", "quant/types.py", "quant/codec.py", "quant/blocks.py", "quant/recipes/rules.py",
@@ -35,7 +40,7 @@ Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def modules() -> list[str]:
-    return sorted(str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    return sorted((*VERBS, *(str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py"))))
 
 
 def documented(module: str, *, public: bool = False) -> list[tuple[str, str | None]]:
