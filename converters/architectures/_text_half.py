@@ -58,7 +58,8 @@ def unspoken(*patterns: str) -> tuple[Drop, ...]:
 
 # Qwen's models of everything keep what reads, sees and hears together, apart from what speaks.
 THINKERS = Harmless(
-    "talker_config talker_config.* token2wav_config token2wav_config.* enable_audio_output enable_talker "
+    "talker_config talker_config.* token2wav_config token2wav_config.* code2wav_config "
+    "code2wav_config.* enable_audio_output enable_talker "
     "thinker_config.audio_config thinker_config.audio_config.* thinker_config.vision_config "
     "thinker_config.vision_config.* thinker_config.*_token_* thinker_config.model_type thinker_config.architectures "
     "thinker_config.initializer_range thinker_config.position_id_per_seconds thinker_config.seconds_per_chunk "

@@ -11,6 +11,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -41,12 +42,23 @@ ROLES = roles(
 SPEC = Architecture(
     name="glm4moe",
     display_name="GLM-4.5",
-    hf_classes=("Glm4MoeForCausalLM", "SolarOpenForCausalLM"),
+    hf_classes=("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration", "SolarOpenForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
         "hf": Dialect(
             "hf", drops=(routed.NEXT_TOKENS, *common.DROPS), remarks=rope.REMARKS, harmless=(routed.NEXT_COUNT,)
+        ),
+        "seeing": Dialect(
+            "seeing",
+            names="hf",
+            fields="hf",
+            classes=("Glm4vMoeForConditionalGeneration",),
+            drops=(routed.NEXT_TOKENS, *common.DROPS, *half.unseen("model.visual.*", "visual.*")),
+            remarks=rope.REMARKS,
+            within=half.WITHIN,
+            renames=half.RENAMES,
+            harmless=(routed.NEXT_COUNT, half.VISION_KEYS),
         ),
         # Upstage's Solar Open: whole heads turn, which its configuration need not say.
         "solar": Dialect(

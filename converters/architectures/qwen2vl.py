@@ -53,7 +53,7 @@ SPEC = Architecture(
         "hf": HF,
         "omni": replace(
             HF, name="omni", names="hf", fields="hf", classes=("Qwen2_5OmniModel",),
-            within="thinker_config.text_config", renames=(("thinker.", ""),),
+            within="thinker_config.text_config", nested=("thinker_config",), renames=(("thinker.", ""),),
             drops=(*HF.drops, *half.unheard("audio_tower.*"), *half.unspoken("talker.*", "token2wav.*")),
             harmless=(*HF.harmless, half.THINKERS),
         ),

@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
-from ggferry.converters.schema.layouts import Pick, Then, Transpose
+from ggferry.converters.schema.layouts import Pick, Stack, Then, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 
 HPARAMS = (
@@ -47,6 +47,16 @@ ROLES = varied(
     gate=GATE, up=UP,
 )  # fmt: skip
 
+ROLES = varied(
+    ROLES, "omni", "hf",
+    """
+    blk.{n}.ffn_gate_exps.weight model.layers.{n}.mlp.experts.{e}.gate_proj.weight @one_by_one
+    blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.{e}.down_proj.weight @one_by_one
+    blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.{e}.up_proj.weight @one_by_one
+    """,
+    one_by_one=Stack(),
+)  # fmt: skip
+
 NORMED = Harmless("norm_topk_prob", "this class always makes the weights of the chosen experts sum to one")
 
 _HF = Dialect(
@@ -62,7 +72,7 @@ _HF = Dialect(
 SPEC = Architecture(
     name="qwen3vlmoe",
     display_name="Qwen3-VL-MoE",
-    hf_classes=("Qwen3VLMoeForConditionalGeneration",),
+    hf_classes=("Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
@@ -74,7 +84,14 @@ SPEC = Architecture(
             conventions={"gate_up": "halves"},
             shapes=("*.mlp.experts.gate_up_proj: experts 2*ff width", "*.mlp.experts.down_proj: experts width ff"),
         ),
+        # Qwen3-Omni keeps its experts one by one.
+        "omni": replace(
+            _HF, name="omni", fields="hf", conventions={}, classes=("Qwen3OmniMoeForConditionalGeneration",),
+            within="thinker_config.text_config", nested=("thinker_config",), renames=(("thinker.", ""),),
+            drops=(*_HF.drops, *half.unheard("audio_tower.*"), *half.unspoken("talker.*", "code2wav.*")),
+            harmless=(*_HF.harmless, half.THINKERS),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "expert_norm": True},
-)
+)  # fmt: skip

@@ -91,7 +91,8 @@ class Recorded:
         if not self._within:
             return (place,)
         inner = f"{self._within}.{place}"
-        return (place, inner) if place in WHOLE else (inner, place)
+        around = (f"{parent}.{place}" for parent in reversed([*_parents(self._within)]))
+        return (*around, place, inner) if place in WHOLE else (inner, place)
 
     def unasked(self) -> Iterator[tuple[str, Any]]:
         """(path, value) of what nobody asked for: an object in which nothing was sought as one, any other member by

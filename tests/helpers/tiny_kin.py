@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers.tiny import BASE, ROPE, Tiny
-from helpers.tiny_todays import HEADS, SEES, WIDE
+from helpers.tiny_todays import HEADS, SEES, SIGMOID, WIDE
 
 EYES = {
     "vision_config": {
@@ -13,6 +13,13 @@ EYES = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 
+GLM_EYES = {
+    "vision_config": {
+        "depth": 1, "hidden_size": 24, "intermediate_size": 32, "num_heads": 2, "patch_size": 4, "image_size": 16,
+        "out_hidden_size": 48,
+    },
+    "tie_word_embeddings": False,
+}  # fmt: skip
 HALF = {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "pad_token_id": 0}
 
 KIN: dict[str, Tiny] = {
@@ -23,4 +30,22 @@ KIN: dict[str, Tiny] = {
     "glm": Tiny("Glm", {**BASE, "head_dim": 8, "attention_bias": True, **HALF}),
     "glm wide": Tiny("Glm", {**HEADS, "head_dim": 12, "attention_bias": False, **HALF}),
     "bitnet": Tiny("BitNet", {**HEADS, "tie_word_embeddings": True}),
+    "glm4v moe": Tiny(
+        "Glm4vMoe",
+        {
+            **WIDE,
+            **SIGMOID,
+            "attention_bias": True,
+            "num_hidden_layers": 3,
+            "pad_token_id": 0,
+            "rope_parameters": {
+                **ROPE,
+                "partial_rotary_factor": 0.5,
+                "rope_type": "default",
+                "mrope_section": [1, 1, 1],
+            },
+        },
+        head=SEES,
+        outer=GLM_EYES,
+    ),
 }

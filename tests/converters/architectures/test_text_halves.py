@@ -164,3 +164,26 @@ def test_what_thinks_of_a_model_that_also_speaks(tmp_path: Path) -> None:
     assert relative(logits, forward(graph, TOKENS)) <= 1e-5
     assert not [note for note in graph.notes if "does not use" in note]
     assert len([note for note in graph.notes if "this file holds the text model" in note]) == 3
+
+
+def test_what_thinks_of_qwen3_omni_keeps_its_experts_one_by_one(tmp_path: Path) -> None:
+    logits = make("qwen3vlmoe", tmp_path)
+    tensors, found = load_file(tmp_path / "model.safetensors"), dict[str, np.ndarray]()
+    for name, x in tensors.items():
+        name = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+        place = name.rpartition(".experts.")[0]
+        for number, expert in enumerate(x) if ".experts." in name else ():
+            cut = {"down_proj": expert}
+            if name.endswith("gate_up_proj"):
+                cut = dict(zip(("gate_proj", "up_proj"), np.split(expert, 2), strict=True))
+            found |= {f"thinker.{place}.experts.{number}.{part}.weight": piece.copy() for part, piece in cut.items()}
+        if ".experts." not in name:
+            found[f"thinker.{name}"] = x
+    save_file(found | {"code2wav.bias": np.ones(3, np.float32)}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    whole = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "code2wav_config": {"hidden_size": 8},
+             "thinker_config": config}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    graph = graph_of(str(tmp_path))
+    assert graph.architecture.name == "qwen3vlmoe"
+    assert relative(logits, forward(graph, TOKENS)) <= 1e-5
