@@ -1,8 +1,11 @@
 """T5, Flan-T5, mT5, UMT5: an encoder and a decoder that share their embedding. Pieces and sources: `_t5`."""
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _t5 as t5
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, Remark
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -31,33 +34,39 @@ _TIED = Drop(
     "lm_head.weight", "tied to the embedding, which it repeats", when="tied == 1 and scale_stated == 'nowhere'",
     same_as="token_embd.weight",
 )  # fmt: skip
+HF = Dialect(
+    "hf", drops=(_TIED, *t5.DROPS), renames=t5.RENAMES, substitutes=t5.SUBSTITUTES,
+    harmless=t5.HARMLESS,
+    remarks=(
+        *t5.REMARKS,
+        Remark(
+            "n_layer_dec > n_layer",
+            "the decoder has more blocks than the encoder, {n_layer_dec} and {n_layer}: llama.cpp makes no "
+            "context for such a model (vector::_M_range_check, October 2026)",
+        ),
+        Remark(
+            "logit_scale != 1",
+            "logits are multiplied by {logit_scale}: written as t5.logit_scale, which llama.cpp does not read; "
+            "its greedy choice is the same, its temperatures are not",
+            otherwise="llama.cpp",
+        ),
+    ),
+)  # fmt: skip
 SPEC = Architecture(
     name="t5",
     display_name="T5",
     hf_classes=(
         "T5ForConditionalGeneration", "T5WithLMHeadModel", "MT5ForConditionalGeneration",
-        "UMT5ForConditionalGeneration",
+        "UMT5ForConditionalGeneration", "UMT5Model",
     ),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf", drops=(_TIED, *t5.DROPS), renames=t5.RENAMES, substitutes=t5.SUBSTITUTES,
-            harmless=t5.HARMLESS,
-            remarks=(
-                *t5.REMARKS,
-                Remark(
-                    "n_layer_dec > n_layer",
-                    "the decoder has more blocks than the encoder, {n_layer_dec} and {n_layer}: llama.cpp makes no "
-                    "context for such a model (vector::_M_range_check, October 2026)",
-                ),
-                Remark(
-                    "logit_scale != 1",
-                    "logits are multiplied by {logit_scale}: written as t5.logit_scale, which llama.cpp does not read; "
-                    "its greedy choice is the same, its temperatures are not",
-                    otherwise="llama.cpp",
-                ),
-            ),
+        "hf": HF,
+        "headless": replace(
+            HF, name="headless", names="hf", fields="hf", classes=("UMT5Model",), given={"tied": True},
+            remarks=(*HF.remarks, half.HEADLESS),
+            harmless=(*HF.harmless, Harmless("tie_word_embeddings", "there is no output matrix", (False, True))),
         ),
         "gguf": Dialect("gguf"),
     },

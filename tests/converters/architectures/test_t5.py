@@ -137,6 +137,14 @@ def test_variants_against_transformers(name: str, tmp_path: Path) -> None:
     assert (result.receipt["logits"]["top1_agreement"] is None) == ("Encoder" in kind)
 
 
+def test_a_model_without_its_output_matrix(tmp_path: Path) -> None:
+    expected = saved(tmp_path, "umt5", tie_word_embeddings=True)
+    edited(tmp_path, {"lm_head.weight": None}, architectures=["UMT5Model"], tie_word_embeddings=False)
+    graph = graph_of(str(tmp_path))
+    assert relative(expected, forward(graph, IDS)) <= LIMIT
+    assert "without an output matrix" in " ".join(graph.notes)
+
+
 def test_states_of_the_encoder(tmp_path: Path) -> None:
     import torch
     import transformers
