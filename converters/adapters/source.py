@@ -313,8 +313,7 @@ class _Patterns:
     """PEFT's patterns: a key is the end of a name, or a regular expression that matches all of it; the first counts.
 
     An untrusted regular expression can take forever. One with at most two open repetitions, on a name of bounded
-    length,
-    cannot; any other is refused.
+    length, cannot; any other is refused.
     """
 
     def __init__(self, path: str, what: str, found: Mapping[str, float]) -> None:

@@ -77,8 +77,7 @@ def _origin(checkpoint: Checkpoint) -> str:
     """Return in words which file a legacy model was converted from; "" for other sources.
 
     Training checkpoints of the same weights must give the same bytes in whatever container they are stored; their
-    origin is
-    in the receipt.
+    origin is in the receipt.
     """
     kind = kind_of(checkpoint.container)
     if kind is Kind.LEGACY or (kind is Kind.GGUF and checkpoint.version != 3):

@@ -1,1 +1,1 @@
-"""The proof: the output, read again, compared with its source; and the receipt that says what was shown."""
+"""The proof: the output is read again and compared with its source, and a receipt states what was shown."""

@@ -1,8 +1,8 @@
-"""The proof: what was read is what was written.
+"""Prove that the output holds what was read from the source.
 
-Two bound graphs are compared, the source's and the one of the re-read output. Nothing the converter decided is
-trusted: the output side knows only what its file says. Levels: `fast` = accounting, hparams, every tensor's values,
-tokenizer; `full` = that and the logits of both sides on fixed prompts.
+Two bound graphs are compared: the source's, and that of the output as it was read again. Nothing the converter decided
+is trusted: the output side knows only what its file states. The level `fast` compares the accounting, the hparams,
+every tensor's values and the tokenizer; `full` also compares the logits of both sides on fixed prompts.
 """
 
 from __future__ import annotations
@@ -27,12 +27,20 @@ else:
     np = lazy("numpy")
 
 _NAMED = 5
-"""Outliers that have a line of their own."""
+"""How many outliers have a line of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaProof:
-    """An adapter's pairs applied to fixed vectors, on both sides: the largest relative RMS difference, and whose."""
+    """An adapter's pairs applied to fixed vectors on both sides.
+
+    Attributes:
+        pairs: Number of pairs.
+        vectors: Number of vectors.
+        relative_rms: The largest relative RMS difference.
+        worst: Name of the weight with that difference.
+        limit: The largest difference allowed for it.
+    """
 
     pairs: int
     vectors: int
@@ -43,8 +51,17 @@ class DeltaProof:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The verifier's findings. `tokenizer`: texts compared and equal, or why there was nothing to compare.
-    `testimonies`: of the programs of others that were asked."""
+    """The verifier's findings.
+
+    Attributes:
+        level: 'none', 'fast' or 'full'.
+        tensors: What was found for each tensor.
+        hparams: The output's hparams by short name.
+        logits: The comparison of forward passes; None where there was none.
+        tokenizer: Numbers of texts compared and equal, or why there was nothing to compare.
+        deltas: The comparison of an adapter's products; None for a model.
+        testimonies: Those of the independent programs that were asked.
+    """
 
     level: str
     tensors: tuple[TensorProof, ...]
@@ -55,7 +72,7 @@ class Proof:
     testimonies: tuple[Testimony, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The findings as plain data, for JSON."""
+        """Return the findings as plain data, for JSON."""
         return {**asdict(self), "logits": self.logits.as_dict() if self.logits else None}
 
     @property
@@ -65,7 +82,10 @@ class Proof:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each tensor that lost more than its type's rounding explains, the worst first."""
+        """A line for each tensor that lost more than its type's rounding explains, the worst first.
+
+        Lines about witnesses that did not testify follow.
+        """
         banded = [(t, t.band) for t in self.tensors if t.band is not None and t.outlier]
         outliers = sorted(banded, key=lambda pair: -pair[0].relative_rms / pair[1][1])
         lines = [
@@ -89,8 +109,19 @@ def verify(
     stage: Stage = silent,
     encoding: Encoding | None = None,
 ) -> Proof:
-    """Compare the two sides. `encoding`: what is known of how the output's rounded tensors were made. Raises
-    VerificationError naming the first thing that differs beyond its bound."""
+    """Compare source and output.
+
+    Args:
+        source: The source's graph.
+        output: The graph of the output as it was read again.
+        level: 'fast', or 'full' to compare logits, too.
+        tokenizer: What `check_tokenizer` found.
+        jobs: Number of threads; None for the default.
+        stage: Opens a progress bar for each stage.
+        encoding: What is known of how the output's rounded tensors were made.
+
+    Raises VerificationError naming the first thing that differs beyond its bound.
+    """
     hparams = check_hparams(source, output)
     check_accounting(source, output)
     check_decoders(source, output)
@@ -102,13 +133,13 @@ def verify(
 
 
 def of_texts(tokenizer: Mapping[str, Any]) -> tuple[Testimony, ...]:
-    """The word of the library that encoded the source's side of the texts, where there was one."""
+    """Return the testimony of the library that encoded the texts on the source's side, where there was one."""
     name, _, version = tokenizer.get("by", "").partition(" ")
     return (Testimony(name, version, "texts", "source", tokenizer["equal"]),) if name else ()
 
 
 def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
-    """Every hparam must have one value on both sides. Raises VerificationError."""
+    """Check that every hparam has one value on both sides; return the output's. Raises VerificationError."""
     if source.architecture.name != output.architecture.name:
         raise VerificationError(
             "architecture",
@@ -119,7 +150,7 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
     for name, param in source.hparams.items():
         other = output.hparams.get(name)
         if other is None and source.architecture.hparam(name).key is None:
-            continue  # only the source has it: what follows from it is in the other hparams and in the tensors
+            continue  # only the source states it; what follows from it is in the other hparams and the tensors
         if other is None or not same(param.value, other.value):
             key = next((p.key for p in source.architecture.hparams if p.name == name and p.key), name)
             assumed = param.known is Known.ASSUMED
@@ -132,12 +163,15 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two hparams are one value as GGUF holds it."""
+    """Return whether two values of an hparam are equal as GGUF stores them (floats as float32)."""
     return bool(np.float32(a) == np.float32(b)) if isinstance(a, float) or isinstance(b, float) else bool(a == b)
 
 
 def check_decoders(source: ModelGraph, output: ModelGraph) -> None:
-    """What decodes the tensors of both sides must give what others get of known blocks. Raises VerificationError."""
+    """Check that our decoders of both sides' types decode known blocks as other programs do.
+
+    Raises VerificationError.
+    """
     refs = [ref for side in (source, output) for node in side.nodes for ref in node.inputs]
     for name in sorted({ref.type.name for ref in refs}):
         if not decodes_as_known(name):
@@ -145,7 +179,7 @@ def check_decoders(source: ModelGraph, output: ModelGraph) -> None:
 
 
 def check_accounting(source: ModelGraph, output: ModelGraph) -> None:
-    """The same tensors, with the same shapes, on both sides. Raises VerificationError."""
+    """Check that both sides have the same tensors with the same shapes. Raises VerificationError."""
     odd = sorted(set(source.by_name) ^ set(output.by_name))
     if odd:
         side = "source" if odd[0] in source.by_name else "output"

@@ -1,9 +1,9 @@
-"""The proof by forward passes: names, order, layout and hparams of the output, seen by what its model computes.
+"""Prove names, order, layout and hparams of the output by what its model computes: by forward passes.
 
-The source is run in its own conventions, with no layout applied, the output by what its file says. Where values were
-rounded the passes differ by what rounding costs; the *structure* is then proved by a third pass, of the output's model
-over the source's values in the output's layout, which must agree with the source's as two float32 passes do. What the
-file really holds of those values is proved tensor by tensor (`proof_tensors`).
+The source is run in its own conventions, with no layout applied; the output is run by what its file states. Where
+values were rounded, the passes differ by what rounding costs. The *structure* is then proved by a third pass, of the
+output's model over the source's values in the output's layout. It must agree with the source's pass as two float32
+passes do. The values that the file really holds are proved tensor by tensor (`proof.tensors`).
 """
 
 from __future__ import annotations
@@ -36,19 +36,31 @@ else:
     np = lazy("numpy")
 
 EXACT_LOGITS = 2e-6
-"""Relative RMS below which two float32 passes over equal values in another order are the same, for a few blocks."""
+"""Relative RMS below which two float32 passes over equal values, in another order, count as equal for a few blocks."""
 _FEW_BLOCKS = 3
 
 _BLOCK = re.compile(r"blk\.\d+")
-"""Ends the part of a name that tells blocks apart: blk.0, enc.blk.0."""
+"""Matches up to the end of the part of a name that identifies its block: blk.0, enc.blk.0."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsProof:
-    """The two forward passes compared over the prompts; the figures are those of the worst prompt. `what` the rows
-    are; of states, which are no logits, neither order nor softmax is compared. `structure`: relative RMS between the
-    source's pass and the output's model over the source's values, where the output's own values are rounded; it, or
-    else `relative_rms`, is held to `limit`. `reached`, `not_reached`: what the prompts came to in the model."""
+    """The two forward passes compared over the prompts; the figures are those of the worst prompt.
+
+    Attributes:
+        max_error: Largest absolute difference.
+        relative_rms: Relative RMS difference.
+        limit: What `structure`, or else `relative_rms`, may be at most.
+        top1_agreement: Share of rows whose largest logit is the same; None for states, which are no logits.
+        kl_divergence: Mean in nats; None for states.
+        what: What the rows are, such as logits.
+        structure: Where the output's values are rounded: relative RMS between the source's pass and a pass of the
+            output's
+            model over the source's values; else None.
+        prompts: The prompts, as plain data.
+        reached: The parts of the model that the prompts exercised.
+        not_reached: The parts that they did not.
+    """
 
     max_error: float
     relative_rms: float
@@ -62,12 +74,12 @@ class LogitsProof:
     not_reached: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as receipts hold them; `what` in words."""
+        """Return the figures as receipts hold them, with `what` in words."""
         return {**asdict(self), "what": str(self.what)}
 
 
 class SourceValues(Weights):
-    """The output's tensors with the values that the source has for them, laid out as the output has them."""
+    """The output's tensors with the source's values in the output's layout."""
 
     def __init__(self, output: ModelGraph, source: ModelGraph, threads: int | None = None) -> None:
         super().__init__(output, threads)
@@ -75,6 +87,7 @@ class SourceValues(Weights):
         self._nodes = {node.inputs[0].name: source.by_name[node.name] for node in output.nodes}
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
+        """Return rows `start:stop` of the source's values for the tensor, float32."""
         return rows.laid_out_values(self._source.checkpoint, self._nodes[ref.name], start, stop)
 
 
@@ -85,8 +98,17 @@ def check_logits(
     jobs: int | None = None,
     stage: Stage = silent,
 ) -> LogitsProof:
-    """Run both sides on the fixed prompts. Raises VerificationError when they differ by more than two float32 passes
-    over the same values do."""
+    """Run both sides on the fixed prompts and compare the results.
+
+    Args:
+        source: The source's graph.
+        output: The graph of the output as it was read again.
+        tensors: What was found for the tensors; where one was rounded, the third pass is run.
+        jobs: Number of threads; None for the default.
+        stage: Opens a progress bar.
+
+    Raises VerificationError when the sides differ by more than two float32 passes over the same values do.
+    """
     texts = prompts(source)
     first = [Choices() for _ in texts]
     sides: list[Weights] = [Weights(source, jobs), Weights(output, jobs)]
@@ -117,15 +139,20 @@ def check_logits(
 
 
 def exact_limit(graph: ModelGraph) -> float:
-    """Relative RMS to which two float32 passes over equal values agree in a model of that many blocks: with lively
-    random weights 2.0e-6 at 8 blocks, 3.4e-6 at 22, 4.1e-6 at 48 (docs/decisions/verify-limit.md). Twice that where
-    weights are products, which were rounded once more."""
+    """Return the relative RMS to which two float32 passes over equal values agree in a model of that many blocks.
+
+    With lively random weights it is 2.0e-6 at 8 blocks, 3.4e-6 at 22, 4.1e-6 at 48 (docs/decisions/verify-limit.md).
+    Twice that is allowed where weights are products, which were rounded once more.
+    """
     products = 2 if any(node.layout.widens for node in graph.nodes) else 1
     return EXACT_LOGITS * products * growth(graph)
 
 
 def growth(graph: ModelGraph) -> float:
-    """By how much rounding errors of a few blocks grow in all of a model's: they add up as a random walk does."""
+    """Return the factor by which rounding errors of a few blocks grow over all of a model's.
+
+    They add up as a random walk does.
+    """
     blocks = sum(graph.sizes.get(name) or 0 for name in ("n_layer", "n_layer_enc", "n_layer_dec"))
     return math.sqrt(max(1.0, blocks / _FEW_BLOCKS))
 
@@ -136,7 +163,10 @@ def run_prompts(
     progress: Progress | None = None,
     choices: Sequence[Choices] | None = None,
 ) -> list[Any]:
-    """The wanted rows of every prompt, over one reading of the weights. `choices`: `forward`'s, of each."""
+    """Return the wanted rows of every prompt, computed in one reading of the weights.
+
+    `choices`: for each prompt, the `choices` argument of `forward`.
+    """
     found: list[Any] = [None] * len(texts)
 
     def run(number: int, shared: Weights) -> None:
@@ -153,20 +183,20 @@ def run_prompts(
 
 
 def _worst(expected: Sequence[Any], found: Sequence[Any]) -> LogitsProof:
-    """The figures of the prompt whose rows differ most."""
+    """Return the figures of the prompt whose rows differ most."""
     figures = [compare_logits(a, b) for a, b in zip(expected, found, strict=True)]
     return max(figures, key=lambda figure: figure.relative_rms if math.isfinite(figure.relative_rms) else math.inf)
 
 
 def _by_block(graph: ModelGraph, progress: Progress) -> Progress:
-    """What a pass tells its blocks to: each is its share of the file."""
+    """Return a progress function that counts blocks: each stands for its share of the file's bytes."""
     blocks = {name[: found.end()] for name in graph.by_name if (found := _BLOCK.search(name))}
     share = graph.checkpoint.nbytes // max(1, len(blocks))
     return lambda done: progress(done * share)
 
 
 def compare_logits(expected: Any, found: Any) -> LogitsProof:
-    """Figures of two logits arrays `(tokens, n_vocab)`: max |Δ|, relative RMS, top-1 agreement, mean KL in nats."""
+    """Compare two logits arrays `(tokens, n_vocab)`: max |Δ|, relative RMS, top-1 agreement, mean KL in nats."""
     a, b = np.asarray(expected, np.float64), np.asarray(found, np.float64)
     delta = b - a
     scale = math.sqrt(float(np.square(a).mean())) or 1.0

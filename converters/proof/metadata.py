@@ -1,8 +1,9 @@
-"""The proof of the keys: what the output states, against what its source gives.
+"""Prove the keys: compare what the output states with what its source gives.
 
-Of our own output, just written, every key is the plan's. Of a file that stands already, by whomever, the plan is made
-again from the source and every key compared, value and type. A difference in what only describes the file is told; one
-in what changes what a model computes or says is an error, unless both sides mean the same by it or the user allows it.
+In an output that was just written, every key must be the plan's. For a file that exists already, whoever wrote it, the
+plan is made again from the source, and every key is compared in value and type. A difference in a key that only
+describes the file is reported. A difference in one that changes what a model computes or generates is an error, unless
+both sides mean the same by it or the user allows it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ else:
     np = lazy("numpy")
 
 DESCRIPTIVE = ("general.*", "quantize.imatrix.*", "tokenizer.huggingface.json", "tokenizer.rwkv.world")
-"""Keys that describe a file, and copies of what other keys say: no runtime computes with them."""
+"""Keys that describe a file, and copies of what other keys state: no runtime computes with them."""
 TELLING = ("general.architecture", "general.type", "general.sampling.*")
-"""What among them a runtime heeds."""
+"""Those of the descriptive keys that a runtime does act on."""
 LAYOUT = ("general.alignment", "split.*")
 """How the file is laid out, which its reader has checked."""
 
@@ -65,8 +66,14 @@ WIDTH = 60  # characters of a value that are shown
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key whose value is not the same on both sides; None where it is not there. `place`: the key, with the first
-    item that differs of arrays of one length."""
+    """A key whose value is not the same on both sides.
+
+    Attributes:
+        key: The key.
+        place: The key, with the index of the first item that differs where both sides have arrays of one length.
+        found: The output's value as shown; None where the key is absent.
+        expected: The value that the source gives, as shown; None where it gives none.
+    """
 
     key: str
     place: str
@@ -79,8 +86,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class KeyProof:
-    """How many keys were `compared`, and which differ although nothing is wrong: `described` differently, `implied` by
-    the other side's silence, `allowed` by the user."""
+    """How many keys were compared, and which differ although nothing is wrong.
+
+    Attributes:
+        compared: Number of keys.
+        described: Differences in keys that only describe the file.
+        implied: Keys on one side only, whose absence on the other means the same value.
+        allowed: Differences that the user allows.
+    """
 
     compared: int
     described: tuple[Difference, ...] = ()
@@ -94,6 +107,7 @@ class KeyProof:
 
     @property
     def notes(self) -> tuple[str, ...]:
+        """The differences as lines for the user."""
         lines = [f"{one}, which {explanation(one.key)} explains" for one in self.described[:SHOWN]]
         if self.described[SHOWN:]:
             lines.append(f"and {len(self.described) - SHOWN} more keys that only describe the file")
@@ -104,7 +118,7 @@ class KeyProof:
 
 
 def check_metadata(plan: Plan, again: Checkpoint) -> None:
-    """Every key of the plan stands in the file with its value, and no other. Raises VerificationError."""
+    """Check that the file has every key of the plan with its value, and no other key. Raises VerificationError."""
     expected = shard_metadata(plan.metadata, 0, len(plan.layouts), len(plan.steps))
     if plan.options.alignment != 32:
         expected.setdefault("general.alignment", u32(plan.options.alignment))
@@ -121,9 +135,16 @@ def check_metadata(plan: Plan, again: Checkpoint) -> None:
 def compare_keys(
     expected: Mapping[str, Value], again: Checkpoint, sides: tuple[ModelGraph, ModelGraph] | None, allow: Sequence[str]
 ) -> KeyProof:
-    """The keys of a file that stands already against those that its source gives. `sides`: source and output, bound to
-    their architecture, which says what a key's absence means. `allow`: shell patterns of keys that may differ.
-    Raises VerificationError naming every key that nothing explains."""
+    """Compare the keys of a file that exists already with those that its source gives.
+
+    Args:
+        expected: The keys that the source gives.
+        again: The file.
+        sides: Source and output bound to their architecture, which says what a key's absence means; None without them.
+        allow: Shell patterns of keys that may differ.
+
+    Raises VerificationError naming every key whose difference nothing explains.
+    """
     proof: dict[str, list[Difference]] = {"wrong": [], "described": [], "implied": [], "allowed": []}
     keys = [key for key in sorted({*expected, *again.metadata}) if not _is(key, LAYOUT)]
     for key in keys:
@@ -155,7 +176,7 @@ def _is(key: str, patterns: Iterable[str]) -> bool:
 
 
 def _vocabulary_default(key: str, stated: Value, expected: Mapping[str, Value]) -> bool:
-    """Whether a runtime that does not find this key of the vocabulary takes the very value."""
+    """Return whether a runtime that does not find this key of the vocabulary assumes the same value."""
     model, pre = expected.get("tokenizer.ggml.model"), expected.get("tokenizer.ggml.pre")
     short = key.removeprefix("tokenizer.ggml.")
     if short == key or model is None:
@@ -168,7 +189,7 @@ def _vocabulary_default(key: str, stated: Value, expected: Mapping[str, Value]) 
 
 
 def _means_same(key: str, sides: tuple[ModelGraph, ModelGraph] | None) -> bool:
-    """Whether the key states an hparam that has one value on both sides."""
+    """Return whether the key states an hparam that has one value on both sides."""
     if sides is None:
         return False
     source, output = sides
@@ -193,12 +214,12 @@ def _unexplained(wrong: Sequence[Difference], path: str) -> VerificationError:
 
 
 def explanation(key: str) -> str:
-    """The option that may have made this key another."""
+    """Return the option that may have changed this key."""
     return next(option for pattern, option in EXPLAINED if fnmatchcase(key, pattern))
 
 
 def difference(key: str, found: Value | None, expected: Value | None) -> Difference | None:
-    """How two values of one key differ in type or in what a file holds of them; None where they do not."""
+    """Return how two values of one key differ in type or in what a file holds of them; None where they do not."""
     if found is None or expected is None:
         return Difference(key, key, _shown(found), _shown(expected))
     if (found.type, found.items) != (expected.type, expected.items):
@@ -218,7 +239,7 @@ def difference(key: str, found: Value | None, expected: Value | None) -> Differe
 
 
 def _items(value: Value) -> Sequence[Any]:
-    """The data as a file holds them: float32 values come back rounded."""
+    """Return the data as a file holds them: float32 values come back rounded."""
     items = value.data if value.type is ValueType.ARRAY else (value.data,)
     single = ValueType.FLOAT32 in (value.type, value.items)
     return np.asarray(items, np.float32).tolist() if single else items

@@ -1,8 +1,8 @@
-"""The prompts of a proof: short, and yet they reach what only long texts use.
+"""Make the prompts of a proof: short ones that still exercise what only long texts use.
 
-A window of attention, a second regime of rotary embeddings and distances in a bias of position act on positions, not on
-the number of tokens: a dozen tokens with gaps between them stand on either side of each border. Experts are reached by
-more tokens; those that no token was sent to are named.
+Attention windows, second regimes of rotary embeddings and distances in a position bias depend on positions, not on the
+number of tokens: a dozen tokens with gaps between them lie on either side of each border. Experts are reached by more
+tokens; those to which no token was routed are named.
 """
 
 from __future__ import annotations
@@ -18,24 +18,29 @@ from ggferry.converters.model_graph.graph import ModelGraph
 
 PROMPT_LENGTH = 16
 MOST_TOKENS = 96
-"""Of the prompt that is there for the experts: as many rows as a matrix is multiplied by at little more than the cost
-of reading it."""
+"""Most tokens of the prompt for the experts; multiplying a matrix by so many rows costs little more than reading it."""
 _MISSED = 0.01
-"""The chance at which an expert may remain without a token, were they chosen evenly."""
+"""The chance that an expert is left without a token, if experts were chosen evenly."""
 _ROWS = 5
-"""Rows of the prompts after the first that logits are computed of."""
+"""Rows of the far prompt for which logits are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One text of the proof: what it is for, its tokens, and where they stand."""
+    """A text of the proof.
+
+    Attributes:
+        name: What it is for: 'start', 'far', 'experts'.
+        tokens: Its token ids.
+        places: Positions of the tokens, and the rows for which logits are wanted.
+    """
 
     name: str
     tokens: tuple[int, ...]
     places: Places = field(default_factory=Places)
 
     def as_dict(self) -> dict[str, Any]:
-        """As a receipt states it: enough to compute it again."""
+        """Return the prompt as a receipt states it: enough to compute it again."""
         at = {} if self.places.positions is None else {"positions": list(self.places.positions)}
         rows = {} if self.places.rows is None else {"rows": list(self.places.rows)}
         context = {} if self.places.context is None else {"context": self.places.context}
@@ -44,19 +49,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What the prompts of a proof came to, and what they did not."""
+    """What the prompts of a proof exercised, and what they did not."""
 
     reached: tuple[str, ...] = ()
     missed: tuple[str, ...] = ()
 
 
 def spread(n_vocab: int, length: int = PROMPT_LENGTH, start: int = 0) -> tuple[int, ...]:
-    """Token ids spread over the whole vocabulary, the same for every model of that size."""
+    """Return token ids spread over the whole vocabulary, the same for every model of that size."""
     return tuple((1 + i * 0x9E3779B1) % n_vocab for i in range(start, start + length))
 
 
 def prompts(graph: ModelGraph) -> tuple[Prompt, ...]:
-    """The texts both sides are run on: the first tokens, then far ones, then as many as the experts need."""
+    """Return the prompts for both sides: the first positions, then far ones, then tokens enough for the experts."""
     sizes, n_vocab = graph.sizes, graph.sizes["n_vocab"]
     found = [Prompt("start", spread(n_vocab, min(PROMPT_LENGTH, original_context(sizes) or PROMPT_LENGTH)))]
     if at := _far_positions(graph, len(found[0].tokens)):
@@ -70,22 +75,23 @@ def prompts(graph: ModelGraph) -> tuple[Prompt, ...]:
 
 
 def original_context(sizes: Mapping[str, Any]) -> int:
-    """The length beyond which rotary embeddings are scaled otherwise, or beyond which a model was not trained."""
+    """Return the length beyond which rotary embeddings are scaled differently, or else the length of the context."""
     return _size(sizes, "rope_original") or _size(sizes, "n_ctx")
 
 
 def _size(sizes: Mapping[str, Any], name: str) -> int:
-    """A size, the largest of those that every block has of its own, 0 where there is none."""
+    """Return a size, or the largest where blocks have their own; 0 where there is none."""
     value = sizes.get(name) or 0
     return int(max(value)) if isinstance(value, tuple | list) else int(value)
 
 
 def learned_positions(graph: ModelGraph) -> bool:
+    """Return whether the model has a table of learned positions."""
     return "position_embd.weight" in graph.by_name
 
 
 def tokens_for_experts(sizes: Mapping[str, Any]) -> int:
-    """How many tokens leave no expert of a block without one, but for a chance of `_MISSED` each."""
+    """Return how many tokens reach every expert of a block, but for a chance of `_MISSED` each."""
     experts, used = _size(sizes, "n_expert"), _size(sizes, "n_expert_used")
     if not 0 < used < experts:
         return 0
@@ -93,7 +99,10 @@ def tokens_for_experts(sizes: Mapping[str, Any]) -> int:
 
 
 def reach(graph: ModelGraph, texts: Sequence[Prompt], chosen: Sequence[Mapping[str, Any]]) -> Reach:
-    """What the prompts came to. `chosen`: of each the experts that tokens were sent to, by block (`Choices`)."""
+    """Return what the prompts exercised.
+
+    `chosen`: for each prompt, the experts to which tokens were routed, by block (`Choices`).
+    """
     reached: list[str] = []
     missed: list[str] = []
     furthest = max((text.places.positions or (len(text.tokens) - 1,))[-1] for text in texts)
@@ -102,7 +111,7 @@ def reach(graph: ModelGraph, texts: Sequence[Prompt], chosen: Sequence[Mapping[s
     routed: dict[str, set[int]] = {}
     for blocks in chosen:
         for block, experts in blocks.items():
-            if block.endswith("."):  # and not a choice of groups
+            if block.endswith("."):  # not a choice of groups
                 routed.setdefault(block, set()).update(experts.flatten().tolist())
     for line, ok in _experts(_size(graph.sizes, "n_expert"), routed):
         (reached if ok else missed).append(line)
@@ -110,7 +119,7 @@ def reach(graph: ModelGraph, texts: Sequence[Prompt], chosen: Sequence[Mapping[s
 
 
 def _borders(graph: ModelGraph) -> list[tuple[str, int]]:
-    """Positions at which a model changes what it does; there are none beyond those that were learned."""
+    """Return the positions at which a model changes what it does; none lie beyond learned positions."""
     window, original = _size(graph.sizes, "n_swa"), original_context(graph.sizes)
     found = [("positions beyond the window of", window)] if window else []
     if original and _by_position(graph) and not learned_positions(graph):
@@ -131,8 +140,11 @@ def _experts(count: int, routed: Mapping[str, set[int]]) -> list[tuple[str, bool
 
 
 def _far_positions(graph: ModelGraph, reached: int) -> tuple[int, ...]:
-    """Where the tokens of the far prompt stand: at the start, at the window's border, and beyond the original
-    context; () where the first prompt has come to all of it."""
+    """Return the positions of the far prompt's tokens.
+
+    They are at the start, at the window's border and beyond the original context; there are none where the first prompt
+    has reached all of these.
+    """
     sizes = graph.sizes
     window, original = _size(sizes, "n_swa"), original_context(sizes)
     borders = [border for border in (window, original) if border >= reached]
@@ -144,6 +156,6 @@ def _far_positions(graph: ModelGraph, reached: int) -> tuple[int, ...]:
 
 
 def _by_position(graph: ModelGraph) -> bool:
-    """Whether the computation knows positions at all."""
+    """Return whether the computation depends on positions at all."""
     sizes = graph.sizes
     return bool(sizes.get("n_swa") or sizes.get("max_alibi") or sizes.get("n_rot") or learned_positions(graph))

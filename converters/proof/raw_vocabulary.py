@@ -1,7 +1,7 @@
-"""The vocabulary of an output held against the source's own files, read by those who defined them: every token's text,
-score and type as the library gives them, every merge, special tokens by their texts, chat templates as they stand.
+"""Compare the vocabulary of an output with the source's own files, as read by the libraries that define them.
 
-The conversion's own reading of these files has no part in it.
+That covers every token's text, score and type as the library gives them, every merge, special tokens by their texts,
+and chat templates as they are. The conversion's own reading of these files has no part in it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ else:
     np = lazy("numpy")
 
 FRAMING = ("TemplateProcessing", "BertProcessing", "RobertaProcessing")
-PADDED = re.compile(r"\[(?:PAD|DUP)\d+\]'*")  # what stands where the source has no token, or one twice
+PADDED = re.compile(r"\[(?:PAD|DUP)\d+\]'*")  # our names where the source has no token, or has one twice
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 NAMING = ("special_tokens_map.json", "tokenizer_config.json")  # the last that names a token counts
 
@@ -36,9 +36,18 @@ def check_raw(
     output: Tokenizer, witness: Witness, facts: Mapping[str, Any], files: Sidecars, path: str,
     apart: Collection[str] = (),
 ) -> dict[str, int]:  # fmt: skip
-    """How many tokens, merges, special ids and templates of the output are the source's. `facts`: the vocabulary as the
-    library of `witness` gives it; `apart`: keys that may differ. Raises VerificationError naming the first that is
-    not."""
+    """Count the tokens, merges, special ids and templates of the output, having checked that they are the source's.
+
+    Args:
+        output: The vocabulary as it was read again.
+        witness: The library, and the tokens added after training.
+        facts: The vocabulary as the library gives it.
+        files: The source's files.
+        path: The output's, for errors.
+        apart: Keys that may differ.
+
+    Raises VerificationError naming the first thing that is not the source's.
+    """
     held = _Held(output, path)
     held.added(witness)
     merges = 0
@@ -48,7 +57,7 @@ def check_raw(
         held.ranks({rank: spell(base64.b64decode(token)) for token, rank in facts["vocabulary"].items()})
     else:
         document = files.object("tokenizer.json").get("model") or {}
-        if isinstance(document.get("vocab"), list):  # Unigram: no text need be there once
+        if isinstance(document.get("vocab"), list):  # Unigram: a text may occur more than once
             texts = {token: entry[0] for token, entry in enumerate(document["vocab"])}
             held.scores([entry[1] for entry in document["vocab"]])
         else:
@@ -63,8 +72,11 @@ def check_raw(
 
 
 def check_held(output: Tokenizer, raw: RawVocab, path: str) -> dict[str, int]:
-    """How many ordinary tokens of the output are those that a file of the GGML era holds, byte for byte, with its
-    scores where it has any. Raises VerificationError naming the first that is not."""
+    """Count the ordinary tokens of the output, having checked them against a file of the GGML era.
+
+    Each must be the file's byte for byte, with its score where the file has scores. Raises VerificationError naming the
+    first that is not.
+    """
     held, count = _Held(output, path), min(len(raw.tokens), len(output.tokens))
     ordinary = [token for token in range(count) if output.type_of(token) == TokenType.NORMAL]
     for token in ordinary:
@@ -76,27 +88,36 @@ def check_held(output: Tokenizer, raw: RawVocab, path: str) -> dict[str, int]:
 
 
 def _bytes_of(text: str) -> set[bytes]:
-    """What a token of the output may have been in a file of the time: its bytes, those it spells, a blank for a visible
-    one, and bytes taken for code points (ggml's MPT script)."""
+    """Return what a token of the output may have been in a file of the time.
+
+    That is its bytes, the bytes that it spells, a blank for a visible one, or bytes taken for code points (ggml's MPT
+    script).
+    """
     spelled = unspell(text)
     plain = {text.encode("utf-8", "surrogateescape"), text.replace(SPACE, " ").encode("utf-8", "surrogateescape")}
     return plain if spelled is None else {*plain, spelled, spelled.decode("latin-1").encode()}
 
 
 class _Held:
-    """The output's vocabulary, and what is held against it."""
+    """The output's vocabulary, with a check for each thing that the source's files state."""
 
     def __init__(self, output: Tokenizer, path: str) -> None:
         self.output, self.path = output, path
 
     def added(self, witness: Witness) -> None:
-        """Tokens added after training, at their ids. One that llama.cpp looks for in plain text has real spaces."""
+        """Check the tokens added after training, at their ids.
+
+        Those that llama.cpp looks for in plain text have real spaces.
+        """
         for one in witness.added:
             if one.id < len(self.output.tokens) and not self._stands_for_none(one.id):
                 self._text(one.id, {one.content, one.content.replace(SPACE, " ")})
 
     def pieces(self, texts: Sequence[str], scores: Sequence[float], types: Sequence[int], added: set[int]) -> None:
-        """SentencePiece's own. It does not tell user-defined pieces from ordinary ones, nor do they differ in score."""
+        """Check SentencePiece's own pieces.
+
+        The library does not distinguish user-defined pieces from ordinary ones, nor do they differ in score.
+        """
         self.scores(scores, added)
         for token, text in enumerate(self.output.tokens):
             kind = self._type(token)
@@ -112,14 +133,14 @@ class _Held:
                 raise self.wrong(f"type of token {token} ({text!r})", kind, types[token])
 
     def ranks(self, texts: Mapping[int, str]) -> None:
-        """Those of a tiktoken file, each at its rank. What stands behind them is special: no file names it."""
+        """Check the tokens of a tiktoken file, each at its rank. Those after them are special: no file names them."""
         for token in range(max(texts) + 1):
             self._text(token, {texts.get(token, "")})
             if self._type(token) != TokenType.NORMAL:
                 raise self.wrong(f"type of token {token} ({texts[token]!r})", self._type(token), TokenType.NORMAL)
 
     def scores(self, scores: Sequence[float], but: Collection[int] = ()) -> None:
-        """The score of every trained piece."""
+        """Check the score of every trained piece."""
         count = min(len(scores), len(self.output.tokens))
         if self.output.scores is None:
             raise self.wrong("no scores", None, f"{len(scores)} scores")
@@ -129,7 +150,10 @@ class _Held:
                 raise self.wrong(f"score of token {token}", float(found[token]), float(expected[token]))
 
     def tokens(self, texts: Mapping[int, str], added: Mapping[int, Sequence[Any]]) -> None:
-        """Those of a tokenizer.json. Special ones are control tokens; WordPiece's are spelled with a space in front."""
+        """Check the tokens of a tokenizer.json.
+
+        Special ones are control tokens; those of WordPiece are spelled with a space in front.
+        """
         bert = self.output.model == "bert"
         for token in range(len(self.output.tokens)):
             kind = self._type(token)
@@ -146,7 +170,10 @@ class _Held:
                 raise self.wrong(f"type of token {token} ({text!r}), which was trained", kind, TokenType.NORMAL)
 
     def merges(self, stated: Any, files: Sidecars) -> int:
-        """Every merge, in the order of the file; without those of tokens that --trim-vocab dropped."""
+        """Check every merge, in the file's order, without those of tokens that --trim-vocab dropped.
+
+        Returns the number of merges.
+        """
         if stated is None:
             lines = read_text(files.files["merges.txt"]).split("\n")
             stated = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
@@ -161,9 +188,17 @@ class _Held:
         return len(found)
 
     def framed(self, whole: Sequence[int], plain: Sequence[int], processor: Any, apart: Collection[str]) -> None:
-        """Whether bos and eos are put around a text as the library puts them: `whole` is a text so encoded, `plain`
-        the same alone. What is neither nothing nor the one token has no flag, and without a template of its own
-        (`processor`) the file says nothing."""
+        """Check that bos and eos are put around a text as the library puts them.
+
+        No flag can state anything but nothing or the one token; and without a template of its own, the file states
+        nothing.
+
+        Args:
+            whole: The ids of a text with what the library adds.
+            plain: The ids of the same text alone.
+            processor: The file's post_processor.
+            apart: Keys that may differ.
+        """
         starts = range(len(whole) - len(plain) + 1)
         start = next((start for start in starts if whole[start : start + len(plain)] == plain), None)
         if start is None or not any(name in str(processor) for name in FRAMING):
@@ -175,7 +210,7 @@ class _Held:
                 raise self.wrong(f"{flag}_token", said, bool(around))
 
     def special(self, files: Sidecars, apart: Collection[str]) -> int:
-        """Special ids by the texts that the configuration names."""
+        """Check the special ids by the texts that the configuration names; return their number."""
         count = 0
         for role in ROLES:
             if any(GGML + key in apart for key in SPECIAL_KEYS[role]):
@@ -191,7 +226,10 @@ class _Held:
         return count
 
     def templates(self, files: Sidecars) -> int:
-        """The default chat template: of several files that state one, chat_template.jinja is the last to speak."""
+        """Check the default chat template; return the number of templates.
+
+        Where several files state one, chat_template.jinja is the last and wins.
+        """
         stated = [files.object(name).get("chat_template") for name in ("tokenizer_config.json", "chat_template.json")]
         texts = [text for text in stated if isinstance(text, str)]
         if "chat_template.jinja" in files.files:
@@ -213,11 +251,12 @@ class _Held:
             raise self.wrong(f"text of token {token}", self.output.tokens[token], min(spelled))
 
     def wrong(self, what: str, found: object, expected: object) -> VerificationError:
+        """Return the error for something that is not the source's."""
         return VerificationError(f"not the source's: {what}", path=self.path, found=found, expected=expected)
 
 
 def _spelled(text: str, kind: int, bert: bool) -> set[str]:
-    """How GGUF may spell a token of a tokenizer.json."""
+    """Return how GGUF may spell a token of a tokenizer.json."""
     if bert:
         return {text, text.removeprefix("##"), SPACE + text}
     return {text, text.replace(SPACE, " ")} if kind == TokenType.USER_DEFINED else {text}

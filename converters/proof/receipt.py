@@ -1,6 +1,6 @@
-"""What did happen, with numbers: the JSON that stands beside every output.
+"""Make the receipt of an output: a JSON file next to it that states in numbers what happened.
 
-The same inputs and options give the same receipt: no clock, no machine, no absolute path in it.
+The same inputs and options give the same receipt: it holds no time, no machine and no absolute path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def make_receipt(
     source: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The receipt as plain data. `output`, `source`: file records (`digests.Digests`)."""
+    """Return the receipt as plain data. `output`, `source`: records of files (`digests.Digests`)."""
     graph, checkpoint = plan.graph, plan.graph.checkpoint
     runtimes = _runtimes(plan)
     measured = {tensor.name: tensor for tensor in proof.tensors}
@@ -80,7 +80,10 @@ def make_receipt(
 
 
 def _runtimes(plan: Plan) -> list[str]:
-    """Programs of today that run the output: its architecture's, llama.cpp only where its loader takes the file."""
+    """Return the present-day programs that run the output.
+
+    They are the architecture's, with llama.cpp only if its loader takes the file.
+    """
     named = list(plan.graph.runtimes)
     if "llama.cpp" in named and plan.steps:
         metadata = {key: entry.value for key, entry in plan.metadata.items()}
@@ -97,11 +100,12 @@ def _output_types(plan: Plan) -> str:
 
 
 def to_json(receipt: Mapping[str, Any]) -> str:
+    """Return the receipt as JSON text."""
     return printable_json(receipt, indent=1) + "\n"
 
 
 def what_was_read(checkpoint: Checkpoint) -> str:
-    """'GGJT v3, llama, 5 June – 21 August 2023 …, Q4_K ×13, F32 ×5'."""
+    """Return a line like 'GGJT v3, llama, 5 June – 21 August 2023 …, Q4_K ×13, F32 ×5'."""
     name = label_of(checkpoint.container)
     name += f" v{checkpoint.version}" if checkpoint.version is not None else ""
     types = count_types(list(checkpoint.tensors.values())) or "no tensors"
@@ -110,7 +114,7 @@ def what_was_read(checkpoint: Checkpoint) -> str:
 
 
 def how_it_was_proved(proof: Proof) -> str:
-    """The last of the three lines: who testified; grades, worst error, logits, tokenizer."""
+    """Return the last of the three lines: who testified, then grades, worst error, logits, tokenizer."""
     grades: dict[str, int] = {}
     for tensor in proof.tensors:
         grades[tensor.grade] = grades.get(tensor.grade, 0) + 1
@@ -139,7 +143,7 @@ def how_it_was_proved(proof: Proof) -> str:
 
 
 def _tokenized(found: Mapping[str, Any]) -> str:
-    """What became of the texts, and how many GGUF cannot say otherwise."""
+    """Return what became of the texts, and for how many GGUF cannot express the library's result."""
     line = f"{found['equal']} of {found['texts']} texts tokenize alike"
     excused = sum(found.get("excused", {}).values())
     return f"{line} ({excused} differ in what GGUF cannot say)" if excused else line

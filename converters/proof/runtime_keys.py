@@ -1,8 +1,8 @@
-"""What llama.cpp's loader asks of a GGUF file, held against the keys and tensors that one has.
+"""Compare what llama.cpp's loader reads from a GGUF file with the keys and tensors that a file has.
 
 The list (`llama_cpp_keys.txt`, made by `tools/llama_cpp_keys.py` from llama.cpp's sources) shares nothing with the
-architecture tables: a misspelt key, a missing one or a value of a type that the loader refuses shows here although both
-sides of our own proof read the same table.
+architecture tables. So a misspelt key, a missing one or a value of a type that the loader refuses is seen here,
+although both sides of our own proof read the same table.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ SPELT = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One line of the list. `types`: 'u32', '[f32]' (an array), '[]' (any array), 'any'; of a tensor none. `state`:
-    required, sometimes (required under a condition) or optional. `default`: what the loader assumes without the key,
-    where its source says that plainly. `note`: the condition, in llama.cpp's words, under which it asks at all."""
+    """One line of the list.
+
+    Attributes:
+        name: The key or tensor.
+        types: Types that the loader takes: 'u32', '[f32]' (an array), '[]' (any array), 'any'; empty for a tensor.
+        state: 'required', 'sometimes' (required under a condition) or 'optional'.
+        default: What the loader assumes without the key, where its source says that plainly.
+        note: The condition, in llama.cpp's words, under which the loader reads it at all.
+    """
 
     name: str
     types: tuple[str, ...]
@@ -40,8 +46,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """All that is asked of a file of one architecture and tokenizer, names in full; tensors with {n} and {e}.
-    `tokenizer`: whether the tokenizer is one that llama.cpp knows."""
+    """All that llama.cpp reads from a file of one architecture and tokenizer.
+
+    Attributes:
+        version: The build of llama.cpp.
+        tokenizer: Whether llama.cpp knows the tokenizer.
+        keys: The keys, by their full names.
+        tensors: The tensors, by names with {n} for the block and {e} for the expert.
+    """
 
     version: str
     tokenizer: bool
@@ -51,8 +63,14 @@ class Loader:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`kind`: no loader, missing, type, unread, unknown (a value); of tensors: missing tensor, unread tensor. `what`:
-    the key, or the tensor with {n} for its block."""
+    """Something in which the loader and a file do not fit.
+
+    Attributes:
+        kind: 'no loader', 'missing', 'type', 'unread', 'unknown' (a value), 'missing tensor' or 'unread tensor'.
+        architecture: The file's architecture.
+        what: The key, or the tensor with {n} for its block.
+        text: The finding in words.
+    """
 
     kind: str
     architecture: str
@@ -63,8 +81,10 @@ class Finding:
 def check(
     architecture: str, metadata: Mapping[str, Value], tensors: Iterable[str] = (), *, vocab_only: bool = False
 ) -> tuple[Finding, ...]:
-    """Where llama.cpp's loader and a file with these keys and tensors do not fit. `vocab_only`: nothing is asked of a
-    model that is not there."""
+    """Return where llama.cpp's loader and a file with these keys and tensors do not fit.
+
+    With `vocab_only`, nothing of the model is expected to be there.
+    """
     if architecture == "clip" or _text(metadata, "general.type") in OTHER:
         return ()
     found = loader(architecture, _text(metadata, "tokenizer.ggml.model") or "none")
@@ -77,7 +97,7 @@ def check(
 
 
 def _unknown(metadata: Mapping[str, Value], architecture: str) -> Iterator[Finding]:
-    """The vocabulary's kind and pre-tokenizer, where llama.cpp knows neither the one nor the other by that name."""
+    """Yield a finding for a kind of vocabulary or a pre-tokenizer that llama.cpp does not know by that name."""
     model, pre = (_text(metadata, f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     for key, value, known in (("model", model, tokenizers()), ("pre", pre, pre_tokenizers())):
         if value and value not in known and (key == "model" or model == "gpt2"):
@@ -102,7 +122,7 @@ def _findings(
         read = asked.keys.get(key)
         if read is None:
             known = not key.startswith("tokenizer.") or asked.tokenizer
-            if known and not key.startswith("general."):  # what describes the model, for people and for lists of models
+            if known and not key.startswith("general."):  # general.* describes the model to people and catalogs
                 yield Finding("unread", architecture, key, f"{who} does not read {key}")
         elif not takes(read, value):
             types = " or ".join(read.types)
@@ -138,26 +158,29 @@ def _count(value: Value | None) -> int:
 
 
 def takes(request: Request, value: Value) -> bool:
-    """Whether the loader takes a value of this type for the key."""
+    """Return whether the loader takes a value of this type for the key."""
     return (
         "any" in request.types or spelt(value) in request.types or ("[]" in request.types and value.items is not None)
     )
 
 
 def spelt(value: Value) -> str:
-    """The value's type as the list writes it: 'u32', '[str]'."""
+    """Return the value's type as the list writes it: 'u32', '[str]'."""
     if value.type is not ValueType.ARRAY:
         return SPELT[value.type]
     return f"[{SPELT.get(value.items, 'array')}]" if value.items is not None else "[]"
 
 
 def version() -> str:
-    """The build of llama.cpp that the list was made from: 'b11549'."""
+    """Return the build of llama.cpp that the list was made from: 'b11549'."""
     return _parts()[""][0].partition(" ")[2]
 
 
 def loader(architecture: str, tokenizer: str = "none") -> Loader | None:
-    """What is asked of a file of this architecture with this tokenizer.ggml.model. None: llama.cpp cannot load it."""
+    """Return what llama.cpp reads from a file of this architecture with this tokenizer.ggml.model.
+
+    None where llama.cpp cannot load the architecture.
+    """
     parts = _parts()
     if architecture not in parts:
         return None
@@ -173,23 +196,23 @@ def loader(architecture: str, tokenizer: str = "none") -> Loader | None:
 
 
 def architectures() -> tuple[str, ...]:
-    """The architectures that llama.cpp can load."""
+    """Return the architectures that llama.cpp can load."""
     return tuple(name for name in _parts() if name not in ("", "*", "pre") and not name.startswith("tokenizer "))
 
 
 def tokenizers() -> tuple[str, ...]:
-    """The values of tokenizer.ggml.model that llama.cpp knows."""
+    """Return the values of tokenizer.ggml.model that llama.cpp knows."""
     return tuple(name.removeprefix("tokenizer ") for name in _parts() if name.startswith("tokenizer "))
 
 
 def pre_tokenizers() -> tuple[str, ...]:
-    """The values of tokenizer.ggml.pre that llama.cpp knows."""
+    """Return the values of tokenizer.ggml.pre that llama.cpp knows."""
     return _parts()["pre"]
 
 
 @cache
 def _parts() -> dict[str, tuple[str, ...]]:
-    """The lines of each section; those before the first under ''."""
+    """Return the lines of each section of the list; those before the first section under ''."""
     text = LIST.read_text(encoding="ascii")
     head, *sections = text.split("\n[")
     found = {"": tuple(line for line in head.splitlines() if line[:1] not in ("", "#"))}

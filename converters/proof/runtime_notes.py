@@ -1,4 +1,4 @@
-"""What a user is told of llama.cpp's loader and the file it is to read (`runtime_keys`), and what needs no telling."""
+"""Say where llama.cpp's loader and a file do not fit (`runtime_keys`), and which of that the user need not know."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ ITSELF = "the finding's own line"
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Where the loader and a file of ours rightly do not fit, and why.
+    """A misfit between the loader and a file of ours that is as it should be, and why.
 
-    `kind`, `of`, `what`: of the findings; architectures and shell patterns of keys and tensors, separated by blanks.
-    `said`: part of the note that tells the user what follows from it; without that note the finding's own line does.
+    Attributes:
+        kind: Kind of the findings.
+        of: Their architectures, separated by blanks; shell patterns.
+        what: Their keys or tensors, separated by blanks; shell patterns.
+        reason: Why it is as it should be.
+        said: Part of the note in which the user learns what follows from it; where no note holds it, the finding's own
+            line
+            is shown.
     """
 
     kind: str
@@ -166,15 +172,15 @@ EXPLAINED = (
 
 
 def loads(architecture: str, metadata: Mapping[str, Value], tensors: Iterable[str]) -> bool:
-    """Whether llama.cpp's loader takes the model, whatever it says of the vocabulary."""
+    """Return whether llama.cpp's loader takes the model, whatever it makes of the vocabulary."""
     found = check(architecture, metadata, tensors)
     return all(finding.kind == "unread" or finding.what.startswith("tokenizer.") for finding in found)
 
 
 def unexplained(findings: Iterable[Finding], notes: Collection[str]) -> tuple[Finding, ...]:
-    """The findings that the user is not told of in `notes`, and should be."""
+    """Return the findings that `notes` do not cover and that the user should know."""
     told = "\n".join(notes)
-    explained: dict[tuple[str, str], re.Pattern[str]] = {}  # a stranger's file may bring very many of a kind
+    explained: dict[tuple[str, str], re.Pattern[str]] = {}  # an untrusted file may have very many of a kind
     left = []
     for finding in findings:
         place = finding.kind, finding.architecture
@@ -186,7 +192,7 @@ def unexplained(findings: Iterable[Finding], notes: Collection[str]) -> tuple[Fi
 
 
 def _explained(kind: str, architecture: str, told: str) -> re.Pattern[str]:
-    """What findings of this kind may rightly name in a file of this architecture."""
+    """Return a pattern of what findings of this kind may rightly name in a file of this architecture."""
     rules = (
         rule
         for rule in EXPLAINED
@@ -203,8 +209,10 @@ def runtime_notes(
     *,
     vocab_only: bool = False,
 ) -> tuple[str, ...]:
-    """Lines for the user: where llama.cpp's loader and this file do not fit and `notes` do not say so already. Names of
-    what it does not read share a line."""
+    """Return lines for the user: where llama.cpp's loader and this file do not fit and `notes` do not say so already.
+
+    Names of what the loader does not read share a line.
+    """
     found = unexplained(check(architecture, metadata, tensors, vocab_only=vocab_only), notes)
     lines = [finding.text for finding in found if not finding.kind.startswith("unread")]
     for kind, text in (("unread", "does not read {}"), ("unread tensor", "would refuse the file for its tensors {}")):

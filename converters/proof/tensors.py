@@ -1,9 +1,9 @@
-"""The proof of one tensor: its values in the output, compared with the source's through the source's layout.
+"""Prove one tensor: compare its values in the output with the source's, through the source's layout.
 
-Nothing the converter decided is trusted. Copies and permutations must be equal byte for byte, repacks within what
-their scales' rounding allows. Rounded tensors are encoded again from the source: where the bytes are equal nothing is
-left to judge. Where they are not, because another program quantized the file or an importance matrix is not at hand,
-every block and every row must be like what it was made of (`quant.accuracy.likeness`).
+Nothing the converter decided is trusted. Copies and permutations must be equal byte for byte, repacks within what the
+rounding of their scales allows. Rounded tensors are encoded again from the source; where the bytes are equal, nothing
+is left to judge. Where they are not, because another program quantized the file or its importance matrix is not at
+hand, every block and every row must be like what it was made of (`quant.accuracy.likeness`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,18 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class TensorProof:
-    """What became of one tensor: grade, and over all its values max |Δ| and RMS(Δ)/RMS(source). `encoded_again`:
-    whether encoding the source's values gave the very bytes of the output; None where nothing was rounded."""
+    """What was found for one tensor.
+
+    Attributes:
+        name: Name in the output.
+        source_type: Type in the source.
+        type: Type in the output.
+        grade: How exactly it was kept.
+        max_error: max |Δ| over all values.
+        relative_rms: RMS(Δ) / RMS(source) over all values.
+        encoded_again: Whether encoding the source's values gave the very bytes of the output; None where nothing was
+            rounded.
+    """
 
     name: str
     source_type: str
@@ -53,19 +63,27 @@ class TensorProof:
 
     @property
     def band(self) -> tuple[float, float] | None:
-        """What rounding to its type costs ordinary weights (`quant.accuracy.bands`); None where nothing was rounded."""
+        """The error that rounding to its type causes in ordinary weights (`quant.accuracy.bands`).
+
+        None where nothing was rounded.
+        """
         return band_of(self.type) if self.grade is Grade.ROUNDED else None
 
     @property
     def outlier(self) -> bool:
-        """Whether it lost more than that."""
+        """Whether its error lies beyond that band."""
         return self.band is not None and beyond_band(self.type, self.relative_rms)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What is known of how an output's rounded tensors were encoded. `imatrix`: the importances they were weighed by.
-    `ours`: this version of ggferry made them from this source with that matrix, so that any other byte is an error."""
+    """What is known of how an output's rounded tensors were encoded.
+
+    Attributes:
+        imatrix: The importance matrix they were encoded with.
+        ours: Whether this version of ggferry made them from this source with that matrix, so that any other byte is an
+            error.
+    """
 
     imatrix: Imatrix | None = None
     ours: bool = False
@@ -75,7 +93,7 @@ def check_tensor(
     source: ModelGraph, output: ModelGraph, node: Node, jobs: int | None = None, progress: Progress | None = None,
     encoding: Encoding | None = None,
 ) -> TensorProof:  # fmt: skip
-    """One tensor's values on both sides, through the source's layout. Raises VerificationError."""
+    """Compare one tensor's values on both sides, through the source's layout. Raises VerificationError."""
     return _Comparison(source, output, node, encoding or Encoding(), progress).run(jobs)
 
 
@@ -88,7 +106,7 @@ class _Comparison:
         self.source, self.output, self.node, self.encoding = source, output, node, encoding
         origin = source.by_name[node.name]
         self.before, self.after = origin.inputs[0].type, node.inputs[0].type
-        # Importances belong to columns, so that rows must stay whole.
+        # Importances belong to columns, so rows must stay whole.
         self.origin = origin if encoding.imatrix else rows.view_for_streaming(origin, self.after)
         self.mirror = rows.view_for_streaming(node, self.before) if self.origin.shape != node.shape else node
         self.bitwise = self.before == self.after and self.origin.layout.block_safe
@@ -100,6 +118,7 @@ class _Comparison:
         self.other_bytes = threading.Event()
 
     def run(self, jobs: int | None) -> TensorProof:
+        """Compare the two sides on several threads and return what was found."""
         runs = [rows.run_of_bytes(side) for side in (self.origin, self.mirror)] if self.bitwise else [None, None]
         first, second = runs
         if first and second:
@@ -166,7 +185,7 @@ class _Comparison:
         self._advance((stop - start) * self.after.row_bytes(self.mirror.shape[-1]))
 
     def _rounded(self, start: int, expected: Floats, blocks: Bytes, found: Floats) -> None:
-        """Raises VerificationError for rows that are not the source's, rounded."""
+        """Check that rows are the source's, rounded. Raises VerificationError."""
         if not self.other_bytes.is_set():
             again = self._encoded(start, expected)
             if again is not None and np.array_equal(again, blocks):
@@ -184,7 +203,7 @@ class _Comparison:
             )  # fmt: skip
 
     def _encoded(self, start: int, rows: Floats) -> Bytes | None:
-        """The source's rows in the output's type; None where we cannot know how they were encoded."""
+        """Return the source's rows in the output's type; None where we cannot know how they were encoded."""
         one, imatrix = codec(self.after.name), self.encoding.imatrix
         weights = imatrix.weights(self.node.name, self.node.shape) if imatrix and self.after.quantized else None
         if one.encode is None or (one.needs_imatrix and weights is None):

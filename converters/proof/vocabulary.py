@@ -1,5 +1,7 @@
-"""The proof of the vocabulary: what the library that the model was made with gives for many texts, against the encoder
-of the output as it was read again; and the output's tokens against the source's own file."""
+"""Prove the vocabulary: compare the output's encoder with the library that the model was made with, on many texts.
+
+The output's tokens are also compared with the source's own file.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from ggferry.formats.errors import UnsupportedError, VerificationError
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How much is encoded. `pieces`: every piece of the vocabulary, too; `own`: the user's texts (`--text`)."""
+    """How much is encoded.
+
+    Attributes:
+        pieces: Whether every piece of the vocabulary is encoded, too.
+        own: The user's own texts (`--text`).
+    """
 
     pieces: bool = False
     own: tuple[str, ...] = ()
@@ -28,8 +35,15 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Vocabularies:
-    """Both sides: the source's as it was planned, the output's as it was read again, and where the source's is from.
-    `apart`: keys that differ and may (`metadata.KeyProof`)."""
+    """The vocabularies of both sides, and where the source's is from.
+
+    Attributes:
+        source: The source's, as it was planned.
+        output: The output's, as it was read again.
+        checkpoint: The source.
+        options: What the user said about the vocabulary.
+        apart: Keys that differ and may (`metadata.KeyProof`).
+    """
 
     source: Tokenizer | None
     output: Tokenizer | None
@@ -39,12 +53,20 @@ class Vocabularies:
 
 
 def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> dict[str, Any]:
-    """What was found, for the receipt. `path`: the output's.
+    """Compare the vocabularies of both sides, and return what was found for the receipt.
 
-    Where a library made the source's vocabulary, it encodes the texts, and its reading of the file is held against
-    the output's tokens. Without one (GGUF, files of the GGML era) both sides are encoded by us. A LLaMA-era vocabulary
-    is also held, on its raw bytes, against the algorithm of its own runtime; of a byte-level one whose merges were
-    rebuilt every token must come out of its own bytes by the merges as written. Raises VerificationError."""
+    Where a library made the source's vocabulary, it encodes the texts, and its reading of the file is compared with the
+    output's tokens. Without a library (GGUF, files of the GGML era), both sides are encoded by our own encoders. A
+    LLaMA-era vocabulary is also compared, on its raw bytes, with the algorithm of its own runtime. In a byte-level one
+    whose merges were rebuilt, the merges as written must make every token from its bytes.
+
+    Args:
+        sides: The two vocabularies.
+        path: The output's path, for errors.
+        depth: How much is encoded.
+
+    Raises VerificationError.
+    """
     source, output, checkpoint = sides.source, sides.output, sides.checkpoint
     if source is None or output is None:
         if source is not output:
@@ -73,13 +95,13 @@ def check_tokenizer(sides: Vocabularies, path: str, depth: Depth = Depth()) -> d
 def _by_library(
     sides: Vocabularies, source: Tokenizer, output: Tokenizer, encode: Encoder, path: str, depth: Depth
 ) -> dict[str, Any] | None:
-    """None where no library reads what the source's vocabulary was made of."""
+    """Compare by the library; return None where none reads what the source's vocabulary was made of."""
     witness, files = witness_of(sides.checkpoint, sides.options)
     if witness is None or files is None:
         return None
     texts = texts_of(source, witness.added, depth.pieces, depth.own)
     said = hear(witness, source, encode, texts, vocabulary=True)
-    if not witness.forced:  # --pre: the user has said that the file's own pre-tokenizer is not to be followed
+    if not witness.forced:  # --pre: the user overrides the pre-tokenizer of the file
         _check(said.check.first, path)
     raw = check_raw(output, witness, said.facts, files, path, sides.apart)
     return {**said.check.as_dict(), **_told(said), "held_against_source": raw}

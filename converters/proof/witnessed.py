@@ -1,8 +1,8 @@
-"""Which models tests against other programs computed alike (`witnessed.txt`), and what of a model none of them had.
+"""Which models another program has computed alike in our tests (`witnessed.txt`), and what of a model none of them had.
 
-A model is told by its features beside its architecture: how positions are scaled, windows, experts, biases, heads. One
-test with yarn and another with a window have not seen both together: every two features of a model must have been in
-one test. The list is made by running those tests (`tests/helpers/witnessed.py`), and every row of it names one.
+Models of an architecture are distinguished by their features: how positions are scaled, windows, experts, biases,
+heads. A test with yarn and another with a window have not seen both together, so every two features of a model must
+have been in one test. The list is made by running those tests (`tests/helpers/witnessed.py`); every row names one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ggferry.converters.model_graph.graph import ModelGraph
 
 LIST = "witnessed.txt"
 _NAMED = 3
-"""Combinations that the line names."""
+"""Combinations that the line names at most."""
 Sizes = Mapping[str, Any]
 
 
 def _number(sizes: Sizes, name: str) -> int:
-    """An hparam that may be a list, one a block: its largest."""
+    """Return an hparam, or the largest of its values where blocks have their own."""
     value = sizes.get(name) or 0
     return max(value, default=0) if isinstance(value, tuple) else value
 
@@ -73,7 +73,7 @@ _OF_TENSORS = (
 
 
 def features(graph: ModelGraph) -> frozenset[str]:
-    """What tells the model from others of its architecture, as nouns for a sentence."""
+    """Return what distinguishes the model from others of its architecture, as nouns for a sentence."""
     found = {rule(graph.sizes) for rule in _OF_SIZES}
     found |= {word for part, word in _OF_TENSORS if any(part in name for name in graph.by_name)}
     if "output.weight" not in graph.by_name:
@@ -82,7 +82,10 @@ def features(graph: ModelGraph) -> frozenset[str]:
 
 
 def unseen(graph: ModelGraph) -> tuple[str, ...]:
-    """A line on what no test against another program has seen of the model; () where one saw all of it, two by two."""
+    """Return a line on the features of the model that no test against another program has seen.
+
+    The result is empty where every two of its features have been in one test.
+    """
     name, rows = graph.architecture.name, seen().get(graph.architecture.name, ())
     if not graph.nodes:
         return ()
@@ -100,7 +103,7 @@ def unseen(graph: ModelGraph) -> tuple[str, ...]:
 
 @cache
 def seen() -> Mapping[str, tuple[frozenset[str], ...]]:
-    """The features of the models that were seen, by architecture."""
+    """Return the features of the models that were seen, by architecture."""
     found: dict[str, set[frozenset[str]]] = {}
     for architecture, features, _, _ in rows():
         found.setdefault(architecture, set()).add(features)
@@ -108,17 +111,17 @@ def seen() -> Mapping[str, tuple[frozenset[str], ...]]:
 
 
 def rows() -> list[tuple[str, frozenset[str], str, str]]:
-    """(Architecture, features, who computed alike, in which test) of every row of the list."""
+    """Return (architecture, features, who computed alike, in which test) of every row of the list."""
     lines = (files(__package__) / LIST).read_text(encoding="utf-8").splitlines()
     return [parsed(line) for line in lines if line and not line.startswith("#")]
 
 
 def parsed(line: str) -> tuple[str, frozenset[str], str, str]:
-    """One row of the list."""
+    """Parse one row of the list."""
     architecture, features, witness, test = line.split(" | ")
     return architecture, frozenset(features.split(", ")) - {"nothing else"}, witness, test
 
 
 def written(architecture: str, features: frozenset[str], witness: str, test: str) -> str:
-    """One row of the list, as it is kept."""
+    """Return one row of the list as text; the inverse of `parsed`."""
     return " | ".join((architecture, ", ".join(sorted(features)) or "nothing else", witness, test))

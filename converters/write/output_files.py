@@ -30,8 +30,7 @@ class OutputSet:
     """One output file or several, and the receipt; used as `GGUFFile` is.
 
     The shards get their names from the last to the first, which is the one that is opened, and then the receipt gets
-    its
-    own. A kill in between leaves nothing that loads, or a proven model whose receipt the next run puts in place
+    its own. A kill in between leaves nothing that loads, or a proven model whose receipt the next run puts in place
     (`recovery`), but never a receipt with a file that it does not describe.
     """
 
@@ -88,9 +87,8 @@ class OutputSet:
         """Rename an older receipt to a partial's name and return that name; None where there is no receipt.
 
         The older receipt describes a file that is replaced, or that is gone: while the names change, none may stand
-        with the
-        new file. Under its temporary name, the run after a killed one finds it, and restores it if its file is still
-        there.
+        with the new file. Under its temporary name, the run after a killed one finds it, and restores it if its file is
+        still there.
         """
         older = partial_path(self.receipt_path, new_token())
         try:

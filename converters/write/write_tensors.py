@@ -69,8 +69,7 @@ def run(
         watch: What looks at the data; by default one that refuses values that are not finite.
 
     Returns the watch, with what was seen. Raises the first error of any worker, after which the others stop:
-    BadValueError
-    for a value that is not finite, unless `watch` allows it.
+    BadValueError for a value that is not finite, unless `watch` allows it.
     """
     watch = watch or Watch(plan.graph.checkpoint)
     for drop in plan.graph.dropped:

@@ -10,8 +10,8 @@ import ggferry
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
-    "converters/forward",
-    "formats", "quant", "service", "support", "converters/adapters", "converters/conversion_plan", "converters/write",
+    "formats", "quant", "service", "support", "converters/adapters", "converters/conversion_plan",
+    "converters/forward", "converters/proof", "converters/write",
 )  # fmt: skip
 VERBS = (
     "converters/__init__.py", "converters/convert.py", "converters/options.py", "converters/understand.py",

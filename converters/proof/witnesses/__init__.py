@@ -1,1 +1,1 @@
-"""Witnesses: programs that others wrote, asked in processes of their own what the source or the output computes."""
+"""Witnesses: independent programs, asked in processes of their own what the source or the output computes."""

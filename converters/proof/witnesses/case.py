@@ -1,4 +1,4 @@
-"""What a witness is asked about, why it may have nothing to say, and how its rows are held against ours."""
+"""What a witness is asked about, why it may refuse, and how its results are compared with ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A conversion to be witnessed. `folder`: an empty one, for what the witness's process reads and writes."""
+    """A conversion to be witnessed.
+
+    Attributes:
+        source: The source's graph.
+        output: The graph of the output as it was read again.
+        folder: An empty folder for what the witness's process reads and writes.
+        threads: Threads that the witness may use.
+    """
 
     source: ModelGraph
     output: ModelGraph
@@ -33,14 +40,18 @@ class Case:
 
     @property
     def asked(self) -> bool:
-        """Whether the user set values that no file of the source states: a witness would not know them."""
+        """Whether the user set values that no file of the source states, so that a witness would not know them."""
         return any(param.known is Known.ASKED for param in self.source.hparams.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a witness cannot testify. `quiet`: it has nothing to do with this model, or is not installed; `auto` then
-    says nothing of it."""
+    """Why a witness cannot testify.
+
+    Attributes:
+        why: The reason.
+        quiet: Whether `auto` does not mention it: the witness is not made for this model, or is not installed.
+    """
 
     why: str
     quiet: bool = False
@@ -48,8 +59,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A program that can be asked. `side`: of which it speaks, 'source' or 'output'. `refuse`: why it cannot testify;
-    `hear`: what it says, and how far that is from what we compute."""
+    """A program that can be asked.
+
+    Attributes:
+        name: Its name.
+        side: The side it speaks of, 'source' or 'output'.
+        refuse: Returns why it cannot testify, or None.
+        hear: Returns its testimony, and how far its results are from ours.
+    """
 
     name: str
     side: str
@@ -59,8 +76,15 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The rows that are furthest apart, as a share of what is allowed: relative RMS over a prompt, and its limit.
-    `tokens`: of the longest prompt."""
+    """The prompt on which both sides are furthest apart, relative to what is allowed.
+
+    Attributes:
+        worst: Relative RMS over that prompt.
+        limit: The largest value allowed for it.
+        place: The prompt and the token.
+        count: Rows that were compared, of all prompts.
+        tokens: Length of the longest prompt.
+    """
 
     worst: float
     limit: float
@@ -70,11 +94,12 @@ class Difference:
 
     @property
     def allowed(self) -> bool:
+        """Whether the difference is within its limit."""
         return self.worst <= self.limit
 
 
 def not_enough_memory(need: int, free: int) -> Refusal | None:
-    """A refusal where a witness would not fit."""
+    """Return a refusal where a witness needs more bytes than are free, else None."""
     if need <= free:
         return None
     return Refusal(f"would need {need / GIB:.1f} GiB of memory, {free / GIB:.1f} GiB are free")
@@ -83,8 +108,11 @@ def not_enough_memory(need: int, free: int) -> Refusal | None:
 def decided(
     texts: Sequence[Prompt], ours: Sequence[Any], theirs: Sequence[Any], choices: Sequence[Choices]
 ) -> tuple[list[Prompt], list[Any], list[Any], tuple[str, ...]]:
-    """The prompts with their rows on both sides before the first token for which a router's choice was too close to
-    compare, and a line for each that has none left."""
+    """Keep the rows of each prompt before the first token for which a router's choice was too close to compare.
+
+    Returns the prompts that have rows left, their rows on our side, their rows on the witness's side, and a line for
+    each prompt that has none left.
+    """
     kept: list[tuple[Prompt, Any, Any]] = []
     missed = []
     for text, a, b, choice in zip(texts, ours, theirs, choices, strict=True):
@@ -100,7 +128,7 @@ def decided(
 def difference(
     texts: Sequence[Prompt], ours: Sequence[Any], theirs: Sequence[Any], limits: Sequence[float]
 ) -> Difference:
-    """Relative RMS of `theirs` to `ours`, prompt by prompt; rows that are no numbers are infinitely far apart."""
+    """Return the relative RMS of `theirs` to `ours` on the worst prompt; rows with NaN are infinitely far apart."""
     found = []
     for text, a, b, limit in zip(texts, ours, theirs, limits, strict=True):
         worst, row = _apart(np.asarray(a, np.float64), np.asarray(b, np.float64))
@@ -111,7 +139,7 @@ def difference(
 
 
 def _apart(a: Any, b: Any) -> tuple[float, int]:
-    """Relative RMS of two arrays `(rows, n)`, and the row that is furthest."""
+    """Return the relative RMS of two arrays `(rows, n)`, and the row that is furthest."""
     if a.shape != b.shape:
         return math.inf, 0
     rows = np.square(a - b).mean(-1)

@@ -1,4 +1,4 @@
-"""Asks a witness in a process of its own: it may crash, hang or take too much memory without harm to ours."""
+"""Ask a witness in a process of its own: it may crash, hang or take too much memory without harm to ours."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ else:
 
 PROGRAMS = os.path.join(os.path.dirname(__file__), "programs")
 SECONDS = 120
-"""For a model of no size: libraries load slowly on a busy machine."""
+"""Time limit for a model of no size: libraries load slowly on a busy machine."""
 SECONDS_A_GIB = 90
 ROOM = 6 << 30
-"""Bytes a witness's process may take beside its weights: libraries, buffers, rows."""
+"""Bytes that a witness's process may use besides its weights: libraries, buffers, rows."""
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -36,7 +36,14 @@ _OFFLINE = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a witness computed: rows of every prompt, float32; or why it did not."""
+    """What a witness computed, or why it did not.
+
+    Attributes:
+        version: The program's version.
+        rows: The rows of every prompt, float32.
+        facts: What else the program reports.
+        why: Why there is no answer; None where there is one.
+    """
 
     version: str = ""
     rows: tuple[Any, ...] = ()
@@ -45,8 +52,14 @@ class Answer:
 
 
 def ask(program: str, job: Mapping[str, Any], folder: str, nbytes: int) -> Answer:
-    """Run `programs/PROGRAM.py` in `folder` on `job`, which has a list of prompts. `nbytes`: of the model, by which
-    time and memory are bounded. Its files are left in `folder`."""
+    """Run `programs/PROGRAM.py` in `folder`, and return its answer.
+
+    Args:
+        program: Name of the program.
+        job: What it is to do; it has a list of prompts.
+        folder: Where its files are written; they are left there.
+        nbytes: Bytes of the model, which set the limits of time and memory.
+    """
     with open(os.path.join(folder, "job.json"), "w", encoding="utf-8") as file:
         json.dump({**job, "memory": ROOM + 3 * nbytes}, file)
     why = _run(program, folder, SECONDS + SECONDS_A_GIB * nbytes / (1 << 30))
@@ -54,7 +67,7 @@ def ask(program: str, job: Mapping[str, Any], folder: str, nbytes: int) -> Answe
 
 
 def _run(program: str, folder: str, seconds: float) -> str | None:
-    """Why the process gave no answer; None when it gave one."""
+    """Run the process; return why it gave no answer, or None when it gave one."""
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment |= {**_OFFLINE, "HOME": folder, "HF_HOME": folder}
     with open(os.path.join(folder, "said.txt"), "wb") as said:
@@ -79,7 +92,7 @@ def _run(program: str, folder: str, seconds: float) -> str | None:
 
 
 def _last_words(folder: str) -> str:
-    """The last line it printed that tells of an error, or the last of all, for a person to search for."""
+    """Return the last line it printed that mentions an error, or its last line, for a person to search for."""
     with open(os.path.join(folder, "said.txt"), encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file.read()[-4000:].splitlines()]
     said = [line for line in lines if line]
@@ -100,7 +113,7 @@ def _read(folder: str, prompts: int) -> Answer:
 
 
 def available_memory() -> int:
-    """Bytes that a new process can have without swapping, under the cap that it inherits."""
+    """Return the bytes that a new process can have without swapping, under the cap that it inherits."""
     with open("/proc/meminfo", encoding="ascii") as file:
         facts = dict(line.split(":", 1) for line in file)
     free = int(facts["MemAvailable"].split()[0]) << 10
@@ -109,7 +122,7 @@ def available_memory() -> int:
 
 
 def prompts_of(texts: Sequence[Any]) -> list[dict[str, Any]]:
-    """Prompts of a proof (`proof.prompts.Prompt`) as the programs read them."""
+    """Return the prompts of a proof (`proof.prompts.Prompt`) as the programs read them."""
     return [
         {
             "tokens": text.tokens, "positions": text.places.positions, "context": text.places.context,

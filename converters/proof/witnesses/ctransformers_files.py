@@ -1,4 +1,4 @@
-"""ctransformers as a witness of a source of 2023: what the programs of the time compute from the very file."""
+"""Ask ctransformers about a source of 2023: what the programs of the time compute from the file itself."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ KINDS = {
     "llama": "llama", "gpt2": "gpt2", "gptj": "gptj", "gptneox": "gpt_neox", "mpt": "mpt", "replit": "replit",
     "starcoder": "gpt_bigcode", "falcon": "falcon",
 }  # fmt: skip
-"""Header layouts and architectures, as it calls them."""
+"""Header layouts and architectures, by the names that ctransformers gives them."""
 _TYPES = {"F32", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
-"""Blocks of quantization version 2. It takes older ones for these and computes nonsense, or ends."""
+"""Blocks of quantization version 2. ctransformers takes older ones for these and computes nonsense, or crashes."""
 _CONTAINERS = {"llama": ("ggjt", "ggmf"), "falcon": ("ggcc",)}
 """By kind; the others are of ggml's examples."""
 
 
 def refuse(case: Case) -> Refusal | None:
-    """Why it cannot testify; None when it can."""
+    """Return why it cannot testify; None when it can."""
     checkpoint, kind = case.source.checkpoint, _kind(case.source.checkpoint, case.source.architecture.name)
     if kind is None or checkpoint.container not in _CONTAINERS.get(kind, ("ggml",)):
         return Refusal("it does not read such a file", quiet=True)
@@ -56,7 +56,7 @@ def refuse(case: Case) -> Refusal | None:
 
 
 def hear(case: Case) -> tuple[Testimony, Difference | None]:
-    """Its word on the logits of the source, and how far it is from ours."""
+    """Return its testimony on the source's logits, and how far they are from ours."""
     graph, checkpoint = case.source, case.source.checkpoint
     count = min(16, original_context(graph.sizes) or 16)
     texts = [Prompt("start", spread(graph.sizes["n_vocab"], count))]
@@ -75,8 +75,11 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
 
 
 def _kind(checkpoint: Checkpoint, architecture: str) -> str | None:
-    """What it calls such a file; None for none of its nine families. Headers of GPT-NeoX that do not say whether
-    branches are parallel are read as if they did, and ask for all memory there is."""
+    """Return what ctransformers calls such a file; None for none of its nine families.
+
+    Headers of GPT-NeoX that do not say whether branches are parallel are refused: ctransformers reads them as if they
+    did, and asks for all the memory there is.
+    """
     if architecture == "gptneox" and "par_res" not in checkpoint.header:
         return None
     return KINDS.get(checkpoint.layout or "", KINDS.get(architecture))

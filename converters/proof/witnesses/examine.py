@@ -1,4 +1,4 @@
-"""Asks the witnesses that a user named, and holds what they say against what we compute."""
+"""Ask the witnesses that a user named, and compare their results with ours."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ CHOICES = (AUTO, NOBODY, *(witness.name for witness in WITNESSES))
 
 
 def chosen(wanted: Sequence[str], level: str = "full") -> tuple[str, ...]:
-    """The witnesses that 'auto', 'none' or names name, commas between some of them; () for nobody. Raises UsageError,
-    also for a `level` of proof at which nobody is asked."""
+    """Return the witnesses that the values of `--witness` name: 'auto', 'none', or names separated by commas.
+
+    The result is empty for none. Raises UsageError, also for a `level` of proof at which no witness is asked.
+    """
     names = [name.strip() for item in wanted for name in item.split(",")]
     for name in names:
         if name not in CHOICES:
@@ -37,10 +39,11 @@ def chosen(wanted: Sequence[str], level: str = "full") -> tuple[str, ...]:
 def examine(
     source: ModelGraph, output: ModelGraph, wanted: Sequence[str], jobs: int | None = None, stage: Stage = silent
 ) -> tuple[Testimony, ...]:
-    """What the wanted witnesses say. `auto`: all that are installed, know such a model and fit into memory.
+    """Return the testimonies of the wanted witnesses.
 
-    Raises VerificationError naming the witness, the place, what was measured and what is allowed, for one that computes
-    something else than we do; but for what it is known to compute otherwise than the model's definition.
+    'auto' asks all that are installed, know such a model and fit into memory. Raises VerificationError for a witness
+    that computes something else than we do, unless that difference from the model's definition is known. The error
+    names the witness, the place, what was measured and what is allowed.
     """
     found = []
     for witness in WITNESSES:
@@ -53,13 +56,13 @@ def examine(
 
 
 def _heard(witness: Witness, case: Case, auto: bool) -> Testimony | None:
-    """The testimony, or why there is none; None where nobody expected one."""
+    """Return the testimony, or why there is none; None where nobody expected one."""
     refusal = witness.refuse(case)
     if refusal is not None:
         return None if auto and refusal.quiet else Testimony(witness.name, side=witness.side, why=refusal.why)
     try:
         testimony, apart = witness.hear(case)
-    except OSError as error:  # no process, or no room for what it reads and writes
+    except OSError as error:  # no process could be started, or its files could not be written
         return Testimony(witness.name, side=witness.side, why=f"it cannot be asked: {error.strerror}")
     if apart is None:
         return testimony

@@ -1,4 +1,4 @@
-"""llama.cpp as a witness of the output: what PyPI's xllamacpp computes from the file, against our pass over it."""
+"""Ask llama.cpp about the output: compare what PyPI's xllamacpp computes from the file with our pass over it."""
 
 from __future__ import annotations
 
@@ -37,26 +37,27 @@ else:
 NAME = "llama.cpp"
 SIDE = "output"
 LIMITS = {"F32": 1.5e-5, "F16": 4e-3, "BF16": 3e-2}
-"""Relative RMS of log-probabilities in a model of three blocks, by the type of matrices: what they are multiplied by is
-rounded to that type. It grows with the number of blocks, as our own passes' does (docs/decisions/witnesses.md)."""
+"""Relative RMS of log-probabilities in a model of three blocks, by the type of the matrices: activations are rounded to
+that type. It grows with the number of blocks, as that of our own passes does (docs/decisions/witnesses.md).
+"""
 QUANTIZED = 0.1
-"""The same for matrices of blocks: it is rounded to 8 bits."""
+"""The same for quantized matrices: activations are rounded to 8 bits."""
 GELU = 3e-3
-"""At least so much where it computes GELU, which is a table of float16."""
+"""The least limit where llama.cpp computes GELU, which it looks up in a table of float16."""
 MOST = 0.3
-"""No limit is beyond that, where a mistake is no longer told from rounding."""
+"""The highest limit: beyond it, a mistake can no longer be distinguished from rounding."""
 _DECODERS = ("decoder", "mamba", "rwkv")
 _ROWS = (5, 10, 15)
 CONTEXT = 256
-"""Tokens; llama.cpp makes any context a multiple of so many."""
+"""Tokens; llama.cpp rounds any context up to a multiple of so many."""
 _LONGEST = 1 << 14
-"""An original context beyond which no cache is made for the sake of the factors of long texts."""
+"""The longest original context for which a cache is made so that the factors of long texts are used."""
 _MOST_WORK = 4e11
-"""Multiplications that a text may cost for the sake of a window: seconds."""
+"""Multiplications that a text longer than the window may cost: seconds."""
 
 
 def refuse(case: Case) -> Refusal | None:
-    """Why it cannot testify; None when it can."""
+    """Return why it cannot testify; None when it can."""
     graph = case.output
     if find_spec("xllamacpp") is None:
         return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)
@@ -70,7 +71,7 @@ def refuse(case: Case) -> Refusal | None:
 
 
 def hear(case: Case) -> tuple[Testimony, Difference | None]:
-    """Its word on the log-probabilities of the output, and how far it is from ours."""
+    """Return its testimony on the output's log-probabilities, and how far they are from ours."""
     graph, texts = case.output, _prompts(case)
     job = {
         "model": _link(graph, case.folder), "n_vocab": graph.sizes["n_vocab"], "letter": _letter(graph),
@@ -93,8 +94,10 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
 
 
 def limit_of(graph: ModelGraph) -> float:
-    """Relative RMS allowed of this file. Tokens that were rounded may go to other experts: a model of experts is held
-    to no more than one of blocks."""
+    """Return the relative RMS allowed for this file.
+
+    Rounding may route tokens to other experts, so a model with experts is held to the limit of quantized matrices.
+    """
     limit = max(LIMITS.get(node.inputs[0].type.name, QUANTIZED) for node in graph.nodes if len(node.shape) > 1)
     if limit > LIMITS["F32"] and graph.sizes.get("n_expert"):
         limit = QUANTIZED
@@ -104,8 +107,11 @@ def limit_of(graph: ModelGraph) -> float:
 
 
 def _prompts(case: Case) -> list[Prompt]:
-    """The first tokens; the same in a context long enough for the factors of long texts; a text longer than the window,
-    where that is cheap and llama.cpp has windows in this architecture."""
+    """Return the prompts that llama.cpp is asked.
+
+    These are the first tokens; the same in a context long enough for the factors of long texts; and a text longer than
+    the window, where that is cheap and llama.cpp has windows in this architecture.
+    """
     graph, sizes, n_vocab = case.output, case.output.sizes, case.output.sizes["n_vocab"]
     text = spread(n_vocab)
     found = [Prompt("start", text, Places(context=CONTEXT, rows=_ROWS))]
@@ -120,7 +126,7 @@ def _prompts(case: Case) -> list[Prompt]:
 
 
 def _beyond_window(graph: ModelGraph) -> int:
-    """Tokens of a text that its window does not hold, 0 where that is too much to compute or beyond its context."""
+    """Return the length of a text that exceeds the window; 0 where it costs too much or exceeds the context."""
     window = graph.sizes.get("n_swa") or 0
     count = window + 4 if isinstance(window, int) and window else 0
     within = count <= (graph.sizes.get("n_ctx") or count)
@@ -136,7 +142,7 @@ def _missed(graph: ModelGraph, texts: Sequence[Prompt]) -> tuple[str, ...]:
 
 
 def _link(graph: ModelGraph, folder: str) -> str:
-    """The output under a name that llama.cpp knows, its shards beside it."""
+    """Link the output, with its shards, under a name that llama.cpp knows; return that name."""
     files, count = graph.checkpoint.files, len(graph.checkpoint.files)
     names = ["model.gguf"] if count == 1 else [f"model-{shard_label(n, count)}.gguf" for n in range(1, count + 1)]
     for name, file in zip(names, files, strict=True):
@@ -145,7 +151,7 @@ def _link(graph: ModelGraph, folder: str) -> str:
 
 
 def _letter(graph: ModelGraph) -> int:
-    """A token whose text is a word of ASCII, and so whole characters."""
+    """Return a token whose text is an ASCII word, and so whole characters."""
     tokens = graph.checkpoint.metadata["tokenizer.ggml.tokens"].data
     kinds = graph.checkpoint.metadata.get("tokenizer.ggml.token_type")
     normal = [1] * len(tokens) if kinds is None else kinds.data
@@ -155,7 +161,7 @@ def _letter(graph: ModelGraph) -> int:
 
 
 def _probable(logits: Any) -> Any:
-    """Log-probabilities of logits `(rows, n_vocab)`."""
+    """Return the log-probabilities of logits `(rows, n_vocab)`."""
     x = np.asarray(logits, np.float64)
     x = x - x.max(-1, keepdims=True)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""What a witness said: who it was, what was compared, how far apart it was, or why there was nothing to compare."""
+"""What a witness reported: who it was, what was compared and how far apart it was, or why nothing was compared."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Testimony:
-    """One witness's word on one thing.
+    """The report of one witness on one thing.
 
-    `witness`, `version`: the program. `what`: 'logits', 'states', 'texts'. `side`: of which it spoke, 'source' or
-    'output'. `count`: how many rows or texts were compared. `worst`, `limit`: the largest difference and what is
-    allowed (of logits relative RMS; None where things are equal or not). `place`: where the worst was. `why`: the
-    reason why it did not testify, then nothing was compared. `missed`: what its prompts did not come to.
+    Attributes:
+        witness: Name of the program.
+        version: Its version.
+        what: 'logits', 'states' or 'texts'.
+        side: The side it spoke of, 'source' or 'output'.
+        count: How many rows or texts were compared.
+        worst: The largest difference, relative RMS; None for things that are either equal or not.
+        limit: The largest difference allowed.
+        place: Where the worst difference was.
+        why: Why it did not testify; nothing was compared then.
+        missed: What its prompts did not exercise.
     """
 
     witness: str
@@ -30,7 +37,7 @@ class Testimony:
 
     @property
     def line(self) -> str:
-        """'llama.cpp b11549: logits 3e-3', 'tokenizers 0.22 on 812 texts'."""
+        """Return 'llama.cpp b11549: logits 3e-3' or 'tokenizers 0.22 on 812 texts'."""
         name = f"{self.witness} {self.version}".strip()
         if self.worst is None:
             return f"{name} on {self.count} {self.what}"
@@ -43,13 +50,16 @@ class Testimony:
 
 
 def who_testified(testimonies: Iterable[Testimony]) -> str:
-    """The beginning of the third line: 'self-consistent; tokenizers 0.22 on 812 texts', or 'self-consistent only'."""
+    """Return the beginning of the third line: 'self-consistent; tokenizers 0.22 on 812 texts', for example.
+
+    Without any witness it is 'self-consistent only'.
+    """
     lines = [testimony.line for testimony in testimonies if testimony.why is None]
     return "; ".join(("self-consistent", *lines)) if lines else "self-consistent only"
 
 
 def short(figure: float) -> str:
-    """0.0031 → '3e-3', 0 → '0'."""
+    """Return a figure with one digit: 0.0031 → '3e-3', 0 → '0'."""
     if not figure or not math.isfinite(figure):
         return f"{figure:g}"
     digits, _, power = f"{figure:.0e}".partition("e")

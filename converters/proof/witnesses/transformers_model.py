@@ -1,7 +1,7 @@
-"""transformers as a witness of the source: its own class, float32, eager attention, against our pass over the source's
-weights.
+"""Ask transformers about the source: compare its own class, in float32, with our pass over the source's weights.
 
-It sees a folder of links to what our reader read, and nothing else: no code of the model, no adapter, no other weights.
+Attention is eager where that is right (`_attention`). The program sees a folder of links to what our reader read, and
+nothing else: no code of the model, no adapter, no other weights.
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ else:
 NAME = "transformers"
 SIDE = "source"
 EXACT = 1e-5
-"""Relative RMS within which it agrees with us in a model of three blocks; it grows as that of our own passes does
-(docs/decisions/witnesses.md)."""
+"""Relative RMS within which transformers agrees with us in a model of three blocks. It grows as that of our own passes
+does (docs/decisions/witnesses.md).
+"""
 TURN = 2.0**-24
-"""Relative RMS that a position costs beside: transformers' angles are float32, ours float64."""
+"""Further relative RMS for each position: transformers' angles are float32, ours float64."""
 NARROW = 5
-"""A window that a short prompt crosses: both sides compute with it, and the model's own are compared as numbers."""
+"""A window that a short prompt exceeds: both sides compute with it, and the model's own are compared as numbers."""
 _FAR = 8
 """Tokens of the far prompt."""
 _KINDS = {"t5": "seq2seq", "whisper": "speech", "bert": "states", "t5encoder": "states"}
 _WEIGHTS = {"safetensors": "model.safetensors", "pytorch": "pytorch_model.bin"}
 _STORED = {"BF16": "bfloat16", "F16": "float16"}
 _CONTEXTS = ("model_max_length", "max_sequence_length")
-"""Where configurations state the context that a model was trained on beside what transformers reads."""
+"""Keys under which configurations state the context a model was trained on, besides those that transformers reads."""
 _BLOCK = re.compile(r"^.*?\.\d+(?=\.)")
 
 
 def refuse(case: Case) -> Refusal | None:
-    """Why it cannot testify; None when it can."""
+    """Return why it cannot testify; None when it can."""
     checkpoint = case.source.checkpoint
     files = [file for file in checkpoint.files if os.path.isfile(file.path)]
     if checkpoint.container not in _WEIGHTS or "config" not in checkpoint.sidecars or not files:
@@ -78,8 +79,10 @@ def refuse(case: Case) -> Refusal | None:
 
 
 def hear(case: Case) -> tuple[Testimony, Difference | None]:
-    """Its word on the logits or states of the source, and how far it is from ours. Raises VerificationError where it
-    reads another window."""
+    """Return its testimony on the source's logits or states, and how far they are from ours.
+
+    Raises VerificationError where it reads another window or another length of the context.
+    """
     graph, texts = case.source, _prompts(case.source)
     window = _window(graph)
     answer = _ask(case, texts, NARROW if window or _may_have_window(graph) else 0)
@@ -103,8 +106,10 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
 
 
 def _check_context(graph: ModelGraph, answer: Answer) -> None:
-    """Hold the length of the context, which no prompt shows, against what transformers reads. Raises
-    VerificationError."""
+    """Compare the length of the context, which no prompt shows, with what transformers reads.
+
+    Raises VerificationError.
+    """
     context, theirs = graph.sizes.get("n_ctx") or 0, answer.facts.get("context")
     elsewhere = any(name in graph.checkpoint.metadata for name in _CONTEXTS)
     if context and theirs and theirs != context and _kind(graph) == "logits" and not elsewhere:
@@ -118,7 +123,7 @@ def _other(what: str, graph: ModelGraph, found: int, expected: int, answer: Answ
 
 
 def limit_of(graph: ModelGraph, text: Prompt) -> float:
-    """Relative RMS allowed at the prompt."""
+    """Return the relative RMS allowed for the prompt."""
     furthest = (text.places.positions or (0,))[-1]
     return EXACT * growth(graph) + TURN * furthest
 
@@ -132,8 +137,11 @@ def _kind(graph: ModelGraph) -> str:
 
 
 def _prompts(graph: ModelGraph) -> list[Prompt]:
-    """The first prompt, tokens one after the other beyond the original context or at the end of what was learned, and
-    the experts' prompt."""
+    """Return the prompts that transformers is asked.
+
+    These are the first prompt; consecutive tokens beyond the original context, or at the end of learned positions; and
+    the experts' prompt.
+    """
     texts = [text for text in prompts(graph) if text.places.positions is None]
     sizes, original = graph.sizes, original_context(graph.sizes)
     learned = learned_positions(graph)
@@ -149,14 +157,14 @@ def _prompts(graph: ModelGraph) -> list[Prompt]:
 
 
 def _window(graph: ModelGraph) -> int:
-    """The window of a decoder, 0 for none."""
+    """Return the window of a decoder, 0 for none."""
     window = graph.sizes.get("n_swa") or 0
     decoder = _kind(graph) == "logits" and "n_swa" in graph.hparams
     return window if decoder and isinstance(window, int) else 0
 
 
 def _may_have_window(graph: ModelGraph) -> bool:
-    """Whether config.json tells of a window that we do not know: then transformers is to show that it does without."""
+    """Return whether config.json states a window that we do not use: transformers must then show that it uses none."""
     config, context = graph.checkpoint.metadata, graph.sizes.get("n_ctx") or 0
     nested = config.get(graph.dialect.within or "")
     stated = (nested if isinstance(nested, dict) else config).get("sliding_window")
@@ -164,8 +172,10 @@ def _may_have_window(graph: ModelGraph) -> bool:
 
 
 def _narrowed(graph: ModelGraph, window: int, answer: Answer) -> ModelGraph:
-    """The source with a window of `NARROW` tokens in place of its own, which must be the one that transformers reads,
-    as far as the context goes. Raises VerificationError."""
+    """Return the source with a window of `NARROW` tokens in place of its own.
+
+    Its own window must be the one that transformers reads, as far as the context goes. Raises VerificationError.
+    """
     context = graph.sizes.get("n_ctx") or window
     theirs = answer.facts["window"] or context
     if min(theirs, context) != min(window, context):
@@ -192,12 +202,15 @@ def _ask(case: Case, texts: list[Prompt], window: int) -> Answer:
 
 
 def _attention(graph: ModelGraph) -> str:
-    """Eager attention adds Falcon's ALiBi twice: to the scores, and with the mask that holds it already (5.23)."""
+    """Return the kind of attention: eager, which for Falcon would add ALiBi twice.
+
+    transformers 5.23 adds it to the scores, and again with the mask that holds it already.
+    """
     return "sdpa" if graph.architecture.name == "falcon" and graph.sizes.get("max_alibi") else "eager"
 
 
 def _link(graph: ModelGraph, folder: str) -> None:
-    """A folder in which transformers finds config.json and the weights that our reader read."""
+    """Make a folder in which transformers finds config.json and the weights that our reader read."""
     checkpoint, standard = graph.checkpoint, _WEIGHTS[graph.checkpoint.container]
     os.mkdir(folder)
     os.symlink(os.path.abspath(checkpoint.sidecars["config"]), os.path.join(folder, "config.json"))
@@ -214,13 +227,15 @@ def _link(graph: ModelGraph, folder: str) -> None:
 
 
 def _refs(graph: ModelGraph) -> list[Any]:
-    """Every tensor of the checkpoint, those that we drop among them."""
+    """Return every tensor of the checkpoint, including those that we drop."""
     return [*graph.checkpoint.tensors.values(), *(drop.ref for drop in graph.dropped)]
 
 
 def memory(graph: ModelGraph) -> tuple[int, str]:
-    """Bytes that it takes, and the type it is to hold weights in: float32 where that fits, else as they are stored,
-    mapped or copied, with one block as float32 at a time."""
+    """Return the bytes that transformers needs, and the type in which it is to hold the weights.
+
+    That is float32 where it fits; else the stored type, mapped or copied, with one block at a time as float32.
+    """
     refs = list(graph.checkpoint.tensors.values())
     whole = GIB + 4 * sum(ref.elements for ref in refs)
     types = {ref.type.name for ref in refs}

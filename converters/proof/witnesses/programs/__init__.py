@@ -1,1 +1,1 @@
-"""What runs in the witnesses' processes: each file a program of its own, which imports nothing of ggferry."""
+"""Programs that run in the witnesses' processes: each file is one of its own, and imports nothing of ggferry."""

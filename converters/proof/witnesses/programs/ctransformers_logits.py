@@ -1,5 +1,7 @@
-"""ctransformers 0.2, the programs of 2023 in one, computes what a GGML-era file says of a few tokens, one after the
-other."""
+"""Compute what a GGML-era file says of a few tokens with ctransformers 0.2, which unites the programs of 2023.
+
+The tokens are evaluated one after the other.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from hearing import Silent, answer
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
-    """Version, rows of every prompt, and no facts."""
+    """Return the version, the rows of every prompt, and no facts."""
     longest = max(len(prompt["tokens"]) for prompt in job["prompts"])
     config = Config(context_length=longest + 8, threads=job["threads"], batch_size=1, gpu_layers=0, mmap=True)
     try:

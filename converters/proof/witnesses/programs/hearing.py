@@ -1,5 +1,8 @@
-"""How the programs of witnesses are asked and answer: `job.json` in the current folder, then `answer.json` and a `.npy`
-for each prompt. They end with the process that asked."""
+"""How the programs of witnesses are asked and how they answer.
+
+They read `job.json` in the current folder, and write `answer.json` and a `.npy` file for each prompt. They end with the
+process that asked.
+"""
 
 from __future__ import annotations
 

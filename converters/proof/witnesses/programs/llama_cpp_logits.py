@@ -1,8 +1,8 @@
-"""llama.cpp, as PyPI's xllamacpp brings it, computes what a GGUF file says of a few tokens: log-probabilities of all
-tokens behind each wanted one, with caches of float32 and attention that is not fused.
+"""Compute what a GGUF file says of a few tokens with llama.cpp, in the build of PyPI's xllamacpp.
 
-Its server answers with the probabilities of what it samples next only when that has a text, so that one token with
-one is preferred; the probabilities it states are those of before.
+It gives the log-probabilities of all tokens after each wanted one, with caches of float32 and attention that is not
+fused. Its server states probabilities only when the token it samples next has a text, so one token that has a text is
+made more likely; the stated probabilities are those before that change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hearing import Silent, answer
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
-    """The build, rows of every prompt, and no facts. Prompts of one context share a server."""
+    """Return the build, the rows of every prompt, and no facts. Prompts of one context share a server."""
     version = "b" + metadata.version("xllamacpp").rpartition(".")[2]
     servers: dict[int, Any] = {}
     rows = []
@@ -33,7 +33,7 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def server(job: dict[str, Any], context: int) -> Any:
-    """The model in a server that nobody else can use."""
+    """Start the model in a server that nobody else can use."""
     params = xllamacpp.CommonParams()
     params.model.path = job["model"]
     params.n_ctx, params.n_parallel, params.n_gpu_layers, params.warmup, params.verbosity = context, 1, 0, False, 1
@@ -48,14 +48,14 @@ def server(job: dict[str, Any], context: int) -> Any:
 
 
 def _reason() -> str:
-    """What it printed of why a file is not loaded."""
+    """Return what llama.cpp printed about why a file is not loaded."""
     with open("said.txt", encoding="utf-8", errors="replace") as file:
         reasons = re.findall(r"error loading model: (.*)", file.read())
     return f": {reasons[0]}" if reasons else ""
 
 
 def probabilities(model: Any, job: dict[str, Any], tokens: list[int]) -> list[float]:
-    """Log-probabilities of all tokens behind `tokens`, by id."""
+    """Return the log-probabilities of all tokens after `tokens`, by id."""
     said = model.handle_completions({
         "prompt": tokens, "max_tokens": 1, "temperature": 0, "n_probs": job["n_vocab"],
         "logit_bias": [[job["letter"], 1e3]],

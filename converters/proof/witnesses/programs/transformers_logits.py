@@ -1,7 +1,7 @@
-"""transformers computes what a Hugging Face model says of a few tokens: float32, eager attention, its own classes only.
+"""Compute what a Hugging Face model says of a few tokens with transformers: float32, its own classes only.
 
-The weights keep the type they are stored in, mapped where their container allows; each block's become float32 for as
-long as it computes (`streamed`), so that a model needs little more memory than its embeddings.
+The weights keep the type they are stored in, mapped where their container allows it. Each block's become float32 while
+it computes (`streamed`), so a model needs little more memory than its embeddings.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from safetensors import safe_open
 from torch import nn
 
 WINDOWS = ("sliding_window", "window_size")
-"""What configurations call the window of attention."""
+"""Names that configurations give to the window of attention."""
 UNUSED = ("pooler.", "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.")
-"""Parts of the names of weights that nothing said of a text depends on."""
+"""Parts of the names of weights that do not affect what the model says of a text."""
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
-    """Version, rows of every prompt, and context and window of attention as transformers understands them."""
+    """Return the version, the rows of every prompt, and context and window of attention as transformers reads them."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(job["threads"])
     config = transformers.AutoConfig.from_pretrained("model", trust_remote_code=False, local_files_only=True)
@@ -39,8 +39,11 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def narrowed(config: Any, window: int) -> int | None:
-    """The model's window, 0 for one that is switched off, None where the configuration has no word for it. `window`
-    takes its place, where there is one and `window` is not 0."""
+    """Return the model's window, and put `window` in its place.
+
+    The result is 0 for a window that is switched off, None where the configuration has no such field. A `window` of 0
+    changes nothing.
+    """
     for name in WINDOWS:
         found = getattr(config, name, None)
         if isinstance(found, int) and found > 0:
@@ -51,7 +54,7 @@ def narrowed(config: Any, window: int) -> int | None:
 
 
 def loaded(config: Any, job: dict[str, Any]) -> Any:
-    """The model, every weight from its files. Raises Silent where transformers would invent some."""
+    """Load the model, every weight from its files. Raises Silent where transformers would invent some."""
     kind, dtype = class_of(config, job["kind"]), getattr(torch, job["dtype"])
     options = {"config": config, "trust_remote_code": False, "local_files_only": True, "output_loading_info": True}
     model, told = kind.from_pretrained("model", dtype=dtype, attn_implementation=job["attention"], **options)
@@ -67,8 +70,10 @@ def loaded(config: Any, job: dict[str, Any]) -> Any:
 
 
 def restore_padding(model: Any) -> None:
-    """Give the padding token the row of the embedding that the files hold: some classes make it zero after they have
-    read it (Youtu in 5.23), and a tied output has that row, too."""
+    """Give the padding token the row of the embedding that the files hold.
+
+    Some classes set it to zero after they have read it (Youtu in 5.23), and a tied output has that row, too.
+    """
     for path in glob.glob("model/*.safetensors"):
         with safe_open(path, "pt") as file:
             names = set(file.keys())
@@ -79,7 +84,7 @@ def restore_padding(model: Any) -> None:
 
 
 def class_of(config: Any, kind: str) -> Any:
-    """The class that config.json names, if transformers has it; else the one it takes for such a configuration."""
+    """Return the class that config.json names, if transformers has it; else its choice for such a configuration."""
     named: Any = getattr(transformers, (config.architectures or [""])[0] or "-", None)
     own = inspect.isclass(named) and issubclass(named, transformers.PreTrainedModel)
     if own and (kind != "states" or named.__name__.endswith("EncoderModel")):
@@ -88,7 +93,7 @@ def class_of(config: Any, kind: str) -> Any:
 
 
 def rows_of(model: Any, job: dict[str, Any], prompt: dict[str, Any]) -> Any:
-    """The wanted rows of one prompt, float32; none where it has positions and the class takes none."""
+    """Return the wanted rows of one prompt, float32; none where it has positions and the class takes none."""
     if prompt["positions"] is not None and "position_ids" not in inspect.signature(model.forward).parameters:
         return numpy.zeros((0, 0), numpy.float32)
     tokens = torch.tensor([prompt["tokens"]])
@@ -105,7 +110,7 @@ def rows_of(model: Any, job: dict[str, Any], prompt: dict[str, Any]) -> Any:
 
 
 def options_of(model: Any, prompt: dict[str, Any]) -> dict[str, Any]:
-    """Arguments beside the tokens."""
+    """Return the arguments besides the tokens."""
     known = inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
     if prompt["positions"] is not None:
@@ -114,7 +119,7 @@ def options_of(model: Any, prompt: dict[str, Any]) -> dict[str, Any]:
 
 
 def blocks(model: Any) -> list[Any]:
-    """The blocks of all stacks: members of the outermost lists of modules."""
+    """Return the blocks of all stacks: the members of the outermost lists of modules."""
     found: list[Any] = []
     for child in model.children():
         found += list(child) if isinstance(child, nn.ModuleList) else blocks(child)
@@ -146,8 +151,11 @@ def streamed(model: Any) -> None:
 
 
 def wide_buffers(model: Any, kind: Any, config: Any, attention: str) -> None:
-    """Take what follows from the configuration (rotary frequencies, scales of embeddings) from a twin of float32: the
-    model has it rounded to the type of its weights."""
+    """Take what follows from the configuration from a twin of the model in float32.
+
+    These are rotary frequencies and scales of embeddings; in the model itself they are rounded to the type of its
+    weights.
+    """
     with parameters_without_values():
         twin = kind._from_config(config, dtype=torch.float32, attn_implementation=attention)
     mine = dict(model.named_modules())
@@ -159,7 +167,7 @@ def wide_buffers(model: Any, kind: Any, config: Any, attention: str) -> None:
 
 @contextmanager
 def parameters_without_values() -> Iterator[None]:
-    """Modules are made with parameters that take no memory, and real buffers."""
+    """Make modules, within this context, with parameters that take no memory, and with real buffers."""
     register = nn.Module.register_parameter
 
     def without_value(module: Any, name: str, value: Any) -> None:
