@@ -40,7 +40,7 @@ SPEC = Architecture(
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.own_output("orion"), common.heads_as_wide_as_the_model("orion")),
             harmless=(
-                common.UNBIASED, Harmless("max_position_embeddings model_max_length", "max_sequence_length is it"),
+                common.UNBIASED, Harmless("max_position_embeddings", "max_sequence_length is it"),
             ),
         ),
         "gguf": Dialect("gguf"),

@@ -13,11 +13,10 @@ from ggferry.converters.schema.architecture import Architecture, Dialect, Harmle
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 
-N_CTX = replace(common.N_CTX, fields={"hf": "max_position_embeddings|max_tokenizer_truncation"})
 # The first models say of no heads of keys that they are fewer.
 N_HEAD_KV = replace(common.N_HEAD_KV, derive="n_head")
 HPARAMS = (
-    common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, N_HEAD_KV, common.HEAD_DIM,
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, N_HEAD_KV, common.HEAD_DIM,
     common.HEAD_DIM_V, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU,
 )  # fmt: skip
 
