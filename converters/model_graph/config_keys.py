@@ -1,8 +1,8 @@
-"""Every key of a configuration is read, harmless for a stated reason, or told to the user as unread.
+"""Account for every key of a configuration: it is read, it is harmless for a stated reason, or a note calls it unread.
 
-`Recorded` remembers what was asked for while a model was bound. What nobody asked for is held against two tables:
-`GENERAL` here, and `Dialect.harmless` beside the architecture. Sources: transformers' `PretrainedConfig` (versions 4
-and 5) and `configuration_*.py` of the classes.
+`Recorded` remembers what was asked for while a model was bound. Keys that nobody asked for are compared with two
+tables: `GENERAL` in this module, and `Dialect.harmless` next to the architecture. Sources: transformers'
+`PretrainedConfig` (versions 4 and 5) and `configuration_*.py` of the classes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ggferry.converters.schema.derivations import derive
 from ggferry.formats.checkpoint_folder.sidecars import POOLING
 
 NOTHING = object()
-"""No such member; null is one."""
+"""Stands for an absent member; null is a value."""
 TOLD, LONGEST = 64, 80
-"""Keys that a note names, and characters of each."""
+"""How many keys a note names at most, and how many characters of each."""
 
 _TRAINED = "used in training only"
 _BEFORE = "used before training only"
@@ -55,13 +55,16 @@ GENERAL = (
 
 
 WHOLE = ("tie_word_embeddings",)
-"""Of a model with several halves, what the whole says wins: transformers ties by it, whatever the text model's default
-has put into its part."""
+"""Keys for which the whole configuration wins over its text part: transformers ties weights by the whole, whatever the
+text model's default has put into the part."""
 
 
 class Recorded:
-    """A configuration that remembers which of its members were asked for. `within`: the member that describes this
-    model where another holds it (the text half of a vision model); it is asked first, but for WHOLE."""
+    """A configuration that remembers which of its members were asked for.
+
+    `within` names the member that describes this model, where the configuration is a larger model's (the text part of a
+    vision model). That member is asked first, except for the keys in WHOLE.
+    """
 
     def __init__(self, config: Mapping[str, Any], within: str = "") -> None:
         self._config, self._within = config, within
@@ -69,11 +72,14 @@ class Recorded:
         self._sought: set[str] = {within}
 
     def find(self, place: str) -> Any:
-        """The value at `place` ('rope_parameters.rope_theta'), or NOTHING."""
+        """Return the value at `place` ('rope_parameters.rope_theta'), or NOTHING."""
         return next((value for _, value in self._found(place)), NOTHING)
 
     def ask(self, place: str) -> None:
-        """Take note that `place` was asked for; where both halves have it, of the second only if it says the same."""
+        """Record that `place` was asked for.
+
+        Where both the whole and the part have it, the second counts as asked only if it has the same value.
+        """
         first: Any = NOTHING
         self._sought |= {parent for path in self._paths(place) for parent in _parents(path)}
         for path, value in self._found(place):
@@ -95,8 +101,10 @@ class Recorded:
         return (*around, place, inner) if place in WHOLE else (inner, place)
 
     def unasked(self) -> Iterator[tuple[str, Any]]:
-        """(path, value) of what nobody asked for: an object in which nothing was sought as one, any other member by
-        member."""
+        """Yield (path, value) of what nobody asked for.
+
+        An object is one item if nothing was looked up in it, and otherwise is visited member by member.
+        """
         yield from self._unasked(self._config, "")
 
     def _unasked(self, tree: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
@@ -113,7 +121,10 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def descend(root: Any, place: str) -> Any:
-    """The member of `root` that the names in `place` lead to, or NOTHING. '*' is all members, where they agree."""
+    """Return the member of `root` to which the names in `place` lead, or NOTHING.
+
+    '*' means all members, if they agree.
+    """
     name, _, rest = place.partition(".")
     if not isinstance(root, Mapping) or (name != "*" and name not in root):
         return NOTHING
@@ -124,7 +135,10 @@ def descend(root: Any, place: str) -> Any:
 
 
 def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any]) -> list[str]:
-    """Paths of what was neither asked for nor is harmless. Null says nothing. `values`: the hparams by short name."""
+    """Return the paths of keys that were neither asked for nor are harmless; null values do not count.
+
+    `values` are the hparams by short name.
+    """
     found = []
     for path, value in recorded.unasked():
         key = path.removeprefix(f"{dialect.within}.")
@@ -136,7 +150,7 @@ def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any]) -> l
 
 
 def _speaks(entry: Harmless, path: str, value: Any, values: Mapping[str, Any]) -> bool:
-    """Whether `entry` calls this key with this value harmless."""
+    """Return whether `entry` declares this key with this value harmless."""
     if not _matcher(entry.keys).fullmatch(path):
         return False
     if entry.follows:
@@ -163,7 +177,14 @@ def _matcher(keys: str) -> re.Pattern[str]:
 
 
 def unread_notes(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], file: str) -> tuple[str, ...]:
-    """What a user should know of the configuration, the file `file`, beyond what was taken from it."""
+    """Return notes on what the configuration states and ggferry does not use.
+
+    Args:
+        recorded: The configuration, after binding.
+        dialect: The dialect whose harmless keys count.
+        values: The hparams by short name.
+        file: The configuration's file name.
+    """
     keys = unread(recorded, dialect, values)
     pooled = POOLING in keys
     keys = [key for key in keys if key != POOLING]

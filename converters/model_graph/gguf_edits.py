@@ -1,4 +1,4 @@
-"""Changes to a GGUF checkpoint before it is planned: keys set, blocks dropped; and models no table describes."""
+"""Changes to a GGUF checkpoint before it is planned: keys set, blocks dropped; and models that no table describes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ _KINDS: Mapping[str, Callable[[str], Value]] = {
 
 
 def override_keys(checkpoint: Checkpoint, overrides: Sequence[str]) -> Checkpoint:
-    """`--override-kv KEY=TYPE:VALUE` (llama-quantize's form; TYPE int, float, bool or str). A key that exists keeps
-    its value type. Raises UsageError."""
+    """Return the checkpoint with keys set by `--override-kv KEY=TYPE:VALUE`.
+
+    The form is llama-quantize's; TYPE is int, float, bool or str. An existing key keeps its value type. Raises
+    UsageError for another form, or a type that does not fit an existing key.
+    """
     metadata = dict(checkpoint.metadata)
     for text in overrides:
         key, _, typed = text.partition("=")
@@ -61,9 +64,10 @@ def _as(old: Value, made: Value, text: str) -> Value:
 
 
 def prune_layers(checkpoint: Checkpoint, layers: str) -> tuple[Checkpoint, dict[str, str]]:
-    """The checkpoint without some blocks, the others renumbered, `block_count` put right; and new tensor name → old.
+    """Return the checkpoint without some blocks, and its tensors' new names → old ones.
 
-    Raises UsageError for a list that is none or a block that is not there.
+    The other blocks are renumbered, and `block_count` is corrected. Raises UsageError for text that is no list of
+    blocks, or a block that does not exist.
     """
     if not any(name.startswith("blk.") for name in checkpoint.tensors):
         raise UsageError("--prune-layers: no tensors 'blk.*'", path=checkpoint.path)
@@ -85,7 +89,7 @@ def prune_layers(checkpoint: Checkpoint, layers: str) -> tuple[Checkpoint, dict[
 
 
 def architecture_name(checkpoint: Checkpoint) -> str:
-    """`general.architecture` of a GGUF checkpoint. Raises MissingError."""
+    """Return `general.architecture` of a GGUF checkpoint. Raises MissingError."""
     stated = checkpoint.metadata.get("general.architecture")
     if not isinstance(stated, Value) or not isinstance(stated.data, str):
         raise MissingError("general.architecture is absent or not a string", path=checkpoint.path)
@@ -93,7 +97,10 @@ def architecture_name(checkpoint: Checkpoint) -> str:
 
 
 def undescribed(checkpoint: Checkpoint, why: str) -> ModelGraph:
-    """A GGUF model that no table describes: every tensor is its own role, and no forward pass is known."""
+    """Return the graph of a GGUF model that no table describes: every tensor is its own role, without a forward pass.
+
+    `why` is the first part of the note that says so.
+    """
     nodes = tuple(
         Node(ref.name, Role(ref.name, (), {}), ref.shape, (ref,), SAME) for ref in checkpoint.tensors.values()
     )

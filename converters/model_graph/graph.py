@@ -1,7 +1,7 @@
-"""Checkpoint + Architecture → ModelGraph: every tensor gets its role, every hparam its value and its origin.
+"""Checkpoint + Architecture → ModelGraph: every tensor gets a role, every hparam a value and its origin.
 
-Accounting runs both ways: a role without a tensor is an error, a tensor without a role is an error; what is dropped
-is named with its reason.
+Accounting runs both ways: a role without a tensor is an error, and so is a tensor without a role; dropped tensors are
+listed with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ __all__ = ["Loss", "ModelGraph", "Node", "Param", "bind", "losses"]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One tensor of the GGUF model: its name, role, shape, the source tensors and the layout that leads from them."""
+    """One tensor of the GGUF model.
+
+    Attributes:
+        name: Name in GGUF.
+        role: Its role, which may stand for one tensor in each block.
+        shape: Elements along each axis, outermost first.
+        inputs: The source tensors it is made of.
+        layout: How it is made of them.
+    """
 
     name: str
     role: Role
@@ -40,7 +48,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What the output will not hold, for one reason: number of source tensors, their bytes, and one by name."""
+    """What the output will not hold, for one reason.
+
+    Attributes:
+        reason: The reason.
+        tensors: Number of source tensors.
+        bytes: Their size.
+        example: Name of one of them.
+    """
 
     reason: str
     tensors: int
@@ -49,12 +64,13 @@ class Loss:
 
     @property
     def note(self) -> str:
+        """The loss in one line."""
         count = "1 tensor is" if self.tensors == 1 else f"{self.tensors} tensors are"
         return f"{count} not carried over ({self.example!r}, {self.bytes:,} bytes in all): {self.reason}"
 
 
 def losses(dropped: Iterable[Dropped]) -> tuple[Loss, ...]:
-    """Dropped tensors that the output holds nothing of, by reason."""
+    """Return, by reason, the dropped tensors whose contents the output does not hold in any form."""
     found: dict[str, Loss] = {}
     for drop in dropped:
         if drop.loses:
@@ -65,10 +81,17 @@ def losses(dropped: Iterable[Dropped]) -> tuple[Loss, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
-    """A checkpoint understood: what `plan`, `forward` and the receipt work from. No tensor data has been read.
+    """A bound checkpoint, from which planning, the forward pass and the receipt work; tensor data is read later.
 
-    `hparams`: what the model says; an hparam at the value that its absence means is not among them. Tensors that no
-    file holds (`From.computed`) stand in a further file of `checkpoint`, a `derived.Computed`.
+    Attributes:
+        architecture: The tables of the model family.
+        dialect: How the source names and orders the weights.
+        checkpoint: The source; computed tensors (`From.computed`) are in one more file of it, a `Computed`.
+        hparams: The model's hparams by short name, without those whose value is what the absence of their key means.
+        nodes: The tensors of the GGUF model.
+        dropped: Source tensors that are not carried over.
+        notes: What the user should know.
+        by_name: The nodes by name.
     """
 
     architecture: Architecture
@@ -82,21 +105,26 @@ class ModelGraph:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Plain values of all hparams by short name, absent ones at what their absence means."""
+        """Values of all hparams by short name; absent ones have the value that their absence means."""
         found = {name: param.value for name, param in self.hparams.items()}
         return {**absents(self.architecture), **found}
 
     @property
     def runtimes(self) -> tuple[str, ...]:
-        """Programs of today that run this very model: those of its architecture, but for what a remark says."""
+        """Current programs that run this model.
+
+        They are those of its architecture, except where a remark says that one does not run it.
+        """
         spoken = (remark for dialect in self.architecture.dialects.values() for remark in dialect.remarks)
         remarks = (*self.architecture.remarks, *spoken)
         stopped = {remark.stops for remark in remarks if remark.stops and holds(remark.when, self.sizes)}
         return tuple(name for name in self.architecture.runtimes if name not in stopped)
 
     def otherwise(self, program: str, tokens: int) -> tuple[str, ...]:
-        """In what `program` is known to compute another model than this one, for texts of so many tokens: a window
-        that holds them all makes no difference."""
+        """Return in what respects `program` is known to compute something else, for texts of `tokens` tokens.
+
+        A sliding window that holds the whole text makes no difference.
+        """
         sizes = {**self.sizes, **({"n_swa": 0} if tokens <= (self.sizes.get("n_swa") or 0) else {})}
         remarks = (*self.architecture.remarks, *self.dialect.remarks)
         known = (remark for remark in remarks if remark.otherwise == program and holds(remark.when, sizes))
@@ -108,7 +136,7 @@ class ModelGraph:
         return sum(math.prod(node.shape) for node in self.nodes)
 
     def written(self) -> Iterator[tuple[str, Value, str]]:
-        """(key, value, origin) of every hparam that the GGUF file states."""
+        """Yield (key, value, origin) of every hparam that the GGUF file states."""
         values = self.sizes
         for spec in self.architecture.hparams:
             param = self.hparams.get(spec.name)
@@ -117,7 +145,7 @@ class ModelGraph:
 
 
 def as_value(spec: HParam, data: Any) -> Value:
-    """The value of an hparam as GGUF stores it."""
+    """Return the value of an hparam as GGUF stores it."""
     number = float if spec.kind in (ValueType.FLOAT32, ValueType.FLOAT64) else lambda item: item
     if isinstance(data, tuple):
         return Value(ValueType.ARRAY, tuple(number(item) for item in data), spec.kind)
@@ -132,11 +160,20 @@ def bind(
     *,
     tensors: bool = True,
 ) -> ModelGraph:
-    """Give every tensor of `checkpoint` its role in `architecture`.
+    """Give every tensor of `checkpoint` its role in `architecture`, and return the graph.
 
-    `overrides`: `--hparam` values, GGUF key without the architecture → text. `tensors`: False for a vocabulary alone.
-    Raises TableError for tables written wrongly, and MissingError, UnexpectedTensorError, DuplicateError, ShapeError,
-    InconsistentError or UnsupportedError when the two do not fit.
+    Args:
+        checkpoint: The opened model.
+        architecture: The tables of its family.
+        dialect: Name of its dialect.
+        overrides: `--hparam` values: GGUF key without the architecture → text.
+        tensors: Whether to bind tensors; False for a vocabulary alone.
+
+    Raises:
+        TableError: The tables are written wrongly.
+        UsageError: An override is not for this architecture, or not a value of its type.
+        MissingError, UnexpectedTensorError, DuplicateError, ShapeError, InconsistentError, OutOfRangeError,
+        UnsupportedError: Checkpoint and tables do not fit each other.
     """
     validate(architecture)
     speech = architecture.dialects[dialect]

@@ -1,4 +1,4 @@
-"""What a source says of its hparams: header fields, GGUF keys or a configuration, each value checked for its type."""
+"""What a source states of its hparams: header fields, GGUF keys or a configuration, each value checked for its type."""
 
 from __future__ import annotations
 
@@ -18,24 +18,31 @@ from ggferry.formats.limits import MAX_LAYERS
 FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 MAX_ITEMS = MAX_LAYERS * 4
-"""Items of an hparam that is a list: one a block, or one a rotary frequency."""
+"""Most items of an hparam that is a list: one for each block, or for each rotary frequency."""
 _ORIGINS = {"gguf": "key {}", "ggml": "header field {}", "meta": "params.json: {}"}
 
 
 class Statements:
-    """What one source says of its hparams. `prefix`: GGUF's architecture name. `config`: the configuration, where there
-    is one, which remembers what was asked of it."""
+    """What one source states of its hparams.
+
+    Attributes:
+        config: The configuration, which remembers what was asked for; empty for GGUF files.
+    """
 
     def __init__(self, checkpoint: Checkpoint, dialect: Dialect, prefix: str) -> None:
         self._checkpoint, self._dialect, self._prefix = checkpoint, dialect, prefix
         self.config = Recorded({} if checkpoint.container == "gguf" else checkpoint.metadata, dialect.within)
 
     def of(self, param: HParam, seen: bool = False) -> tuple[Any, str] | None:
-        """(value, where it stands) of `param`, or None where the source says nothing.
+        """Return (value, where it is stated) of `param`, or None where the source does not state it.
 
-        `seen`: the tensors show it; a configuration beside a GGML-era file does not. Raises InconsistentError for a
-        value of another type, and where header and configuration contradict each other, OutOfRangeError for one no
-        GGUF key can hold, UnsupportedError for a word that `param.words` does not know, and for what GGUF cannot say.
+        `seen` says that the presence of tensors shows the value, so that the configuration given with a GGML-era file
+        is not used for it.
+
+        Raises:
+            InconsistentError: The value has another type, or header and configuration contradict each other.
+            OutOfRangeError: No GGUF key can hold the value.
+            UnsupportedError: `param.words` lacks the source's word, or GGUF cannot express the value.
         """
         found = self._in(param, self._dialect.source)
         if param.tensors and self._dialect.source == "hf":
@@ -53,8 +60,11 @@ class Statements:
         return found or beside
 
     def pass_over(self, param: HParam, value: Any, overridden: bool) -> None:
-        """Take note that `param` has its value from elsewhere: from the user, whatever the configuration says, or from
-        the dialect, which the configuration should not contradict."""
+        """Record that the value of `param` comes from elsewhere.
+
+        A value from the user (`overridden`) counts as read whatever the configuration states; a value of the dialect
+        only if the configuration agrees with it.
+        """
         column = "hf" if self._dialect.source == "ggml" else self._dialect.source
         for place in filter(None, param.fields.get(column, "").split("|")):
             found = self.config.find(place)
@@ -62,7 +72,10 @@ class Statements:
                 self.config.ask(place)
 
     def _in(self, param: HParam, column: str) -> tuple[Any, str] | None:
-        """What the first of the places in `column` says. The others are then read, too, if they say the same."""
+        """Return the value of the first place in `column` that states one, and where it is stated.
+
+        The other places count as read, too, if they agree.
+        """
         places = param.fields.get(column, (param.key or "") if column == "gguf" else "")
         stated: tuple[Any, str] | None = None
         for place in filter(None, places.split("|")):
@@ -114,7 +127,7 @@ def _translated(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -
 
 
 def _word(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:
-    if isinstance(found, dict) and list(found) == ["__float__"]:  # what transformers 5 writes for what JSON cannot
+    if isinstance(found, dict) and list(found) == ["__float__"]:  # transformers 5's infinities
         found = {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(found["__float__"]))
     if not isinstance(found, str | int | float) or found not in param.words:
         raise UnsupportedError(
@@ -159,7 +172,7 @@ def _item(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any
 
 
 def parse(param: HParam, text: str) -> Any:
-    """The text of `--hparam` as the hparam's type. Raises UsageError."""
+    """Return the text of `--hparam` as a value of the hparam's type. Raises UsageError."""
     if param.many and not param.or_one:
         raise UsageError(f"--hparam {param.key}: a list cannot be given", found=text)
     try:

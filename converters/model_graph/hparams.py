@@ -1,4 +1,4 @@
-"""Finds every hparam's value — overrides, the source's fields, the shapes, derivations, defaults — and compares."""
+"""Find every hparam's value from overrides, the source's fields, shapes, derivations or defaults, and compare them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,14 @@ class Known(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """The value of an hparam and where it came from: a header field, a key, a tensor's shape, '--hparam', what it was
-    derived from, or why the default is what it is."""
+    """The value of an hparam and where it came from.
+
+    Attributes:
+        value: The value.
+        reason: A header field, a key, a tensor's shape, '--hparam', what it was derived from, or why the default was
+            chosen.
+        known: How the value is known.
+    """
 
     value: Any
     reason: str
@@ -46,6 +52,7 @@ class Param:
 
 
 def shape_error(checkpoint: Checkpoint, ref: TensorRef, message: str, expected: object = None) -> ShapeError:
+    """Return the error for a tensor whose shape does not fit."""
     return ShapeError(
         f"tensor {ref.name!r}: {message}", path=checkpoint.path, offset=ref.spans[0].offset if ref.spans else None,
         found=ref.shape, expected=expected,
@@ -53,7 +60,15 @@ def shape_error(checkpoint: Checkpoint, ref: TensorRef, message: str, expected: 
 
 
 class Solver:
-    """The hparams of one checkpoint. `early`: the values known before any tensor was looked at."""
+    """Finds the hparams of one checkpoint.
+
+    Attributes:
+        values: What has been found so far, by short name.
+        sizes: Those of the values that are numbers, or tuples of them.
+        notes: What the user should know.
+        statements: What the source states.
+        facts: What conditions may use besides hparams: the class that the configuration names.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, overrides: Mapping[str, str]
@@ -83,7 +98,7 @@ class Solver:
 
     @property
     def early(self) -> dict[str, Any]:
-        """What is known before any tensor was looked at: the stated, and the defaults that hang on nothing else."""
+        """What is known before any tensor is examined: stated values, and defaults that need nothing else."""
         early = self.complete
         for param in self.architecture.hparams:
             if param.name not in self.values and not (param.derive or param.implied):
@@ -92,7 +107,7 @@ class Solver:
         return {name: value for name, value in early.items() if value is not None}
 
     def _learn(self, name: str, param: Param) -> None:
-        """`sizes` are those of `values` that are whole numbers: shapes ask for them a thousand times a model."""
+        """Record a value. Sizes are kept apart because shapes ask for them a thousand times in a model."""
         self.values[name] = param
         if is_size(param.value):
             self.sizes[name] = param.value
@@ -120,14 +135,16 @@ class Solver:
                 self._learn(param.name, Param(*found, Known.STATED))
 
     def _shown(self) -> set[str]:
-        """Hparams that the presence of tensors tells, so that a configuration beside a GGML-era file must not: its
-        makers wrote an output layer though it was tied."""
+        """Return the hparams that the presence of tensors shows, for which a GGML-era file's configuration is not used.
+
+        The configuration may contradict the file: its makers wrote an output layer although it was tied.
+        """
         return {name for role in self.architecture.roles if role.when for name in names_in(role.when)}
 
     def run(self, slots: Sequence[Slot]) -> dict[str, Param]:
-        """All hparams in the order of the table, without those that say what their absence says.
+        """Return all hparams in the order of the table, without those whose value is what their absence means.
 
-        Raises MissingError, ShapeError or InconsistentError.
+        Raises MissingError, ShapeError, OutOfRangeError or InconsistentError.
         """
         filled = [slot for slot in slots if slot.refs]
         for series, counter in self.architecture.blocks.items() if self.dialect.marks and filled else ():
@@ -157,15 +174,18 @@ class Solver:
         return {f"header_{k}": v for k, v in self.checkpoint.header.items() if isinstance(v, int)}
 
     def _take_plain_defaults(self) -> None:
-        """Defaults that hang on nothing, of what only a configuration states: what is derived must not go without them
-        (a quarter of each head turns where GPT-NeoX's does not say which part)."""
+        """Take the unconditional defaults of hparams that only a configuration states.
+
+        Derivations must not run without these: where a GPT-NeoX does not state which part of a head is rotated, it is a
+        quarter.
+        """
         for param in self.architecture.hparams:
             plain = param.defaults and not (param.key or param.derive or param.implied)
             if plain and param.name not in self.values and not (param.defaults[0].when or param.defaults[0].named):
                 self._take_default(param)
 
     def _settle(self, open_slots: list[Slot]) -> None:
-        """Shapes and derivations until neither says anything new; slots that can say no more are removed."""
+        """Solve shapes and derivations until neither finds a new value; slots that can give no more are removed."""
         while self._solve_shapes(open_slots) or self._derive():
             pass
 
@@ -186,7 +206,7 @@ class Solver:
         return progress
 
     def _solve(self, slot: Slot, expression: str, size: int) -> bool | None:
-        """Whether `expression` = `size` told a new value; None when more than one is unknown in it."""
+        """Return whether `expression` = `size` gave a new value; None where it cannot be solved yet."""
         try:
             sizes = self._sizes_of(slot)
             answer = solve(expression, size, sizes)
@@ -198,7 +218,7 @@ class Solver:
         except ValueError as error:
             raise shape_error(self.checkpoint, slot.refs[0], str(error)) from None
         if answer[0] in self._lists:
-            return None  # one block says nothing of the others
+            return None  # one block does not determine the others
         self._learn(answer[0], Param(answer[1], f"shape of {slot.refs[0].name}"))
         return True
 
@@ -260,7 +280,7 @@ class Solver:
         return False
 
     def _check(self, filled: Sequence[Slot]) -> None:
-        """Every found shape against the declared one: the header and the tensors must tell the same story."""
+        """Compare every tensor's shape with the declared one: the stated sizes and the tensors must agree."""
         for slot in filled:
             try:
                 shape = bound_shape(self.checkpoint, slot, self.sizes)[1]
@@ -279,7 +299,7 @@ class Solver:
                 raise self._nothing(slot)
 
     def _nothing(self, slot: Slot) -> OutOfRangeError:
-        """The error for a tensor without elements: the hparams that make it one, and where they stand."""
+        """Return the error for a tensor without elements: the hparams that cause it, and where they are stated."""
         names = {name for text in slot.role.shape for name in names_in(text) if self.sizes.get(name) == 0}
         zeros = ", ".join(f"{name} ({self.values[name].origin})" for name in sorted(names)) or "a size"
         return OutOfRangeError(
@@ -287,7 +307,7 @@ class Solver:
         )
 
     def _check_values(self) -> None:
-        """Lists of the right length, and every `HParam.check`. Raises InconsistentError."""
+        """Check the lengths of lists, and every `HParam.check`. Raises InconsistentError."""
         known, path = self.complete, self.checkpoint.path
         for spec in self.architecture.hparams:
             items = known.get(spec.name) if spec.many else None
@@ -299,18 +319,18 @@ class Solver:
 
 
 def is_size(value: Any) -> bool:
-    """Whether shapes and layouts may be made of it: a number, or one a block."""
+    """Return whether shapes and layouts may use the value: a number, or a tuple with one number for each block."""
     numbers = value if isinstance(value, tuple) else (value,)
     return all(isinstance(item, int | float) for item in numbers)
 
 
 def absents(architecture: Architecture) -> dict[str, Any]:
-    """By short name, what the absence of a key means."""
+    """Return what the absence of each key means, by the hparam's short name."""
     return {param.name: param.absent for param in architecture.hparams if param.absent is not None}
 
 
 def implied(param: HParam, values: Mapping[str, Any]) -> Any:
-    """What a reader of GGUF takes for `param` where its key is not there; None if it could not know."""
+    """Return what a reader of GGUF assumes for `param` where its key is absent; None where it cannot know."""
     if not param.implied:
         return param.absent
     try:
@@ -320,7 +340,10 @@ def implied(param: HParam, values: Mapping[str, Any]) -> Any:
 
 
 def bound_shape(checkpoint: Checkpoint, slot: Slot, sizes: Mapping[str, Any]) -> tuple[Layout, Shape]:
-    """The slot's layout with its sizes, and the shape it gives. Raises KeyError for an unknown size, ShapeError."""
+    """Return the slot's layout with its sizes, and the shape it gives.
+
+    Raises KeyError for an unknown size, and ShapeError.
+    """
     try:
         layout = slot.origin.layout
         if layout is not SAME:

@@ -1,6 +1,6 @@
 """From a path to a Checkpoint: every reader, every architecture's header layouts, and nothing heavier.
 
-Kept apart from `load` so that `ggferry inspect` pays for no graph, no tokenizer and no numpy.
+Kept apart from `understand` so that `ggferry inspect` needs no graph, no tokenizer and no numpy.
 """
 
 from __future__ import annotations
@@ -21,22 +21,31 @@ from ggferry.support.registry import scan
 
 @cache
 def architectures() -> Mapping[str, Architecture]:
-    """Every architecture by name."""
+    """Return every architecture by name."""
     return {spec.name: spec for spec in scan("ggferry.converters.architectures", "SPEC")}
 
 
 def header_layouts() -> tuple[HeaderLayout, ...]:
-    """The GGML-era header layouts of all architectures, to hand to the readers. Several may own one layout."""
+    """Return the GGML-era header layouts of all architectures, for the readers. Several may share a layout."""
     return tuple({layout.name: layout for spec in architectures().values() for layout in spec.headers}.values())
 
 
 def open_checkpoint(path: str, arch: str | None = None, config: str | None = None) -> Checkpoint:
-    """Open `path` with the reader that claims it. Raises one of `formats.errors`.
+    """Open `path` with the reader that recognizes it.
 
-    Links are followed within the folder the model stands in; `local_files.Named` says that a person chose `path`, which
-    may then be a link to anywhere, while nobody chose what stands beside it.
-    For files of the GGML era, which say neither: `arch` names the architecture, `config` a config.json (or its folder)
-    for what the header leaves open. Raises UsageError where either cannot apply.
+    Links are followed within the model's folder. A path of the class `local_files.Named` was chosen by a person and may
+    itself be a link to anywhere, unlike the files next to it.
+
+    Args:
+        path: A file or a folder.
+        arch: The architecture of a GGML-era file, which does not state it.
+        config: A config.json or its folder, for what a GGML-era header leaves open.
+
+    Returns:
+        The checkpoint; the caller closes it.
+
+    Raises UsageError where `arch` or `config` does not apply, and another of `formats.errors` for files that cannot be
+    read.
     """
     with limited(path):
         return _open(path, arch, config)

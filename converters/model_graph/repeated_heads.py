@@ -1,8 +1,8 @@
-"""Keys and values that were repeated for every head: found, and one copy of them taken.
+"""Recognize keys and values that were repeated for every head, and take one copy of them.
 
-ggml's StarCoder script wrote a GPT-2 file of a multi-query model: c_attn holds the queries, then the one key n_head
-times, then the one value n_head times (ggml, examples/starcoder/convert-hf-to-ggml.py). No field says so; the rows do,
-also when quantized, for rows are quantized each by itself.
+ggml's StarCoder script wrote multi-query models as GPT-2 files: c_attn holds the queries, then the one key n_head
+times, then the one value n_head times (ggml, examples/starcoder/convert-hf-to-ggml.py). No field states this, but the
+rows show it, also when quantized, because each row is quantized by itself.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ggferry.formats.checkpoint import Checkpoint, Dropped, Span, TensorRef
 from ggferry.formats.errors import InconsistentError
 
 SAMPLE = 2
-"""Rows of each head that are compared to recognize such a model; all are, before the copies are let go."""
+"""Rows of each head that are compared to recognize such a model; all rows are compared before copies are dropped."""
 
 
 def is_tiled(checkpoint: Checkpoint, dialect: Dialect) -> bool:
-    """Whether the first fused matrix repeats its keys and values for every head. Reads a few of its rows."""
+    """Return whether the first fused matrix repeats its keys and values for every head. Reads a few of its rows."""
     heads = int(checkpoint.header.get("n_head", 0))
     refs = [ref for ref in _fused(checkpoint, dialect).values() if len(ref.shape) == 2]
     if heads < 2 or not refs or not _divides(refs[0], heads):
@@ -38,8 +38,11 @@ def is_tiled(checkpoint: Checkpoint, dialect: Dialect) -> bool:
 
 
 def untiled(checkpoint: Checkpoint, dialect: Dialect) -> Checkpoint:
-    """The checkpoint with one copy of keys and values; the others are dropped on condition that they repeat it, which
-    the conversion checks byte for byte. Raises InconsistentError for tensors that do not divide so."""
+    """Return the checkpoint with one copy of keys and values.
+
+    The other copies are dropped on condition that they are equal, which the conversion checks byte for byte. Raises
+    InconsistentError for tensors that cannot be divided so.
+    """
     heads = int(checkpoint.header.get("n_head", 0))
     tensors, dropped = dict(checkpoint.tensors), list(checkpoint.dropped)
     for name, ref in _fused(checkpoint, dialect).items():
@@ -83,7 +86,7 @@ def _divides(ref: TensorRef, heads: int) -> bool:
 
 
 def _offset(ref: TensorRef, row: int) -> int:
-    """Where row `row` begins; of a vector, element `row`."""
+    """Return the file offset of row `row`; in a vector, of element `row`."""
     inner = ref.row_bytes if len(ref.shape) > 1 else ref.type.row_bytes(1)
     return ref.spans[0].offset + row * inner
 

@@ -1,8 +1,7 @@
-"""Rows of a node, streamed: as blocks in the source's type after the layout, or as float32 values.
+"""Rows of a node, streamed: blocks of the source's type in the order of the layout, or float32 values.
 
-Nothing here holds more than the rows asked for. Pieces of a tensor that was split along its columns are decoded or
-repacked one by one and joined afterwards, because rows of planar eras are planar per piece
-(docs/formats/ggml-era.md "Parts").
+No more than the requested rows is held. Pieces of a tensor that was split along its columns are decoded or repacked one
+by one and joined afterwards, because rows of planar eras are planar in each piece (docs/formats/ggml-era.md "Parts").
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ else:
 CHUNK = 4 << 20
 """Bytes of the widest form (source, target or float32) that one worker holds of a tensor at a time."""
 RUN, COPY = 16 << 20, 1 << 20
-"""Bytes of a run that a thread takes on at a time, and that it copies or compares at once: what its core's own cache
-holds."""
+"""Bytes of a run that a thread is given at a time, and bytes that it copies or compares at once: what the cache of its
+core holds."""
 MAX_VECTOR = 1 << 26
-"""Elements of a permuted vector: biases, which are held whole."""
+"""Most elements of a permuted vector: biases, which are held whole."""
 
 Convert = Callable[["Bytes", int], "Array"]
 
 
 def raw_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Bytes:
-    """Rows as little-endian blocks, uint8 `(stop - start, ref.row_bytes)`."""
+    """Return rows as little-endian blocks, uint8 `(stop - start, ref.row_bytes)`."""
     rows = read_rows(checkpoint, ref, start, stop)
     return swap(ref.type, rows) if ref.big_endian else rows
 
 
 def converted_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int, convert: Convert) -> Array:
-    """`convert(rows, columns)` of rows `start:stop`; piece by piece where columns were split over files."""
+    """Return `convert(rows, columns)` of rows `start:stop`, piece by piece where columns were split over files."""
     if ref.axis == 0 or len(ref.spans) == 1:
         return convert(raw_rows(checkpoint, ref, start, stop), ref.columns)
     pieces = []
@@ -62,15 +61,16 @@ def converted_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int
 
 
 def values_of(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Floats:
-    """Rows `start:stop` decoded, float32 `(stop - start, columns)`; no layout applied."""
+    """Return rows `start:stop` decoded, float32 `(stop - start, columns)`; no layout is applied."""
     return converted_rows(checkpoint, ref, start, stop, codec(ref.type.name).decode)
 
 
 def view_for_streaming(node: Node, target: BlockType) -> Node:
-    """The same bytes with rows short enough to stream, where a row alone would not fit a chunk.
+    """Return the node as a view of the same bytes, with rows short enough to stream.
 
-    A contiguous tensor taken as it is is one run of blocks; cutting it anywhere between whole blocks of both types is
-    right. Planar rows and joined columns keep their rows (no such row comes near a chunk).
+    A row that alone would not fit into a chunk is cut where the tensor is contiguous and has no layout: it is one run
+    of blocks, which may be cut between any whole blocks of both types. Planar rows and joined columns stay as they are,
+    because none of them comes near the size of a chunk.
     """
     ref = node.inputs[0]
     wide = ref.columns * 4 > CHUNK or row_count(ref.shape) == 1
@@ -83,7 +83,10 @@ def view_for_streaming(node: Node, target: BlockType) -> Node:
 
 
 def row_chunks(node: Node, target: BlockType, limit: int = CHUNK) -> Iterator[tuple[int, int]]:
-    """Consecutive row ranges of the node's output that keep every form of them within `limit` bytes."""
+    """Yield consecutive row ranges of the node's output, each within `limit` bytes in every form.
+
+    A single row may exceed the limit.
+    """
     columns = node.shape[-1]
     rows = math.prod(node.shape[:-1])
     widest = max(columns * 4, target.row_bytes(columns), *(ref.row_bytes for ref in node.inputs))
@@ -93,7 +96,7 @@ def row_chunks(node: Node, target: BlockType, limit: int = CHUNK) -> Iterator[tu
 
 
 def run_of_bytes(node: Node) -> tuple[int, int, int] | None:
-    """(file, offset, bytes) where the node is one unbroken run of bytes taken as it is, else None."""
+    """Return (file, offset, bytes) where the node is one contiguous run of bytes without a layout, else None."""
     ref = node.inputs[0]
     span = ref.spans[0]
     if node.layout != SAME or len(ref.spans) > 1 or span.strides or ref.big_endian:
@@ -102,7 +105,7 @@ def run_of_bytes(node: Node) -> tuple[int, int, int] | None:
 
 
 def cuts(start: int, stop: int, size: int, unit: int = 1) -> Iterator[tuple[int, int]]:
-    """`start:stop` in pieces of at most `size`, all but the last whole multiples of `unit`."""
+    """Return `start:stop` in ranges of at most `size`, of which all but the last are multiples of `unit`."""
     step = size - size % unit
     return ((at, min(stop, at + step)) for at in range(start, stop, step))
 
@@ -111,8 +114,10 @@ _scratch = threading.local()
 
 
 def scratch(size: int, number: int = 0) -> memoryview:
-    """A buffer of this thread's own, `size` ≤ COPY bytes, used again and again:
-    fresh pages cost more than the copy."""
+    """Return a buffer of this thread, `size` ≤ COPY bytes, that is used again by the next call with the same number.
+
+    Allocating fresh pages would cost more than the copy.
+    """
     buffers: dict[int, bytearray] = _scratch.__dict__.setdefault("buffers", {})
     if number not in buffers:
         buffers[number] = bytearray(COPY)
@@ -120,9 +125,9 @@ def scratch(size: int, number: int = 0) -> memoryview:
 
 
 def laid_out(checkpoint: Checkpoint, node: Node, start: int, stop: int, convert: Convert | None = None) -> Array:
-    """Rows `start:stop` of the node's output: blocks of the source's type, or what `convert` makes of them.
+    """Return rows `start:stop` of the node's output: blocks of the source's type, or the result of `convert` on them.
 
-    Only for block-safe layouts; others change values and go through `laid_out_values`.
+    For block-safe layouts only; others change values and need `laid_out_values`.
     """
     if node.layout == SAME:
         (ref,) = node.inputs
@@ -145,7 +150,7 @@ def laid_out(checkpoint: Checkpoint, node: Node, start: int, stop: int, convert:
 
 
 def laid_out_values(checkpoint: Checkpoint, node: Node, start: int, stop: int) -> Floats:
-    """Rows `start:stop` of the node's output as float32, whatever the layout."""
+    """Return rows `start:stop` of the node's output as float32, for any layout. Raises UnsupportedError."""
     if node.layout.block_safe:
         return laid_out(checkpoint, node, start, stop, codec(node.inputs[0].type.name).decode)
     return _apply(checkpoint, node, node.layout, start, stop)
@@ -179,7 +184,7 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
 
 
 def _reshaped(checkpoint: Checkpoint, node: Node) -> Node:
-    """The node with its one input seen in the shape that the `Reshape` in front of its layout gives it."""
+    """Return the node with its input viewed in the shape that the `Reshape` at the start of its layout gives it."""
     (ref,) = node.inputs
     first = node.layout.first if isinstance(node.layout, Then) else node.layout
     shape = first.shape(ref.shape)
@@ -189,7 +194,7 @@ def _reshaped(checkpoint: Checkpoint, node: Node) -> Node:
 
 
 def _turned_items(checkpoint: Checkpoint, node: Node, first: Layout, start: int, stop: int) -> Floats:
-    """Rows of a stack of transposed matrices: each is small (a head's keys) and is turned whole."""
+    """Return rows of a stack of transposed matrices; each is small (a head's keys) and is transposed whole."""
     stack = first.shape(*(ref.shape for ref in node.inputs))
     before, after = math.prod(stack[1:-1]), node.shape[-2]
     if before * after > MAX_VECTOR:
@@ -209,7 +214,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def _seen_turned(node: Node) -> Node:
-    """The node with its one input, a matrix or a stack of them, as a view with the last two axes exchanged."""
+    """Return the node with its input, a matrix or a stack, viewed with the last two axes exchanged."""
     (ref,) = node.inputs
     span = ref.spans[0]
     strides = span.strides or tuple(math.prod(ref.shape[axis + 1 :]) for axis in range(len(ref.shape)))
@@ -219,8 +224,11 @@ def _seen_turned(node: Node) -> Node:
 
 
 def _columns(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Floats:
-    """Columns `start:stop` of a matrix, transposed: read as a view with swapped strides; of blocks and of a matrix in
-    several pieces all rows are decoded, and these columns kept."""
+    """Return columns `start:stop` of a matrix, transposed.
+
+    They are read through a view with exchanged strides. Where the matrix has block types or several pieces, all its
+    rows are decoded, and these columns kept.
+    """
     if ref.type.elements != 1 or len(ref.spans) != 1:
         step = max(1, CHUNK // (ref.columns * 4))
         starts = range(0, ref.rows, step)
@@ -246,7 +254,7 @@ def _vector(checkpoint: Checkpoint, node: Node, convert: Convert) -> Array:
 
 
 def _scattered(checkpoint: Checkpoint, ref: TensorRef, rows: Array, convert: Convert) -> Array:
-    """Rows in any order. Read as one run where they lie close together, else run by run."""
+    """Return rows in any order, read as one run where they are close together, else run by run."""
     low, high = int(rows.min()), int(rows.max()) + 1
     if high - low <= 2 * len(rows):
         whole: Array = converted_rows(checkpoint, ref, low, high, convert)

@@ -1,4 +1,4 @@
-"""Numbers that a checkpoint keeps in tensors and GGUF among its keys: one a block, in a tensor of its own."""
+"""Numbers that a checkpoint keeps in tensors, one in each block, and GGUF keeps in a key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ggferry.quant.endian import swap
 
 
 def block_numbers(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[float, ...], str] | None:
-    """The numbers of the tensors called `pattern` with {n}, from block 0 on, and where they stand; None where there are
-    none. Raises ShapeError for a tensor of more than one number."""
+    """Return the numbers of the tensors named `pattern` with {n} = 0, 1, …, and where they are; None for no tensors.
+
+    Raises ShapeError for a tensor of more than one number.
+    """
     names = (pattern.format(n=n) for n in count())
     refs = [checkpoint.tensors[name] for name in takewhile(lambda name: name in checkpoint.tensors, names)]
     return (tuple(_number(checkpoint, ref) for ref in refs), f"tensors {pattern}") if refs else None

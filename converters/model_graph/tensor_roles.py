@@ -1,4 +1,4 @@
-"""Which tensor of a source fills which role: names matched against the patterns of a dialect, both ways accounted."""
+"""Which source tensor fills which role: names matched against the patterns of a dialect, accounted for both ways."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ Assigned = Mapping[tuple[str, int | None], tuple[TensorRef, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A role of one block (`n`, None for the model's own), and the tensors found for it."""
+    """A role in one block, and the tensors found for it.
+
+    Attributes:
+        role: The role.
+        n: The block; None for a role of the whole model.
+        refs: The source tensors, in the order of the layout's inputs.
+        origin: Where the dialect keeps the role.
+    """
 
     role: Role
     n: int | None
@@ -34,6 +41,7 @@ class Slot:
 
     @property
     def name(self) -> str:
+        """Name of the tensor in GGUF."""
         return self.role.name.format(n=self.n)
 
 
@@ -45,13 +53,16 @@ class _Matcher:
 
 
 def origin_of(role: Role, dialect: Dialect) -> From | None:
-    """Where `dialect` keeps `role`; None where it has no such tensor. GGUF keeps each under its own name."""
+    """Return where `dialect` keeps `role`; None where it has no such tensor.
+
+    GGUF keeps each role under its own name.
+    """
     return From((role.name,), SAME) if dialect.name == "gguf" else role.sources.get(dialect.column)
 
 
 @lru_cache(maxsize=1024)
 def pattern_regex(pattern: str) -> re.Pattern[str]:
-    """A name pattern with {n} and {e} as a regular expression with groups of those names."""
+    """Return a name pattern with {n} and {e} as a regular expression with groups of those names."""
     text = re.escape(pattern)
     for group in "ne":
         text = text.replace(rf"\{{{group}\}}", rf"(?P<{group}>{_NUMBER})")
@@ -59,7 +70,7 @@ def pattern_regex(pattern: str) -> re.Pattern[str]:
 
 
 def spelled(name: str, dialect: Dialect) -> str:
-    """`name` as the dialect's patterns spell it."""
+    """Return `name` as the dialect's patterns spell it."""
     for prefix, replacement in dialect.renames:
         match = pattern_regex(prefix).match(name)
         if match:
@@ -70,10 +81,10 @@ def spelled(name: str, dialect: Dialect) -> str:
 def assign(
     checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, values: Mapping[str, Any]
 ) -> tuple[Assigned, list[Dropped]]:
-    """The tensors of every (role name, block), in the order the layout wants them, and those that are dropped.
+    """Return the tensors of every (role name, block), in the order of the layout's inputs, and the dropped tensors.
 
-    `values`: the hparams the source states, for drops that depend on them. Raises UnexpectedTensorError,
-    DuplicateError, MissingError for a hole among parts or experts.
+    `values` are the hparams known before any tensor, for drops that depend on them. Raises UnexpectedTensorError,
+    DuplicateError, and MissingError for a gap among parts or experts.
     """
     index = _index(architecture, dialect)
     found: dict[tuple[str, int | None], dict[tuple[int, int], TensorRef]] = defaultdict(dict)
@@ -102,14 +113,14 @@ def assign(
 
 
 def _substitutes(checkpoint: Checkpoint, dialect: Dialect) -> dict[str, str]:
-    """Tensors that stand for another one which is not there, by their names."""
+    """Return the names of tensors that stand for an absent one → the absent one's name."""
     absent = ((name, others) for name, *others in dialect.substitutes if name not in checkpoint.tensors)
     found = ((next((other for other in others if other in checkpoint.tensors), ""), name) for name, others in absent)
     return dict(found)
 
 
 def _index(architecture: Architecture, dialect: Dialect) -> dict[str, list[_Matcher]]:
-    """Matchers by the pattern with every number left open: a DeepSeek-V3 has 92 000 tensors and 40 patterns."""
+    """Return matchers by their pattern with all numbers left open: a DeepSeek-V3 has 92 000 tensors and 40 patterns."""
     index = defaultdict(list)
     for role in architecture.roles:
         origin = origin_of(role, dialect)
@@ -146,7 +157,7 @@ def _drop_regex(pattern: str) -> re.Pattern[str]:
 def _in_order(
     checkpoint: Checkpoint, patterns: Sequence[str], n: int | None, places: Mapping[tuple[int, int], TensorRef]
 ) -> tuple[TensorRef, ...]:
-    """The tensors of one role and block `n` in the order of its `patterns`, expert by expert."""
+    """Return the tensors of one role and block `n` in the order of its `patterns`, expert by expert."""
     wanted = [(e, number) for e in range(1 + max(e for e, _ in places)) for number in range(len(patterns))]
     for e, number in wanted:
         if (e, number) not in places:
@@ -160,9 +171,9 @@ def _explained(ref: TensorRef, drop: Drop, assigned: Assigned) -> Dropped:
 
 
 def slots(checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, assigned: Assigned) -> list[Slot]:
-    """Every role the dialect can have, in the order they are written: model-wide ones, then block by block.
+    """Return every role the dialect can have, in writing order: those of the whole model first, then block by block.
 
-    Raises MissingError for a role that every such model has, OutOfRangeError for too many blocks.
+    Raises MissingError for an absent role that every such model has, OutOfRangeError for too many blocks.
     """
     wide: list[tuple[Role, int | None]] = [(role, None) for role in architecture.roles if not role.per_block]
     deep = []
@@ -181,7 +192,7 @@ def slots(checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, 
 
 
 def _counted(architecture: Architecture, assigned: Assigned) -> dict[str, int]:
-    """Blocks of each series, by the largest number found."""
+    """Return the number of blocks in each series, from the highest number found."""
     counts = {role.series: 0 for role in architecture.roles if role.per_block}
     series = {role.name: role.series for role in architecture.roles}
     for name, n in assigned:
@@ -191,7 +202,7 @@ def _counted(architecture: Architecture, assigned: Assigned) -> dict[str, int]:
 
 
 def check_conditions(checkpoint: Checkpoint, found: list[Slot], values: Mapping[str, Any]) -> None:
-    """The roles a model has under a condition are there when it holds, and not when it does not.
+    """Check that conditional roles are present where their condition holds, and absent where it does not.
 
     Raises MissingError or UnexpectedTensorError.
     """

@@ -11,7 +11,7 @@ import ggferry
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     "formats", "quant", "service", "support", "converters/adapters", "converters/conversion_plan",
-    "converters/forward", "converters/proof", "converters/write",
+    "converters/forward", "converters/model_graph", "converters/proof", "converters/write",
 )  # fmt: skip
 VERBS = (
     "converters/__init__.py", "converters/convert.py", "converters/options.py", "converters/understand.py",
@@ -19,7 +19,7 @@ VERBS = (
 )  # fmt: skip
 LONGEST = 120
 MAIN = (
-    *VERBS,
+    *VERBS, "converters/model_graph/graph.py", "converters/model_graph/open_checkpoint.py",
     "converters/forward/evaluate.py", "converters/forward/model.py", "converters/forward/weights.py",
     "formats/checkpoint.py", "formats/errors.py", "formats/fields.py", "formats/reader.py", "formats/tensor_read.py",
     "formats/gguf/values.py", "quant/types.py", "quant/codec.py", "quant/blocks.py", "quant/recipes/rules.py",
