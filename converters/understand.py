@@ -177,6 +177,7 @@ def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
             for dialect in spec.dialects.values()
             if name in dialect.classes
             and (not dialect.types or text_type(checkpoint.metadata, dialect) in dialect.types)
+            and (checkpoint.tensors or not dialect.lacks)  # without tensors nothing is known to lack any
             and not any(_is_there(checkpoint, tensor) for tensor in dialect.lacks)
         ]
         if spoken:

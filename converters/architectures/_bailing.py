@@ -31,7 +31,6 @@ HARMLESS = (
     Harmless("rotary_dim", "the fraction says it", follows="n_rot"),
     Harmless("mtp_* ep_size", "of what predicts further tokens"),
     Harmless("moe_shared_expert_intermediate_size", "the tensors say it"),
-    Harmless("rope_scaling.type rope_scaling.rope_type", "read as the kind of stretching"),
 )  # fmt: skip
 
 

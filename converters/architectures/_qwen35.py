@@ -69,6 +69,7 @@ HF = Dialect(
     harmless=(
         *delta.HARMLESS,
         half.VISION_KEYS,
-        Harmless("language_model_only downsample_mode insert_layer_id merger_times", "of the vision half"),
+        Harmless("language_model_only downsample_mode insert_layer_id merger_times drop_vision_last_layer image_size "
+                 "merge_kernel_size patch_size", "of the vision half"),
     ),
 )  # fmt: skip

@@ -52,6 +52,7 @@ SPEC = Architecture(
             harmless=(
                 common.UNBIASED,
                 half.VISION_KEYS,
+                Harmless("rope_parameters.max_position_embeddings", "repeats max_position_embeddings"),
                 Harmless("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
             ),
         ),

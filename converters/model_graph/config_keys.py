@@ -84,7 +84,7 @@ class Recorded:
         self._sought |= {parent for path in self._paths(place) for parent in _parents(path)}
         for path, value in self._found(place):
             first = value if first is NOTHING else first
-            if value == first:
+            if value == first or place in WHOLE:  # of those the whole model's word counts, whatever its half says
                 self._asked.add(path)
 
     def _found(self, place: str) -> Iterator[tuple[str, Any]]:

@@ -187,7 +187,10 @@ OTHERS = {
     "formats/files/partial_files.py": "folders, to flush them",
     "service/storage/stores.py": "folders, to flush them",
     "service/records/owners.py": "/proc",
-    "service/cli/options.py": "texts a person names, which may come through a pipe",
+    "formats/files/named_texts.py": "texts a person names, which may come through a pipe",
+    "converters/proof/witnesses/child_process.py": "what a child wrote into a folder of our own",
+    "converters/proof/witnesses/programs/hearing.py": "what the parent wrote into a folder of its own",
+    "converters/proof/witnesses/programs/llama_cpp_logits.py": "what it wrote itself",
     "support/registry.py": "of the installation",
     "quant/codecs/grids.py": "of the installation",
 }
