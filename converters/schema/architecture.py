@@ -1,8 +1,8 @@
 """What an architecture is: frozen tables. Nothing here computes; `graph.bind` reads them, `validate` examines them.
 
-Names: a *role* is a tensor's place in the GGUF model ('blk.{n}.attn_q.weight'); a *dialect* is one naming and
-ordering of the same weights ('meta', 'hf', 'ggml', 'gguf'); an *hparam* has a short name used in shapes ('n_head')
-and a GGUF key without its architecture ('attention.head_count').
+A *role* is a tensor's place in the GGUF model ('blk.{n}.attn_q.weight'). A *dialect* is one naming and ordering of the
+same weights ('meta', 'hf', 'ggml', 'gguf'). An *hparam* has a short name for use in shapes ('n_head'), and a GGUF key,
+written here without the architecture's name ('attention.head_count').
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from ggferry.support.places import Place, caller
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """A value no source states, and why it is the one to take.
+    """A value that is taken where no source states it. The first default whose conditions all hold is taken.
 
-    `when`: a condition on the hparams ('n_head_kv < n_head'), `named`: a pattern searched in the source's file and
-    folder names, `dialect`: the only one it is for; all must hold where given. The first default that holds is taken.
+    Attributes:
+        value: The value.
+        why: Why it is the right one.
+        when: A condition on the hparams ('n_head_kv < n_head').
+        named: A regular expression to be found in the source's file and folder names.
+        dialect: The only dialect it is for; empty for all.
     """
 
     value: Any
@@ -36,25 +40,34 @@ class Default:
 
 @dataclass(frozen=True, slots=True)
 class HParam:
-    """One hyper-parameter: its short name, GGUF key and type, where each dialect keeps it, how else to know it.
+    """One hyper-parameter: its short name, GGUF key and type, where each dialect keeps it, and how else to find it.
 
-    Order of authority: `--hparam`; what the dialect fixes (`Dialect.given`); the source's field; the tensors' shapes
-    (always compared with the former); `derive`; `defaults`; `absent`.
+    Order of authority: `--hparam`; the value the dialect fixes (`Dialect.given`); the source's field; the tensors'
+    shapes (always compared with the former); `derive`; `defaults`; `absent`.
 
-    `key` None: known to the source only, or used in shapes; not written. `many`: a tuple of `kind`, of as many as
-    this expression says, written as an array; what there are 'n_layer' of may stand in shapes and conditions, where it
-    is that of the block `n`. `or_one`: or one of `kind`, the same for all. `check`: a condition that the values must
-    not contradict.
-    `fields`: dialect → place. 'a.b|c' is field b in a, or else c; an explicit null means `null`, by default nothing.
-    For 'gguf' it is the key without its architecture, `key` if not given. `words`: what the source's words mean here;
-    a word that is not among them is refused. `derive`: an expression over other hparams, 'each CONDITION' (a truth
-    for every block `n`), '@name' of a function in `derivations.HPARAMS`, or the function itself where one family alone
-    has it.
-    `absent`: what a GGUF file without the key means; that value is never written. `implied`: what readers derive it
-    by where the key is not there (as `derive`): it is written only where the source states it or it differs.
-    `unsayable`: what a configuration may say and GGUF cannot, because its readers take it for 'not stated'; refused.
-    `tensors`: the name, with {n}, of tensors of one number each that hold it in a checkpoint, a block a tensor. `bare`:
-    the key stands without the architecture's name.
+    Attributes:
+        name: Short name.
+        key: GGUF key without the architecture; None for an hparam that is not written.
+        kind: Type of the value in GGUF, or of an item of a list.
+        fields: Dialect → place. 'a.b|c' is field b in a, or else c. For 'gguf' it is a key without its architecture, by
+            default `key`.
+        derive: An expression over other hparams, 'each CONDITION' (a truth value for every block `n`), '@NAME' of a
+            function in `derivations.HPARAMS`, or the function itself where only one family has it.
+        defaults: Values for where nothing else gives one.
+        required: Whether a model with tensors must have a value.
+        words: The source's words → what they mean here; any other word is refused.
+        absent: What a GGUF file without the key means; this value is never written.
+        implied: How readers derive the value where the key is absent (as `derive`); then the key is written only where
+            the source states the value or it differs.
+        many: How many values there are, as an expression: the value is a tuple, written as an array. One with 'n_layer'
+            items may be used in shapes and conditions, where it means the item of block `n`.
+        or_one: Whether a single value may stand for a list: the same for all.
+        check: A condition that the values must not contradict.
+        null: What an explicit null in the source means; by default it states nothing.
+        unsayable: A value that a configuration may state and GGUF cannot, because its readers take it for 'not stated';
+            refused.
+        tensors: Name, with {n}, of the tensors that hold the list in a checkpoint: one number in one tensor per block.
+        bare: Whether the key is written without the architecture's name.
     """
 
     name: str
@@ -76,17 +89,20 @@ class HParam:
     bare: bool = False
 
     def key_of(self, architecture: str) -> str:
-        """The whole key in a GGUF file of that architecture."""
+        """Return the whole key in a GGUF file of that architecture."""
         return self.key or "" if self.bare else f"{architecture}.{self.key}"
 
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Where a dialect keeps a role: name patterns with {n} (block) and {e} (expert), and the layout to GGUF.
+    """Where a dialect keeps a role. One source tensor may fill several roles (the parts of a fused one).
 
-    Several patterns, and the items of {e}, are the layout's inputs in order. One source tensor may fill several roles
-    (the halves of a fused one). `computed`: no tensor holds it; this function makes its float32 values from the
-    hparams, or None where the model has no such tensor.
+    Attributes:
+        patterns: Names, with {n} for the block and {e} for the expert. Several patterns, and the items of {e}, are the
+            layout's inputs in order.
+        layout: How the tensor of GGUF is made of them.
+        computed: A function that computes the float32 values from the hparams, where no tensor holds them; it returns
+            None where the model has no such tensor.
     """
 
     patterns: tuple[str, ...]
@@ -96,10 +112,17 @@ class From:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A tensor of the GGUF model: name, shape (outermost first, expressions over hparams), its origin per dialect.
+    """A tensor of the GGUF model.
 
-    `when`: the condition on hparams (and `n`, the block) under which the model has it: then it must be there, and
-    else it must not. Where the condition cannot be decided, and for an `optional` one, presence is free.
+    Attributes:
+        name: Name, with {n} for the block.
+        shape: Expressions over hparams, outermost axis first.
+        sources: Dialect → where it keeps the tensor.
+        optional: Whether the tensor may be absent.
+        always_f32: Whether it is float32 whatever type the model is converted to.
+        when: The condition on hparams (and `n`, the block) under which the model has the tensor. Where it holds, the
+            tensor must be present; where it does not, the tensor must be absent; where it cannot be decided, both are
+            allowed.
     """
 
     name: str
@@ -111,11 +134,12 @@ class Role:
 
     @property
     def per_block(self) -> bool:
+        """Whether every block may have one."""
         return "{n}" in self.name
 
     @property
     def series(self) -> str:
-        """How the names of its blocks begin: 'blk.', 'enc.blk.', 'dec.blk.'; '' for the model's own."""
+        """How the names of its blocks begin: 'blk.', 'enc.blk.', 'dec.blk.'; '' for roles of the whole model."""
         return self.name.partition("{n}")[0] if self.per_block else ""
 
 
@@ -123,10 +147,16 @@ class Role:
 class Drop:
     """Source tensors that are not carried over, and why.
 
-    `pattern`: a shell pattern, in which {n} is a block number. `when`: a condition on hparams the source states, and
-    `n`; a drop with one goes before the roles, one without takes only what no role wants. `same_as`: the role whose
-    bytes it must repeat. `follows`: its values follow from the hparams (a buffer). A drop that is neither loses what
-    it held: the user is told, and the source is not deleted.
+    A drop with neither `same_as` nor `follows` loses what the tensors held: the user is informed, and the source is not
+    deleted.
+
+    Attributes:
+        pattern: A shell pattern, in which {n} is a block number.
+        reason: Why they are dropped.
+        when: A condition on stated hparams and `n`. A drop with a condition takes precedence over roles; one without
+            takes only tensors that have no role.
+        same_as: The role whose bytes the tensor must repeat.
+        follows: Whether its values follow from the hparams (a buffer).
     """
 
     pattern: str
@@ -140,8 +170,11 @@ class Drop:
 class Harmless:
     """Keys of config.json that no hparam reads, and why that changes nothing.
 
-    `keys`: shell patterns, separated by blanks; 'a.b' is member b of the object a. `values`: only where such a key
-    says one of these. `follows`: only where it repeats what this comes to (as `HParam.derive`).
+    Attributes:
+        keys: Shell patterns, separated by blanks; 'a.b' is member b of the object a.
+        reason: Why they may be ignored.
+        values: Where given, the key is harmless only with one of these values.
+        follows: Where given, the key is harmless only if it has the value of this derivation (as `HParam.derive`).
     """
 
     keys: str
@@ -152,10 +185,15 @@ class Harmless:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something the user should know when `when` holds (`expression.holds` over hparams by short name and header
-    fields as `header_NAME`). `text` may name them in braces. `stops`: the runtime that does not run such a model, or
-    runs another in its place. `otherwise`: the program that runs it and computes something else, past what rounding
-    explains."""
+    """Something the user should know about a model.
+
+    Attributes:
+        when: The condition under which it applies: `expressions.holds` over hparams by short name and header fields as
+            `header_NAME`.
+        text: The remark; it may name hparams and header fields in braces.
+        stops: The runtime that does not run such a model, or runs another one in its place.
+        otherwise: The program that runs it, but computes something else, beyond rounding.
+    """
 
     when: str
     text: str
@@ -165,24 +203,37 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One naming of the weights. `names`: the column of the role table it uses (its own name if empty).
-    `conventions`: what its forward pass does differently from GGUF's. `given`:
-    hparams that are what they are in this dialect. `within`: the part of the configuration that describes this model,
-    where there is one (the text half of a vision model). `renames`: (prefix, replacement), the first that fits; both
-    may hold {n}. `marks`: shell patterns of tensor names; weights that have them all speak this dialect, also where no
-    configuration names a class. Then the tensors say how many blocks there are. `classes`: those of config.json that
-    speak this dialect, also of another architecture's, unless the weights have one of `lacks` (shell patterns); of
-    several, the one that lacks most. `types`: of those classes only models whose text half (`within`) calls
-    itself one of these.
-    `fields`: the column of `HParam.fields` it uses (its own name if empty). `layouts`: the header layouts of the GGML
-    era it is for (all if empty). `shaped`: a tensor and its shape in header fields that show this dialect; among
-    several the first in the architecture's table that fits is taken. `header`: the part of the checkpoint's header
-    that states the hparams, where it is not the configuration. `tiled`: shell patterns of the fused tensors in which
-    keys and values are repeated for every head (`multi_query`). `substitutes`: (name, others…): where no tensor is
-    called so, the first of the others that is there is meant. `harmless`: what of the configuration is rightly not
-    read, beside what every configuration may say (`config_keys.GENERAL`); `nested`: members of it that transformers
-    makes configurations in their own right, which may say that, too. `shapes`: 'PATTERN: SIZE SIZE …', shapes of
-    tensors that show this dialect: their names stand for numbers that must be the same in all of them.
+    """One naming and ordering of the weights.
+
+    Attributes:
+        name: Name of the dialect.
+        names: The column of the role table it uses; its own name if empty.
+        conventions: What its forward pass does differently from GGUF's.
+        drops: Tensors that are not carried over.
+        remarks: What the user should know of its models.
+        given: Hparams that always have these values in this dialect.
+        within: The member of the configuration that describes this model, if there is one (the text part of a vision
+            model).
+        renames: (prefix, replacement) pairs, both possibly with {n}; the first that fits is used.
+        marks: Shell patterns of tensor names. Weights that have all of them are of this dialect, also where no
+            configuration names a class; the number of blocks is then found from the tensors.
+        classes: Classes of config.json whose models use this dialect, also those of another architecture.
+        lacks: Shell patterns of tensors that a model found by `classes` must not have; of several dialects that fit,
+            the one with the most patterns is taken.
+        types: Of `classes`, only models whose text part (`within`) states one of these model types.
+        fields: The column of `HParam.fields` it uses; its own name if empty.
+        layouts: The GGML-era header layouts it is for; all if empty.
+        shaped: A tensor and its shape in header fields, by which the dialect is recognized; the first dialect of the
+            architecture that fits is taken.
+        header: The part of the checkpoint's header that states the hparams, where the configuration does not.
+        tiled: Shell patterns of the fused tensors in which keys and values are repeated for every head
+            (`model_graph.repeated_heads`).
+        substitutes: (name, others…): where no tensor has the name, the first existing one of the others is used.
+        harmless: Keys of the configuration that are rightly not read, besides those harmless in every configuration
+            (`config_keys.GENERAL`).
+        nested: Members that are configurations of their own in transformers, and may have such keys, too.
+        shapes: 'PATTERN: SIZE SIZE …', shapes of tensors by which the dialect is recognized; a name in them stands for
+            the same number everywhere.
     """
 
     name: str
@@ -209,10 +260,12 @@ class Dialect:
 
     @property
     def column(self) -> str:
+        """The column of the role table it uses."""
         return self.names or self.name
 
     @property
     def source(self) -> str:
+        """The column of `HParam.fields` it uses."""
         return self.fields or self.name
 
 
@@ -220,10 +273,19 @@ class Dialect:
 class Architecture:
     """Everything ggferry knows of one model family.
 
-    `name`: GGUF's `general.architecture`. `hf_classes`: the `architectures` strings of config.json. `headers`: its
-    GGML-era header layouts. `recipe`: the forward pass on the GGUF side. `runtimes`:
-    programs of today that run it. `blocks`: how the names of blocks begin → the hparam that counts them. `remarks`:
-    what the user of any of its files should know. `place`: where it is written.
+    Attributes:
+        name: GGUF's `general.architecture`.
+        hparams: Its hyper-parameters.
+        roles: Its tensors.
+        dialects: Its dialects by name.
+        recipe: The forward pass on the GGUF side.
+        hf_classes: The `architectures` strings of config.json.
+        headers: Its GGML-era header layouts.
+        display_name: Its name for people.
+        runtimes: Current programs that run it.
+        blocks: How the names of blocks begin → the hparam that counts them.
+        remarks: What the user of any of its models should know.
+        place: Where the table is written.
     """
 
     name: str
@@ -243,7 +305,9 @@ class Architecture:
         object.__setattr__(self, "place", caller(2))
 
     def role(self, name: str) -> Role:
+        """Return the role of that name."""
         return next(role for role in self.roles if role.name == name)
 
     def hparam(self, name: str) -> HParam:
+        """Return the hparam of that short name."""
         return next(hparam for hparam in self.hparams if hparam.name == name)

@@ -1,8 +1,7 @@
-"""What every block has of its own: whether its attention has a window, whether it turns queries and keys, how wide it
-is.
+"""Hparams with one value for each block: whether its attention has a window, whether it rotates, how wide it is.
 
-Functions for `HParam.derive`, as in `derivations`: each takes the values by short name, and None means that the model
-has no such thing. KeyError: something it needs is not known yet.
+The functions are for `HParam.derive`, as in `derivations`: each takes the values by short name, and returns None where
+the model has no such hparam. They raise KeyError where a value they need is not known yet.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ def _blocks(values: Values) -> range:
 
 
 def all_but_every(period: int, values: Values) -> Flags:
-    """All blocks but each `period`th."""
+    """Return a flag for each block: True for all but every `period`th."""
     return tuple((n + 1) % period != 0 for n in _blocks(values))
 
 
 def window_layers(values: Values) -> Flags | None:
-    """Which blocks have a window, where there is one: as listed, or all but each `window_period`th."""
+    """Return which blocks have a window, if there is one: as listed, or all but every `window_period`th."""
     if not values["n_swa"]:
         return None
     listed, period = values.get("layer_windows"), values.get("window_period")
@@ -36,12 +35,12 @@ def window_layers(values: Values) -> Flags | None:
 
 
 def windowed(values: Values) -> Flags | None:
-    """Which blocks have a window, of a model where one has: as listed, or from the `first_window`th on."""
+    """Return which blocks have a window, in a model that has one: as listed, or from block `first_window` on."""
     return (_windowed(values) or None) if values["n_swa"] else None
 
 
 def window_in_use(values: Values) -> int | None:
-    """The window, where a block has it."""
+    """Return the window, where at least one block has it."""
     return int(values["window_stated"]) if any(_windowed(values)) else None
 
 
@@ -53,35 +52,37 @@ def _windowed(values: Values) -> Flags:
 
 
 def turned_where_windowed(values: Values) -> Flags | None:
-    """Blocks with a window turn queries and keys, those without do not (EXAONE 4, Cohere 2, AFM)."""
+    """Return which blocks rotate queries and keys: those with a window (EXAONE 4, Cohere 2, AFM)."""
     return tuple(bool(window) for window in values["swa_layers"]) if values.get("n_swa") else None
 
 
 def turned_as_listed(values: Values) -> Flags:
-    """As `rope_stated` lists them, or all but each `rope_period`th (SmolLM 3, LLaMA 4)."""
+    """Return which blocks rotate: as `rope_stated` lists them, or all but every `rope_period`th (SmolLM 3, LLaMA 4)."""
     listed = values.get("rope_stated")
     return all_but_every(values.get("rope_period", 4), values) if listed is None else tuple(listed)
 
 
 def turned_unlike_every_fourth(values: Values) -> int:
-    """How many blocks differ from the rule that all but every fourth turn queries and keys."""
+    """Return how many blocks differ from the rule that all but every fourth rotate queries and keys."""
     pairs = zip(values["rope_layers"], all_but_every(4, values), strict=False)
     return sum(bool(mine) != rule for mine, rule in pairs)
 
 
 def of_window(values: Values, name: str) -> tuple[int, ...]:
-    """`name`_swa for the blocks with a window, `name`_full for the others."""
+    """Return one value for each block: `name`_swa with a window, `name`_full without."""
     return tuple(values[f"{name}_swa" if window else f"{name}_full"] for window in values["swa_layers"])
 
 
 def base_of_windows(values: Values) -> float | None:
-    """The rotary base of blocks with a window, which turn by it alone: that of the others (OLMo 3)."""
+    """Return the rotary base of blocks with a window: the base of the others, without their scaling (OLMo 3)."""
     return float(values["rope_base"]) if values["n_swa"] else None
 
 
 def leading_dense(values: Values) -> int:
-    """How many blocks stand before the first that is routed, in a list of which are. Raises ValueError for dense blocks
-    behind it, for which GGUF has no word."""
+    """Return how many blocks precede the first one with experts.
+
+    Raises ValueError for dense blocks after it, which GGUF cannot express.
+    """
     listed = list(values["sparse_layers"])
     first = listed.index(True) if True in listed else len(listed)
     if not all(listed[first:]):

@@ -1,8 +1,8 @@
 """Hparams and small tensors that follow from other hparams by more than a size expression.
 
 Tables name the functions that several families share: '@rope_factor' derives an hparam, '=llama3_factors' computes a
-tensor; a function of one family alone stands beside its table and is passed itself. Each takes the values by short
-name; None means that the model has no such thing.
+tensor. A function of one family alone is written next to its table and passed itself. Each takes the values by short
+name, and returns None where the model has no such thing.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from ggferry.formats.limits import MAX_LAYERS, MAX_WIDTH
 
 Values = Mapping[str, Any]
 Derivation = Callable[[Values], Any]
-"""Makes an hparam of others. Raises KeyError for one that is not known yet, ValueError where they make no sense."""
+"""Returns an hparam that follows from others. Raises KeyError for one that is not known yet, ValueError where the
+values make no sense."""
 TensorFunction = Callable[[Values], Sequence[float] | None]
-"""Makes the values of a small tensor of hparams, in the order of its rows."""
+"""Returns the values of a small tensor that follows from hparams, in the order of its rows."""
 
 
 def derive(rule: str | Derivation, values: Values) -> Any:
-    """An hparam from others. `rule`: a size expression, 'each CONDITION' (one truth a block `n`), '@function' or a
-    function.
+    """Return the value of an hparam that follows from others.
 
-    Raises KeyError when something it needs is not known yet, ValueError when the values make no sense.
+    Args:
+        rule: A size expression, 'each CONDITION' (a truth value for every block `n`), '@NAME' or a function.
+        values: The hparams known so far, by short name.
+
+    Raises KeyError for an hparam that is not known yet, and ValueError where the values make no sense.
     """
     if not isinstance(rule, str):
         return rule(values)
@@ -41,7 +45,7 @@ def derive(rule: str | Derivation, values: Values) -> Any:
 
 
 def rule_name(rule: str | Derivation) -> str:
-    """What a receipt calls `rule`: the expression, or the function's name."""
+    """Return what a receipt calls `rule`: the expression, or the function's name."""
     return rule.removeprefix("@") if isinstance(rule, str) else rule.__name__
 
 
@@ -49,12 +53,15 @@ def rule_name(rule: str | Derivation) -> str:
 
 
 def rope_scaling(values: Values) -> str | None:
-    """rope.scaling.type. llama3's is in the tensor `rope_freqs`; dynamic scaling GGUF cannot say."""
+    """Return rope.scaling.type.
+
+    For llama3, the tensor `rope_freqs` holds the scaling; dynamic scaling cannot be expressed in GGUF.
+    """
     return {"linear": "linear", "yarn": "yarn", "longrope": "longrope"}.get(values.get("rope_kind", ""))
 
 
 def rope_factor(values: Values) -> float | None:
-    """rope.scaling.factor: positions are divided by it. longrope and llama3 divide by their factor tensors instead."""
+    """Return rope.scaling.factor, by which positions are divided; longrope and llama3 use factor tensors instead."""
     kind = values.get("rope_kind")
     if kind == "linear":
         return float(values["rope_stretch"])
@@ -65,19 +72,19 @@ def rope_factor(values: Values) -> float | None:
 
 
 def rope_original(values: Values) -> int | None:
-    """rope.scaling.original_context_length: the context the model had before it was stretched."""
+    """Return rope.scaling.original_context_length: the context the model had before it was extended."""
     kind, stated = values.get("rope_kind", "default"), values.get("rope_original_stated")
     if kind in ("yarn", "longrope"):
         return int(values["n_ctx"] if stated is None else stated)
-    return stated if kind == "default" else None  # Phi-3 states it whether it stretches or not
+    return stated if kind == "default" else None  # Phi-3 states it with and without scaling
 
 
 def rope_attn_factor(values: Values) -> float | None:
-    """rope.scaling.attn_factor: what cosines and sines are multiplied by, beyond what the scaling type implies.
+    """Return rope.scaling.attn_factor: the factor of cosines and sines beyond what the scaling type implies.
 
-    transformers `modeling_rope_utils`: an explicit attention_factor wins; else yarn takes 0.1·ln(factor) + 1 or the
-    quotient of two such terms with mscale and mscale_all_dim, longrope √(1 + ln(factor) / ln(original)). llama.cpp
-    (llama-context.cpp) gives yarn 0.1·ln(factor) + 1 by itself, or 1 where yarn_log_multiplier is set.
+    transformers (`modeling_rope_utils`) prefers an explicit attention_factor; otherwise yarn takes 0.1·ln(factor) + 1,
+    or the quotient of two such terms with mscale and mscale_all_dim, and longrope √(1 + ln(factor) / ln(original)).
+    llama.cpp (llama-context.cpp) applies 0.1·ln(factor) + 1 for yarn by itself, or 1 where yarn_log_multiplier is set.
     """
     kind = values.get("rope_kind")
     if kind == "yarn":
@@ -91,14 +98,17 @@ def rope_attn_factor(values: Values) -> float | None:
 
 
 def yarn_log_multiplier(values: Values) -> float | None:
-    """rope.scaling.yarn_log_multiplier: 0.1 · mscale_all_dim (llama.cpp PR 17945)."""
+    """Return rope.scaling.yarn_log_multiplier: 0.1 · mscale_all_dim (llama.cpp PR 17945)."""
     every = values.get("rope_mscale_all")
     return 0.1 * every if every and values.get("rope_kind") == "yarn" else None
 
 
 def plain_yarn_log_multiplier(values: Values) -> float | None:
-    """rope.scaling.yarn_log_multiplier of every family but DeepSeek's: mscale_all_dim, where it is 1, which makes the
-    magnitude 1; of others `rope_attn_factor` says the magnitude (llama-context.cpp)."""
+    """Return rope.scaling.yarn_log_multiplier for every family but DeepSeek's: 1 where mscale_all_dim is 1, else None.
+
+    It makes the magnitude 1. For other values of mscale_all_dim, `rope_attn_factor` states the magnitude
+    (llama-context.cpp).
+    """
     return 1.0 if values.get("rope_mscale_all") == 1 and values.get("rope_kind") == "yarn" else None
 
 
@@ -127,7 +137,7 @@ def _longrope_magnitude(values: Values) -> float:
 
 
 def rope_dimensions(values: Values) -> int | None:
-    """rope.dimension_count: the rotated part of a head; none where ALiBi takes the place of rotation."""
+    """Return rope.dimension_count: the rotated part of a head; None where ALiBi takes the place of rotation."""
     width, fraction = int(values["head_dim"]), values.get("rope_fraction")
     if values.get("max_alibi"):
         return None
@@ -138,7 +148,7 @@ def rope_dimensions(values: Values) -> int | None:
 
 
 def rope_sections(values: Values) -> tuple[int, ...] | None:
-    """rope.dimension_sections: how many rotary frequencies each axis of position turns, four numbers."""
+    """Return rope.dimension_sections: the number of rotary frequencies for each axis of position, four numbers."""
     stated = values.get("rope_sections_stated")
     return None if stated is None else (*stated, *(0,) * (4 - len(stated)))
 
@@ -147,7 +157,7 @@ def rope_sections(values: Values) -> tuple[int, ...] | None:
 
 
 def window_layers(values: Values) -> tuple[bool, ...] | None:
-    """Which blocks attend to a sliding window only: as listed, or all but every `window_period`th."""
+    """Return which blocks have a sliding window: as listed, or all but every `window_period`th."""
     if values.get("layer_windows") is not None:
         return tuple(values["layer_windows"])
     period, count = values.get("window_period"), values["n_layer"]
@@ -155,7 +165,7 @@ def window_layers(values: Values) -> tuple[bool, ...] | None:
 
 
 def qwen_window_layers(values: Values) -> tuple[bool, ...] | None:
-    """Which blocks attend to a sliding window only, where there is one: as listed, or all from `first_window` on."""
+    """Return which blocks have a sliding window, if there is one: as listed, or all from `first_window` on."""
     if not values["n_swa"]:
         return None
     first, count = values.get("first_window"), values["n_layer"]
@@ -168,11 +178,12 @@ def qwen_window_layers(values: Values) -> tuple[bool, ...] | None:
 
 
 def expert_groups(values: Values) -> int | None:
-    """expert_group_count; 1 where the configuration names groups that its greedy selection never uses."""
+    """Return expert_group_count; 1 where the configuration states groups that its greedy selection never uses."""
     return 1 if values["expert_selection"] == "greedy" else values.get("expert_groups_stated")
 
 
 def expert_groups_used(values: Values) -> int | None:
+    """Return expert_group_used_count. Raises ValueError where there are groups, but not the number of those used."""
     groups = values["expert_groups"]
     used = values.get("expert_groups_used_stated", 1 if groups == 1 else None)
     if used is None:
@@ -188,7 +199,10 @@ POOLING = {"mean": 1, "cls": 2, "lasttoken": 3}
 
 
 def pooling_type(values: Values) -> int | None:
-    """pooling_type: how one vector is made of a text's states, from the module that stands beside the model."""
+    """Return pooling_type: how a text's states become one vector.
+
+    The module of sentence-transformers next to the model states it.
+    """
     stated = {mode for mode in ("mean", "cls", "lasttoken", "max", "mean_sqrt_len", "weightedmean")
               if values.get(f"pool_{mode}")}  # fmt: skip
     if not stated:
@@ -218,8 +232,11 @@ HPARAMS: dict[str, Derivation] = {
 
 
 def llama3_factors(values: Values) -> Sequence[float] | None:
-    """What LLaMA 3.1 divides its rotary frequencies by, `(n_rot / 2,)`: 1 for short waves, `factor` for long ones, a
-    smooth passage between (transformers `_compute_llama3_parameters`). In float32, step by step, as torch does."""
+    """Return the divisors of LLaMA 3.1's rotary frequencies, `(n_rot / 2,)`.
+
+    They are 1 for short wavelengths, `factor` for long ones, with a smooth transition between (transformers
+    `_compute_llama3_parameters`). Each step is computed in float32, as torch does.
+    """
     if values.get("rope_kind") != "llama3":
         return None
     low, high = values["rope_low"], values["rope_high"]
@@ -240,12 +257,12 @@ def llama3_factors(values: Values) -> Sequence[float] | None:
 
 
 def long_factors(values: Values) -> Sequence[float] | None:
-    """longrope's divisors of the rotary frequencies beyond the original context, `(n_rot / 2,)`."""
+    """Return longrope's divisors of the rotary frequencies beyond the original context, `(n_rot / 2,)`."""
     return values["rope_long"] if values.get("rope_kind") == "longrope" else None
 
 
 def short_factors(values: Values) -> Sequence[float] | None:
-    """longrope's divisors of the rotary frequencies within the original context, `(n_rot / 2,)`."""
+    """Return longrope's divisors of the rotary frequencies within the original context, `(n_rot / 2,)`."""
     return values["rope_short"] if values.get("rope_kind") == "longrope" else None
 
 
@@ -257,7 +274,7 @@ def _frequencies(values: Values) -> list[float]:
 
 
 def float32(value: float) -> float:
-    """The nearest number that float32 has."""
+    """Return the nearest float32 number."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 

@@ -1,5 +1,8 @@
-"""Sizes written as text: 'n_head * head_dim', evaluated over the hparams, or solved for the one that is unknown; and
-conditions on them: 'n < n_dense and gating == "sigmoid"'. The grammars: docs/tables.md."""
+"""Sizes and conditions written as text (the grammars: docs/tables.md).
+
+A size, such as 'n_head * head_dim', is evaluated over the hparams, or solved for the one that is unknown. A condition
+compares sizes: 'n < n_dense and gating == "sigmoid"'.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ def _parse(expression: str) -> ast.expr:
 
 
 def evaluate(expression: str | int, sizes: Mapping[str, Any]) -> int:
-    """The whole number `expression` stands for (+ - * / // % over integers and names; / must divide; `int(…)` cuts a
-    fraction off, so that 'int(head_dim * fraction)' is allowed).
-    A tuple holds a size a block: that of block `n` is meant.
+    """Return the whole number for which `expression` stands.
 
-    Raises KeyError naming a size that is not known, ValueError where a division leaves a rest or the result is not
-    whole.
+    It consists of names and numbers with + - * / // %, where / must divide without a rest; `int(…)` drops a fraction,
+    so that 'int(head_dim * fraction)' is allowed. A tuple holds one size for each block, and means that of block `n`.
+
+    Raises KeyError naming an unknown size, and ValueError where a division leaves a rest or the result is not whole.
     """
     if isinstance(expression, int):
         return expression
@@ -48,7 +51,7 @@ def _value(node: ast.expr, sizes: Mapping[str, Any]) -> Any:
 
 
 def _named(name: str, sizes: Mapping[str, Any]) -> Any:
-    """The size of that name; of what every block has its own, that of block `n`."""
+    """Return the size of that name; where every block has its own, that of block `n`."""
     value = sizes[name]
     if not isinstance(value, tuple) or "n" not in sizes:
         return value
@@ -84,9 +87,9 @@ def _number(node: ast.expr, value: Any) -> Any:
 
 
 def solve(expression: str, value: int, sizes: Mapping[str, Any]) -> tuple[str, int] | None:
-    """(name, its value) when `expression` = `value` leaves exactly one unknown that appears once, else None.
+    """Return (name, its value) where `expression` = `value` leaves exactly one unknown, which appears once; else None.
 
-    Raises ValueError when no whole number solves it.
+    Raises ValueError where no whole number solves it.
     """
     node = _parse(expression)
     while True:
@@ -135,18 +138,23 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def holds(condition: str, sizes: Mapping[str, Any]) -> bool:
-    """Whether a comparison of expressions is true ('n_head_kv < n_head', 'a != b and c == 256'). False when a name in
-    it has no value; an empty condition always holds."""
+    """Return whether a condition is true ('n_head_kv < n_head', 'a != b and c == 256').
+
+    It counts as false where a name in it has no value and the rest does not decide it. An empty condition is true.
+    """
     return verdict(condition, sizes) is True
 
 
 def verdict(condition: str, sizes: Mapping[str, Any]) -> bool | None:
-    """As `holds`, but None when a name in the condition has no value and the rest does not decide it."""
+    """Return whether a condition is true, or None where a name in it has no value and the rest does not decide it."""
     return True if not condition else _truth(_parse(condition), sizes)
 
 
 def names_in(expression: str) -> tuple[str, ...]:
-    """The names in an expression or a condition, in order. Kept: a plan asks this of the same tables for every file."""
+    """Return the names in an expression or a condition, in order.
+
+    The result is cached: every plan asks this of the same tables.
+    """
     return _leaves(_parse(expression))
 
 
@@ -168,12 +176,12 @@ def _truth(node: ast.expr, sizes: Mapping[str, Any]) -> bool | None:
 
 
 def check_size(text: str) -> None:
-    """Raises BadWord where `text` is no size expression."""
+    """Raise BadWord where `text` is no size expression."""
     _check_size(_parsed(text))
 
 
 def check_condition(text: str) -> None:
-    """Raises BadWord where `text` is no condition; an empty one always holds."""
+    """Raise BadWord where `text` is no condition; an empty one always holds."""
     if text:
         _check_condition(_parsed(text))
 

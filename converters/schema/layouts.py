@@ -1,8 +1,9 @@
 """Permutation as data: how tensors of a source dialect become tensors of GGUF.
 
 Every layout is a frozen value over *rows* (the last axis is the row, as in ggml). Block-safe layouts move whole rows
-and never look inside one, so they are byte gathers, exact for every block type. Sizes are names of hparams, bound
-late by `bind`. Streaming needs one thing only: for any output rows, which rows of which input they are (`locate`).
+and never look inside one, so they only gather bytes, and are exact for every block type. Sizes are names of hparams,
+which `bind` replaces by their values. Streaming needs one thing only: for any output rows, which rows of which input
+they are (`locate`).
 
 Patterns are einops' notation for merged axes: '(h two d) -> (h d two)'.
 """
@@ -32,42 +33,47 @@ Sizes = Mapping[str, int]
 
 
 def row_count(shape: Shape) -> int:
-    """Rows of a tensor: the product of all axes but the last. A vector is a column of one-element rows, so that
-    layouts permute the elements of a bias as they permute the rows of its matrix."""
+    """Return the number of rows of a tensor: the product of all axes but the last.
+
+    A vector counts as a column of one-element rows, so that layouts permute the elements of a bias as they permute the
+    rows of its matrix.
+    """
     return shape[0] if len(shape) == 1 else math.prod(shape[:-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Base of all layouts. `block_safe`: moves whole rows only. `lossless`: moves values and changes none."""
+    """Base of all layouts."""
 
     @property
     def block_safe(self) -> bool:
+        """Whether it moves whole rows only."""
         return True
 
     @property
     def lossless(self) -> bool:
+        """Whether it moves values and changes none."""
         return True
 
     @property
     def widens(self) -> bool:
-        """Makes values that the source's type may not hold: they are kept in float32."""
+        """Whether it makes values that the source's type may not hold; they are kept in float32."""
         return False
 
     def bind(self, sizes: Sizes) -> Layout:
-        """The layout with every named size replaced by its value. Raises KeyError for a size nobody gave."""
+        """Return the layout with every named size replaced by its value. Raises KeyError for an unknown size."""
         return self
 
     def shape(self, *inputs: Shape) -> Shape:
-        """Shape of the output. Raises ValueError when the inputs cannot be laid out so."""
+        """Return the shape of the output. Raises ValueError for inputs that do not fit."""
         raise NotImplementedError
 
     def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
-        """Where output rows (int64) come from: (input number, row within that input), both int64."""
+        """Return where output rows (int64) come from: (input number, row within that input), both int64."""
         raise NotImplementedError
 
     def apply(self, *arrays: Array) -> Array:
-        """The whole output, for tensors small enough to hold (tests, vectors)."""
+        """Return the whole output, for tensors small enough to hold (tests, vectors)."""
         shapes = tuple(array.shape for array in arrays)
         shape = self.shape(*shapes)
         source, row = self.locate(np.arange(row_count(shape)), *shapes)
@@ -79,7 +85,7 @@ class Layout:
         return out.reshape(shape)
 
     def inverse(self) -> Layout:
-        """The layout that undoes this one."""
+        """Return the layout that undoes this one."""
         raise NotImplementedError
 
 
@@ -102,7 +108,9 @@ class Same(Layout):
 class Rearrange(Layout):
     """Permutes rows: '(h two d) -> (h d two)' with all sizes but one given.
 
-    `sizes` maps axis names to hparam names, expressions or integers. The row axis itself is not written.
+    Attributes:
+        pattern: The axes before and after; the row itself (the last axis) is not written.
+        sizes: (axis, size) pairs; a size is an hparam's name, an expression or an integer.
     """
 
     pattern: str
@@ -166,9 +174,11 @@ class Split(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Pick(Layout):
-    """Rows `start` to `stop` of each of `groups` equal groups, the groups along the first axis, which is new unless the
-    input has it: the keys or the values of every head, where a matrix holds both head by head; one half of every
-    matrix of a stack."""
+    """Rows `start` to `stop` of each of `groups` equal groups, with the groups as the first axis.
+
+    Examples are the keys or the values of every head, where a matrix holds both head by head, and one half of every
+    matrix of a stack. All three numbers are expressions over hparams.
+    """
 
     groups: str | int
     start: str | int
@@ -193,10 +203,16 @@ class Pick(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Regroup(Layout):
-    """Rows of equal groups, each made of parts of `widths` rows: the first parts of all groups, then all second ones.
+    """Regroups rows: from group by group to part by part.
 
-    What GPT-NeoX, BLOOM and Falcon store head by head (queries, key, value of each group of heads) becomes all
-    queries, all keys, all values. `back`: the way back.
+    Each group consists of parts of `widths` rows; the result has the first parts of all groups, then all second parts,
+    and so on. GPT-NeoX, BLOOM and Falcon store queries, key and value for each group of heads; the result is all
+    queries, all keys, all values.
+
+    Attributes:
+        groups: Number of groups, an expression over hparams.
+        widths: Rows of each part of a group, expressions over hparams.
+        back: Whether to go from part by part to group by group.
     """
 
     groups: str | int
@@ -233,7 +249,7 @@ class Regroup(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Concat(Layout):
-    """Inputs one below the other along the first axis."""
+    """Inputs concatenated along the first axis."""
 
     def shape(self, *inputs: Shape) -> Shape:
         if len({shape[1:] for shape in inputs}) != 1:
@@ -246,7 +262,7 @@ class Concat(Layout):
         return source, rows - np.concatenate(([0], ends))[source]
 
     def parts(self, *inputs: Shape) -> tuple[Split, ...]:
-        """The splits that undo it, one an input."""
+        """Return the splits that undo it, one for each input."""
         ends = [0]
         for shape in inputs:
             ends.append(ends[-1] + shape[0])
@@ -332,8 +348,13 @@ class Unsqueeze(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Reshape(Layout):
-    """The same values in the same order under another shape (expressions over hparams): a vector as one column or as
-    the rows of its groups. Cuts and joins rows, so plain element types only. `of`: the one shape it takes, if given.
+    """The same values in the same order with another shape: a vector as one column, or as the rows of its groups.
+
+    It splits and joins rows, so it works for plain element types only.
+
+    Attributes:
+        to: The new shape, expressions over hparams.
+        of: The only shape it accepts, if given.
     """
 
     to: tuple[str | int, ...]
@@ -360,8 +381,7 @@ class Reshape(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Transpose(Layout):
-    """Swaps the last two axes: of a matrix (GPT-2's Conv1D), or of each matrix of a stack. Looks inside rows: plain
-    element types only."""
+    """Swaps the last two axes of a matrix (GPT-2's Conv1D), or of each matrix of a stack; plain element types only."""
 
     @property
     def block_safe(self) -> bool:
@@ -382,7 +402,7 @@ class Transpose(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Rowwise(Layout):
-    """Makes every row of the row in its place, whose inside it looks at: plain element types only."""
+    """Makes every output row from the input row in the same place by changing its inside; plain element types only."""
 
     @property
     def block_safe(self) -> bool:
@@ -404,8 +424,10 @@ class Elementwise(Rowwise):
 
 @dataclass(frozen=True, slots=True)
 class Halved(Elementwise):
-    """Every value times 2^-times (an expression over hparams and the block `n`): exact but for the least numbers of
-    the narrow types."""
+    """Every value times 2^-times, where `times` is an expression over hparams and the block `n`.
+
+    Exact except for the smallest numbers of the narrow types.
+    """
 
     times: str | int
 
@@ -425,7 +447,7 @@ Function = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Pointwise(Elementwise):
-    """A function of every value, and the one that undoes it."""
+    """A function of every value, and the function that undoes it."""
 
     function: Function
     undo: Function
@@ -442,25 +464,25 @@ class Pointwise(Elementwise):
 
 
 def neg_exp(x: Array) -> Array:
-    """-eˣ in float64, then rounded once: which libm computed it is not seen in the file."""
+    """Return -eˣ, computed in float64 and rounded once, so that the file does not depend on the libm."""
     out: Array = (-np.exp(x.astype(np.float64))).astype(np.float32)
     return out
 
 
 def log_neg(x: Array) -> Array:
-    """ln(-x), as `neg_exp`."""
+    """Return ln(-x), rounded as in `neg_exp`."""
     out: Array = np.log(-x.astype(np.float64)).astype(np.float32)
     return out
 
 
 def add_one(x: Array) -> Array:
-    """x + 1."""
+    """Return x + 1."""
     out: Array = x + np.float32(1)
     return out
 
 
 def sub_one(x: Array) -> Array:
-    """x - 1."""
+    """Return x - 1."""
     out: Array = x - np.float32(1)
     return out
 
@@ -499,20 +521,24 @@ class Then(Layout):
 
 SAME = Same()
 NEG_EXP = Pointwise(neg_exp, log_neg)
-"""Mamba's and RWKV's decay: trained as its logarithm, kept as the rate."""
+"""For the decay of Mamba and RWKV: trained as a logarithm, stored in GGUF as the rate."""
 ADD_ONE = Pointwise(add_one, sub_one)
-"""The weights of norms that the source stores as their distance from one."""
+"""For norms whose weights the source stores as their difference from one."""
 
 
 def heads_to_qkv(groups: str) -> Regroup:
-    """Fused rows kept group by group – the queries of a group of heads, its key, its value – → all queries, all keys,
-    all values. `groups` names the hparam; one group is in that order already."""
+    """Return the layout from fused rows, group by group, to all queries, all keys, all values.
+
+    A group is the queries of a group of heads, its key and its value; `groups` names the hparam that counts them. With
+    one group, the rows are in that order already.
+    """
     return Regroup(groups, (f"n_head / {groups} * head_dim", "head_dim", "head_dim"))
 
 
 def heads_halves_to_pairs(heads: str) -> Rearrange:
-    """HF's rotate-half order of Q/K rows → the interleaved pairs of Meta, GGML and GGUF's `llama`.
+    """Return the layout from Hugging Face's rotate-half order of Q/K rows to interleaved pairs.
 
-    `heads` names the hparam: the K rows of a grouped-query model have n_head_kv heads (TinyLlama#24).
+    Meta, GGML and GGUF's `llama` have interleaved pairs. `heads` names the hparam: the K rows of a grouped-query model
+    have n_head_kv heads (TinyLlama#24).
     """
     return Rearrange("(h two d) -> (h d two)", (("h", heads), ("two", 2)))

@@ -1,5 +1,7 @@
-"""Layouts of a part of a tensor: the rows behind a place, the first ones of every head, the columns of every row, and
-factors by ranges of rows."""
+"""Layouts of a part of a tensor: the rows after a place, the first rows of every head, the columns of every row.
+
+`Scaled` multiplies ranges of rows by factors.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Behind(Layout):
-    """Rows from `start` (an expression over hparams) on, moved among themselves by `layout`; those before stay."""
+    """Rows from `start` (an expression over hparams) on, permuted among themselves by `layout`; those before stay."""
 
     start: str | int
     layout: Layout
@@ -55,8 +57,10 @@ class Behind(Layout):
 
 @dataclass(frozen=True, slots=True)
 class Heads(Layout):
-    """The first `width` rows of each of `groups` equal groups (expressions over hparams), moved by `layout`; the others
-    stay: what a partly turned head needs."""
+    """The first `width` rows of each of `groups` equal groups, permuted by `layout`; the other rows stay.
+
+    A head that is rotated only in part needs this. Both numbers are expressions over hparams.
+    """
 
     groups: str | int
     width: str | int
@@ -88,13 +92,13 @@ class Heads(Layout):
 
 
 def rotary_halves_to_pairs(heads: str) -> Heads:
-    """As `heads_halves_to_pairs`, where the first `n_rot` rows of a head are turned."""
+    """Return the layout `heads_halves_to_pairs` for heads of which only the first `n_rot` rows are rotated."""
     return Heads(heads, "n_rot", Rearrange("(two d) -> (d two)", (("two", 2),)))
 
 
 @dataclass(frozen=True, slots=True)
 class Columns(Rowwise):
-    """The columns of every row in the order in which `layout` puts rows."""
+    """The columns of every row, in the order that `layout` gives to rows."""
 
     layout: Layout
 
@@ -118,9 +122,13 @@ class Columns(Rowwise):
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Layout):
-    """Every value times hparams, one after another, in float32: what Falcon-H1 does to activations and GGUF has in the
-    weights. `factors`: the names for each range of rows ('name[i]' is an item of a list). `widths`: rows of the ranges
-    (expressions over hparams), none for all rows.
+    """Every value multiplied by hparams, one after another, in float32.
+
+    Falcon-H1 multiplies activations by them, and GGUF has them in the weights.
+
+    Attributes:
+        factors: Names of the factors for each range of rows; 'name[i]' is an item of a list.
+        widths: Rows of the ranges, as expressions over hparams; empty for one range of all rows.
     """
 
     factors: tuple[tuple[str | float, ...], ...]
@@ -155,7 +163,7 @@ class Scaled(Layout):
         return self.scaled(array.reshape(row_count(array.shape), -1), 0).reshape(array.shape)
 
     def scaled(self, rows: Array, start: int) -> Array:
-        """Rows that begin at row `start` of the tensor, float32 `(rows, columns)`."""
+        """Return rows, float32 `(rows, columns)`, scaled; the first of them is row `start` of the tensor."""
         ends = np.cumsum([int(width) for width in self.widths]) if self.widths else np.array([start + len(rows)])
         part = np.searchsorted(ends, np.arange(start, start + len(rows)), side="right")
         out = rows.astype(np.float32)
@@ -170,7 +178,7 @@ class Scaled(Layout):
 
 
 def _number(name: str | float, sizes: Sizes) -> float:
-    """The hparam of that name, or an item of a list. Raises KeyError."""
+    """Return the hparam of that name, or an item of a list. Raises KeyError."""
     if not isinstance(name, str):
         return name
     listed, _, item = name.partition("[")
@@ -180,7 +188,7 @@ def _number(name: str | float, sizes: Sizes) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Every(Layout):
-    """Every `of`th row of each matrix of a stack, from `first` on: gate or up, where they alternate."""
+    """Every `of`th row of each matrix of a stack, from row `first` on: gate or up, where their rows alternate."""
 
     of: int
     first: int
@@ -198,7 +206,7 @@ class Every(Layout):
 
 @dataclass(frozen=True, slots=True)
 class EveryColumn(Rowwise):
-    """Every `of`th column, from `first` on: what `Every` is for the biases of a stack, a row a matrix."""
+    """Every `of`th column, from column `first` on: as `Every`, for the biases of a stack (one row for each matrix)."""
 
     of: int
     first: int
@@ -216,8 +224,10 @@ class EveryColumn(Rowwise):
 
 @dataclass(frozen=True, slots=True)
 class Extended(Layout):
-    """The rows of a matrix, and for those up to `rows` (an expression over hparams) its first again: the embedding of
-    tokens that have none of their own (Gemma 3n)."""
+    """The rows of a matrix, followed by its first row again and again, up to `rows` (an expression over hparams).
+
+    It is the embedding of tokens that have none of their own (Gemma 3n).
+    """
 
     rows: str | int
 

@@ -1,6 +1,6 @@
 """How a model computes, as data: the conventions in which model families and dialects differ.
 
-A new word is a member of its `Literal` here, and a case where the forward pass reads it (`converters/forward/`).
+A new word is added to its `Literal` here, and to the forward pass where it is read (`converters/forward/`).
 """
 
 from __future__ import annotations
@@ -13,77 +13,87 @@ from ggferry.support.places import BadWord
 
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["head", "full", "unweighted"]
-"""Queries and keys are normed where they have norms, head by head or the full width at once, or 'unweighted': head by
-head, without weights, in the blocks that turn them (the hparam `qk_norms` wins)."""
+"""How queries and keys that have norms are normalized: head by head, or the full width at once. 'unweighted': all are,
+head by head without weights, in the blocks that rotate them (the hparam `qk_norms` wins)."""
 QkNormAt = Literal["before", "after"]
-"""Before or after they are turned."""
+"""Whether queries and keys are normalized before or after the rotation."""
 Rope = Literal["pairs", "halves", "none"]
-"""'pairs' (2i, 2i+1 turn together: Meta, GGML, GGUF's llama), 'halves' (i, i+d/2: Hugging Face, NeoX)."""
+"""Which columns rotate together: 'pairs' (2i, 2i+1: Meta, GGML, GGUF's llama), 'halves' (i, i+d/2: Hugging Face,
+NeoX)."""
 Qkv = Literal["separate", "fused", "grouped"]
-"""'fused': queries, keys, values one below the other; 'grouped': fused, but group by group: the queries of the heads
-that share a key, that key, its value."""
+"""'fused': one matrix of all queries, then all keys, then all values; 'grouped': one matrix, group by group: the
+queries of the heads that share a key, that key, its value."""
 Alibi = Literal["after", "before"]
-"""The bias of distance, where there is one, is added to the scores after they are scaled or before."""
+"""Whether the bias of distance, if there is one, is added to the scores after or before they are scaled."""
 Attention = Literal["grouped", "latent"]
-"""'latent': DeepSeek's, keys and values expanded from a joint low rank."""
+"""'latent': DeepSeek's, whose keys and values are expanded from a joint low rank."""
 LatentKv = Literal["split", "joint"]
-"""The expansion is a matrix a head for keys, transposed, and one for values; or rows of each head's keys, then its
-values."""
+"""The matrices of that expansion: 'split': for each head one for keys, transposed, and one for values; 'joint': one
+matrix, with the rows of each head's keys, then its values."""
 Window = Literal["sliding", "chunked"]
-"""What `n_swa` counts: back from each position, or the positions seen begin anew."""
+"""What `n_swa` counts: the positions seen back from each one, or the length of chunks that do not see each other."""
 Temperature = Literal["none", "all", "unrotated"]
-"""Queries grow with their position, by `temperature_scale` beyond `temperature_length`: in no block, in all, in those
-that do not turn them."""
+"""In which blocks queries grow with their position (by `temperature_scale`, beyond `temperature_length`): in none, in
+all, in those that do not rotate them."""
 AttnGate = Literal["none", "query"]
-"""'query': each head of the query projection holds a gate for what it attends to."""
+"""'query': each head of the query projection also holds a gate for the head's output."""
 GateActivation = Literal["sigmoid", "softplus"]
-"""Of that gate, or of the tensor `attn_gate`."""
+"""The activation of that gate, or of the tensor `attn_gate`."""
 OutputNorm = Literal["output_norm", "token_embd_norm"]
-"""The tensor that norms the last block's result: llama.cpp's name for LFM2's is that of a norm of the embedding."""
+"""The tensor that normalizes the last block's result: llama.cpp names LFM2's as if it were a norm of the embedding."""
 FfnNorm = Literal["ffn_norm", "post_attention_norm", "attn_output_norm"]
-"""The tensor that norms what the feed-forward reads."""
+"""The tensor that normalizes the input of the feed-forward."""
 DeltaProjections = Literal["separate", "grouped"]
-"""A gated delta net's queries, keys, values and gates come from matrices of their own (the gates from one), or from one
-for all, group by group: the heads that share a key."""
+"""How a gated delta net projects queries, keys, values and the output's gate: 'separate': the gate has a matrix of its
+own; 'grouped': one matrix for all, group by group, where a group is the heads that share a key."""
 DeltaValues = Literal["grouped", "tiled"]
-"""Value heads of one key stand one after the other, or are every n-th."""
+"""Whether the value heads of one key are consecutive, or every n-th."""
 Ffn = Literal["gated", "plain", "fused"]
 """down(act(gate) · up), down(act(up)), or gated with gate and up in one matrix."""
 Glu = Literal["multiplied", "clamped"]
-"""How act(gate) meets up; 'clamped': gpt-oss, both to a limit, up + 1."""
+"""How act(gate) is combined with up; 'clamped': as in gpt-oss, both clamped to a limit, and up + 1."""
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
 Residual = Literal["sequential", "parallel", "single"]
 """'parallel': both branches read the block's input; 'single': a block has one branch."""
 EmbeddingScale = Literal["none", "sqrt_width"]
 LogitScale = Literal["multiply", "divide"]
 Routing = Literal["softmax", "sigmoid", "chosen", "root_softplus", "sparsemixer"]
-"""The score of an expert; 'chosen': softmax over the chosen alone. The hparam `expert_gating` wins."""
+"""The score of an expert; 'chosen': softmax over the chosen experts only. The hparam `expert_gating` wins."""
 SharedExperts = Literal["added", "averaged"]
-"""How what shared experts give meets what the chosen ones give."""
+"""How the output of shared experts is combined with that of the chosen ones."""
 ExpertWeight = Literal["output", "input"]
-"""What of an expert its weight multiplies."""
+"""Whether an expert's weight multiplies its output or its input."""
 GateUp = Literal["separate", "halves", "alternating"]
-"""An expert's matrices of gate and up, or its one matrix: gate then up, or row by row in turn."""
+"""An expert's gate and up: two matrices, or one with the rows of gate and then those of up, or with both alternating."""
 Wkv = Literal["", "rwkv4", "rwkv6", "rwkv7"]
 """The recurrence of RWKV."""
 Decay = Literal["rate", "log"]
-"""The state's decay is stored as -exp(w), or as w."""
+"""Whether the state's decay is stored as the rate -exp(w), or as its logarithm w."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Conventions of one forward pass. Numbers (sizes, scales, caps, windows) are hparams; tensors are named by role,
-    and what a file may or may not have (biases, norms before or after) is used where it is there.
+    """Conventions of one forward pass.
 
-    `computation`: the module of `converters/forward/computations` that computes the logits, or the full name of one
-    elsewhere. `norm_weights`: the norms have weights. `norm_offset`: what is added to each of them (Hugging Face's
-    Gemma stores the distance from one). `pre_norm`: attention and feed-forward read a normed input. `v_norm`: values
-    are normed head by head, without weights. `indexer_rope`: as `rope`, of the indexer that says what is looked at.
-    `transposed`: linear layers by role whose matrices hold a column an output (GPT-2's Conv1D). `logit_scale`: what
-    is done with the hparam of that name. `expert_norm`: weights of the chosen experts are made to sum to one.
-    `expert_rows`: an expert's matrices hold a row an output (else a column). `rescaled`: weights are already divided as
-    `rescale_every` asks. An hparam wins over `norm`, `activation`, `expert_norm` and, by the name `parallel_residual`,
-    over `residual`.
+    Numbers (sizes, scales, caps, windows) are hparams; tensors are named by role, and those that a file may lack
+    (biases, norms before or after) are used where they are present. An hparam wins over `norm`, `activation`,
+    `expert_norm` and, by the name `parallel_residual`, over `residual`. Fields without a line here are described at
+    their types above.
+
+    Attributes:
+        computation: The module of `converters/forward/computations` that computes the logits, or the full name of one
+            elsewhere.
+        norm_weights: Whether the norms have weights.
+        norm_offset: What is added to each of these weights (Hugging Face's Gemma stores the difference from one).
+        pre_norm: Whether attention and feed-forward read a normalized input.
+        v_norm: Whether values are normalized head by head, without weights.
+        rope: How queries and keys are rotated.
+        transposed: Linear layers, by role, whose matrices hold one column for each output (GPT-2's Conv1D).
+        indexer_rope: As `rope`, for the indexer that chooses what attention sees.
+        logit_scale: How the hparam of that name is applied.
+        expert_norm: Whether the weights of the chosen experts are scaled to sum to one.
+        expert_rows: Whether an expert's matrices hold one row for each output (else one column).
+        rescaled: Whether the weights are already divided as `rescale_every` asks.
     """
 
     computation: str = "decoder"
@@ -127,7 +137,7 @@ class Recipe:
 
 
 class Conventions(TypedDict, total=False):
-    """What a table says of a `Recipe`: all fields of it, each with its type (`tests/laws/test_tables.py`)."""
+    """What a table states of a `Recipe`: any of its fields, each with its type (`tests/laws/test_tables.py`)."""
 
     computation: str
     norm: Norm
@@ -170,8 +180,10 @@ class Conventions(TypedDict, total=False):
 
 
 def recipe_of(*layers: Conventions) -> Recipe:
-    """A recipe from an architecture's base conventions and what a dialect does differently. Raises ValueError, whose
-    message ends in the word, for an unknown convention or a value that it does not have."""
+    """Return the recipe of an architecture's base conventions, overridden by those of a dialect.
+
+    Raises ValueError (BadWord), whose message ends in the word, for an unknown convention or value.
+    """
     recipe = Recipe()
     for conventions in layers:
         for name, value in conventions.items():

@@ -1,4 +1,4 @@
-"""Role tables: lines of text, and the functions that put shared pieces of them together (docs/tables.md)."""
+"""Role tables: lines of text, and the functions that combine shared pieces of them (docs/tables.md)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ggferry.formats.errors import TableError
 from ggferry.support.places import BadWord, Place, caller
 
 Named = Layout | TensorFunction
-"""What a word of a role line stands for: '@NAME' a layout, '=NAME' a function that computes the tensor."""
+"""The value of a word in a role line: of '@NAME' a layout, of '=NAME' a function that computes the tensor."""
 Part = str | Sequence[Role]
 
 
 class Roles(Sequence[Role]):
-    """A role table, read when somebody first looks at it: `inspect` looks at one of all."""
+    """A role table, parsed when it is first used: `inspect` uses only one of all tables."""
 
     __slots__ = ("_read",)
 
@@ -41,23 +41,24 @@ class Roles(Sequence[Role]):
 def roles(*parts: Part, when: str = "", under: Mapping[str, str] | None = None, **named: Named) -> Roles:
     """Return a role table: text, what shared functions return (`architectures/_tensors.py`), or both, in order.
 
-    One line of text a role:
+    One line of text for each role:
 
         NAME [f32] [optional] [when=CONDITION] : SIZE … | DIALECT PATTERN… [@LAYOUT] | DIALECT =FUNCTION | …
 
     NAME is GGUF's. `f32`: kept in float32 whatever the model is converted to. `optional`: may be absent. CONDITION goes
     up to the colon and may hold blanks: 'when=n < n_dense and n_shared > 0'. A SIZE, without blanks, is an expression
-    over hparams, the outermost axis first. DIALECT names a column, or several alike: 'hf,blinkdl'. Several
-    patterns are the layout's inputs in order; in names {n} is the block, {e} the expert. LAYOUT and FUNCTION are
-    arguments of this call, or FUNCTION one of `derivations.TENSORS`.
+    over hparams, the outermost axis first. DIALECT names a column, or several with the same origin: 'hf,blinkdl'.
+    Several patterns are the layout's inputs in order; in names, {n} is the block and {e} the expert. LAYOUT and
+    FUNCTION are arguments of this call; FUNCTION may also be one of `derivations.TENSORS`.
 
     Args:
-        when: a condition that every role has besides its own.
-        under: what the names of every role begin with, a prefix a dialect; 'gguf' is the role's own name.
-        named: the layouts and functions that the text names, each at least once.
+        when: A condition that every role has besides its own.
+        under: Dialect → prefix of the names of every role; under 'gguf', of the role's own name.
+        named: The layouts and functions that the text names, each at least once.
 
-    Returns: the table, read when somebody first looks at it; then raises TableError with file, line and word for a
-        line that is not of this form, an unknown or unused name, a role that is there twice.
+    Returns:
+        The table, parsed when it is first used. Then it raises TableError, with file, line and word, for a line that is
+        not of this form, an unknown or unused name, or a repeated role.
 
     >>> roles("output.weight when=tied == 0 : n_vocab n_embd | hf lm_head.weight")[0].when
     'tied == 0'
@@ -69,13 +70,14 @@ def block(
     *parts: Part, layer: str | Mapping[str, str] = "model.layers.{n}.", name: str = "blk.{n}.", when: str = "",
     **named: Named,
 ) -> Roles:  # fmt: skip
-    """Return the roles of every block: `roles` whose names begin with `name`, and in the source with `layer`.
+    """Return the roles of every block: as `roles`, with names that begin with `name`, and in the source with `layer`.
 
     Args:
-        layer: Hugging Face's prefix, or a prefix a dialect: {"hf": "model.layers.{n}.", "openai": "blocks.{n}."}.
-        name: GGUF's prefix: 'enc.blk.{n}.' of an encoder.
-        when: the condition of these blocks where not all have the parts: 'n < n_dense', or 'recurrent == 1', which is
-            that of the block `n` where `recurrent` is a list of the blocks.
+        layer: Hugging Face's prefix, or dialect → prefix: {"hf": "model.layers.{n}.", "openai": "blocks.{n}."}.
+        name: GGUF's prefix, such as 'enc.blk.{n}.' for an encoder.
+        when: The condition under which a block has these roles, where not all have: 'n < n_dense', or 'recurrent == 1',
+            which means the item of block `n` where `recurrent` is a list.
+        named: As for `roles`.
 
     >>> [role.name for role in block("ffn_up.weight : n_ff n_embd | hf mlp.up_proj.weight")]
     ['blk.{n}.ffn_up.weight']
@@ -85,13 +87,13 @@ def block(
 
 
 def also(table: Sequence[Role], dialect: str, text: str, **named: Named) -> Roles:
-    """Return `table` with one more dialect. One line a role: NAME PATTERN… [@LAYOUT], or NAME =FUNCTION."""
+    """Return `table` with one more dialect. One line for each role: NAME PATTERN… [@LAYOUT], or NAME =FUNCTION."""
     place = caller()
     return Roles(lambda: _also(table, dialect, text, _Words(place, named)))
 
 
 def varied(table: Sequence[Role], dialect: str, base: str, text: str = "", **named: Named) -> Roles:
-    """Return `table` with one more dialect: `base` but for the roles in `text`, which is as for `also`."""
+    """Return `table` with one more dialect: as `base`, except for the roles in `text`, which is as for `also`."""
     place = caller()
 
     def read() -> tuple[Role, ...]:
@@ -107,7 +109,7 @@ def varied(table: Sequence[Role], dialect: str, base: str, text: str = "", **nam
 
 
 def both(*conditions: str) -> str:
-    """Return the condition that holds where all of these do; '' is none."""
+    """Return the condition that holds where all of these do; an empty text is no condition."""
     stated = [text.strip() for text in conditions if text.strip()]
     if len(stated) == 1:
         return stated[0]
@@ -118,7 +120,7 @@ _INNER = re.compile(r"\([^()]*\)")
 
 
 class _Words:
-    """The names a text may use, those it did use, and its place for errors."""
+    """The names that a text may use, those that it used, and where it is written, for errors."""
 
     def __init__(self, place: Place, named: Mapping[str, Named]) -> None:
         self.place, self.named = place, named
@@ -172,7 +174,7 @@ def _once(table: tuple[Role, ...], words: _Words) -> tuple[Role, ...]:
 
 
 def _placed(role: Role, when: str, under: Mapping[str, str], words: _Words) -> Role:
-    """`role` below the prefixes and the condition of a call; its expressions are read once, here."""
+    """Return `role` with the prefixes and the condition of a call; its expressions are checked once, here."""
     sources = {
         dialect: replace(origin, patterns=tuple(under.get(dialect, "") + pattern for pattern in origin.patterns))
         for dialect, origin in role.sources.items()

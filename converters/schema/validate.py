@@ -1,7 +1,7 @@
-"""Whether an architecture's tables are written as their grammars say (docs/tables.md): every word in them is known.
+"""Check that an architecture's tables are written as their grammars say (docs/tables.md): every word in them is known.
 
-What a line of roles looks like is examined as it is read (`roles`); here is what only the whole can tell: the names of
-hparams in sizes and conditions, dialects, derivations, drops, remarks, the conventions of the forward pass.
+A line of roles is checked as it is read (`roles`). Here is checked what needs the whole table: the names of hparams in
+sizes and conditions, dialects, derivations, drops, remarks, the conventions of the forward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ggferry.formats.reader import VocabCount, VocabTexts
 from ggferry.support.places import BadWord
 
 SHARED_COLUMNS = {"hf", "meta", "ggml", "gguf"}
-"""Columns of `HParam.fields` that pieces of several families have, whether or not each family has the dialect."""
+"""Columns of `HParam.fields` that shared pieces of tables have, whether or not each family has the dialect."""
 FACTS = {"n", "hf_class"}
 """What expressions may name besides hparams: the block, and the class that the configuration names."""
 _PLACE = re.compile(r"[^|\s.]+(\.[^|\s.]+)*")
@@ -31,7 +31,7 @@ _seen: dict[int, Architecture] = {}
 
 
 def validate(spec: Architecture) -> None:
-    """Raises TableError, with file, line and word, for the first thing in `spec` that is not as it must be."""
+    """Raise TableError, with file, line and word, for the first thing in `spec` that is not as it must be."""
     if _seen.get(id(spec)) is not spec:
         _Validator(spec).run()
         _seen[id(spec)] = spec
@@ -78,7 +78,7 @@ class _Validator:
             seen.add(word)
 
     def said(self, check: Callable[[str], None], text: str, known: set[str]) -> None:
-        """`text` is of the form that `check` wants, and names only what is known."""
+        """Check that `text` has the form that `check` wants, and names only what is known."""
         try:
             check(text)
         except BadWord as error:
@@ -94,7 +94,7 @@ class _Validator:
         self.said(check_condition, text, self.known | set(more))
 
     def rule(self, rule: str | Derivation) -> None:
-        """A derivation: '@NAME', 'each CONDITION' or a size; a function says for itself what it wants."""
+        """Check a derivation: '@NAME', 'each CONDITION' or a size; a function is not checked."""
         if not isinstance(rule, str) or not rule:
             return
         if rule.startswith("@"):
@@ -150,7 +150,7 @@ class _Validator:
                     self.wrong("{n} stands in both names or in neither", pattern, role.name)
 
     def axes(self, layout: Rearrange) -> None:
-        """Both sides of a pattern name the same axes, and all but one have a size."""
+        """Check that both sides of a pattern name the same axes, and all but one have a size."""
         before, after = (re.findall(r"\w+", side) for side in layout.pattern.partition("->")[::2])
         if not before or sorted(before) != sorted(after) or len(set(before)) != len(before):
             self.wrong("not the same axes on both sides", layout.pattern)
@@ -212,7 +212,7 @@ class _Validator:
 
 
 def expressions(layout: Layout) -> Iterator[str]:
-    """The sizes that `layout` is bound to."""
+    """Yield the sizes to which `layout` is bound."""
     for field in fields(layout):
         value: Any = getattr(layout, field.name)
         if isinstance(layout, Rearrange):
@@ -225,7 +225,7 @@ def expressions(layout: Layout) -> Iterator[str]:
 
 
 def rearrangements(layout: Layout) -> Iterator[Rearrange]:
-    """The patterns in `layout`."""
+    """Yield the rearrangements in `layout`."""
     if isinstance(layout, Rearrange):
         yield layout
     for field in fields(layout):

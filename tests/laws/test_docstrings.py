@@ -11,7 +11,7 @@ import ggferry
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     "formats", "quant", "service", "support", "converters/adapters", "converters/conversion_plan",
-    "converters/forward", "converters/model_graph", "converters/proof", "converters/write",
+    "converters/forward", "converters/model_graph", "converters/proof", "converters/schema", "converters/write",
 )  # fmt: skip
 VERBS = (
     "converters/__init__.py", "converters/convert.py", "converters/options.py", "converters/understand.py",
@@ -20,6 +20,8 @@ VERBS = (
 LONGEST = 120
 MAIN = (
     *VERBS, "converters/model_graph/graph.py", "converters/model_graph/open_checkpoint.py",
+    "converters/schema/architecture.py", "converters/schema/derivations.py", "converters/schema/expressions.py",
+    "converters/schema/recipe.py", "converters/schema/roles.py",
     "converters/forward/evaluate.py", "converters/forward/model.py", "converters/forward/weights.py",
     "formats/checkpoint.py", "formats/errors.py", "formats/fields.py", "formats/reader.py", "formats/tensor_read.py",
     "formats/gguf/values.py", "quant/types.py", "quant/codec.py", "quant/blocks.py", "quant/recipes/rules.py",
