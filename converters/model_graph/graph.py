@@ -70,7 +70,7 @@ class Loss:
 
 
 def losses(dropped: Iterable[Dropped]) -> tuple[Loss, ...]:
-    """Return, by reason, the dropped tensors whose contents the output does not hold in any form."""
+    """Return the losses, one for each reason: dropped tensors whose contents the output does not hold in any form."""
     found: dict[str, Loss] = {}
     for drop in dropped:
         if drop.loses:

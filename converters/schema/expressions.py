@@ -21,7 +21,7 @@ def _parse(expression: str) -> ast.expr:
 
 
 def evaluate(expression: str | int, sizes: Mapping[str, Any]) -> int:
-    """Return the whole number for which `expression` stands.
+    """Return the whole number that `expression` gives.
 
     It consists of names and numbers with + - * / // %, where / must divide without a rest; `int(…)` drops a fraction,
     so that 'int(head_dim * fraction)' is allowed. A tuple holds one size for each block, and means that of block `n`.

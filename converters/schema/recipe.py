@@ -64,7 +64,7 @@ SharedExperts = Literal["added", "averaged"]
 ExpertWeight = Literal["output", "input"]
 """Whether an expert's weight multiplies its output or its input."""
 GateUp = Literal["separate", "halves", "alternating"]
-"""An expert's gate and up: two matrices, or one with the rows of gate and then those of up, or with both alternating."""
+"""An expert's gate and up: two matrices, or one with the rows of gate and then those of up, or alternating rows."""
 Wkv = Literal["", "rwkv4", "rwkv6", "rwkv7"]
 """The recurrence of RWKV."""
 Decay = Literal["rate", "log"]

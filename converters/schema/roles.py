@@ -145,7 +145,7 @@ class _Words:
         return found
 
     def finish(self) -> None:
-        """Raises TableError for a name that no line used."""
+        """Raise TableError for a name that no line used."""
         for name in self.named:
             if name not in self.used:
                 self.wrong(f"{name}=", "no line of this table names it", name)
