@@ -78,7 +78,8 @@ class Recorded:
     def ask(self, place: str) -> None:
         """Record that `place` was asked for.
 
-        Where both the whole and the part have it, the second counts as asked only if it has the same value.
+        Where several parts of the configuration have it, the later ones count as asked only if they have the same value
+        as the first; those of a key in WHOLE always do.
         """
         first: Any = NOTHING
         self._sought |= {parent for path in self._paths(place) for parent in _parents(path)}
