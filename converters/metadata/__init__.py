@@ -1,1 +1,1 @@
-"""The `general.*` keys and the names of files: from model cards, paths and configurations."""
+"""The `general.*` keys and the names of files, derived from model cards, paths and configurations."""

@@ -1,12 +1,12 @@
-"""The GGUF naming convention: made, parsed, and guessed from the names that legacy files go by.
+"""The GGUF naming convention: file names are made, parsed, and guessed from the names that legacy files go by.
 
 `<BaseName>-<SizeLabel>-<FineTune>-<Version>-<Encoding>-<Type>-<Shard>.gguf`; the pattern and its five examples are the
-GGUF specification's. How a name falls into these parts follows today's converter
+GGUF specification's. How a name is divided into these parts follows today's converter
 (docs/formats/todays-converter.md); what differs, and why:
 
-* the size label is counted, a name's size word only checked (a file called 7b may be anything);
+* the size label is counted; a name's size word is only checked (a file called 7b may be anything);
 * container and quantization words (ggmlv3, q4_0, GPTQ-4bit-128g, hf) say how the *source* was stored, so they go;
-* words are split at `_` too (`open_llama_3b`), and `Phi.2` at the dot, `2.7b` not;
+* words are split at `_` too (`open_llama_3b`), and `Phi.2` at the dot, but not `2.7b`;
 * a leading size word is a size (`30B-Lazarus`), a dotted `v1.3` ends the base name (`gpt4all-j-v1.3-groovy`), a bare
   whole number is no version (`Llama-2` and `Llama-2-7b` have one base name).
 """
@@ -28,7 +28,10 @@ from ggferry.formats.reader import Kind, containers, model_suffixes
 
 @dataclass(frozen=True, slots=True)
 class NameParts:
-    """The components of a GGUF file name. `version` None: not stated (the specification then assumes v1.0)."""
+    """The components of a GGUF file name.
+
+    A `version` of None is not stated; the specification then assumes v1.0.
+    """
 
     base_name: str
     size_label: str | None = None
@@ -40,24 +43,29 @@ class NameParts:
 
 
 class NameOrigin(StrEnum):
-    """Where the name of a model was found, as receipts word it."""
+    """Where the name of a model was found, in the words of receipts."""
 
     FILE = "file name"
     FOLDER = "directory name"
     REPOSITORY = "repository name"
     CONFIG = "config.json _name_or_path"
     ARCHITECTURE = "architecture"
-    """Nowhere: the fallback stands in."""
+    """Nowhere: the fallback is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
     """What a path says about the model in it.
 
-    `name`: for people ('Wizard Vicuna 30B Uncensored'). `organization`: of the repository, unless it only repacks the
-    model of others (…-GGML, …-GPTQ). `parts.size_label`: the name's own size word where it agrees
-    with the counted weights. `repository`: 'org/name' when the path is one of Hugging Face's. `notes`: what was left
-    out of the name or could not be used, for the user.
+    Attributes:
+        parts: The components of a file name. Its size label is the name's own size word where that agrees with the
+            counted
+            weights.
+        name: The name for people ('Wizard Vicuna 30B Uncensored').
+        organization: That of the repository, unless it only repacks other people's models (…-GGML, …-GPTQ).
+        repository: 'org/name' when the path is one of Hugging Face's.
+        origin: Where the name was found.
+        notes: For the user: what was left out of the name or could not be used.
     """
 
     parts: NameParts
@@ -85,21 +93,22 @@ _LONGEST_PATH = 4096
 
 
 def parse_filename(name: str) -> NameParts | None:
-    """The parts of a file name (no directories) that keeps the convention; None for one that does not.
+    """Return the parts of a file name (without directories) that keeps the convention, else None.
 
-    Captures are those of the specification's expression. Names longer than 255 characters are no file names.
+    Captures are those of the specification's expression. Names longer than 255 characters are not file names.
     """
     match = _CONVENTION.fullmatch(name) if len(name) <= _LONGEST else None
     return None if match is None else NameParts(**match.groupdict())
 
 
 def file_name(parts: NameParts) -> str:
-    """The file name of a model: always one that `parse_filename` accepts, of ASCII letters, digits and `-_.` only.
+    """Return the file name of a model.
 
-    Spaces and everything unsafe become dashes (also the dot of 'Llama-3.1': the convention has none in a base name).
-    Without a version it is v1.0, without a size label two dashes stand together, as the convention wants it. A size
-    label or version that the convention cannot express is kept as a word of the fine tune, a fine tune without size
-    label as words of the base name. At most 241 characters.
+    `parse_filename` accepts it, and it has only ASCII letters, digits and `-_.`, at most 241 characters. Spaces and
+    everything unsafe become dashes (also the dot of 'Llama-3.1': the convention has none in a base name). Without a
+    version it is v1.0; without a size label two dashes follow each other, as the convention demands. A size label or
+    version that the convention cannot express is kept as a word of the fine tune, a fine tune without a size label as
+    words of the base name.
     """
     base, fine = [parts.base_name], [parts.fine_tune or ""]
     label, version = _upper_scale(parts.size_label or ""), _version(parts.version or "v1.0")
@@ -128,17 +137,20 @@ def file_name(parts: NameParts) -> str:
 
 
 def shard_label(number: int, total: int) -> str:
-    """The shard component: 3 of 9 → '00003-of-00009'. Numbers start at 1."""
+    """Return the shard component: 3 of 9 → '00003-of-00009'. Numbers start at 1."""
     if not 1 <= number <= total <= 99999:
         raise ValueError(f"shard {number} of {total}")
     return f"{number:05}-of-{total:05}"
 
 
 def size_label(parameters: int, experts: int = 0, expert_parameters: int = 0) -> str:
-    """The size class of a model, as today's converter prints it: 6 738 415 616 → '6.7B'.
+    """Return the size class of a model as today's converter prints it: 6 738 415 616 → '6.7B'.
 
-    `parameters`: weights of all tensors. With `experts`, `expert_parameters` are those of all routed experts together
-    and the label is '<experts>x<the rest plus one expert>': Mixtral 8x7B has '8x7.2B'.
+    Args:
+        parameters: Weights of all tensors.
+        experts: Number of experts. With experts, the label is '<experts>x<the rest plus one expert>': Mixtral 8x7B has
+            '8x7.2B'.
+        expert_parameters: Weights of all routed experts together.
     """
     if experts > 0:
         return f"{experts}x{_rounded(parameters - expert_parameters + expert_parameters // experts)}"
@@ -173,8 +185,10 @@ def _upper_scale(label: str) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` without what does not show (controls, zero-width and other format characters, lone surrogates, private
-    and unassigned code points), white space collapsed, in NFC."""
+    """Return `text` in NFC, with white space collapsed and without code points that are not visible.
+
+    These are controls, zero-width and other format characters, lone surrogates, private and unassigned code points.
+    """
     if text.isascii() and text.isprintable():
         return " ".join(text.split())
     shown = "".join(" " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
@@ -182,19 +196,19 @@ def visible(text: str) -> str:
 
 
 _ENDINGS = "json|index|model|partial|part|tmp|old|orig|bak|zip|tar|gz"
-"""Of names of files, beside those of the containers."""
+"""Endings of names of files, besides those of the containers."""
 
 
 @cache
 def _extensions() -> re.Pattern[str]:
-    """The end of a file's name that says what kind of file it is."""
+    """Return a pattern of the end of a file's name that says what kind of file it is."""
     ends = "|".join((*(re.escape(suffix[1:]) for suffix in model_suffixes()), _ENDINGS))
     return re.compile(rf"(?:\.(?:{ends})(?:\.\d{{1,3}})?)+$", re.IGNORECASE | re.ASCII)
 
 
 @cache
 def _storage() -> re.Pattern[str]:
-    """Words that tell how a model is stored, and nothing of the model."""
+    """Return a pattern of words that say how a model is stored, and nothing about the model."""
     words = [one for one in containers().values() if one.storage_word]
     named = "|".join(re.escape(one.name) + ("" if one.kind is Kind.TRAINING else r"(?:v?\d)?") for one in words)
     return re.compile(
@@ -227,12 +241,17 @@ _REPOSITORY = (
 def guess(
     path: str | os.PathLike[str], *, parameters: int = 0, adapter: bool = False, fallback: str = "model"
 ) -> Guess:
-    """What the path of a legacy file, a checkpoint or its directory says about the model.
+    """Return what the path of a legacy file, a checkpoint or its directory says about the model.
 
-    Only the text is looked at: pass an absolute path where the directory's name may count ('ggml-model-q4_0.bin' says
-    nothing, its directory does; two levels up at most, and never a home directory). `parameters`: the counted
-    weights, against which size words are checked (0: unknown, all are believed); an `adapter` may be any times
-    smaller than the model it names. `fallback`: the base name where the path gives none, as a rule the architecture.
+    Only the text of the path is read, so pass an absolute path where the directory's name may count:
+    'ggml-model-q4_0.bin' says nothing, but its directory does. At most two levels up are considered, and never a home
+    directory.
+
+    Args:
+        path: The path.
+        parameters: The counted weights, against which size words are checked; 0 if unknown, then all are believed.
+        adapter: Whether it is an adapter, which may be any times smaller than the model that it names.
+        fallback: The base name where the path gives none, as a rule the architecture.
     """
     names, repository = _candidates(os.fsdecode(path)[-_LONGEST_PATH:])
     organization, _, name = (repository or "").partition("/")
@@ -260,8 +279,11 @@ def guess(
 
 
 def shown_name(path: str | os.PathLike[str]) -> str:
-    """What may be told of a source's path: the last component, with the Hugging Face repository it lies in; no
-    query of an address (it may be a signature), no directories of a machine, no name of a home directory."""
+    """Return the part of a source's path that may be published.
+
+    That is the last component, with the Hugging Face repository it lies in: no query of an address (it may be a
+    signature), no directories of a machine, no name of a home directory.
+    """
     names, repository = _candidates(os.fsdecode(path)[-_LONGEST_PATH:])
     if repository:
         return visible(repository if len(names) == 1 else f"{repository}/{names[0]}")
@@ -274,7 +296,7 @@ def _slashed(path: str) -> str:
 
 
 def _candidates(path: str) -> tuple[list[str], str | None]:
-    """The names to try, best first, and the Hugging Face repository the path lies in."""
+    """Return the names to try, best first, and the Hugging Face repository the path lies in."""
     path = _slashed(path)
     for pattern in _REPOSITORY:
         match = pattern.search(path)
@@ -289,8 +311,10 @@ def _candidates(path: str) -> tuple[list[str], str | None]:
 
 
 def _usable(names: list[str]) -> tuple[list[str], list[str], int]:
-    """Words of the first candidate that names a model, storage words dropped on the way, and its position. Sizes met
-    below it ('llama/7B/ggml-model-q4_0.bin') are appended."""
+    """Return the words of the first candidate that names a model, the storage words dropped before, and its position.
+
+    Sizes found before it ('llama/7B/ggml-model-q4_0.bin') are appended to the words.
+    """
     dropped: list[str] = []
     sizes: list[str] = []
     for level, name in enumerate(names):
@@ -305,7 +329,7 @@ def _usable(names: list[str]) -> tuple[list[str], list[str], int]:
 
 
 def _words(name: str) -> tuple[list[str], list[str]]:
-    """The words of one path component, and the storage words found among them."""
+    """Return the words of one path component, and the storage words found among them."""
     stem = _extensions().sub("", visible(name).lstrip("."))
     storage = _storage().findall(stem)
     stem = re.sub(r"(?<![^\W_])(\d)_(?=\d+[bm](?![^\W_]))", r"\1.", _storage().sub(" ", stem), flags=re.I)  # 1_3b
@@ -317,7 +341,7 @@ def _words(name: str) -> tuple[list[str], list[str]]:
 
 
 def _size_word(word: str) -> str | None:
-    """The size label a word spells: '7b' → '7B', '7b1' → '7.1B', '8X7B' → '8x7B', '560m' → '560M'; None: no size."""
+    """Return the size label a word spells: '7b' → '7B', '7b1' → '7.1B', '8X7B' → '8x7B', '560m' → '560M'; else None."""
     match = re.fullmatch(r"(?:(\d{1,4})x)?(\d{1,4}(?:\.\d{1,4})?)([kmbt])(\d?)", word, re.IGNORECASE | re.ASCII)
     if match is None or (match[4] and "." in match[2]):
         return None
@@ -326,7 +350,10 @@ def _size_word(word: str) -> str | None:
 
 
 def _agreement(parameters: int, adapter: bool) -> Callable[[str], bool]:
-    """Whether a label may be the size of so many weights: within 7/8 of them either way, as today's tool has it."""
+    """Return a function that says whether a label may be the size of so many weights.
+
+    They must be within 7/8 of each other either way, as in today's tool.
+    """
 
     def agrees(label: str) -> bool:
         experts, _, count = label.rpartition("x")
@@ -339,7 +366,7 @@ def _agreement(parameters: int, adapter: bool) -> Callable[[str], bool]:
 
 
 def _tag(words: list[str], agrees: Callable[[str], bool], parameters: int) -> tuple[list[tuple[str, str]], list[str]]:
-    """Give every word its place: 'base', 'size', 'fine' or 'version'."""
+    """Classify every word as 'base', 'size', 'fine' or 'version'."""
     tagged: list[tuple[str, str]] = []
     notes = []
     start = True  # still in the base name
@@ -382,7 +409,7 @@ def _parts(tagged: list[tuple[str, str]]) -> NameParts:
 
 
 def title(words: list[str]) -> str:
-    """Words of a name for people: lower-case ones get a capital, versions do not."""
+    """Return the words of a name for people: lower-case ones get a capital, versions do not."""
     lower = [word.islower() and not re.match(r"v\d", word) for word in words]
     shown = (word[0].upper() + word[1:] if small else word for word, small in zip(words, lower, strict=True))
     return " ".join(word for word in shown if word)

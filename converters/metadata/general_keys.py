@@ -58,7 +58,7 @@ INHERITED = "the source's own metadata"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A metadata value and where it came from, in words."""
+    """A metadata value, and in words where it came from."""
 
     value: Value
     origin: str
@@ -83,14 +83,27 @@ def general_metadata(
     generation_config: Mapping[str, Any] | None = None,
     base_model: str | None = None,
 ) -> tuple[dict[str, Entry], tuple[str, ...]]:
-    """The `general.*` keys of an output file but `general.alignment`, in order, and notes for the user.
+    """Return the `general.*` keys of an output file but `general.alignment`, in order, and notes for the user.
 
-    `guessed`: `naming.guess` of the source's path. `description`: `describe_origin`'s sentence; it follows a
-    description of the card's. `parameters`, `experts`, `expert_parameters`: see `naming.size_label`; 0 parameters:
-    no weights, no counted label. `file_type`: None leaves it out (no weights). `kind`: `general.type` ('model',
-    'adapter'). `overrides`: the object of `--metadata`; a null leaves its key out. `inherited`: all keys of a GGUF
-    source. `card`, `config`, `generation_config`: README.md's front matter and the two JSON files beside the weights.
-    `base_model`: of an adapter, as adapter_config.json has it. Raises UsageError for overrides that are no metadata.
+    Args:
+        architecture: Name of the architecture.
+        guessed: What `file_names.guess` made of the source's path.
+        description: The sentence of `describe_origin`; it follows a description of the card's.
+        parameters: As in `file_names.size_label`; 0 for no weights, and so no counted label.
+        experts: As in `file_names.size_label`.
+        expert_parameters: As in `file_names.size_label`.
+        file_type: None leaves it out (no weights).
+        quantized: Whether a tensor is quantized.
+        kind: `general.type`: 'model' or 'adapter'.
+        model_name: The value of `--model-name`.
+        overrides: The object of `--metadata`; a null leaves its key out.
+        inherited: All keys of a GGUF source.
+        card: Front matter of README.md.
+        config: The object of config.json.
+        generation_config: The object of generation_config.json.
+        base_model: The base of an adapter, as adapter_config.json states it.
+
+    Raises UsageError for overrides that are not metadata.
     """
     found = _Collector()
     found.fact("architecture", string(architecture), "the architecture recognized")
@@ -119,9 +132,9 @@ def general_metadata(
 def describe_origin(
     path: str, container: str, version: int | None = None, era: str | None = None, tool: str = f"ggferry {__version__}"
 ) -> str:
-    """'Converted from llama-7b.ggmlv3.q4_0.bin (GGJT v3, 19 May – 21 August 2023) by ggferry 0.1.0'.
+    """Return 'Converted from llama-7b.ggmlv3.q4_0.bin (GGJT v3, 19 May – 21 August 2023) by ggferry 0.1.0', say.
 
-    Of `path` only what `naming.shown_name` leaves is told; of `era` not the commits in brackets.
+    Of `path`, only what `file_names.shown_name` returns is used; of `era`, the commits in brackets are left out.
     """
     what = label_of(container) + ("" if version is None else f" v{version}")
     when = f", {era.partition(' (')[0]}" if era and not era.startswith("unknown") else ""
@@ -129,7 +142,7 @@ def describe_origin(
 
 
 def name_parts(entries: Mapping[str, Entry], *, vocab_only: bool = False, shard: str | None = None) -> NameParts:
-    """The parts of the file name that belongs to these entries; `naming.file_name` makes the name of them."""
+    """Return the parts of the file name that belongs to these entries; `file_names.file_name` joins them."""
 
     def text(key: str) -> str | None:
         entry = entries.get(f"general.{key}")
@@ -154,6 +167,7 @@ class _Collector:
         self.notes: list[str] = []
 
     def offer(self, key: str, value: Value, origin: str) -> None:
+        """Add a key unless it is there already."""
         name = f"general.{key}"
         if name not in self.entries and name not in self.settled:
             self.entries[name] = Entry(value, origin)
@@ -171,7 +185,10 @@ class _Collector:
             self.offer(key, array(ValueType.STRING, unique), origin)
 
     def origins(self, group: str, models: Sequence[Any], origin: str) -> None:
-        """`base_model` or `dataset`: the group's count and the fields of each, unless the group is taken."""
+        """Add the count of a group, `base_model` or `dataset`, and the fields of each member.
+
+        A group that is there already stays as it is.
+        """
         if self.has_group(group):
             return
         described = [fields for model in models if (fields := self._described(group, model, origin))]
@@ -275,7 +292,7 @@ def _take_card(found: _Collector, card: Mapping[str, Any], description: str) -> 
 
 
 def _take_name(found: _Collector, guessed: Guess, config: Mapping[str, Any], parameters: int, *, adapter: bool) -> None:
-    """Name and lineage from the path; from config.json where the path says nothing."""
+    """Take name and lineage from the path; from config.json where the path says nothing."""
     stated = config.get("_name_or_path")
     if isinstance(stated, str) and re.fullmatch(r"(?:\w[\w.-]*/)?\w[\w.-]*", stated, re.ASCII):
         told = guess(f"hf://{stated}" if "/" in stated else stated, parameters=parameters, adapter=adapter)

@@ -1,4 +1,4 @@
-"""Which `general.*` keys there are, of what kind, and what may stand under them.
+"""The `general.*` keys that exist, their types, and the values that they may have.
 
 Sources: the GGUF specification; docs/formats/todays-converter.md "Metadata" for today's keys and card fields.
 """
@@ -69,8 +69,11 @@ _KNOWN = (*TEXTS, *CARD_LISTS, *GROUPS, *FACTS, *(f"sampling.{key}" for key in S
 
 
 def check_overrides(overrides: Mapping[str, Any]) -> None:
-    """Whether an object of `--metadata` can be applied: GGUF keys, and the arrays general.base_models and
-    general.datasets; null leaves a key out. Raises UsageError naming the key, and the nearest one that exists."""
+    """Check that an object of `--metadata` can be applied.
+
+    Its keys are GGUF keys, or the arrays general.base_models and general.datasets; null leaves a key out. Raises
+    UsageError naming the wrong key and the nearest one that exists.
+    """
     for key, value in overrides.items():
         short = key.removeprefix("general.")
         if not key.startswith("general.") or short not in _KNOWN:
@@ -123,8 +126,10 @@ def sampling_value(key: str, value: Any) -> Value | None:
 
 
 def reference(text: str, folder: str = "") -> dict[str, str] | None:
-    """A model or data set as cards name it: an address, 'org/name', or a name. None: a local path, or neither.
-    `folder`: where the hub keeps such things ('datasets/')."""
+    """Return the fields of a model or data set that a card names by an address, 'org/name', or a name.
+
+    None for a local path and for anything else. `folder`: where the hub keeps such things ('datasets/').
+    """
     text = visible(text)
     hub = re.fullmatch(
         r"(?:https?://huggingface\.co/(?:datasets/(?=[^/]+/[^/]))?)?([\w.-]+)/([\w.-]+)/?", text, re.ASCII
@@ -147,7 +152,7 @@ def reference(text: str, folder: str = "") -> dict[str, str] | None:
 
 
 def is_local(text: str) -> bool:
-    """Whether a text is a path on somebody's machine."""
+    """Return whether a text is a path on somebody's machine."""
     return re.match(r"\s*(?:/|~|\.{1,2}(?:[/\\]|$)|[A-Za-z]:[\\/]|\\\\|file:)", text) is not None
 
 

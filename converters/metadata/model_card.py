@@ -1,4 +1,4 @@
-"""The YAML front matter of a model card.
+"""Read the YAML front matter of a model card.
 
 PyYAML finds the structure; every scalar stays text, because `version: 1.10` is not 1.1 and the language `no` is not
 false. Anchors, aliases and tags are refused: no card needs them, and aliases make a small text a large value.
@@ -19,7 +19,10 @@ Card = tuple[dict[str, Any], tuple[str, ...]]
 
 
 def read_card(path: str) -> Card:
-    """Front matter of the README.md at `path`, and notes on what could not be read. Raises as `open_file`."""
+    """Return the front matter of the README.md at `path`, and notes on what could not be read.
+
+    Raises as `open_file`.
+    """
     data = read_start(path, MAX_CARD + 1)
     if not data.removeprefix(b"\xef\xbb\xbf").startswith(b"---"):
         return {}, ()
@@ -35,9 +38,9 @@ def read_card(path: str) -> Card:
 
 
 def front_matter(text: str) -> Card:
-    """The mapping between the first line, `---`, and the next `---` or `...`; ({}, ()) for a text without one.
+    """Return the mapping between the first line, `---`, and the next `---` or `...`; ({}, ()) for a text without one.
 
-    Values are str, None, lists and dicts of them. The second item says what was left out and why.
+    Values are str, None, and lists and dicts of them. The second item says what was left out and why.
     """
     lines = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n")]
     if lines[0].rstrip() != "---":
@@ -73,7 +76,10 @@ class _UnreadError(Exception):
 
 
 def _built(text: str) -> tuple[Any, list[tuple[int, str]]]:
-    """The value of a document from its events, and keys that come again. Raises yaml.YAMLError, _UnreadError."""
+    """Build the value of a document from its events; also return the keys that are repeated.
+
+    Raises yaml.YAMLError, _UnreadError.
+    """
     import yaml
 
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)

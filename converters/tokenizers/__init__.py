@@ -1,1 +1,1 @@
-"""One module a tokenizer kind: source vocabulary to GGUF keys, and the reference encoder that checks them."""
+"""Vocabularies: read from the source's files, written as GGUF keys, and checked by reference encoders."""

@@ -1,4 +1,4 @@
-"""Two encoders over one fixed set of texts: the tokenizer's part of the proof."""
+"""Compare two encoders on a fixed set of texts: the tokenizer's part of the proof."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ _FIXED = frozenset(TEXTS)
 
 @dataclass(frozen=True, slots=True)
 class TokenizerCheck:
-    """What came of comparing: `equal` of `texts` gave the same ids, `tokens` of them in all.
+    """The result of a comparison.
 
-    `restored`: of the fixed texts, those that decode back byte for byte on the second side. `first`: the first
-    difference.
+    Attributes:
+        texts: Number of texts.
+        equal: How many of them gave the same ids on both sides.
+        tokens: How many ids these had.
+        restored: How many of the fixed texts decode back byte for byte on the second side.
+        first: The first difference, if any.
     """
 
     texts: int
@@ -36,7 +40,7 @@ class TokenizerCheck:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A text that gives different ids: where they part, and a few ids from there on."""
+    """A text that gives different ids: the position of the first one, and a few ids of both sides from there on."""
 
     text: str
     position: int
@@ -45,7 +49,7 @@ class Difference:
 
 
 def compare(a: Encoder, b: Encoder, texts: Sequence[str] = TEXTS) -> TokenizerCheck:
-    """Encode every text with both, special tokens recognized, nothing added in front or behind."""
+    """Encode every text with both encoders: special tokens are recognized, nothing is added in front or at the end."""
     left, right = ([side.encode(text, bos=False, special=True) for text in texts] for side in (a, b))
     return compare_ids(texts, left, right, b)
 
@@ -53,7 +57,7 @@ def compare(a: Encoder, b: Encoder, texts: Sequence[str] = TEXTS) -> TokenizerCh
 def compare_ids(
     texts: Sequence[str], left: Sequence[list[int]], right: Sequence[list[int]], decoder: Encoder
 ) -> TokenizerCheck:
-    """The ids that two sides gave for every text; `decoder` is the second's."""
+    """Compare the ids that two sides gave for every text; `decoder` is the second side's."""
     equal = tokens = restored = 0
     first = None
     for text, a, b in zip(texts, left, right, strict=True):

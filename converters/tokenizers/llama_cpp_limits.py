@@ -1,5 +1,7 @@
-"""What today's llama.cpp would refuse in a vocabulary, beside models and pre-tokenizers that it does not know
-(`converters.proof.runtime_keys`), said before the file is written."""
+"""What today's llama.cpp would refuse in a vocabulary; the user learns it before the file is written.
+
+Models and pre-tokenizers that llama.cpp does not know are found elsewhere (`converters.proof.runtime_keys`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")
 
 
 def objections(tokenizer: Tokenizer, name: str = "") -> tuple[str, ...]:
-    """Reasons why llama.cpp would not load a file with this tokenizer; `name`: general.name of the file."""
+    """Return why llama.cpp would not load a file with this tokenizer; `name`: general.name of the file."""
     found = []
     if len(set(tokenizer.tokens)) < len(tokenizer.tokens):
         found.append("two tokens have one text")

@@ -1,4 +1,4 @@
-"""From a Checkpoint to the vocabulary that GGUF will hold."""
+"""Make the vocabulary that GGUF will hold from a Checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ from ggferry.formats.reader import Kind, kind_of
 
 @dataclass(frozen=True, slots=True)
 class VocabOptions:
-    """What the user says about the vocabulary. `model`: path of the original tokenizer.model, which wins; `pre`: the
-    pre-tokenizer by name; `keep_json`: carry tokenizer.json along whole; `trim`: drop pieces without embedding rows;
-    `none`: write no vocabulary; `source`: the model's own tokenizer, a folder or a file, where the checkpoint holds it
-    damaged or not at all."""
+    """What the user says about the vocabulary.
+
+    Attributes:
+        model: Path of the original tokenizer.model, which wins.
+        pre: Name of the pre-tokenizer.
+        keep_json: Whether to store tokenizer.json whole in the output.
+        trim: Whether to drop pieces without embedding rows.
+        none: Whether to write no vocabulary.
+        source: The model's own tokenizer, a folder or a file, where the checkpoint's is damaged or missing.
+    """
 
     model: str | None = None
     pre: str | None = None
@@ -34,7 +40,12 @@ class VocabOptions:
 
 
 def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = VocabOptions()) -> Tokenizer | None:
-    """The checkpoint's vocabulary as GGUF will hold it, or None where it has none. `rows`: rows of the embedding.
+    """Return the checkpoint's vocabulary as GGUF will hold it, or None where it has none.
+
+    Args:
+        checkpoint: The source.
+        rows: Rows of the embedding.
+        options: What the user says about the vocabulary.
 
     Raises MissingError when a training checkpoint's folder holds no tokenizer.
     """
@@ -66,8 +77,10 @@ def load_tokenizer(checkpoint: Checkpoint, rows: int, options: VocabOptions = Vo
 def witness_of(
     checkpoint: Checkpoint, options: VocabOptions = VocabOptions()
 ) -> tuple[Witness | None, Sidecars | None]:
-    """The library that the vocabulary of `load_tokenizer` was made with, and the files that tell it; None where no file
-    beside the model does (a GGUF source, a vocabulary within a file of the GGML era), or no library reads it."""
+    """Return the library that the vocabulary of `load_tokenizer` was made with, and the files that show it.
+
+    None where no sidecar file does (a GGUF source, a vocabulary within a file of the GGML era), or no library reads it.
+    """
     given = options.source or options.model
     legacy = kind_of(checkpoint.container) is Kind.LEGACY
     if options.none or kind_of(checkpoint.container) is Kind.GGUF or (legacy and given is None):
@@ -79,7 +92,7 @@ def witness_of(
 
 
 def _of_gguf(checkpoint: Checkpoint, rows: int) -> Tokenizer | None:
-    """The vocabulary a GGUF file states: token by token, or as the text of an RWKV World vocabulary alone."""
+    """Return the vocabulary a GGUF file states: token by token, or only as the text of an RWKV World vocabulary."""
     if "tokenizer.ggml.tokens" in checkpoint.metadata:
         return Tokenizer.from_kv(checkpoint.metadata, rows=rows or None, path=checkpoint.path)
     world = checkpoint.metadata.get(KEY)
@@ -90,7 +103,10 @@ def _of_gguf(checkpoint: Checkpoint, rows: int) -> Tokenizer | None:
 
 
 def vocabulary_rows(checkpoint: Checkpoint) -> int:
-    """Rows the vocabulary should have, without binding the model: the header's count, or the tokens there are."""
+    """Return the rows that the vocabulary should have, without binding the model.
+
+    That is the header's count, or else the number of tokens.
+    """
     if checkpoint.container == "gguf":
         tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
         return len(tokens.data) if isinstance(tokens, Value) else 0

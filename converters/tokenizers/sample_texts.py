@@ -1,4 +1,4 @@
-"""Texts on which two tokenizers are held against each other: scripts, code, digits, blanks, signs, broken input."""
+"""Texts on which tokenizers are compared: scripts, code, digits, blanks, signs, broken input."""
 
 from __future__ import annotations
 

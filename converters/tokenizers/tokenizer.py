@@ -1,4 +1,4 @@
-"""A vocabulary as GGUF holds it: one frozen value, its metadata keys both ways, and the contract of an encoder."""
+"""A vocabulary as GGUF holds it: a frozen value, read from and written to metadata, and encoders' interface."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GGML = "tokenizer.ggml."
 
 
 class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`; the numbers are SentencePiece's own (sentencepiece_model.proto)."""
+    """The values of `tokenizer.ggml.token_type`; the numbers are SentencePiece's own (sentencepiece_model.proto)."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -76,22 +76,33 @@ HUGGINGFACE_JSON = "tokenizer.huggingface.json"
 
 
 class Encoder(Protocol):
-    """Text ↔ ids by nothing but what a GGUF holds."""
+    """Encodes text to ids and decodes ids, using nothing but what a GGUF file holds."""
 
     def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
-        """Ids of `text`. `bos`: None follows the file's add_bos/add_eos flags, True and False override add_bos
-        (False leaves out everything that is added). `special`: the texts of control tokens become their ids."""
+        """Return the ids of `text`.
+
+        Args:
+            text: The text.
+            bos: None follows the file's add_bos and add_eos flags. True and False override add_bos; False leaves out
+                everything that is added.
+            special: Whether the texts of control tokens become their ids.
+        """
         ...
 
     def decode(self, ids: Sequence[int], special: bool = False) -> bytes:
-        """The bytes that `ids` stand for; control tokens are left out unless `special`."""
+        """Return the bytes that `ids` stand for; control tokens are left out unless `special`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerKind:
-    """What a module of this folder exposes as SPEC: `encoder` understands the values `models` of
-    `tokenizer.ggml.model`. Modules that make tokenizers of files expose a `hf_config.Source` as SOURCE."""
+    """What a module of `encoders/` exposes as SPEC.
+
+    Attributes:
+        name: Name of the kind.
+        models: Values of `tokenizer.ggml.model` that the encoder understands.
+        encoder: Makes an encoder of a tokenizer.
+    """
 
     name: str
     models: tuple[str, ...]
@@ -102,11 +113,22 @@ class TokenizerKind:
 class Tokenizer:
     """A vocabulary and everything GGUF says about it.
 
-    `tokens[i]`: text of id i as GGUF spells it (bytes that are not UTF-8 as surrogate escapes). `types`: TokenType
-    values. `merges`: "left right" in rank order. `ids`: role (SPECIAL_KEYS) → id. `flags`: FLAG_KEYS. `templates`:
-    chat templates by name, "" the default one; text, never rendered. `charsmap`: SentencePiece's precompiled
-    normalizer. `extra`: further metadata, by full key. `notes`: what was repaired or assumed, and why. `origins`:
-    where the value of a role, a flag or a field came from.
+    Attributes:
+        model: `tokenizer.ggml.model`.
+        tokens: Text of each id as GGUF spells it; bytes that are not UTF-8 are surrogate escapes.
+        scores: Score of each id.
+        types: TokenType of each id.
+        merges: "left right" in rank order.
+        pre: `tokenizer.ggml.pre`.
+        ids: Role (SPECIAL_KEYS) → id.
+        flags: By the names of FLAG_KEYS.
+        templates: Chat templates by name, "" for the default one; they are text and never rendered.
+        charsmap: SentencePiece's precompiled normalizer.
+        token_type_count: `tokenizer.ggml.token_type_count`.
+        huggingface_json: The text of tokenizer.json, where it is stored in the output.
+        extra: Further metadata, by full key.
+        notes: What was repaired or assumed, and why.
+        origins: Where the value of a role, a flag or a field came from.
     """
 
     model: str
@@ -126,17 +148,19 @@ class Tokenizer:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def type_of(self, token: int) -> int:
+        """Return the TokenType of a token."""
         return TokenType.NORMAL if self.types is None else self.types[token]
 
     def texts(self) -> tuple[str, ...]:
-        """All that is large in it."""
+        """The texts in it, which are all that is large."""
         return (*self.tokens, *(self.merges or ()))
 
     def noted(self, *notes: str) -> Tokenizer:
+        """Return the tokenizer with further notes."""
         return replace(self, notes=(*self.notes, *notes))
 
     def to_kv(self) -> dict[str, Value]:
-        """GGUF keys in a fixed order: equal tokenizers give equal bytes."""
+        """Return its GGUF keys in a fixed order: equal tokenizers give equal bytes."""
         kv: dict[str, Value] = {GGML + "model": string(self.model)} if self.model else {}
         if self.pre is not None:
             kv[GGML + "pre"] = string(self.pre)
@@ -168,11 +192,18 @@ class Tokenizer:
 
     @staticmethod
     def from_kv(metadata: Mapping[str, Value], *, rows: int | None = None, path: str | None = None) -> Tokenizer:
-        """The tokenizer that GGUF metadata describe; keys not under `tokenizer.` are ignored.
+        """Return the tokenizer that GGUF metadata describe; keys not under `tokenizer.` are ignored.
 
-        `rows`: rows of the embedding, when they are to be compared. Raises MissingError without a vocabulary,
-        CorruptError for a wrong value type, InconsistentError for lengths or merges that do not fit,
-        OutOfRangeError for ids, types and byte tokens outside their range.
+        Args:
+            metadata: The keys of the file.
+            rows: Rows of the embedding, when they are to be compared.
+            path: The file's path, for errors.
+
+        Raises:
+            MissingError: There is no vocabulary.
+            CorruptError: A value has the wrong type.
+            InconsistentError: Lengths or merges do not fit.
+            OutOfRangeError: Ids, types or byte tokens are outside their range.
         """
         return _Keys(metadata, path).tokenizer(rows)
 
@@ -207,7 +238,7 @@ class Tokenizer:
         return self._trimmed(rows, "trim-pieces" if pieces else "trim-added")
 
     def extended(self, names: Sequence[str], kind: int, score: float) -> Tokenizer:
-        """`names` appended as tokens of type `kind`."""
+        """Return the tokenizer with `names` appended as tokens of type `kind`."""
         return replace(
             self,
             tokens=(*self.tokens, *names),
@@ -237,7 +268,7 @@ class Tokenizer:
 
 
 def encoder(tokenizer: Tokenizer) -> Encoder:
-    """The reference encoder for `tokenizer`. Raises UnsupportedError for a model nobody here encodes."""
+    """Return the reference encoder for `tokenizer`. Raises UnsupportedError for a model that has none here."""
     kinds = scan("ggferry.converters.tokenizers.encoders", "SPEC")
     for kind in kinds:
         if tokenizer.model in kind.models:
@@ -248,7 +279,7 @@ def encoder(tokenizer: Tokenizer) -> Encoder:
 
 
 def byte_of(text: str) -> int | None:
-    """The byte that a token spelled `<0xHH>` stands for, or None."""
+    """Return the byte that a token spelled `<0xHH>` stands for, or None."""
     if len(text) == 6 and text.startswith("<0x") and text[5] == ">":
         try:
             return int.from_bytes(bytes.fromhex(text[3:5]), "big")
@@ -258,17 +289,18 @@ def byte_of(text: str) -> int | None:
 
 
 def byte_token(value: int) -> str:
+    """Return the spelling `<0xHH>` of a byte."""
     return f"<0x{value:02X}>"
 
 
 def split_merge(merge: str) -> tuple[str, str]:
-    """Both halves of "left right"; a half may itself begin with the blank of a raw-space vocabulary."""
+    """Return both halves of "left right"; a half may itself begin with the blank of a vocabulary with real spaces."""
     left, _, right = merge[1:].partition(" ")
     return merge[:1] + left, right
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """`name`, or `name` with primes, such that it is not in `taken`; added to it (llama.cpp asserts unique texts)."""
+    """Return `name`, with primes until it is not in `taken`, and add it there (llama.cpp asserts unique texts)."""
     while name in taken:
         name += "'"
     taken.add(name)

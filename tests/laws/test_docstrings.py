@@ -11,7 +11,8 @@ import ggferry
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     "formats", "quant", "service", "support", "converters/adapters", "converters/conversion_plan",
-    "converters/forward", "converters/model_graph", "converters/proof", "converters/schema", "converters/write",
+    "converters/forward", "converters/metadata", "converters/model_graph", "converters/proof", "converters/schema",
+    "converters/tokenizers", "converters/write",
 )  # fmt: skip
 VERBS = (
     "converters/__init__.py", "converters/convert.py", "converters/options.py", "converters/understand.py",

@@ -24,7 +24,7 @@ class Added:
 
 
 def read_added(token: Any, entry: Any, path: str) -> Added:
-    """The entry `entry` for id `token`, its types checked."""
+    """Return the entry `entry` for id `token`, with its types checked."""
     entry = json_kinds.as_object(entry, f"added token {token}", path)
     content = json_kinds.text(entry, "content", path)
     if not content:
@@ -38,11 +38,11 @@ def read_added(token: Any, entry: Any, path: str) -> Added:
 
 
 def read_all_added(document: json_kinds.Object, path: str) -> tuple[Added, ...]:
-    """The list of added tokens in tokenizer.json, checked."""
+    """Return the list of added tokens in tokenizer.json, checked."""
     entries = json_kinds.objects(document, "added_tokens", path)
     return tuple(read_added(entry.get("id"), entry, path) for entry in entries)
 
 
 def as_entry(added: Added) -> dict[str, Any]:
-    """The entry of tokenizer.json that says `added`."""
+    """Return the entry of tokenizer.json for `added`."""
     return asdict(added)

@@ -1,4 +1,4 @@
-"""Byte-level BPE's two secrets: the printable letter of every byte, and merges that follow from the ranks."""
+"""Byte-level BPE: the printable letter of every byte, and merges derived from the ranks of the tokens."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ PRINTABLE = (range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100))
 
 @cache
 def letters() -> tuple[str, ...]:
-    """The letter of each byte 0…255: printable Latin-1 as itself, the others from U+0100 on in order (GPT-2)."""
+    """Return the letter of each byte 0…255: printable Latin-1 as itself, the others from U+0100 on in order (GPT-2)."""
     kept = {byte for run in PRINTABLE for byte in run}
     moved = iter(range(0x100, 0x200))
     return tuple(chr(byte) if byte in kept else chr(next(moved)) for byte in range(256))
 
 
 def spell(data: bytes) -> str:
-    """Bytes in letters, as a 'gpt2' vocabulary spells its tokens."""
+    """Spell bytes in letters, as a 'gpt2' vocabulary spells its tokens."""
     return data.decode("latin-1").translate(_TO_LETTERS)
 
 
 def unspell(text: str) -> bytes | None:
-    """The bytes that `text` spells, or None when a character is no letter of a byte."""
+    """Return the bytes that `text` spells, or None when a character is no letter of a byte."""
     try:
         return text.translate(_TO_BYTES).encode("latin-1")
     except UnicodeEncodeError:
@@ -32,11 +32,14 @@ def unspell(text: str) -> bytes | None:
 
 _TO_LETTERS = dict(enumerate(letters()))
 _TO_BYTES = dict.fromkeys(range(256), "Ѐ") | {ord(letter): chr(byte) for byte, letter in enumerate(letters())}
-"""Letter → the byte as Latin-1; what is no letter of a byte, beyond it."""
+"""Letter → the byte as Latin-1. Characters that are no letter of a byte go beyond Latin-1."""
 
 
 def split_by_rank(token: bytes, ranks: Mapping[bytes, int], below: int) -> list[bytes]:
-    """What BPE makes of `token` when only merges of rank < `below` exist: two parts prove the merge of a token."""
+    """Return what BPE makes of `token` when only merges of rank < `below` exist.
+
+    If that is two parts, they are the merge that makes the token.
+    """
     cuts = list(range(len(token) + 1))
     costs = [ranks.get(token[i : i + 2], below) for i in range(len(token) - 1)]  # of joining part i and its successor
     while costs and (best := min(costs)) < below:
@@ -53,10 +56,13 @@ MAX_MERGED = 512  # bytes; the longest merged token known has 256 (a run of blan
 
 
 def rebuild_merges(ranked: Iterable[tuple[bytes, int]]) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Merges of a vocabulary whose tokens stand in rank order, and the tokens that no merge of two parts explains.
+    """Rebuild the merges of a vocabulary whose tokens are in rank order.
 
-    `ranked`: (token, rank). The same derivation that Hugging Face uses for tiktoken files: the parts of a token are
-    what all earlier merges leave of it.
+    Also returns the tokens that no merge of two parts explains. The derivation is the one that Hugging Face uses for
+    tiktoken files: the parts of a token are what all earlier merges leave of it.
+
+    Args:
+        ranked: (token, rank) of each token.
     """
     ranks = dict(ranked)
     merges: list[tuple[bytes, bytes]] = []

@@ -17,7 +17,7 @@ LONGEST = 1024  # bytes that replace a prefix; NFKC's longest has 33
 
 
 class Charsmap:
-    """Raises TruncatedError or CorruptError when the sizes do not fit."""
+    """A precompiled_charsmap. Raises TruncatedError or CorruptError when the sizes do not fit."""
 
     def __init__(self, data: bytes) -> None:
         size = int.from_bytes(data[:4], "little")
@@ -35,7 +35,7 @@ class Charsmap:
         self._cache: dict[int, str] = {}
 
     def normalize(self, text: str) -> str:
-        """`text` with every longest known prefix replaced, the rest as it is."""
+        """Return `text` with every longest known prefix replaced, and the rest as it is."""
         data = text.encode()
         out, at = [], 0
         while at < len(data):
@@ -45,7 +45,7 @@ class Charsmap:
         return "".join(out)
 
     def prefix(self, data: bytes, at: int) -> tuple[str, int]:
-        """What stands for the beginning of `data` at `at`, and how many bytes that beginning has."""
+        """Return what replaces the beginning of `data` at `at`, and how many bytes that beginning has."""
         length, value = self._longest(data, at)
         if length:
             return self._text(value), length

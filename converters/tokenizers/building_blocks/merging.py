@@ -9,15 +9,15 @@ from heapq import heappop, heappush
 class Merger:
     """Joins neighbors, lowest cost first and leftmost among equals.
 
-    `cost(left, right)`: what joining two symbols costs (a rank, or a negated score), None when they do not join.
-    Same order as SentencePiece's bpe_model.cc, tokenizers' word.rs and llama.cpp's work queues.
+    `cost(left, right)` is the cost of joining two symbols (a rank, or a negated score), None when they do not join. The
+    order is that of SentencePiece's bpe_model.cc, tokenizers' word.rs and llama.cpp's work queues.
     """
 
     def __init__(self, cost: Callable[[str, str], float | None]) -> None:
         self._cost = cost
 
     def merge(self, symbols: Sequence[str]) -> tuple[list[str], dict[str, tuple[str, str]]]:
-        """The symbols that are left, and how each proposed text would come about."""
+        """Return the symbols that are left, and for each proposed text the halves that make it."""
         text = list(symbols)
         after = [*range(1, len(text)), -1]
         before = list(range(-1, len(text) - 1))

@@ -78,8 +78,15 @@ def deepseek(signs_end: str = r"[\r\n]*|\s*[\r\n]+", outside: str = r"[^\r\n\p{L
 
 @dataclass(frozen=True, slots=True)
 class Pre:
-    """One way of cutting. `ignore_merges`: a word that is a token is that token. `add_bos`: what llama.cpp does when
-    the file does not say. `byte_level`: False merges characters, not the letters of bytes."""
+    """One way of cutting text into words.
+
+    Attributes:
+        chain: The patterns, applied one after another.
+        names: Its names in `tokenizer.ggml.pre`.
+        ignore_merges: Whether a word that is a token becomes that token without merging.
+        add_bos: What llama.cpp does when the file does not say.
+        byte_level: Whether the letters of bytes are merged; False merges characters.
+    """
 
     chain: tuple[str, ...]
     names: tuple[str, ...]
@@ -142,12 +149,15 @@ PRES: tuple[Pre, ...] = (
 
 @cache
 def by_name() -> Mapping[str, Pre]:
-    """Every known name of `tokenizer.ggml.pre`."""
+    """Return every known name of `tokenizer.ggml.pre` with its entry."""
     return {name: pre for pre in PRES for name in pre.names}
 
 
 def find_pre(name: str | None) -> Pre:
-    """The entry of `name`; None is llama.cpp's "default". Raises UnsupportedError naming those that look alike."""
+    """Return the entry of `name`; None means llama.cpp's "default".
+
+    Raises UnsupportedError naming the entries whose names are similar.
+    """
     found = by_name().get(name or "default")
     if found is None:
         from difflib import get_close_matches
@@ -172,9 +182,9 @@ class Splitter:
 
 @lru_cache(maxsize=256)
 def compiled(pattern: str) -> Any:
-    """`pattern`, written for tokenizers' Oniguruma (Ruby syntax), for the `regex` module.
+    """Compile `pattern`, which is written for tokenizers' Oniguruma (Ruby syntax), with the `regex` module.
 
-    Ruby's ^ and $ stand at every line; a bracket inside a set opens a nested set, which `regex` knows in version 1.
+    Ruby's ^ and $ match at every line; a bracket inside a set opens a nested set, which `regex` knows in version 1.
     """
     flags = regex.MULTILINE | (regex.VERSION1 if _has_nested_set(pattern) else regex.VERSION0)
     try:
@@ -198,8 +208,10 @@ def _has_nested_set(pattern: str) -> bool:
 
 
 def cut(pattern: Any, text: str) -> list[tuple[str, bool]]:
-    """`text` in order as (piece, whether `pattern` matched it); empty matches cut but hold nothing. Raises
-    UnsupportedError after `SECONDS` of CPU."""
+    """Cut `text` into (piece, whether `pattern` matched it), in order; empty matches cut but yield no piece.
+
+    Raises UnsupportedError after `SECONDS` of CPU time.
+    """
     parts: list[tuple[str, bool]] = []
     end = 0
     try:

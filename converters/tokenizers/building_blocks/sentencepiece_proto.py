@@ -1,4 +1,4 @@
-"""SentencePiece's tokenizer.model: the fields that matter, read from the protobuf wire format by ourselves.
+"""Read the needed fields of SentencePiece's tokenizer.model from the protobuf wire format.
 
 Field numbers: sentencepiece_model.proto of google/sentencepiece. The library itself would need protobuf to show
 trainer_spec and normalizer_spec, and aborts the process on some broken files.
@@ -27,7 +27,7 @@ from ggferry.formats.reader import describe
 from ggferry.support.content_cache import Recent
 
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-PIECE_BYTES = 200  # of memory that a piece takes beside its text
+PIECE_BYTES = 200  # of memory that a piece takes besides its text
 _KNOWN: Recent[SentencePieceModel] = Recent(64 << 20)
 """Digest of a file → the model in it."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf wire types; the group types 3 and 4 are not used
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """A tokenizer.model. Defaults are those of sentencepiece_model.proto."""
+    """A tokenizer.model. The defaults are those of sentencepiece_model.proto."""
 
     path: str
     pieces: tuple[Piece, ...]
@@ -62,7 +62,10 @@ class SentencePieceModel:
 
 
 def read_model(path: str) -> SentencePieceModel:
-    """Parse `path`. Raises UnknownFormatError when it is another kind of file, else errors with the byte offset."""
+    """Parse the file at `path`.
+
+    Raises UnknownFormatError when it is another kind of file, else errors with the byte offset.
+    """
     from blake3 import blake3
 
     data = read_bytes(path)
@@ -77,7 +80,7 @@ def read_model(path: str) -> SentencePieceModel:
 
 
 class _Wire:
-    """The wire format: tag, value, tag, value … with every length checked against its enclosing message."""
+    """Reads the wire format: tag, value, tag, value …, with every length checked against its enclosing message."""
 
     def __init__(self, data: bytes, path: str) -> None:
         self.data = data
@@ -143,7 +146,7 @@ class _Wire:
             raise EncodingError("not UTF-8 text", path=self.path, offset=at + error.start) from None
 
     def fields(self, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """(field number, wire type, value or length, offset of the payload) of every field of one message."""
+        """Yield (field number, wire type, value or length, offset of the payload) of every field of one message."""
         while at < end:
             tag, at = self.varint(at, end)
             number, kind = tag >> 3, tag & 7

@@ -1,4 +1,4 @@
-"""Special tokens inside a text: found and cut out before the rest is tokenized."""
+"""Find special tokens in a text and cut them out before the rest is tokenized."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SpecialSplitter:
         self._first = re.compile(f"[{first}]") if first else None
 
     def split(self, text: str) -> list[str | int]:
-        """Runs of plain text, and ids, in order."""
+        """Return runs of plain text, and ids, in order."""
         if self._first is None:
             return [text] if text else []
         parts: list[str | int] = []
@@ -46,7 +46,7 @@ class SpecialSplitter:
 
 
 def splitters(tokenizer: Tokenizer) -> dict[bool, SpecialSplitter]:
-    """Splitters for special=False and True: user-defined tokens are always looked for (llama.cpp does so too)."""
+    """Return the splitters for special=False and True: user-defined tokens are always looked for, as in llama.cpp."""
     always = (TokenType.USER_DEFINED,)
     return {
         False: SpecialSplitter(tokenizer, always),
@@ -55,7 +55,7 @@ def splitters(tokenizer: Tokenizer) -> dict[bool, SpecialSplitter]:
 
 
 def well_formed(text: str) -> str:
-    """`text` with every lone surrogate replaced by U+FFFD, as every UTF-8 tokenizer sees it."""
+    """Return `text` with every lone surrogate replaced by U+FFFD, as every UTF-8 tokenizer sees it."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,1 +1,1 @@
-"""One module a kind of GGUF vocabulary, each exposing `SPEC`: its keys, and an encoder that reads them."""
+"""One module for each kind of GGUF vocabulary; each exposes `SPEC`: its keys, and an encoder that reads them."""

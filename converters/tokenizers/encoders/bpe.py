@@ -1,4 +1,4 @@
-"""Byte-level BPE ('gpt2'): the reference encoder. Words by the `pre` name, merges by rank inside each word."""
+"""Byte-level BPE ('gpt2'): the reference encoder. Words are cut by the `pre` name, and merged by rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BpeCore:
         self._cache: dict[str, list[str]] = {}
 
     def symbols(self, word: str) -> list[str]:
-        """What `word` merges into."""
+        """Return what `word` merges into."""
         known = self._cache.get(word)
         if known is not None:
             return known

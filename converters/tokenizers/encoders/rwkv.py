@@ -13,12 +13,12 @@ LETTERS = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
 def spell(token: bytes) -> str:
-    """Bytes as Python's repr writes them, without the quotes."""
+    """Spell bytes as Python's repr writes them, without the quotes."""
     return repr(token)[2:-1]
 
 
 def unspell(text: str) -> bytes:
-    """The bytes of a token spelled by `spell`."""
+    """Return the bytes of a token spelled by `spell`."""
 
     def byte(match: re.Match[bytes]) -> bytes:
         code = match[1]

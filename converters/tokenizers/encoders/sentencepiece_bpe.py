@@ -13,7 +13,7 @@ WHOLE = (TokenType.NORMAL, TokenType.UNUSED)  # what merging may produce; the re
 
 
 def from_model(model: SentencePieceModel) -> Tokenizer:
-    """The GGUF tokenizer of a SentencePiece BPE model: texts, scores and types as they stand.
+    """Return the GGUF tokenizer of a SentencePiece BPE model: texts, scores and types as they are.
 
     User-defined pieces are written with real spaces: llama.cpp looks for them in the text before it escapes spaces.
     """

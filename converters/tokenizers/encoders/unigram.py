@@ -13,7 +13,7 @@ UNKNOWN_PENALTY = 10.0  # kUnkPenalty of sentencepiece unigram_model.cc
 
 
 def from_model(model: SentencePieceModel) -> Tokenizer:
-    """The GGUF tokenizer of a SentencePiece unigram model."""
+    """Return the GGUF tokenizer of a SentencePiece unigram model."""
     roles = {"bos": model.bos_id, "eos": model.eos_id, "unk": model.unk_id, "pad": model.pad_id}
     ids = {role: token for role, token in roles.items() if token >= 0}
     notes = ["tokenizer.model puts the space after the word; GGUF cannot say so"] if model.suffix_space else []
@@ -76,7 +76,7 @@ class UnigramEncoder:
         return out
 
     def normalize(self, text: str) -> str:
-        """Replacements, spaces tidied and made visible, one put in front (sentencepiece normalizer.cc)."""
+        """Apply replacements, tidy spaces, make them visible, and put one in front (sentencepiece normalizer.cc)."""
         if self._charsmap is not None:
             text = self._charsmap.normalize(text)
         if self._tidy:
@@ -86,7 +86,7 @@ class UnigramEncoder:
         return ((" " if self._prefix else "") + text).replace(" ", SPACE)
 
     def _best(self, text: str) -> list[int]:
-        """The ids on the path of the highest score; neighboring unknown signs are one."""
+        """Return the ids on the path with the highest score; neighboring unknown signs are one."""
         count = len(text)
         score = [0.0] + [float("-inf")] * count
         came: list[tuple[int, int]] = [(0, -1)] * (count + 1)

@@ -19,14 +19,14 @@ LONGEST_WORD = 100  # max_input_chars_per_word of every BERT; longer words are u
 
 
 def phantom(text: str, continuation: str = "##") -> str:
-    """A WordPiece token as GGUF spells it: U+2581 before what begins a word, nothing before what continues one."""
+    """Spell a WordPiece token as GGUF does: U+2581 before what begins a word, nothing before what continues one."""
     if text.startswith("[") and text.endswith("]"):
         return text
     return text[len(continuation) :] if text.startswith(continuation) else SPACE + text
 
 
 def normalized(text: str, lowercase: bool, plain: bool) -> str:
-    """BertNormalizer of tokenizers: cleaned, Chinese characters set apart, accents taken off where `plain`."""
+    """Normalize as BertNormalizer of tokenizers: clean, set Chinese characters apart, remove accents where `plain`."""
     text = "".join(map(_cleaned, text))
     text = "".join(f" {sign} " if _is_cjk(sign) else sign for sign in text)
     if plain:
@@ -42,7 +42,7 @@ def _is_cjk(sign: str) -> bool:
 
 @cache
 def _cleaned(sign: str) -> str:
-    """One character without NUL, U+FFFD and control characters; white space is a blank."""
+    """Return one character, or "" for NUL, U+FFFD and control characters; white space becomes a blank."""
     category = unicodedata.category(sign)
     if sign in "\t\n\r\u2028\u2029" or category == "Zs":
         return " "

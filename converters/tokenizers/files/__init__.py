@@ -1,1 +1,1 @@
-"""One module a kind of file beside a model that holds its tokenizer, each exposing `SOURCE`."""
+"""One module for each kind of sidecar file that holds a model's tokenizer; each exposes `SOURCE`."""

@@ -15,7 +15,10 @@ SPREAD = 1 << 16  # ids may leave this many gaps beyond the number of tokens
 
 @dataclass(frozen=True, slots=True)
 class BpeDocument:
-    """The parts of a tokenizer.json of model type BPE, checked: `vocabulary` text → id, `merges` in rank order."""
+    """The parts of a tokenizer.json of model type BPE, checked.
+
+    `vocabulary` is text → id; `merges` are in rank order.
+    """
 
     path: str
     vocabulary: dict[str, int]
@@ -32,7 +35,7 @@ class BpeDocument:
 
 
 def read_vocabulary(vocabulary: Any, path: str) -> dict[str, int]:
-    """A JSON object text → id: ids unique, in range and not absurdly far apart."""
+    """Check a JSON object text → id: ids must be unique, in range and not absurdly far apart."""
     if not isinstance(vocabulary, dict) or not vocabulary:
         raise CorruptError("no vocabulary", path=path, found=type(vocabulary).__name__, expected="an object text → id")
     by_id: dict[int, str] = {}
@@ -47,8 +50,10 @@ def read_vocabulary(vocabulary: Any, path: str) -> dict[str, int]:
 
 
 def read_merges(merges: Any, vocabulary: dict[str, int], path: str) -> tuple[tuple[str, str], ...]:
-    """Merges in either form, "a b" or ["a", "b"]. Raises CorruptError naming the first that is neither, or that uses
-    or makes a token the vocabulary does not have."""
+    """Return merges given in either form, "a b" or ["a", "b"].
+
+    Raises CorruptError naming the first that is neither, or that uses or makes a token the vocabulary does not have.
+    """
     if not isinstance(merges, list):
         raise CorruptError("no merges", path=path, found=type(merges).__name__, expected="a list")
     pairs: list[tuple[str, str]] = []
@@ -65,7 +70,7 @@ def read_merges(merges: Any, vocabulary: dict[str, int], path: str) -> tuple[tup
 
 
 def read_document(document: dict[str, Any], path: str) -> BpeDocument:
-    """The parsed tokenizer.json `document`, its parts checked."""
+    """Return the parts of the parsed tokenizer.json `document`, checked."""
     model = document["model"]
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if json_kinds.text(model, name, path):

@@ -1,4 +1,4 @@
-"""Which `tokenizer.ggml.pre` a tokenizer.json is: looked up by its chain of patterns, then proved by tokenizing."""
+"""Derive `tokenizer.ggml.pre` from a tokenizer.json: look up its chain of patterns, then prove it by tokenizing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SAME: tuple[tuple[str, str], ...] = (
     (r"\s*[\r\n]|", r"\s*[\r\n]+|"),
 )
 POSSESSIVE = re.compile(r"(?<=[\])}])([?*+])\+")
-# Chains that a tokenizer.json states otherwise than the entry of the same name does. Falcon's Digits step comes
+# Chains that a tokenizer.json states differently from the entry of the same name. Falcon's Digits step comes
 # after the bytes have become letters, some of which are numerals to Unicode (², ¼ …); DeepSeek-LLM cuts single digits
 # where llama.cpp cuts runs. The vocabularies merge across neither, which the proof confirms.
 STATED: dict[tuple[str, ...], str] = {
@@ -48,7 +48,7 @@ UNICODE_FORMS = frozenset(("NFC", "NFD", "NFKC", "NFKD"))
 
 @lru_cache(maxsize=1024)
 def canonical(pattern: str) -> str:
-    """`pattern` in the spelling of `pretokenizers`."""
+    """Return `pattern` in the spelling of `pre_tokenizers`."""
     pattern = POSSESSIVE.sub(r"\1", pattern)
     for other, ours in SAME:
         pattern = pattern.replace(other, ours)
@@ -56,7 +56,10 @@ def canonical(pattern: str) -> str:
 
 
 def chain_of(found: Sequence[str | None]) -> tuple[str, ...] | None:
-    """The patterns of the steps, the spelling of bytes left out where it comes last; None when a step has none."""
+    """Return the patterns of the steps, or None when a step has none.
+
+    The step that spells bytes as letters is left out where it comes last.
+    """
     chain = list(found)
     if chain and chain[-1] == BYTES:
         chain.pop()
@@ -64,10 +67,10 @@ def chain_of(found: Sequence[str | None]) -> tuple[str, ...] | None:
 
 
 def derive(document: BpeDocument, witness: Witness, tokenizer: Tokenizer) -> Tokenizer:
-    """`tokenizer` with its `pre`, proved on texts that the library encodes too.
+    """Return `tokenizer` with its `pre`, proved on texts that the library encodes too.
 
-    Raises UnsupportedError naming the nearest known pre-tokenizers when none has this chain, InconsistentError when
-    the one that has it gives other ids than the library.
+    Raises UnsupportedError naming the nearest known pre-tokenizers when none has this chain, InconsistentError when the
+    one that has it gives other ids than the library.
     """
     steps = patterns(document.pre_tokenizer, document.path)
     names = _candidates(chain_of(steps), document.ignore_merges)
@@ -99,7 +102,7 @@ def _prove(witness: Witness, answer: Answer, tokenizer: Tokenizer) -> TokenizerC
 
 
 def _nearest(witness: Witness, answer: Answer, tokenizer: Tokenizer, count: int = 3) -> str:
-    """The known names that agree on most texts, with how many."""
+    """Return the known names that agree on most texts, with how many."""
     known = [pre.names[0] for pre in PRES if pre.byte_level]
     scores = [(_prove(witness, answer, replace(tokenizer, pre=name)).equal, name) for name in known]
     best = sorted(scores, key=lambda item: -item[0])[:count]
@@ -107,7 +110,7 @@ def _nearest(witness: Witness, answer: Answer, tokenizer: Tokenizer, count: int 
 
 
 def _candidates(chain: tuple[str, ...] | None, ignore_merges: bool) -> list[str]:
-    """Names with this chain; those that also agree on ignore_merges first."""
+    """Return the names with this chain; those that also agree on ignore_merges come first."""
     if chain is None:
         return []
     if chain in STATED:

@@ -1,4 +1,4 @@
-"""From the files beside a checkpoint to its tokenizer: which file tells, and in which order they are asked."""
+"""Find a checkpoint's tokenizer in its sidecar files: which file holds it, and in which order they are tried."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ NO_SPACE_PREFIX = ("gemma",)  # model types whose tokenizer puts no space in fro
 
 
 def files_of(source: str) -> str | Mapping[str, str]:
-    """What `load` takes for a tokenizer that a user names: a folder as it is; a file under its own name where that is
-    one of those looked for, else under what its ending says ('20B_tokenizer.json' is a tokenizer.json)."""
+    """Return what `load` takes for a tokenizer that a user names.
+
+    A folder is taken as it is. A file is taken under its own name where that is one of those looked for, else under the
+    one that its ending implies ('20B_tokenizer.json' is a tokenizer.json).
+    """
     if os.path.isdir(source):
         return source
     name = os.path.basename(source)
@@ -43,11 +46,16 @@ def load(
     where: str | Mapping[str, str], *, rows: int | None = None, pre: str | None = None, keep_json: bool = False,
     trim: bool = False,
 ) -> Tokenizer:  # fmt: skip
-    """The tokenizer of a checkpoint directory, or of its sidecar files (any role → path).
+    """Return the tokenizer of a checkpoint directory, or of its sidecar files (any role → path).
 
-    `rows`: rows of the embedding, to which the vocabulary is brought (`Tokenizer.padded`). `pre`: overrides the
-    derived pre-tokenizer. `keep_json`: carry tokenizer.json along as `tokenizer.huggingface.json`.
-    Raises MissingError when no file tells the vocabulary, otherwise as each loader says.
+    Args:
+        where: The directory or the files.
+        rows: Rows of the embedding, to which the vocabulary is brought (`Tokenizer.padded`).
+        pre: Overrides the derived pre-tokenizer.
+        keep_json: Whether to store tokenizer.json as `tokenizer.huggingface.json`.
+        trim: Whether to drop pieces without embedding rows.
+
+    Raises MissingError when no file holds the vocabulary, otherwise as each loader says.
     """
     sidecars = Sidecars.of(where)
     wanted = Wanted(sidecars, added_tokens(sidecars), rows, pre)
@@ -62,14 +70,14 @@ def load(
 
 
 def witness(where: str | Mapping[str, str], pre: str | None = None) -> tuple[Witness | None, Sidecars]:
-    """The library that the tokenizer of `load` was made with and its file, None where there is none; and all files."""
+    """Return the library and file that the tokenizer of `load` was made with (None where none), and all files."""
     sidecars = Sidecars.of(where)
     wanted = Wanted(sidecars, added_tokens(sidecars), pre=pre)
     return _source(wanted).witness(wanted), sidecars
 
 
 def _source(wanted: Wanted) -> Source:
-    """The first source whose files are there."""
+    """Return the first source whose files are there."""
     sources: tuple[Source, ...] = scan("ggferry.converters.tokenizers.files", "SOURCE")
     for source in sorted(sources, key=lambda source: source.order):
         if source.probe(wanted.sidecars):
@@ -82,7 +90,7 @@ def _source(wanted: Wanted) -> Source:
 
 
 def _by_class(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
-    """What the tokenizer's class does and no file states."""
+    """Apply what the tokenizer's class does and no file states."""
     flags, origins = dict(tokenizer.flags), dict(tokenizer.origins)
     name = sidecars.text("tokenizer_config.json", "tokenizer_class")
     if name in APPENDS_EOS:

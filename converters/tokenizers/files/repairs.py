@@ -1,4 +1,4 @@
-"""Repairs of a vocabulary, each named in the tokenizer's notes."""
+"""Repair a vocabulary; each repair is named in the tokenizer's notes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CONTROL_LOOK = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>", re.DOTALL)  # <|…|> an
 
 
 def with_added(tokenizer: Tokenizer, added: Iterable[Added]) -> Tokenizer:
-    """`tokenizer` with tokens that were added after training, in place or behind it; gaps are filled.
+    """Return `tokenizer` with tokens that were added after training, in place or appended; gaps are filled.
 
-    Type: CONTROL when the file calls it special or it looks like a chat marker, else USER_DEFINED, written with real
-    spaces because llama.cpp looks for it in the text as it stands. UNKNOWN stays what it is.
+    The type is CONTROL when the file calls the token special or it looks like a chat marker, else USER_DEFINED, written
+    with real spaces because llama.cpp looks for it in the text as it is. UNKNOWN stays what it is.
     """
     tokens = list(tokenizer.tokens)
     types = list(tokenizer.types or (TokenType.NORMAL,) * len(tokens))
@@ -67,10 +67,11 @@ def with_added(tokenizer: Tokenizer, added: Iterable[Added]) -> Tokenizer:
 
 
 def distinct(tokenizer: Tokenizer) -> Tokenizer:
-    """Every text once, as llama.cpp asserts (llama-vocab.cpp: id_to_token.size() == token_to_id.size()).
+    """Return `tokenizer` with every text once, as llama.cpp asserts.
 
-    Special and byte tokens keep their names; among pieces the last keeps its text, because the runtimes of the time
-    let a later token replace an earlier one in their map. The others are renamed `[DUPi]`, type unused.
+    (llama-vocab.cpp: id_to_token.size() == token_to_id.size().) Special and byte tokens keep their names; among pieces
+    the last keeps its text, because the runtimes of the time let a later token replace an earlier one in their map. The
+    others are renamed `[DUPi]`, with type unused.
     """
     types = tokenizer.types or (TokenType.NORMAL,) * len(tokenizer.tokens)
     if len(set(tokenizer.tokens)) == len(tokenizer.tokens):

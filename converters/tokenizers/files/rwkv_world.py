@@ -1,4 +1,4 @@
-"""The vocabulary file of RWKV World: a line a token, `number literal length`."""
+"""Read the vocabulary file of RWKV World: a line for each token, `number literal length`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END_OF_TURN = b"\n\n"  # RWKV World's chats end a turn with an empty line
 
 
 def load_world(path: str) -> Tokenizer:
-    """The tokenizer of a World vocabulary: lines of id, Python literal, length in bytes; id 0 ends a text.
+    """Return the tokenizer of a World vocabulary: lines of id, Python literal, length in bytes; id 0 ends a text.
 
     GGUF spells a token as Python's repr of its bytes. Raises CorruptError naming the line that is malformed.
     """
@@ -32,7 +32,7 @@ def load_world(path: str) -> Tokenizer:
 
 
 def read_world(text: str, path: str) -> Tokenizer:
-    """`load_world` of the vocabulary's text, which the tokenizer carries along as the specification has it."""
+    """Return the tokenizer of the vocabulary's text, which it also stores, as the specification demands."""
     tokens, seen = [b""], {b""}
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         token = _token(line, len(tokens))

@@ -1,4 +1,4 @@
-"""tokenizer.model or spiece.model of SentencePiece beside a checkpoint → 'llama' or 't5'."""
+"""Read SentencePiece's tokenizer.model or spiece.model of a checkpoint → 'llama' or 't5'."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _path(sidecars: Sidecars) -> str | None:
 
 
 def load(wanted: Wanted) -> Tokenizer:
-    """The tokenizer of the model file. Raises as `spm_file.read_model` does."""
+    """Return the tokenizer of the model file. Raises as `sentencepiece_proto.read_model` does."""
     source = read_model(_path(wanted.sidecars) or "")
     tokenizer = spm.from_model(source) if source.model_type == "bpe" else unigram.from_model(source)
     return with_added(tokenizer, wanted.added)
 
 
 def witness(wanted: Wanted) -> Witness:
-    """SentencePiece itself."""
+    """Return SentencePiece itself."""
     path = _path(wanted.sidecars)
     return Witness(SENTENCEPIECE, read_bytes(path or ""), path, wanted.added)
 

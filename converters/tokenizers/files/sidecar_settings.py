@@ -1,4 +1,4 @@
-"""What the files beside a checkpoint say about its tokenizer: added tokens, special roles, flags, chat templates."""
+"""What a checkpoint's sidecar files say about its tokenizer: added tokens, special roles, flags, chat templates."""
 
 from __future__ import annotations
 
@@ -29,8 +29,14 @@ TURN_ENDS: Mapping[str, str] = {"<|eot_id|>": "eot", "<|eom_id|>": "eom", "<|im_
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a source is asked for: the files, the tokens added after training, rows of the embedding (None: unknown)
-    and a pre-tokenizer name that overrides the derived one."""
+    """What a source is asked for.
+
+    Attributes:
+        sidecars: The files.
+        added: The tokens added after training.
+        rows: Rows of the embedding; None if unknown.
+        pre: Name of a pre-tokenizer that overrides the derived one.
+    """
 
     sidecars: Sidecars
     added: tuple[Added, ...]
@@ -40,10 +46,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a module exposes as SOURCE: `probe(sidecars)` says whether the files it reads are there, `load` makes the
-    tokenizer, added tokens included, special roles and flags not. `files` names them for the message when none is
-    there; the lowest `order` is asked first. `witness` names the library that such models are made with and what it
-    reads; None where there is none."""
+    """What a module of this folder exposes as SOURCE.
+
+    Attributes:
+        name: Name of the source.
+        order: The lowest is asked first.
+        files: Names of its files, for the message when none is there.
+        probe: Returns whether the files it reads are there.
+        load: Returns the tokenizer with added tokens, but without special roles and flags.
+        witness: Returns the library that such models are made with and what it reads; None where there is none.
+    """
 
     name: str
     order: int
@@ -54,7 +66,7 @@ class Source:
 
 
 class Sidecars:
-    """Files by base name, and their JSON read once. `files`: base name → path."""
+    """Files by base name (`files`: base name → path), whose JSON is read once."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self.files = dict(files)
@@ -64,8 +76,10 @@ class Sidecars:
 
     @classmethod
     def of(cls, where: str | Mapping[str, str]) -> Sidecars:
-        """From a directory, or from a mapping whose values are paths (`Checkpoint.sidecars`); a key that is a known
-        file name stands for it, whatever the file is called."""
+        """Return the sidecars of a directory, or of a mapping whose values are paths (`Checkpoint.sidecars`).
+
+        A key that is a known file name stands for it, whatever the file is called.
+        """
         if not isinstance(where, str):
             files = {os.path.basename(path): path for path in where.values()}
             files |= {name: path for name, path in where.items() if name in tokenizer_names()}
@@ -80,7 +94,7 @@ class Sidecars:
         return self.files.get(name)
 
     def object(self, name: str) -> dict[str, Any]:
-        """The JSON object in file `name`; empty when there is no such file."""
+        """Return the JSON object in file `name`; empty when there is no such file."""
         if name not in self.files:
             return {}
         if name not in self._json:
@@ -89,28 +103,28 @@ class Sidecars:
         return found
 
     def text(self, name: str, key: str) -> str:
-        """The text under `key` of the JSON object in file `name`; "" where there is none."""
+        """Return the text under `key` of the JSON object in file `name`; "" where there is none."""
         return json_kinds.text(self.object(name), key, self.path(name), "")
 
     def digest(self, name: str) -> bytes | None:
-        """Of the bytes that say `object(name)`; None where no file says it."""
+        """Return the digest of the bytes that hold `object(name)`; None where no file holds it."""
         self.object(name)
         return self._digests.get(name)
 
     def raw(self, name: str) -> bytes:
-        """The bytes that say `object(name)`, without a byte-order mark."""
+        """Return the bytes that hold `object(name)`, without a byte-order mark."""
         if name in self._preset:
             return json.dumps(self._json[name]).encode()
         return read_text_bytes(self.files[name])[0]
 
     def preset(self, name: str, value: dict[str, Any]) -> None:
-        """Let `object(name)` be `value`."""
+        """Make `value` what `object(name)` returns."""
         self._json[name] = value
         self._preset.add(name)
 
     @property
     def place(self) -> str | None:
-        """A path to name in errors about what is missing."""
+        """Return a path to name in errors about what is missing."""
         path = next(iter(self.files.values()), None)
         return None if path is None else os.path.dirname(path)
 
@@ -125,7 +139,7 @@ def _templates(folders: Iterable[str]) -> dict[str, str]:
 
 
 def added_tokens(sidecars: Sidecars) -> tuple[Added, ...]:
-    """Added tokens of tokenizer.json, else tokenizer_config.json, else added_tokens.json; by id."""
+    """Return the added tokens of tokenizer.json, else tokenizer_config.json, else added_tokens.json; by id."""
     found: dict[int, Added] = {}
     plain = sidecars.path("added_tokens.json")
     if plain is not None:
@@ -143,11 +157,11 @@ def added_tokens(sidecars: Sidecars) -> tuple[Added, ...]:
 
 
 def with_roles(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
-    """`tokenizer` with the ids of its special tokens.
+    """Return `tokenizer` with the ids of its special tokens.
 
     A token named in tokenizer_config.json or special_tokens_map.json wins over an id in config.json or
-    generation_config.json; such an id counts only where it is a special token: many configs carry their class's
-    defaults, which point at ordinary pieces.
+    generation_config.json. Such an id counts only where it is a special token, because many configs have the defaults
+    of their class, which point at ordinary pieces.
     """
     last = len(tokenizer.tokens) - 1
     by_text = dict(zip(reversed(tokenizer.tokens), range(last, -1, -1), strict=True))  # of equal texts the first
@@ -190,13 +204,13 @@ def _named(role: str, by_text: Mapping[str, int], sidecars: Sidecars) -> tuple[i
 
 
 def special_text(of: json_kinds.Object, key: str, path: str | None) -> str | None:
-    """The text of a special token, which such files state as it is or as an object that holds it."""
+    """Return the text of a special token, which such files state as a string or as an object that holds it."""
     entry = of.get(key)
     return json_kinds.text(entry, "content", path) if isinstance(entry, dict) else json_kinds.text(of, key, path)
 
 
 def token_ids(of: json_kinds.Object, key: str, path: str | None) -> list[int]:
-    """The ids under `key`: one or a list of them. Many a file says -1 for none."""
+    """Return the ids under `key`, which is one id or a list. Many files state -1 for none."""
     stated = of.get(key)
     listed = stated if isinstance(stated, list) else [] if stated is None else [stated]
     if not all(type(token) is int for token in listed):
@@ -213,7 +227,7 @@ def _numbered(role: str, sidecars: Sidecars, count: int) -> tuple[int, str] | No
 
 
 def _turn_ends(tokenizer: Tokenizer, sidecars: Sidecars, eos: int | None) -> dict[str, int]:
-    """Ends of turn among the several end tokens of generation_config.json, told by their texts."""
+    """Return the ends of turn among the several end tokens of generation_config.json, identified by their texts."""
     name = "generation_config.json"
     found: dict[str, int] = {}
     for token in token_ids(sidecars.object(name), "eos_token_id", sidecars.path(name)):
@@ -228,8 +242,11 @@ _WHERE = {"add_bos": "before", "add_eos": "behind"}
 
 
 def with_flags(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
-    """`tokenizer` with add_bos and add_eos: from tokenizer.json's post_processor, else tokenizer_config.json, else
-    what `tokenizer` already says, else False."""
+    """Return `tokenizer` with add_bos and add_eos.
+
+    They come from tokenizer.json's post_processor, else tokenizer_config.json, else what `tokenizer` already states,
+    else they are False.
+    """
     flags, origins, notes = dict(tokenizer.flags), dict(tokenizer.origins), list(tokenizer.notes)
     ids = dict(tokenizer.ids)
     processor = sidecars.object("tokenizer.json").get("post_processor")
@@ -264,7 +281,10 @@ def _id(text: str, tokenizer: Tokenizer) -> int | None:
 
 
 def _template(node: Any, path: str | None) -> tuple[list[str] | None, list[str] | None, list[str] | None]:
-    """Special tokens that a post_processor puts before, after and between texts; None where it says nothing."""
+    """Return the special tokens that a post_processor puts before, after and between texts.
+
+    They are None where it says nothing.
+    """
     nodes = [node]
     while nodes:
         node = nodes.pop(0)
@@ -290,7 +310,7 @@ def _template(node: Any, path: str | None) -> tuple[list[str] | None, list[str] 
 
 
 def _first_text(of: json_kinds.Object, key: str, path: str | None) -> str:
-    """The text of a pair ["[SEP]", 102]."""
+    """Return the text of a pair ["[SEP]", 102]."""
     pair = json_kinds.items(of, key, path)
     if not pair or not isinstance(pair[0], str):
         raise json_kinds.wrong_kind(key, pair, path, "a token's text and id")
@@ -298,13 +318,13 @@ def _first_text(of: json_kinds.Object, key: str, path: str | None) -> str:
 
 
 def _items(of: json_kinds.Object, key: str, path: str | None) -> list[str | None]:
-    """A template as special-token texts, None for the text itself."""
+    """Return a template as texts of special tokens, with None for the text itself."""
     templates = (json_kinds.members(item, "SpecialToken", path) for item in json_kinds.objects(of, key, path))
     return [json_kinds.text(special, "id", path, "") if special else None for special in templates]
 
 
 def with_templates(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
-    """`tokenizer` with all chat templates, as text: never parsed, never rendered."""
+    """Return `tokenizer` with all chat templates, as text: they are never parsed and never rendered."""
     found: dict[str, str] = {}
     origins = dict(tokenizer.origins)
 

@@ -1,7 +1,8 @@
-"""tokenizer.json's pre_tokenizer and normalizer as a list of steps: what each is called, and the pattern that says the
-same where there is one. Nothing is run here: that is the library's part (`converters/tokenizers/libraries/`).
+"""Read tokenizer.json's pre_tokenizer and normalizer as lists of steps.
 
-Semantics: huggingface/tokenizers 0.2x, tokenizers/src/{normalizers,pre_tokenizers}.
+A step has a type, and a pattern where one expresses the same. Nothing is run here: that is the library's part
+(`converters/tokenizers/libraries/`). Semantics: huggingface/tokenizers 0.2x,
+tokenizers/src/{normalizers,pre_tokenizers}.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ Patterns = list[str | None]
 
 
 def flattened(spec: Any, what: str, path: str | None) -> list[json_kinds.Object]:
-    """The steps of tokenizer.json's `what` ("normalizer", "pre_tokenizer"), sequences taken apart; none for null.
-    Raises CorruptError for what is no step, OutOfRangeError for too many."""
+    """Return the steps of tokenizer.json's `what` ("normalizer", "pre_tokenizer"), with sequences taken apart.
+
+    There are none for null. Raises CorruptError for what is no step, OutOfRangeError for too many.
+    """
     members = what.replace("_", "") + "s"
     steps: list[json_kinds.Object] = []
     todo = [spec]
@@ -48,18 +51,20 @@ def flattened(spec: Any, what: str, path: str | None) -> list[json_kinds.Object]
 
 
 def kind_of(step: json_kinds.Object, path: str | None) -> str:
-    """The type of a step."""
+    """Return the type of a step."""
     return json_kinds.text(step, "type", path, "")
 
 
 def names(spec: Any, what: str, path: str | None) -> tuple[str, ...]:
-    """The types of the steps."""
+    """Return the types of the steps."""
     return tuple(kind_of(step, path) for step in flattened(spec, what, path))
 
 
 def patterns(spec: Any, path: str | None) -> Patterns:
-    """The patterns that tokenizer.json's `pre_tokenizer` cuts by, None for a step that no pattern says. Raises
-    UnsupportedError for a step unknown here, CorruptError for one that is malformed."""
+    """Return the patterns that tokenizer.json's `pre_tokenizer` cuts by, None for a step that no pattern expresses.
+
+    Raises UnsupportedError for a step unknown here, CorruptError for one that is malformed.
+    """
     found: Patterns = []
     for step in flattened(spec, "pre_tokenizer", path):
         described = _STEPS.get(kind_of(step, path))
@@ -75,7 +80,7 @@ def patterns(spec: Any, path: str | None) -> Patterns:
 
 @contextmanager
 def _placed(path: str | None) -> Iterator[None]:
-    """Errors of a step's own members get the file's path."""
+    """Add the file's path to errors of a step's own members."""
     try:
         yield
     except GgferryError as error:

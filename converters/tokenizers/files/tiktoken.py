@@ -1,4 +1,4 @@
-"""LLaMA 3's tokenizer.model as Meta ships it: one base64 token and its rank a line → 'gpt2' with merges rebuilt."""
+"""Read LLaMA 3's tokenizer.model as Meta ships it: a base64 token and its rank a line → 'gpt2' with rebuilt merges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LLAMA_4_TOKENS = 200_000
 
 
 def is_tiktoken(head: bytes) -> bool:
-    """Whether a file begins with a line "base64 rank"."""
+    """Return whether a file begins with a line "base64 rank"."""
     line = head.split(b"\n", 1)[0].split(b" ")
     if len(line) != 2 or not line[1].strip().isdigit():
         return False
@@ -36,8 +36,13 @@ def is_tiktoken(head: bytes) -> bool:
 
 
 def load_tiktoken(path: str, *, rows: int | None = None, later: bool = True) -> Tokenizer:
-    """The tokenizer of a tiktoken file. `rows`: embedding rows, which count the specials. `later`: name them as
-    LLaMA 3.1 and its successors do (params.json of those has use_scaled_rope)."""
+    """Return the tokenizer of a tiktoken file.
+
+    Args:
+        path: The file.
+        rows: Rows of the embedding, from which the number of special tokens follows.
+        later: Whether to name these as LLaMA 3.1 and its successors do (params.json of those has use_scaled_rope).
+    """
     ranks = read_ranks(path)
     count = len(ranks)
     if count >= LLAMA_4_TOKENS:
@@ -68,7 +73,7 @@ def load_tiktoken(path: str, *, rows: int | None = None, later: bool = True) -> 
 
 
 def special_names(count: int, later: bool) -> list[str]:
-    """Names of the `count` special tokens behind the vocabulary, at least the eleven that have a meaning."""
+    """Return names of the `count` special tokens after the vocabulary, at least the eleven that have a meaning."""
     known = NAMES_3_1 if later else NAMES_3_0
     names, reserved = [], 0
     for place in range(max(count, 11)):
@@ -81,7 +86,7 @@ def special_names(count: int, later: bool) -> list[str]:
 
 
 def read_ranks(path: str) -> dict[bytes, int]:
-    """token → rank of every line. Raises CorruptError naming the line."""
+    """Return token → rank of every line. Raises CorruptError naming the line."""
     ranks: dict[bytes, int] = {}
     offset = 0
     for number, line in enumerate(read_bytes(path).splitlines(keepends=True), 1):
@@ -109,7 +114,7 @@ def _probe(sidecars: Sidecars) -> bool:
 
 
 def load(wanted: Wanted) -> Tokenizer:
-    """Meta's folder of a LLaMA 3: tokenizer.model, and params.json to tell 3.0 from later."""
+    """Read Meta's folder of a LLaMA 3: tokenizer.model, and params.json to distinguish 3.0 from later versions."""
     params = wanted.sidecars.object("params.json"), "use_scaled_rope", wanted.sidecars.path("params.json")
     later = json_kinds.flag(*params, True)
     return with_added(
@@ -118,7 +123,7 @@ def load(wanted: Wanted) -> Tokenizer:
 
 
 def witness(wanted: Wanted) -> Witness:
-    """tiktoken, which merges by rank and knows no list of merges."""
+    """Return tiktoken, which merges by rank and knows no list of merges."""
     path = wanted.sidecars.files["tokenizer.model"]
     return Witness(TIKTOKEN, read_bytes(path), path, wanted.added)
 

@@ -1,4 +1,4 @@
-"""tokenizer.json → GGUF: byte-level BPE 'gpt2', BPE with byte fallback 'llama', unigram 't5', WordPiece 'bert'."""
+"""Read tokenizer.json: byte-level BPE → 'gpt2', byte-fallback BPE → 'llama', unigram → 't5', WordPiece → 'bert'."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ORIGIN = "tokenizer.json"
 NO_VOCAB = "--no-vocab writes the tensors alone"
 UNREACHED_SCORE = -1e9
 _KNOWN: Recent[Tokenizer] = Recent(128 << 20)
-"""(Digest of tokenizer.json, added tokens, --pre) → what was made of it and proved."""
+"""(Digest of tokenizer.json, added tokens, --pre) → the proved tokenizer that was made of it."""
 
 
 def load(wanted: Wanted) -> Tokenizer:
-    """The tokenizer of tokenizer.json with all added tokens, before special roles, flags and padding.
+    """Return the tokenizer of tokenizer.json with all added tokens, before special roles, flags and padding.
 
     Raises CorruptError for a file that contradicts itself, UnsupportedError for a kind without a GGUF form.
     """
@@ -63,7 +63,7 @@ def load(wanted: Wanted) -> Tokenizer:
 
 
 def _witness(wanted: Wanted) -> Witness:
-    """tokenizers, with the file as it stands; tokens that only files beside it list are added, as transformers does."""
+    """Return tokenizers with the file as it is; tokens that only sidecar files list are added, as in transformers."""
     sidecars, path = wanted.sidecars, wanted.sidecars.path(ORIGIN)
     document = sidecars.object(ORIGIN)
     listed = json_kinds.objects(document, "added_tokens", path)
@@ -74,8 +74,10 @@ def _witness(wanted: Wanted) -> Witness:
 
 
 def _sayable(tokenizer: Tokenizer, witness: Witness) -> Tokenizer:
-    """`tokenizer`, if its encoder gives the library's ids. Raises UnsupportedError naming the first text for which it
-    does not, and no kind of vocabulary could."""
+    """Return `tokenizer`, if its encoder gives the library's ids.
+
+    Raises UnsupportedError naming the first text for which it does not, and which no kind of vocabulary could express.
+    """
     found = hear(witness, tokenizer, encoder(tokenizer))
     if found.check.first is not None:
         first = found.check.first
@@ -96,7 +98,7 @@ def _bpe(document: BpeDocument, witness: Witness, pre: str | None) -> Tokenizer:
 
 
 def in_order(vocabulary: dict[str, int]) -> tuple[tuple[str, ...], tuple[int, ...], list[int]]:
-    """Texts by id, their types, and the ids that nobody uses (named [PADi], type UNUSED)."""
+    """Return the texts by id, their types, and the ids that nobody uses (named [PADi], type UNUSED)."""
     by_id = {token: text for text, token in vocabulary.items()}
     taken = set(vocabulary)
     texts, types, gaps = [], [], []
@@ -116,7 +118,7 @@ def gaps_note(gaps: list[int]) -> tuple[str, ...]:
 
 
 def _is_byte_level(document: BpeDocument) -> bool:
-    """Whether a step of the file spells bytes as letters, or the vocabulary holds every letter."""
+    """Return whether a step of the file spells bytes as letters, or the vocabulary holds every letter."""
     todo = [document.pre_tokenizer, document.normalizer, document.decoder]
     for _ in range(64):
         if not todo:
@@ -173,7 +175,10 @@ def _adds_space(document: BpeDocument) -> bool:
 
 
 def _byte_fallback(document: BpeDocument, witness: Witness) -> Tokenizer:
-    """Llama-2 kind: SentencePiece BPE written as ranked merges. Scores follow from the ranks and are then proved."""
+    """Make a tokenizer of Llama 2's kind: SentencePiece BPE written as ranked merges.
+
+    Scores follow from the ranks and are then proved.
+    """
     tokens, types, gaps = in_order(document.vocabulary)
     kinds = [
         TokenType.UNKNOWN if text == document.unk_token else TokenType.BYTE if byte_of(text) is not None else kind
@@ -218,7 +223,7 @@ def _byte_fallback(document: BpeDocument, witness: Witness) -> Tokenizer:
 
 
 def _other_steps(document: BpeDocument) -> str:
-    """Steps that a 'llama' vocabulary has none for, in words."""
+    """Return, in words, the steps that a 'llama' vocabulary cannot have."""
     path = document.path
     steps = [name for name in names(document.normalizer, "normalizer", path) if name not in ("Prepend", "Replace")]
     steps += [name for name in names(document.pre_tokenizer, "pre_tokenizer", path) if name != "Metaspace"]
@@ -226,10 +231,11 @@ def _other_steps(document: BpeDocument) -> str:
 
 
 def _scores(document: BpeDocument, pieces: list[str]) -> dict[str, float]:
-    """Scores that make SentencePiece's merging choose as the ranked merges do.
+    """Return scores that make SentencePiece's merging choose as the ranked merges do.
 
-    Where the merges make the pieces in the order of their ids, as in every vocabulary that SentencePiece trained, it
-    is the trainer's own scores: 0, -1, -2 … by id. Otherwise the rank of the first merge that makes a piece.
+    Where the merges make the pieces in the order of their ids, as in every vocabulary that SentencePiece trained, these
+    are the trainer's own scores: 0, -1, -2 … by id. Otherwise they follow the rank of the first merge that makes a
+    piece.
     """
     rank: dict[str, int] = {}
     for position, (left, right) in enumerate(document.merges):
@@ -245,7 +251,7 @@ def _scores(document: BpeDocument, pieces: list[str]) -> dict[str, float]:
 
 
 def _starts_with_space(document: BpeDocument, ids: list[int]) -> bool:
-    """Whether the first of the ids, of a text without a space, is a piece with one."""
+    """Return whether the first of the ids, of a text without a space, is a piece with one."""
     first = next((text for text, token in document.vocabulary.items() if [token] == ids[:1]), "")
     return first.startswith(SPACE)
 
@@ -290,7 +296,7 @@ def _unigram(document: dict[str, Any], path: str) -> Tokenizer:
 
 
 def _charsmap(node: Any, path: str) -> tuple[bytes | None, bool]:
-    """The charsmap of a normalizer, and whether runs of blanks become one. Raises UnsupportedError for more."""
+    """Return the charsmap of a normalizer, and whether runs of blanks become one. Raises UnsupportedError for more."""
     todo, data, tidy = [node], None, False
     while todo:
         step = todo.pop(0)
@@ -312,8 +318,11 @@ def _charsmap(node: Any, path: str) -> tuple[bytes | None, bool]:
 
 
 def _metaspace(node: Any, path: str) -> tuple[bool, bool]:
-    """Whether a space is put in front of a text, and whether blanks are taken out around words. Raises UnsupportedError
-    for steps that are neither Metaspace nor WhitespaceSplit: GGUF has no other for a unigram vocabulary."""
+    """Return whether a space is put in front of a text, and whether blanks around words are removed.
+
+    Raises UnsupportedError for steps that are neither Metaspace nor WhitespaceSplit: GGUF has no other for a unigram
+    vocabulary.
+    """
     prefix = tidy = False
     for step in flattened(node, "pre_tokenizer", path):
         kind = kind_of(step, path)
@@ -332,7 +341,7 @@ def _unsayable(what: str, found: str, kind: str, path: str) -> UnsupportedError:
 
 
 def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[Added], path: str) -> Tokenizer:
-    """A 'bert' tokenizer from WordPiece tokens by id; normalizer from tokenizer.json or tokenizer_config.json."""
+    """Return a 'bert' tokenizer of WordPiece tokens; the normalizer is from tokenizer.json or tokenizer_config.json."""
     texts, types, gaps = in_order(vocabulary)
     document = sidecars.object(ORIGIN)
     config = sidecars.object("tokenizer_config.json")
@@ -371,8 +380,10 @@ def word_piece(vocabulary: dict[str, int], sidecars: Sidecars, added: Sequence[A
 
 
 def _check_bert(document: json_kinds.Object, config: json_kinds.Object, path: str, beside: str | None) -> None:
-    """Raises UnsupportedError for steps that runtimes of a 'bert' vocabulary do not take: they clean text, set Chinese
-    characters apart, and cut at blanks and punctuation, always."""
+    """Raise UnsupportedError for steps that runtimes of a 'bert' vocabulary do not take.
+
+    These always clean text, set Chinese characters apart, and cut at blanks and punctuation.
+    """
     bert = json_kinds.members(document, "normalizer", path)
     if document and bert.get("type") != "BertNormalizer":
         raise _unsayable("normalizer", str(bert.get("type")), "WordPiece", path)

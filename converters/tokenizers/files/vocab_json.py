@@ -1,4 +1,4 @@
-"""vocab.json with merges.txt, the files of transformers' slow byte-level BPE classes → 'gpt2'."""
+"""Read vocab.json with merges.txt, the files of transformers' slow byte-level BPE classes → 'gpt2'."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ SLOW_BPE: Mapping[str, str] = {
 
 
 def load(wanted: Wanted) -> Tokenizer:
-    """vocab.json and merges.txt: a tokenizer.json in two files, whose pre-tokenizer only the class knows."""
+    """Return the tokenizer of vocab.json and merges.txt.
+
+    They are a tokenizer.json in two files whose pre-tokenizer only the class knows.
+    """
     known, origin = _pre(wanted)
     joined = Sidecars({**wanted.sidecars.files, "tokenizer.json": wanted.sidecars.files["merges.txt"]})
     joined.preset("tokenizer.json", _document(wanted.sidecars))
@@ -34,7 +37,7 @@ def load(wanted: Wanted) -> Tokenizer:
 
 
 def _pre(wanted: Wanted) -> tuple[str, str]:
-    """The pre-tokenizer's name and what says so. Raises UnsupportedError where nothing does."""
+    """Return the pre-tokenizer's name and what states it. Raises UnsupportedError where nothing does."""
     name = wanted.sidecars.text("tokenizer_config.json", "tokenizer_class").removesuffix("Fast")
     known = wanted.pre or SLOW_BPE.get(name)
     if known is None:
@@ -47,7 +50,7 @@ def _pre(wanted: Wanted) -> tuple[str, str]:
 
 
 def _document(sidecars: Sidecars) -> dict[str, Any]:
-    """What a tokenizer.json would hold, but for the pre-tokenizer's pattern."""
+    """Return what a tokenizer.json would hold, but for the pre-tokenizer's pattern."""
     lines = read_text(sidecars.files["merges.txt"]).split("\n")
     merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     return {
@@ -57,7 +60,7 @@ def _document(sidecars: Sidecars) -> dict[str, Any]:
 
 
 def witness(wanted: Wanted) -> Witness:
-    """tokenizers, with the class's pattern: GPT-2's is the library's own, others are spelled out."""
+    """Return tokenizers, with the class's pattern: GPT-2's is the library's own, others are spelled out."""
     document, (known, _) = _document(wanted.sidecars), _pre(wanted)
     if known != "gpt-2":
         steps = [

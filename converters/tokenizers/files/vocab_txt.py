@@ -1,4 +1,4 @@
-"""vocab.txt, one WordPiece token a line → 'bert'."""
+"""Read vocab.txt, one WordPiece token a line → 'bert'."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ggferry.formats.limits import MAX_VOCAB
 
 
 def load(wanted: Wanted) -> Tokenizer:
-    """vocab.txt: one WordPiece token a line, the line's number its id."""
+    """Return the tokenizer of vocab.txt: one WordPiece token a line, whose number is its id."""
     path = wanted.sidecars.files["vocab.txt"]
     words = _words(path)
     return word_piece({word: token for token, word in enumerate(words)}, wanted.sidecars, wanted.added, path)
@@ -37,7 +37,7 @@ def _words(path: str) -> list[str]:
 
 
 def witness(wanted: Wanted) -> Witness:
-    """tokenizers, with the steps that transformers' BertTokenizer takes for such files."""
+    """Return tokenizers, with the steps that transformers' BertTokenizer takes for such files."""
     sidecars = wanted.sidecars
     config, path = sidecars.object("tokenizer_config.json"), sidecars.path("tokenizer_config.json")
     words = _words(sidecars.files["vocab.txt"])

@@ -1,1 +1,1 @@
-"""Vocabularies that stand inside GGML-era files, repaired where the era's converters lost something."""
+"""Vocabularies stored inside GGML-era files, repaired where the era's converters lost something."""

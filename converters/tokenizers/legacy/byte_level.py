@@ -1,4 +1,4 @@
-"""Legacy vocabularies of byte-level BPE: raw bytes in rank order → a 'gpt2' tokenizer with its merges rebuilt."""
+"""Convert legacy vocabularies of byte-level BPE: raw bytes in rank order → a 'gpt2' tokenizer with rebuilt merges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType, unique
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import InconsistentError, UnsupportedError
 
-# Special tokens told by their names alone, where a legacy file says nothing else
+# Special tokens recognized by their names alone, where a legacy file says nothing else
 ROLES: Mapping[str, tuple[bytes, ...]] = {
     "bos": (b"<s>", b"<|begin_of_text|>", b"<|startoftext|>", b"<|endoftext|>"),
     "eos": (b"</s>", b"<|end_of_text|>", b"<|endoftext|>"),
@@ -30,7 +30,7 @@ SPECIAL = re.compile(
 
 
 class MergeSource(StrEnum):
-    """Where the merges of a byte-level vocabulary come from, as receipts word it."""
+    """Where the merges of a byte-level vocabulary come from, in the words of receipts."""
 
     STATED = "the file"
     REBUILT = "rebuilt from the ranks"
@@ -40,7 +40,7 @@ MAX_UNEXPLAINED = 0.05  # share of tokens that no merge explains, above which th
 
 
 def is_byte_bpe(raw: RawVocab) -> bool:
-    """Whether this is `convert.py --vocabtype bpe` (2023-07-25 on): every byte a token, score -id."""
+    """Return whether this is `convert.py --vocabtype bpe` (2023-07-25 on): every byte a token, score -id."""
     scores = raw.scores
     return (
         scores is not None
@@ -50,7 +50,7 @@ def is_byte_bpe(raw: RawVocab) -> bool:
 
 
 def is_whole(raw: RawVocab) -> bool:
-    """Whether every byte has a token, as in each byte-level vocabulary that was written without loss."""
+    """Return whether every byte has a token, as in each byte-level vocabulary that was written without loss."""
     return not missing_bytes(raw)
 
 
@@ -61,11 +61,19 @@ def missing_bytes(raw: RawVocab) -> list[bytes]:
 def from_raw_bpe(
     raw: RawVocab, *, pre: str | None = None, known_pre: str | None = None, path: str | None = None
 ) -> Tokenizer:
-    """A 'gpt2' tokenizer of raw bytes in rank order; merges are taken from `raw` or rebuilt from that order.
+    """Return a 'gpt2' tokenizer of raw bytes in rank order.
 
-    `pre`: pre-tokenizer name, by default `known_pre`, the one of the model family, else 'gpt-2': such files were made
-    from vocab.json, the file of GPT-2's own tokenizer class. Raises UnsupportedError when bytes are missing or the
-    order cannot be that of the merges.
+    The merges are taken from `raw`, or rebuilt from that order.
+
+    Args:
+        raw: The vocabulary as found.
+        pre: Name of the pre-tokenizer; by default `known_pre`, else 'gpt-2', because such files were made from
+            vocab.json,
+            the file of GPT-2's own tokenizer class.
+        known_pre: The pre-tokenizer of the model family.
+        path: The file's path, for errors.
+
+    Raises UnsupportedError when bytes are missing or the order cannot be that of the merges.
     """
     tokens = raw.tokens
     missing = missing_bytes(raw)
@@ -125,7 +133,7 @@ def from_raw_bpe(
 
 
 def _stated_merges(raw: RawVocab, path: str | None) -> list[tuple[bytes, bytes]]:
-    """The merges that the file holds, as bytes: GGCC has the text of merges.txt, which spells bytes as letters.
+    """Return the merges that the file holds, as bytes: GGCC has the text of merges.txt, which spells bytes as letters.
 
     Raises InconsistentError for a merge that makes none of the tokens.
     """
@@ -140,8 +148,10 @@ def _stated_merges(raw: RawVocab, path: str | None) -> list[tuple[bytes, bytes]]
 
 
 def _padding(tokens: Sequence[bytes]) -> int:
-    """The id from which on nothing but the token before, or nothing at all, is repeated: ggml's scripts filled the
-    vocabulary up to the rows of the embedding so."""
+    """Return the id from which on only the token before, or nothing at all, is repeated.
+
+    ggml's scripts filled the vocabulary up to the rows of the embedding in this way.
+    """
     start = len(tokens)
     while start > 1 and tokens[start - 1] == tokens[-1] and (not tokens[-1] or tokens[start - 2] == tokens[-1]):
         start -= 1

@@ -1,4 +1,4 @@
-"""The legacy vocabulary as its own runtime read it, to hold the converted one against."""
+"""Read a legacy vocabulary as its own runtime did, and compare the converted one with that."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from ggferry.formats.errors import VerificationError
 
 
 class RuntimeEncoder:
-    """llama_tokenize of llama.cpp from GGMF on (074bea2eb, 2023-03-20, to 2023-08-21), working on the file's own bytes.
+    """Encodes the file's own bytes as llama_tokenize of llama.cpp did from GGMF on.
 
-    It knows no types: any entry may come out of merging, a later entry replaces an earlier one of the same text, and
-    what is in no entry becomes bytes, which begin at id 3. The space in front was the caller's; it is put here.
+    That is 074bea2eb, 2023-03-20, to 2023-08-21. It knows no types: any entry may come out of merging, a later entry
+    replaces an earlier one of the same text, and what is in no entry becomes bytes, which begin at id 3. The space in
+    front was the caller's; here it is added.
     """
 
     def __init__(self, raw: RawVocab, scores: Sequence[float]) -> None:
@@ -44,9 +45,12 @@ class RuntimeEncoder:
 
 
 def check_conversion(raw: RawVocab, converted: Tokenizer, encoder: Encoder) -> TokenizerCheck:
-    """`encoder` (of the GGUF as re-read) against the runtime of the time on `raw`, on every text where both mean the
-    same: without the names of special tokens, which no legacy runtime looked for, and without a literal U+2581, which
-    is a space to SentencePiece but was not to those runtimes. `converted` lends its scores where `raw` has none."""
+    """Compare `encoder` (of the GGUF as re-read) with the runtime of the time on the vocabulary `raw`.
+
+    The texts are those that mean the same to both: without the names of special tokens, which no legacy runtime looked
+    for, and without a literal U+2581, which is a space to SentencePiece but was not to those runtimes. Where `raw` has
+    no scores, those of `converted` are used.
+    """
     scores = converted.scores if raw.scores is None or not any(raw.scores) else raw.scores
     runtime = RuntimeEncoder(raw, (scores or ())[: len(raw.tokens)])
     kinds = converted.types or ()
@@ -56,9 +60,9 @@ def check_conversion(raw: RawVocab, converted: Tokenizer, encoder: Encoder) -> T
 
 
 def check_merges(raw: RawVocab, converted: Tokenizer, rebuilt: bool, path: str | None) -> dict[str, int]:
-    """How many pieces of a byte-level vocabulary, spelled letter by letter, the merges as written put together again.
+    """Count the pieces of a byte-level vocabulary that the merges as written put together from single letters.
 
-    All, where the merges were `rebuilt`: then they are the vocabulary's. Merges that somebody else made may leave a
+    They must be all where the merges were `rebuilt` from the vocabulary. Merges that somebody else made may leave a
     piece that no text leads to. Raises VerificationError naming the first such piece of rebuilt merges.
     """
     ranks = {split_merge(merge): rank for rank, merge in reversed([*enumerate(converted.merges or ())])}

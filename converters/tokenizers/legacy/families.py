@@ -1,9 +1,10 @@
-"""Vocabularies of the GGML-era families beside LLaMA (docs/formats/ggml-era.md "Vocabularies").
+"""Vocabularies of the GGML-era families other than LLaMA (docs/formats/ggml-era.md "Vocabularies").
 
-What the makers wrote: the bytes of each token (GPT-2, GPT-J, StarCoder, Falcon, Whisper); those bytes as code points,
-UTF-8 encoded once too often (MPT); the text that `decode` gave for each id, in which every fragment of a character is
-U+FFFD (GPT-NeoX, Dolly, StableLM, BLOOM, all of llm-rs); SentencePiece pieces with scores (Replit); nothing (RWKV).
-The first two are whole. The third needs the model's tokenizer, which is held against what is left in the file.
+Their makers wrote one of these: the bytes of each token (GPT-2, GPT-J, StarCoder, Falcon, Whisper); those bytes as code
+points, encoded to UTF-8 once too often (MPT); the text that `decode` gave for each id, in which every fragment of a
+character is U+FFFD (GPT-NeoX, Dolly, StableLM, BLOOM, all of llm-rs); SentencePiece pieces with scores (Replit);
+nothing (RWKV). The first two are whole. The third needs the model's tokenizer, which is compared with what is left in
+the file.
 """
 
 from __future__ import annotations
@@ -35,12 +36,19 @@ def from_family(
     keep_json: bool = False,
     path: str | None = None,
 ) -> Tokenizer:
-    """The GGUF tokenizer of a legacy vocabulary.
+    """Return the GGUF tokenizer of a legacy vocabulary.
 
-    `rule`: what the family's files hold. `source`: the model's own tokenizer, a folder or a file; it wins, and is
-    matched token by token against what the file says. `rows`: rows of the embedding. Raises RefusedError where the file
-    does not hold the vocabulary and no source is given, InconsistentError naming the first id where source and file
-    differ.
+    Args:
+        raw: The vocabulary as found, if any.
+        rule: What the family's files hold.
+        rows: Rows of the embedding.
+        source: The model's own tokenizer, a folder or a file; it wins, and is compared token by token with the file's.
+        pre: Name of the pre-tokenizer.
+        keep_json: Whether to store tokenizer.json whole.
+        path: The file's path, for errors.
+
+    Raises RefusedError where the file does not hold the vocabulary and no source is given, InconsistentError naming the
+    first id where source and file differ.
     """
     if source is not None:
         given = _given(source, rows, pre, keep_json)
@@ -65,8 +73,10 @@ def _given(source: str, rows: int, pre: str | None, keep_json: bool) -> Tokenize
 
 
 def repaired(tokens: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Tokens whose bytes were taken for code points and encoded to UTF-8 (ggml's MPT script): the bytes again. What was
-    never such stays as it is."""
+    """Return the bytes of tokens whose bytes were taken for code points and encoded to UTF-8 (ggml's MPT script).
+
+    What was never encoded so stays as it is.
+    """
     return tuple(_once(token) for token in tokens)
 
 
@@ -81,7 +91,10 @@ def _once(token: bytes) -> bytes:
 
 
 def matched(given: Tokenizer, raw: RawVocab, rule: VocabLayout, path: str | None) -> Tokenizer:
-    """`given`, if it is this file's: every token that the file holds agrees with it. Raises InconsistentError."""
+    """Return `given`, if it is this file's: every token that the file holds agrees with it.
+
+    Raises InconsistentError.
+    """
     bytes_of, exact = _bytes_of(given), 0
     once = replace(raw, tokens=repaired(raw.tokens))
     tokens = once.tokens if rule.texts == "twice" and is_whole(once) else raw.tokens
@@ -114,8 +127,11 @@ def _bytes_of(tokenizer: Tokenizer) -> Callable[[int], bytes]:
 
 
 def agrees(found: bytes, expected: bytes) -> bool:
-    """Whether `found` may be what a decoder made of `expected`: U+FFFD for what is no UTF-8, the blanks in front and
-    before punctuation removed (transformers' `clean_up_tokenization_spaces`), special tokens left out."""
+    """Return whether `found` may be what a decoder made of `expected`.
+
+    Decoders give U+FFFD for what is no UTF-8, remove blanks in front and before punctuation (transformers'
+    `clean_up_tokenization_spaces`), and leave out special tokens.
+    """
     if not found:
         return not expected.strip() or expected[:1] == b"<"
     text, left = _decoded(expected), _decoded(found)
@@ -137,7 +153,7 @@ def _cleaned(text: str) -> str:
 
 
 def _from_pieces(raw: RawVocab) -> Tokenizer:
-    """SentencePiece unigram pieces with their scores; what no file of the kind says is told by names and scores.
+    """Return a tokenizer of SentencePiece unigram pieces with their scores; types follow from names and scores.
 
     A trained piece has a negative score: the logarithm of its probability. Pieces of score 0 were put there.
     """
@@ -182,7 +198,7 @@ def _from_pieces(raw: RawVocab) -> Tokenizer:
 
 
 def _with_names(base: Tokenizer, rows: int) -> Tokenizer:
-    """The tokens behind those that whisper.cpp's files hold, which its programs name by a rule."""
+    """Add the tokens that follow those in whisper.cpp's files, which its programs name by a rule."""
     names = special_names(len(base.tokens), rows)
     if not names:
         return base

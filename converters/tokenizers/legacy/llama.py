@@ -1,6 +1,6 @@
-"""LLaMA-family vocabularies of GGML, GGMF and GGJT files → GGUF tokenizers.
+"""Convert LLaMA-family vocabularies of GGML, GGMF and GGJT files to GGUF tokenizers.
 
-Those files hold texts, and from GGMF on scores; no types. What is known beyond that is positional: how llama.cpp's
+Those files hold texts, and from GGMF on scores, but no types. What is known beyond that is positional: how llama.cpp's
 convert-pth-to-ggml.py (from 2023-03-10) and convert.py (to 2023-08-21) wrote LLaMA's SentencePiece vocabulary.
 """
 
@@ -47,12 +47,18 @@ def from_raw_vocab(
     pre: str | None = None,
     path: str | None = None,
 ) -> Tokenizer:
-    """The GGUF tokenizer of a LLaMA-family legacy vocabulary.
+    """Return the GGUF tokenizer of a LLaMA-family legacy vocabulary.
 
-    `tokenizer_model`: path of the original tokenizer.model; it wins over what the file says and is checked piece by
-    piece against it. `model_rows`: rows of the embedding. `pre`: overrides the pre-tokenizer of a byte-level BPE
-    vocabulary. Raises InconsistentError naming the first id that differs, UnsupportedError for a vocabulary whose
-    kind cannot be proved.
+    Args:
+        raw: The vocabulary as found.
+        tokenizer_model: Path of the original tokenizer.model; it wins over the file, and is checked piece by piece
+            against it.
+        model_rows: Rows of the embedding.
+        pre: Overrides the pre-tokenizer of a byte-level BPE vocabulary.
+        path: The file's path, for errors.
+
+    Raises InconsistentError naming the first id that differs, UnsupportedError for a vocabulary whose kind cannot be
+    proved.
     """
     if tokenizer_model is not None:
         return _completed(_from_source(raw, read_model(tokenizer_model), path), raw, model_rows, path)
@@ -66,7 +72,7 @@ def from_raw_vocab(
 
 
 def _by_itself(raw: RawVocab, pre: str | None, path: str | None) -> Tokenizer:
-    """The tokenizer that the file's vocabulary tells by itself."""
+    """Return the tokenizer that follows from the file's vocabulary alone."""
     if _is_llama(raw.tokens):
         return _from_positions(raw)
     if is_byte_bpe(raw):
@@ -81,7 +87,7 @@ def _by_itself(raw: RawVocab, pre: str | None, path: str | None) -> Tokenizer:
 
 
 def _completed(base: Tokenizer, raw: RawVocab, model_rows: int, path: str | None) -> Tokenizer:
-    """`base` with a note on texts that are none, and brought to the rows of the embedding."""
+    """Return `base` brought to the rows of the embedding, with a note on tokens that are not UTF-8."""
     pieces = raw.tokens[FIRST_PIECE:]
     broken = [] if _are_utf8(pieces) else [i for i, token in enumerate(pieces, FIRST_PIECE) if not _are_utf8([token])]
     if broken and base.model == "llama":
@@ -100,7 +106,7 @@ def _completed(base: Tokenizer, raw: RawVocab, model_rows: int, path: str | None
 
 
 def _is_llama(tokens: Sequence[bytes]) -> bool:
-    """Whether ids 0–2 and 3–258 are what convert-pth-to-ggml.py and convert.py wrote for LLaMA."""
+    """Return whether ids 0–2 and 3–258 are what convert-pth-to-ggml.py and convert.py wrote for LLaMA."""
     return (
         len(tokens) >= FIRST_PIECE
         and all(tokens[i] in allowed or tokens[i] == b"" for i, allowed in enumerate(CONTROLS))
@@ -161,7 +167,10 @@ def _why_rebuilt(raw: RawVocab) -> str:
 
 
 def rebuilt_scores(tokens: Sequence[bytes]) -> tuple[float, ...]:
-    """Scores of a LLaMA vocabulary by id: 0 up to 258, then 259 - id; -1e9 for the spaces of LLaMA's own 32000."""
+    """Return the scores of a LLaMA vocabulary by id: 0 up to 258, then 259 - id.
+
+    The spaces of LLaMA's own 32000 have -1e9.
+    """
     spaces = frozenset(LLAMA_SPACES if _spaces(tokens) == LLAMA_SPACES else ())
     return tuple(SPACES_SCORE if i in spaces else float(min(FIRST_PIECE - i, 0)) for i in range(len(tokens)))
 
@@ -173,10 +182,10 @@ def _spaces(tokens: Sequence[bytes]) -> tuple[int, ...]:
 
 
 def added_start(tokens: Sequence[bytes], scores: Sequence[float] | None) -> int:
-    """The id from which on tokens were added after training.
+    """Return the id from which on tokens were added after training.
 
     Their score is -1000 where the order of the pieces predicts another. Without scores, or with the 0 that
-    convert-gpt4all-to-ggml.py gave its <pad>: a name in brackets that no two pieces make up. Pieces of a merged
+    convert-gpt4all-to-ggml.py gave its <pad>, they are names in brackets that no two pieces make up. Pieces of a merged
     vocabulary (Chinese-LLaMA: 20 000 of them, scores 0) are pieces, not added tokens.
     """
     known = frozenset(tokens[FIRST_PIECE:])
@@ -198,7 +207,7 @@ def _is_bracketed(token: bytes, known: frozenset[bytes]) -> bool:
 
 
 def _from_source(raw: RawVocab, source: SentencePieceModel, path: str | None) -> Tokenizer:
-    """tokenizer.model as the truth, the file's vocabulary as the witness."""
+    """Return the tokenizer of tokenizer.model, having compared it with the file's vocabulary."""
     if source.model_type != "bpe":
         raise UnsupportedError(
             "LLaMA's legacy runtimes know SentencePiece BPE only", path=source.path, found=source.model_type
@@ -240,7 +249,7 @@ def _agrees(token: bytes, piece: Piece) -> bool:
 
 
 def _finished(base: Tokenizer, added: Sequence[bytes], scores: Sequence[float]) -> Tokenizer:
-    """`base` with the tokens added after training, and every text made unique."""
+    """Return `base` with the tokens added after training, and with every text made unique."""
     first = len(base.tokens)
     ids, texts, types = dict(base.ids), [], []
     for i, token in enumerate(added, first):
@@ -269,14 +278,14 @@ def _finished(base: Tokenizer, added: Sequence[bytes], scores: Sequence[float]) 
 
 def _are_utf8(tokens: Sequence[bytes]) -> bool:
     try:
-        b"\n".join(tokens).decode()  # with a sign between them, lest halves of one character be taken for whole
+        b"\n".join(tokens).decode()  # separated, so that two halves of a character do not count as one
     except UnicodeDecodeError:
         return False
     return True
 
 
 def text_of(token: bytes) -> str:
-    """`token` as text; bytes that are not UTF-8 are spelled <0xHH>, for GGUF strings must be UTF-8."""
+    """Return `token` as text; bytes that are not UTF-8 are spelled <0xHH>, because GGUF strings must be UTF-8."""
     return token.decode("utf-8", "surrogateescape").translate(_SPELLED)
 
 

@@ -14,8 +14,11 @@ STEPS = 1501
 
 
 def special_names(held: int, rows: int) -> list[str]:
-    """Names of the tokens from <|endoftext|> on, of a model with `rows` tokens whose vocabulary holds `held` others
-    (or with <|endoftext|> as its last); empty where no known model has such sizes."""
+    """Return the names of the tokens from <|endoftext|> on, for a Whisper model with `rows` tokens.
+
+    `held`: tokens that the vocabulary in the file holds; <|endoftext|> may be the last of them or follow. Empty where
+    no known model has such sizes.
+    """
     for languages in (LANGUAGES[:-1], LANGUAGES):
         names = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{language}|>" for language in languages)]
         names += [f"<|{task}|>" for task in TASKS]

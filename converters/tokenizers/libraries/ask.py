@@ -1,7 +1,8 @@
-"""A question to a library about a stranger's tokenizer file, answered by a process with little memory and time.
+"""Ask a library about an untrusted tokenizer file, in a process with little memory and time.
 
-The libraries are fast and made for files that are well meant: some files end their process, some patterns take for ever
-and some all memory. So they never run in ours, and whatever becomes of the process, the caller gets one of our errors.
+The libraries are fast and made for files that are well meant: some files end their process, some patterns take forever
+and some take all memory. So they never run in ours, and whatever becomes of the process, the caller gets one of our
+errors.
 """
 
 from __future__ import annotations
@@ -30,8 +31,15 @@ KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # of the environment
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a library said. `library`: its name and version. `normalized`: the texts as its normalizer leaves them.
-    `facts`: of the vocabulary, as `child.py` gives them."""
+    """What a library returned.
+
+    Attributes:
+        library: Its name and version.
+        flat: The ids of all texts, one text after the other.
+        ends: Where the ids of each text end in `flat`.
+        normalized: The texts as its normalizer leaves them.
+        facts: What `child.py` reports about the vocabulary.
+    """
 
     library: str
     flat: array[int]
@@ -43,7 +51,7 @@ class Answer:
         return len(self.ends)
 
     def ids(self, number: int) -> list[int]:
-        """The ids of text `number`."""
+        """Return the ids of text `number`."""
         start = self.ends[number - 1] if number else 0
         return self.flat[start : self.ends[number]].tolist()
 
@@ -52,9 +60,18 @@ def ask(
     library: str, data: bytes, texts: Sequence[str] = (), *, path: str | None, normalize: bool = False,
     vocabulary: bool = False,
 ) -> Answer:  # fmt: skip
-    """The ids that `library` gives for `texts` by the file `data`, called `path` in errors. `normalize`: also what its
-    normalizer makes of them; `vocabulary`: also the vocabulary. Raises UnsupportedError where the library does not
-    read the file, or not within its limits."""
+    """Return the ids that `library` gives for `texts`.
+
+    Args:
+        library: Name of the library.
+        data: The tokenizer file.
+        texts: What to encode.
+        path: The file's path, for errors.
+        normalize: Whether to ask what its normalizer makes of the texts, too.
+        vocabulary: Whether to ask for the vocabulary, too.
+
+    Raises UnsupportedError where the library does not read the file, or not within its limits.
+    """
     seconds = SECONDS + int(len(texts) * PER_TEXT)
     clean = [well_formed(text) for text in texts]
     question = {

@@ -1,7 +1,7 @@
-"""What a library makes of a tokenizer file. Run as a program of its own, with little memory and time (`ask.py`).
+"""Run a library on a tokenizer file; this is a program of its own, with little memory and time (`ask.py`).
 
-Nothing of ggferry is imported, and nothing is opened: question and file come in on stdin, a line of JSON and the bytes;
-the answer goes out on stdout, a line of JSON, the number of ids of each text, and the ids (both uint32).
+Nothing of ggferry is imported, and nothing is opened. Question and file come in on stdin: a line of JSON and the bytes.
+The answer goes out on stdout: a line of JSON, the number of ids of each text, and the ids (both uint32).
 """
 
 from __future__ import annotations
@@ -56,14 +56,17 @@ def batches(texts: list[str]) -> Iterator[list[str]]:
 
 
 def grown(text: str, made: str) -> str:
-    """`made`, if it is not much longer than the `text` it was made of."""
+    """Return `made`, if it is not much longer than the `text` it was made of."""
     if len(made) > GROWTH * len(text) + ROOM:
         raise OverflowError("a normalizer that makes text longer without end")
     return made
 
 
 def with_tokenizers(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
-    """A tokenizer.json, by Hugging Face's tokenizers. No special tokens are added; those in a text are recognized."""
+    """Encode by a tokenizer.json with Hugging Face's tokenizers.
+
+    No special tokens are added; those in a text are recognized.
+    """
     import tokenizers
 
     made = tokenizers.Tokenizer.from_buffer(data)
@@ -88,7 +91,7 @@ def with_tokenizers(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any],
 
 
 def with_sentencepiece(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
-    """A tokenizer.model, by SentencePiece."""
+    """Encode by a tokenizer.model with SentencePiece."""
     import sentencepiece
 
     made = sentencepiece.SentencePieceProcessor(model_proto=data)
@@ -110,8 +113,11 @@ def with_sentencepiece(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, An
 
 
 def with_tiktoken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
-    """A file of tokens and ranks as Meta's tokenizer.py of LLaMA 3 reads it: by tiktoken where it is installed, else by
-    its algorithm (tiktoken/_educational.py, bpe_encode). Special tokens, which are not in the file, are plain text."""
+    """Encode by a file of tokens and ranks, as Meta's tokenizer.py of LLaMA 3 reads it.
+
+    It uses tiktoken where that is installed, else its algorithm (tiktoken/_educational.py, bpe_encode). Special tokens,
+    which are not in the file, are plain text.
+    """
     lines = (line.split() for line in data.splitlines() if line.strip())
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     answer: dict[str, Any] = {"library": "tiktoken's algorithm"}
@@ -127,7 +133,7 @@ def with_tiktoken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], I
 
 
 def by_rank(ranks: dict[bytes, int]) -> Callable[[str], list[int]]:
-    """Words by the pattern; in each, the pair of neighbors with the lowest rank is joined until none has one."""
+    """Return an encoder that cuts words by the pattern and joins the pair of lowest rank in each until none has one."""
     import regex
 
     pattern = regex.compile(LLAMA_3)

@@ -1,7 +1,7 @@
-"""What the library that a model was made with says of its tokenizer, and how the output's own encoder compares.
+"""Compare the output's own encoder with the library that the model was made with.
 
-A text on which the two differ is a difference of the vocabularies, unless it is one of those that GGUF's kind of
-vocabulary is known to treat otherwise; then it is counted with the reason.
+A text on which the two differ is a difference of the vocabularies, unless GGUF's kind of vocabulary is known to treat
+such texts differently; then it is counted with the reason.
 """
 
 from __future__ import annotations
@@ -26,8 +26,15 @@ MAX_ADDED = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """Who can say what a source's tokenizer does: the library, and the file `data` for it, called `path`. `added`: the
-    tokens added after training. `forced`: the user chose another pre-tokenizer than the file's."""
+    """The library that can say what a source's tokenizer does.
+
+    Attributes:
+        library: Name of the library.
+        data: The file for it.
+        path: The file's path, for errors.
+        added: The tokens added after training.
+        forced: Whether the user chose another pre-tokenizer than the file's.
+    """
 
     library: str
     data: bytes
@@ -38,8 +45,15 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What came of it. `by`: library and version; `check`: of the texts that count; `excused`: reason → differing texts
-    that GGUF cannot say otherwise; `reached`: ids that came out at least once; `facts`: of the vocabulary."""
+    """The result of comparing an encoder with a library.
+
+    Attributes:
+        by: Library and version.
+        check: The comparison of the texts that count.
+        excused: Reason → number of differing texts that GGUF cannot express otherwise.
+        reached: How many ids came out at least once.
+        facts: What the library says about the vocabulary.
+    """
 
     by: str
     check: TokenizerCheck
@@ -49,14 +63,24 @@ class Agreement:
 
     @property
     def texts(self) -> int:
+        """Number of all texts, with those that are excused."""
         return self.check.texts + sum(self.excused.values())
 
 
 def hear(
     witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str] = TEXTS, *, vocabulary: bool = False
 ) -> Agreement:
-    """Encode `texts` by the library and by the `output`. `made`: the vocabulary as it was made of the library's file.
-    Raises UnsupportedError where the library does not read it."""
+    """Encode `texts` by the library and by the encoder of the output, and compare.
+
+    Args:
+        witness: The library and its file.
+        made: The vocabulary as it was made from the library's file.
+        output: The encoder of the output.
+        texts: What to encode.
+        vocabulary: Whether to ask for the vocabulary, too.
+
+    Raises UnsupportedError where the library does not read the file.
+    """
     answer = ask(
         witness.library, witness.data, texts, path=witness.path, normalize=True, vocabulary=vocabulary
     )  # fmt: skip
@@ -64,13 +88,13 @@ def hear(
 
 
 def weigh(witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str], answer: Answer) -> Agreement:
-    """`hear`, with an answer that was given already."""
+    """Compare as `hear` does, with an answer of the library that is there already."""
     excuse, special = _excuses(witness, made, _space_in_front(texts, answer)), witness.library == TOKENIZERS
     excused: Counter[str] = Counter()
     counted, left, right = [], [], []
     reached: set[int] = set()
     for number, text in enumerate(texts):
-        # no key of a 'gpt2' vocabulary says how text is normalized: its runtimes take it as it stands
+        # no key of a 'gpt2' vocabulary says how text is normalized: its runtimes take it as it is
         given = answer.normalized[number] if made.model == "gpt2" else text
         ids, expected = output.encode(given, bos=False, special=special), answer.ids(number)
         reached.update(ids)
@@ -85,14 +109,17 @@ def weigh(witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[st
 
 
 def _space_in_front(texts: Sequence[str], answer: Answer) -> bool:
-    """Whether the library's normalizer puts a space before a text that has none."""
+    """Return whether the library's normalizer puts a space before a text that has none."""
     pairs = zip(texts, answer.normalized, strict=True)
     return any(made.startswith(SPACE) for text, made in pairs if text and not text.startswith((" ", SPACE)))
 
 
 def _excuses(witness: Witness, made: Tokenizer, space: bool) -> Callable[[str, str], str | None]:
-    """Why GGUF cannot give the library's ids for a text and what the library's normalizer makes of it; None: it can.
-    `space`: the library puts one in front."""
+    """Return a function that says why GGUF cannot give the library's ids for a text, or None where it can.
+
+    Its arguments are the text, and what the library's normalizer makes of it. `space`: whether the library puts a space
+    in front.
+    """
     by_class = made.origins.get("add_space_prefix", "").startswith("model_type")
     taking = [one.content for one in witness.added if one.lstrip or one.rstrip or one.single_word]
     added = [one.content for one in witness.added if one.content]
@@ -120,13 +147,16 @@ def _excuses(witness: Witness, made: Tokenizer, space: bool) -> Callable[[str, s
 
 
 def _holds(text: str, contents: Iterable[str]) -> bool:
-    """Whether one of `contents` is in `text` beside something else."""
+    """Return whether one of `contents` is in `text` together with something else."""
     return any(content in text and content != text for content in contents)
 
 
 def texts_of(made: Tokenizer, added: Sequence[Added], pieces: bool, own: Sequence[str] = ()) -> list[str]:
-    """What both sides encode: the fixed texts, every added token alone and among words, the user's `own`, and, where
-    asked, every piece of the vocabulary as the text that leads to it."""
+    """Return the texts that both sides encode.
+
+    They are the fixed texts, the user's `own`, every added token alone and among words, and, where `pieces` asks for
+    it, every piece of the vocabulary as a text that leads to it.
+    """
     texts = [*TEXTS, *own]
     contents = dict.fromkeys([one.content for one in added] + _special(made))
     for content in list(contents)[:MAX_ADDED]:
@@ -147,7 +177,7 @@ def _special(made: Tokenizer) -> list[str]:
 
 
 def _text_of(made: Tokenizer, token: int) -> str | None:
-    """A text in which an ordinary piece comes out, as far as its neighbors let it; None for those that are none."""
+    """Return a text in which an ordinary piece comes out, as far as its neighbors let it; None for other tokens."""
     text = made.tokens[token]
     if made.type_of(token) != TokenType.NORMAL:
         return None
