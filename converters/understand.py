@@ -162,6 +162,12 @@ def _is_there(checkpoint: Checkpoint, mark: str) -> bool:
     return mark in checkpoint.tensors or ("*" in mark and bool(fnmatch.filter(checkpoint.tensors, mark)))
 
 
+def _listed(name: str, spec: Architecture, dialect: Dialect, by_class: Mapping[str, Architecture]) -> bool:
+    """Whether the class leads to this dialect where no tensor tells: to the architecture that lists it, in a dialect
+    that need not lack any tensor."""
+    return by_class.get(name, spec) is spec and not dialect.lacks
+
+
 def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
     """Return the architecture of the class that config.json names, and the dialect.
 
@@ -177,7 +183,7 @@ def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
             for dialect in spec.dialects.values()
             if name in dialect.classes
             and (not dialect.types or text_type(checkpoint.metadata, dialect) in dialect.types)
-            and (checkpoint.tensors or not dialect.lacks)  # without tensors nothing is known to lack any
+            and (checkpoint.tensors or dialect.types or _listed(name, spec, dialect, by_class))
             and not any(_is_there(checkpoint, tensor) for tensor in dialect.lacks)
         ]
         if spoken:

@@ -73,8 +73,6 @@ def test_the_defaults_of_a_class_are_all_used(name: str) -> None:
     config = getattr(transformers, name).config_class().to_dict()
     if name == "DeepseekV2ForCausalLM":  # without a number of experts it is no model
         config["num_experts_per_tok"] = 2
-    if name == "NemotronHForCausalLM":  # which of its two architectures it is, only tensors would say
-        config["layers_block_type"] = ["moe" if kind == "mlp" else kind for kind in config["layers_block_type"]]
     if name in SIZELESS:  # whose heads do not divide their width
         inner = config
         for part in SIZELESS[name]:
