@@ -250,7 +250,7 @@ def with_flags(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     flags, origins, notes = dict(tokenizer.flags), dict(tokenizer.origins), list(tokenizer.notes)
     ids = dict(tokenizer.ids)
     processor = sidecars.object("tokenizer.json").get("post_processor")
-    before, after, between = _template(processor, sidecars.path("tokenizer.json"))
+    before, after, between = framing(processor, sidecars.path("tokenizer.json"))
     config, place = sidecars.object("tokenizer_config.json"), sidecars.path("tokenizer_config.json")
     for flag, role, around in (("add_bos", "bos", before), ("add_eos", "eos", after)):
         said = json_kinds.flag(config, f"{flag}_token", place)
@@ -280,7 +280,7 @@ def _id(text: str, tokenizer: Tokenizer) -> int | None:
     return tokenizer.tokens.index(text) if text in tokenizer.tokens else None
 
 
-def _template(node: Any, path: str | None) -> tuple[list[str] | None, list[str] | None, list[str] | None]:
+def framing(node: Any, path: str | None) -> tuple[list[str] | None, list[str] | None, list[str] | None]:
     """Return the special tokens that a post_processor puts before, after and between texts.
 
     They are None where it says nothing.

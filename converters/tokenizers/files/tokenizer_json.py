@@ -16,7 +16,7 @@ from ggferry.converters.tokenizers.encoders.wordpiece import phantom
 from ggferry.converters.tokenizers.files.bpe_document import BpeDocument, read_document, read_vocabulary
 from ggferry.converters.tokenizers.files.derive_pre_tokenizer import UNICODE_FORMS, derive
 from ggferry.converters.tokenizers.files.repairs import with_added
-from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted, special_text
+from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted, framing, special_text
 from ggferry.converters.tokenizers.files.steps import flattened, kind_of, names
 from ggferry.converters.tokenizers.libraries.ask import ask
 from ggferry.converters.tokenizers.libraries.testimony import TOKENIZERS, Witness, hear, weigh
@@ -44,6 +44,7 @@ def load(wanted: Wanted) -> Tokenizer:
     path = sidecars.path(ORIGIN) or ORIGIN
     model = json_kinds.as_object(document.get("model"), "model", path)
     kind = json_kinds.text(model, "type", path) or ("BPE" if "merges" in model else None)
+    framing(document.get("post_processor"), path)  # its own mistakes are named here; the library's words name no place
     if kind == "BPE":
         key = sidecars.digest(ORIGIN), added, pre
         found = _KNOWN.get(key)
