@@ -163,8 +163,10 @@ def _is_there(checkpoint: Checkpoint, mark: str) -> bool:
 
 
 def _listed(name: str, spec: Architecture, dialect: Dialect, by_class: Mapping[str, Architecture]) -> bool:
-    """Whether the class leads to this dialect where no tensor tells: to the architecture that lists it, in a dialect
-    that need not lack any tensor."""
+    """Return whether a class leads to this dialect where there are no tensors to tell.
+
+    It leads to the architecture that lists it, in a dialect that need not lack any tensor.
+    """
     return by_class.get(name, spec) is spec and not dialect.lacks
 
 
