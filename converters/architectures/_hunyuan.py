@@ -98,8 +98,7 @@ HARMLESS = (
     Harmless("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim", "of latent attention, unused"),
     Harmless("attention_head_dim", "repeats head_dim", follows="head_dim"),
     Harmless("org_vocab_size", "the tensors say it"),
-    Harmless("rope_scaling.beta_* rope_scaling.mscale* rope_scaling.factor rope_parameters.factor",
-             "of yarn, or 1 where an alpha takes its place"),
+    Harmless("rope_scaling.beta_* rope_scaling.mscale*", "of yarn, or 1 where an alpha takes its place"),
 )  # fmt: skip
 
 

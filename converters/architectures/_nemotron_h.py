@@ -117,5 +117,4 @@ HARMLESS = (
     ),
     Harmless("mtp_* num_nextn_predict_layers", "of what predicts further tokens, which is dropped"),
     Harmless("sliding_window", "there is none", (None,)),
-    Harmless("ssm_state_size", "read as the size of the state"),
 )

@@ -36,7 +36,7 @@ DEEPSTACK = (
     HParam("n_deepstack", "n_deepstack_layers", derive=lambda values: len(values["deepstack_layers"]), required=False),
 )  # fmt: skip
 INTERLEAVED = Harmless(
-    "rope_parameters.mrope_interleaved rope_scaling.mrope_interleaved rope_parameters.mrope_section",
+    "rope_parameters.mrope_interleaved rope_scaling.mrope_interleaved",
     "how three axes of position share the frequencies: for text they are one",
 )
 

@@ -4,7 +4,7 @@ shared network; in Super they work in a narrower space. Sources: `_nemotron_h`.
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _nemotron_h as nemotron
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.layouts import Stack
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -60,7 +60,7 @@ SPEC = Architecture(
             drops=nemotron.DROPS,
             remarks=(nemotron.SHORTEST,),
             classes=("NemotronHForCausalLM",),
-            harmless=(*nemotron.HARMLESS, Harmless("n_shared_experts", "one network, as wide as all")),
+            harmless=nemotron.HARMLESS,
         ),
         "gguf": Dialect("gguf"),
     },
