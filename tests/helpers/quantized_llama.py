@@ -95,3 +95,28 @@ def check_file(path: Path, meaning: dict[str, np.ndarray], dtype: str) -> None:
         kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         assert data == expected.to(kinds[dtype]).contiguous().view(torch.uint8).numpy().tobytes(), name
     found.close()
+
+
+def without(end: str) -> Callable[[Tensors], None]:
+    """Take away the first tensor whose name ends so."""
+
+    def change(tensors: Tensors) -> None:
+        del tensors[next(name for name in tensors if name.endswith(end))]
+
+    return change
+
+
+def changed(end: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
+    """Put what `make` returns in the place of the first tensor whose name ends so."""
+
+    def change(tensors: Tensors) -> None:
+        name = next(name for name in tensors if name.endswith(end))
+        tensors[name] = make(tensors[name].clone())
+
+    return change
+
+
+def first_nan(tensor: torch.Tensor) -> torch.Tensor:
+    """Make the first number none."""
+    tensor.view(-1)[0] = torch.nan
+    return tensor

@@ -31,7 +31,19 @@ from ggferry.formats.errors import (
     UnsupportedError,
 )
 from ggferry.formats.readers.gguf import open_gguf
-from helpers.quantized_llama import Quantize, Tensors, check_file, gguf_name, in_gguf_order, model, request, write
+from helpers.quantized_llama import (
+    Quantize,
+    Tensors,
+    changed,
+    check_file,
+    first_nan,
+    gguf_name,
+    in_gguf_order,
+    model,
+    request,
+    without,
+    write,
+)
 
 # --- AWQ ---------------------------------------------------------------------------------------------------
 
@@ -379,26 +391,6 @@ def test_any_rows_are_the_same_rows(case: str, tmp_path: Path) -> None:
     checkpoint.close()
 
 
-def _without(end: str) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        del tensors[next(name for name in tensors if name.endswith(end))]
-
-    return change
-
-
-def _with(end: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        name = next(name for name in tensors if name.endswith(end))
-        tensors[name] = make(tensors[name].clone())
-
-    return change
-
-
-def _nan(tensor: torch.Tensor) -> torch.Tensor:
-    tensor.view(-1)[0] = torch.nan
-    return tensor
-
-
 def _text(old: str, new: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """A tensor of bytes with another text."""
     return lambda tensor: torch.tensor(list(bytes(tensor.tolist()).replace(old.encode(), new.encode()))).byte()
@@ -406,55 +398,55 @@ def _text(old: str, new: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 STATE = "bitsandbytes__nf4"
 BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
-    ("awq", _without(".qzeros"), MissingError),
-    ("awq", _without(".scales"), MissingError),
-    ("awq", _with(".qzeros", lambda t: t[:, :-1]), ShapeError),
-    ("awq", _with(".scales", lambda t: t[:-1]), ShapeError),
-    ("awq", _with(".qweight", lambda t: t.long()), UnsupportedError),
-    ("awq", _with(".scales", _nan), BadValueError),
-    ("bnb nf4", _without("absmax"), MissingError),
-    ("bnb nf4", _without("quant_map"), MissingError),
-    ("bnb nf4", _without(".down_proj.weight"), MissingError),
-    ("bnb nf4", _with("absmax", lambda t: t[:-1]), ShapeError),
-    ("bnb nf4", _with("absmax", lambda t: t.byte()), UnsupportedError),
-    ("bnb nf4", _with("quant_map", lambda t: t[:-1]), ShapeError),
-    ("bnb nf4", _with("quant_map", _nan), BadValueError),
-    ("bnb nf4", _with(".down_proj.weight", lambda t: t[1:]), ShapeError),
-    ("bnb nf4", _with(STATE, _text("{", "[")), InconsistentError),
-    ("bnb nf4", _with(STATE, lambda t: torch.tensor(list(b"[" * 60000)).byte()), InconsistentError),
-    ("bnb nf4", _with(STATE, lambda t: torch.zeros(1 << 17).byte()), ShapeError),
-    ("bnb nf4", _with(STATE, _text('"blocksize": 64', '"blocksize": 0')), InconsistentError),
-    ("bnb nf4", _with(STATE, _text("[64, 64]", "[64, -64]")), InconsistentError),
-    ("bnb nf4", _with(STATE, _text("[64, 64]", "[64, 66]")), ShapeError),
-    ("bnb nested nf4", _without("nested_quant_map"), MissingError),
-    ("bnb nested nf4", _with("nested_absmax", lambda t: t[:-1]), ShapeError),
-    ("bnb nested nf4", _with(STATE, _text("nested_offset", "offset")), InconsistentError),
-    ("modelopt nvfp4", _without("weight_scale_2"), MissingError),
-    ("modelopt nvfp4", _without("weight_scale"), MissingError),
-    ("modelopt nvfp4", _with("weight_scale", lambda t: t[:-1]), ShapeError),
-    ("modelopt nvfp4", _with("weight_scale", lambda t: t.float()), UnsupportedError),
-    ("modelopt nvfp4", _with("weight_scale_2", _nan), BadValueError),
-    ("ct packed int3, dense", _with("weight_packed", lambda t: t[:, :-1]), UnsupportedError),
-    ("ct nvfp4", _without("weight_scale"), MissingError),
-    ("ct nvfp4", _with("weight_scale", lambda t: t[:, :-1]), ShapeError),
-    ("ct nvfp4", _with("weight_global_scale", lambda t: t * 0), BadValueError),
-    ("ct nvfp4", _without("weight_global_scale"), UnsupportedError),
-    ("ct mxfp8", _with("weight_scale", lambda t: t[:-1]), ShapeError),
-    ("ct mxfp8", _with("weight_scale", lambda t: t * 0 + 255), BadValueError),
-    ("nvfp4 of mlx", _with("scales", lambda t: t | 128), BadValueError),
-    ("nvfp4 of mlx", _with("scales", lambda t: t[1:]), ShapeError),
-    ("mxfp4 of mlx", _without("scales"), MissingError),
-    ("mxfp4 of mlx", _with("scales", lambda t: t * 0 + 255), BadValueError),
-    ("bitnet", _without("weight_scale"), MissingError),
-    ("bitnet", _with("weight_scale", lambda t: torch.cat((t, t))), ShapeError),
-    ("bitnet", _with("weight_scale", lambda t: t * 0), BadValueError),
-    ("mlx 4", _without("scales"), MissingError),
-    ("mlx 4", _without("biases"), MissingError),
-    ("mlx 4", _with("biases", lambda t: t[:-1]), ShapeError),
-    ("mlx 4", _with("scales", _nan), BadValueError),
-    ("bnb int8", _without("SCB"), MissingError),
-    ("bnb int8", _with("SCB", lambda t: t[:-1]), ShapeError),
-    ("bnb int8", _with("weight_format", lambda t: t + 1), UnsupportedError),
+    ("awq", without(".qzeros"), MissingError),
+    ("awq", without(".scales"), MissingError),
+    ("awq", changed(".qzeros", lambda t: t[:, :-1]), ShapeError),
+    ("awq", changed(".scales", lambda t: t[:-1]), ShapeError),
+    ("awq", changed(".qweight", lambda t: t.long()), UnsupportedError),
+    ("awq", changed(".scales", first_nan), BadValueError),
+    ("bnb nf4", without("absmax"), MissingError),
+    ("bnb nf4", without("quant_map"), MissingError),
+    ("bnb nf4", without(".down_proj.weight"), MissingError),
+    ("bnb nf4", changed("absmax", lambda t: t[:-1]), ShapeError),
+    ("bnb nf4", changed("absmax", lambda t: t.byte()), UnsupportedError),
+    ("bnb nf4", changed("quant_map", lambda t: t[:-1]), ShapeError),
+    ("bnb nf4", changed("quant_map", first_nan), BadValueError),
+    ("bnb nf4", changed(".down_proj.weight", lambda t: t[1:]), ShapeError),
+    ("bnb nf4", changed(STATE, _text("{", "[")), InconsistentError),
+    ("bnb nf4", changed(STATE, lambda t: torch.tensor(list(b"[" * 60000)).byte()), InconsistentError),
+    ("bnb nf4", changed(STATE, lambda t: torch.zeros(1 << 17).byte()), ShapeError),
+    ("bnb nf4", changed(STATE, _text('"blocksize": 64', '"blocksize": 0')), InconsistentError),
+    ("bnb nf4", changed(STATE, _text("[64, 64]", "[64, -64]")), InconsistentError),
+    ("bnb nf4", changed(STATE, _text("[64, 64]", "[64, 66]")), ShapeError),
+    ("bnb nested nf4", without("nested_quant_map"), MissingError),
+    ("bnb nested nf4", changed("nested_absmax", lambda t: t[:-1]), ShapeError),
+    ("bnb nested nf4", changed(STATE, _text("nested_offset", "offset")), InconsistentError),
+    ("modelopt nvfp4", without("weight_scale_2"), MissingError),
+    ("modelopt nvfp4", without("weight_scale"), MissingError),
+    ("modelopt nvfp4", changed("weight_scale", lambda t: t[:-1]), ShapeError),
+    ("modelopt nvfp4", changed("weight_scale", lambda t: t.float()), UnsupportedError),
+    ("modelopt nvfp4", changed("weight_scale_2", first_nan), BadValueError),
+    ("ct packed int3, dense", changed("weight_packed", lambda t: t[:, :-1]), UnsupportedError),
+    ("ct nvfp4", without("weight_scale"), MissingError),
+    ("ct nvfp4", changed("weight_scale", lambda t: t[:, :-1]), ShapeError),
+    ("ct nvfp4", changed("weight_global_scale", lambda t: t * 0), BadValueError),
+    ("ct nvfp4", without("weight_global_scale"), UnsupportedError),
+    ("ct mxfp8", changed("weight_scale", lambda t: t[:-1]), ShapeError),
+    ("ct mxfp8", changed("weight_scale", lambda t: t * 0 + 255), BadValueError),
+    ("nvfp4 of mlx", changed("scales", lambda t: t | 128), BadValueError),
+    ("nvfp4 of mlx", changed("scales", lambda t: t[1:]), ShapeError),
+    ("mxfp4 of mlx", without("scales"), MissingError),
+    ("mxfp4 of mlx", changed("scales", lambda t: t * 0 + 255), BadValueError),
+    ("bitnet", without("weight_scale"), MissingError),
+    ("bitnet", changed("weight_scale", lambda t: torch.cat((t, t))), ShapeError),
+    ("bitnet", changed("weight_scale", lambda t: t * 0), BadValueError),
+    ("mlx 4", without("scales"), MissingError),
+    ("mlx 4", without("biases"), MissingError),
+    ("mlx 4", changed("biases", lambda t: t[:-1]), ShapeError),
+    ("mlx 4", changed("scales", first_nan), BadValueError),
+    ("bnb int8", without("SCB"), MissingError),
+    ("bnb int8", changed("SCB", lambda t: t[:-1]), ShapeError),
+    ("bnb int8", changed("weight_format", lambda t: t + 1), UnsupportedError),
 ]
 
 

@@ -32,7 +32,18 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
-from helpers.quantized_llama import Quantize, Tensors, check_file, gguf_name, model, request, write
+from helpers.quantized_llama import (
+    Quantize,
+    Tensors,
+    changed,
+    check_file,
+    first_nan,
+    gguf_name,
+    model,
+    request,
+    without,
+    write,
+)
 
 # --- FP8 ---------------------------------------------------------------------------------------------------
 
@@ -349,48 +360,28 @@ def test_other_schemes_are_refused_by_name(config: Any, named: str, tmp_path: Pa
     assert named in str(caught.value) and caught.value.exit_code == 4
 
 
-def _without(end: str) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        del tensors[next(name for name in tensors if name.endswith(end))]
-
-    return change
-
-
-def _with(end: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        name = next(name for name in tensors if name.endswith(end))
-        tensors[name] = make(tensors[name].clone())
-
-    return change
-
-
-def _nan(tensor: torch.Tensor) -> torch.Tensor:
-    tensor.view(-1)[5] = torch.nan
-    return tensor
-
-
 BROKEN: list[tuple[str, Callable[[Tensors], None], type[GgferryError]]] = [
-    ("gptq 4", _without(".qzeros"), MissingError),
-    ("gptq 4", _with(".qzeros", lambda t: t[:, :-1]), ShapeError),
-    ("gptq 4", _with(".scales", lambda t: t[:, :-1]), ShapeError),
-    ("gptq 4 no g_idx", _with(".scales", lambda t: t[:-1]), ShapeError),
-    ("gptq 4", _with(".g_idx", lambda t: t[:-8]), InconsistentError),
-    ("gptq 4", _with(".g_idx", lambda t: t + 1), OutOfRangeError),
-    ("gptq 4", _with(".g_idx", lambda t: t - 1), OutOfRangeError),
-    ("gptq 4", _with(".qweight", lambda t: t.long()), UnsupportedError),
-    ("gptq 4", _with(".scales", _nan), BadValueError),
-    ("fp8 blocks", _without("_scale_inv"), MissingError),
-    ("fp8 blocks", _with("_scale_inv", lambda t: t[:-1]), ShapeError),
-    ("fp8 blocks", _with("_scale_inv", lambda t: t[:, :-1]), ShapeError),
-    ("fp8 blocks", _with("_scale_inv", _nan), BadValueError),
-    ("ct int4 group", _without("_scale"), MissingError),
-    ("ct int4 group", _without("_shape"), MissingError),
-    ("ct int4 group", _with("_shape", lambda t: t + 1), InconsistentError),
-    ("ct int4 group", _with("_shape", lambda t: t + torch.tensor([0, 100])), UnsupportedError),
-    ("ct int4 group", _with("_scale", lambda t: t[:, :-1]), ShapeError),
-    ("ct int4 actorder", _with("_g_idx", lambda t: t + 1), OutOfRangeError),
-    ("ct int4 actorder", _with("_g_idx", lambda t: t[:-1]), ShapeError),
-    ("ct int4 asymmetric", _with("_zero_point", lambda t: t[:-1]), ShapeError),
+    ("gptq 4", without(".qzeros"), MissingError),
+    ("gptq 4", changed(".qzeros", lambda t: t[:, :-1]), ShapeError),
+    ("gptq 4", changed(".scales", lambda t: t[:, :-1]), ShapeError),
+    ("gptq 4 no g_idx", changed(".scales", lambda t: t[:-1]), ShapeError),
+    ("gptq 4", changed(".g_idx", lambda t: t[:-8]), InconsistentError),
+    ("gptq 4", changed(".g_idx", lambda t: t + 1), OutOfRangeError),
+    ("gptq 4", changed(".g_idx", lambda t: t - 1), OutOfRangeError),
+    ("gptq 4", changed(".qweight", lambda t: t.long()), UnsupportedError),
+    ("gptq 4", changed(".scales", first_nan), BadValueError),
+    ("fp8 blocks", without("_scale_inv"), MissingError),
+    ("fp8 blocks", changed("_scale_inv", lambda t: t[:-1]), ShapeError),
+    ("fp8 blocks", changed("_scale_inv", lambda t: t[:, :-1]), ShapeError),
+    ("fp8 blocks", changed("_scale_inv", first_nan), BadValueError),
+    ("ct int4 group", without("_scale"), MissingError),
+    ("ct int4 group", without("_shape"), MissingError),
+    ("ct int4 group", changed("_shape", lambda t: t + 1), InconsistentError),
+    ("ct int4 group", changed("_shape", lambda t: t + torch.tensor([0, 100])), UnsupportedError),
+    ("ct int4 group", changed("_scale", lambda t: t[:, :-1]), ShapeError),
+    ("ct int4 actorder", changed("_g_idx", lambda t: t + 1), OutOfRangeError),
+    ("ct int4 actorder", changed("_g_idx", lambda t: t[:-1]), ShapeError),
+    ("ct int4 asymmetric", changed("_zero_point", lambda t: t[:-1]), ShapeError),
 ]
 
 
