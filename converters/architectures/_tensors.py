@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ggferry.converters.schema.architecture import From, Role
-from ggferry.converters.schema.layouts import SAME, Layout, Squeeze, Stack
+from ggferry.converters.schema.layouts import SAME, Layout, Squeeze, Stack, heads_halves_to_pairs
 from ggferry.converters.schema.roles import both
 
 Condition = bool | str
@@ -81,6 +81,23 @@ def attention(
         "attn_output", f"n_embd {heads}*{width_v}", f"{source}{names[3]}", bias=output_bias, when=when
     )
     return (*weights, output, *biases, *output_biases)
+
+
+def paired_attention(*, bias: Condition = False, output_bias: Condition = False) -> tuple[Role, ...]:
+    """Return `attention` whose rows of queries and keys go from halves to pairs: llama.cpp turns neighbors there."""
+    return attention(
+        q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"), bias=bias, output_bias=output_bias
+    )
+
+
+def llama_block() -> tuple[Role, ...]:
+    """Return the block of LLaMA, without biases: a norm before attention, a norm before the gated network."""
+    return (
+        *norm("attn_norm", "input_layernorm"),
+        *paired_attention(),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *gated(),
+    )
 
 
 def fused_attention(

@@ -7,7 +7,6 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -20,10 +19,7 @@ ROLES = roles(
     rope.LLAMA3_FREQUENCIES,
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(
-            q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"), bias="attention_bias == 1",
-            output_bias="attention_bias == 1",
-        ),
+        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         tensors.plain(bias="mlp_bias == 1"),
     ),

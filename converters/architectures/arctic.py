@@ -7,7 +7,6 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -21,7 +20,7 @@ ROLES = roles(
     tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv")),
+        tensors.paired_attention(),
         tensors.norm("ffn_norm", "residual_layernorm"),
         tensors.gated("residual_mlp.", ("w1", "w2", "w3"), width="n_embd"),
         tensors.norm("ffn_norm_exps", "post_attention_layernorm"),

@@ -8,7 +8,6 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -26,12 +25,7 @@ HPARAMS = (
 ROLES = roles(
     tensors.embedding(),
     rope.LLAMA3_FREQUENCIES,
-    block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv")),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated(),
-    ),
+    block(tensors.llama_block()),
 )
 
 SPEC = Architecture(

@@ -8,7 +8,6 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -26,7 +25,7 @@ ROLES = roles(
     tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv")),
+        tensors.paired_attention(),
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         tensors.gated(when="n < n_dense"),
         tensors.experts(when=SPARSE),

@@ -13,7 +13,6 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles, varied
 
 N_FF = HParam("n_ff", "feed_forward_length", fields={"hf": "shared_intermediate_size|intermediate_size"})
@@ -29,10 +28,7 @@ ROLES = roles(
     rope.FACTORS,
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(
-            q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"),
-            bias="attention_bias == 1", output_bias="attention_bias == 1",
-        ),
+        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         tensors.gated(bias="mlp_bias == 1"),
     ),

@@ -11,7 +11,6 @@ from ggferry.converters.architectures import _granite as granite
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -29,10 +28,7 @@ ROLES = roles(
     rope.FACTORS,
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(
-            q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"),
-            bias="attention_bias == 1", output_bias="attention_bias == 1",
-        ),
+        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         granite.experts(),
         granite.fused_gated("n_ff_shexp", "_shexp", when="n_ff_shexp > 0"),

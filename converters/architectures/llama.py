@@ -13,7 +13,6 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import also, block, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf.values import ValueType
@@ -96,10 +95,7 @@ ROLES = also(
         rope.FACTORS,
         block(
             tensors.norm("attn_norm", "input_layernorm"),
-            tensors.attention(
-                q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"),
-                bias="attention_bias == 1", output_bias="output_bias == 1",
-            ),
+            tensors.paired_attention(bias="attention_bias == 1", output_bias="output_bias == 1"),
             tensors.norm("ffn_norm", "post_attention_layernorm"),
             tensors.gated(when="n_expert == 0", bias="mlp_bias == 1"),
             tensors.experts(

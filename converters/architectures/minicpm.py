@@ -11,7 +11,6 @@ from ggferry.converters.architectures import _minicpm3 as minicpm3
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 
 # llama.cpp takes other constants for some of what is not said: all is.
@@ -24,12 +23,7 @@ HPARAMS = (
 ROLES = roles(
     tensors.embedding(),
     rope.LONGROPE_FACTORS,
-    block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv")),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated(),
-    ),
+    block(tensors.llama_block()),
 )
 
 SPEC = Architecture(

@@ -9,7 +9,6 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
 from ggferry.converters.schema.block_patterns import turned_as_listed, turned_unlike_every_fourth
-from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -30,10 +29,7 @@ ROLES = roles(
     tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(
-            q=heads_halves_to_pairs("n_head"), k=heads_halves_to_pairs("n_head_kv"), bias="attention_bias == 1",
-            output_bias="attention_bias == 1",
-        ),
+        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         tensors.gated(bias="mlp_bias == 1"),
     ),
