@@ -74,7 +74,8 @@ def _e4m3() -> Floats:
     exponents, mantissas = codes >> 3, (codes & 7) / 8
     values = np.where(exponents == 0, mantissas * 2.0**-6, (1 + mantissas) * 2.0 ** (exponents - 7.0))
     values[127] = np.nan
-    return np.concatenate([values, -values]).astype(np.float32)
+    both: Floats = np.concatenate([values, -values]).astype(np.float32)
+    return both
 
 
 CODECS = (
