@@ -43,6 +43,7 @@ from ggferry.formats.errors import CorruptError, RefusedError, UsageError, Verif
 from ggferry.formats.files.digests import Digests, Taken
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
+from ggferry.formats.files.sources import known_by
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.memory_cap import limited
 from ggferry.support.interrupts import interrupts_wait
@@ -321,7 +322,7 @@ def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, st
     more = f" and {len(paths) - 1} more" if paths[1:] else ""
     kinds = ", ".join(dict.fromkeys(f"{step.type}" for step in plan.steps)) or "vocabulary only"
     return (
-        f"read     {checkpoint.path}{parts}: {receipts.what_was_read(checkpoint)}",
+        f"read     {known_by(checkpoint.path)}{parts}: {receipts.what_was_read(checkpoint)}",
         f"wrote    {paths[0]}{more}: GGUF v3, {plan.graph.architecture.name}, {len(plan.steps)} tensors ({kinds}), "
         f"{plan.bytes_written:,} bytes",
         f"proved   {receipts.how_it_was_proved(proof)}",

@@ -246,6 +246,11 @@ OPTIONS: tuple[Option, ...] = (
            terminal=True),
     Option("jobs", Kind.NUMBER, _READS, Heading.RUN, "Worker threads (default: one a core).", "jobs",
            ("--jobs", "-j"), least=1, most=256),
+    Option("cache", Kind.SIZE, _ALL + " forward imatrix", Heading.RUN,
+           "Kept on this disk of a source that is a URL, while it is read and for another try (default: 64GiB).",
+           metavar="SIZE", least=0, terminal=True),
+    Option("follow_redirects", Kind.FLAG, _ALL + " inspect forward imatrix tokenize", Heading.RUN,
+           "Let the web server of a source send us to another one.", default=False, terminal=True),
     Option("as_json", Kind.FLAG, _ALL + " plan inspect forward imatrix architectures types", Heading.RUN,
            "One JSON object on stdout.", flags=("--json",), default=False, terminal=True),
 )  # fmt: skip

@@ -43,18 +43,22 @@ class Cursor:
     bytes are not there; nothing is allocated before that check. Not thread-safe.
     """
 
-    __slots__ = ("_base", "_big", "_buffer", "_number", "_pos", "_window", "end", "source")
+    __slots__ = ("_base", "_big", "_buffer", "_most", "_number", "_pos", "_window", "end", "source")
 
     def __init__(self, source: Source, offset: int = 0, big_endian: bool = False, end: int | None = None) -> None:
-        """Start at byte `offset`; treat the bytes from `end` on (default: the end of the source) as absent."""
+        """Start at byte `offset`; treat the bytes from `end` on (default: the end of the source) as absent.
+
+        A source for which bytes are dear says in its attribute `ahead` how many may be read before they are needed.
+        """
         self.source = source
+        self._most = min(_LAST_WINDOW, getattr(source, "ahead", _LAST_WINDOW))
         self.end = source.size if end is None else min(end, source.size)
         self._base = offset
         self._big = big_endian
         self._number = _NUMBER[big_endian]
         self._buffer = b""
         self._pos = 0
-        self._window = _FIRST_WINDOW
+        self._window = min(_FIRST_WINDOW, self._most)
 
     @property
     def offset(self) -> int:
@@ -109,7 +113,7 @@ class Cursor:
         wanted = min(max(size, self._window), self.end - start) - len(kept)
         self._buffer = kept + self.source.read(start + len(kept), wanted)
         self._base, self._pos = start, 0
-        self._window = min(self._window * 2, _LAST_WINDOW)
+        self._window = min(self._window * 2, self._most)
 
     def take(self, size: int, what: str) -> bytes:
         """Return the next `size` bytes."""

@@ -10,6 +10,7 @@ from enum import StrEnum
 class Phase(StrEnum):
     """What a long job is doing. The words are shown to people, written into events and read by programs."""
 
+    DOWNLOADING = "downloading"
     READING = "reading"
     CHECKING = "checking"
     WRITING = "writing"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -45,6 +45,11 @@ class _Tree:
 
 
 _TREES: list[_Tree] = []
+AWAITED: dict[str, Callable[[str], None]] = {}
+"""Folder, with a slash at its end → called with the path of a file below it before the file is opened.
+
+A file that stands for one of a store is empty until then.
+"""
 
 
 @contextmanager
@@ -105,6 +110,9 @@ def open_file(path: str | os.PathLike[str], root: str | None = None) -> int:
         GgferryError: Whatever `of_os` makes of other errors of the system.
     """
     name = path if isinstance(path, str) else os.fspath(path)
+    for folder, fetch in list(AWAITED.items()):
+        if name.startswith(folder):
+            fetch(name)
     try:
         _check_kind(os.stat(name), name)  # checked before it is opened, because some devices act on being opened
         fd = os.open(name, os.O_RDONLY | NO_DEVICES)

@@ -40,16 +40,28 @@ class Source(Protocol):
 Opener = Callable[[str], Source | None]
 """Path below a mounted folder → its bytes; None for a file that is there in full."""
 _MOUNTS: dict[str, Opener] = {}
+_NAMES: dict[str, Callable[[str], str]] = {}
 
 
-def mount(folder: str, opener: Opener) -> None:
-    """Open files below `folder` by `opener` from now on."""
-    _MOUNTS[os.path.join(os.path.abspath(folder), "")] = opener
+def mount(folder: str, opener: Opener, name: Callable[[str], str] | None = None) -> None:
+    """Open files below `folder` by `opener` from now on; `name`: what people know such a file by (`known_by`)."""
+    place = os.path.join(os.path.abspath(folder), "")
+    _MOUNTS[place] = opener
+    if name is not None:
+        _NAMES[place] = name
 
 
 def unmount(folder: str) -> None:
     """Undo `mount`."""
-    _MOUNTS.pop(os.path.join(os.path.abspath(folder), ""), None)
+    place = os.path.join(os.path.abspath(folder), "")
+    _MOUNTS.pop(place, None)
+    _NAMES.pop(place, None)
+
+
+def known_by(path: str) -> str:
+    """Return what to call a file before people: its URL, if it stands for one, else its path as it is."""
+    whole = os.path.abspath(path) if _NAMES else path
+    return next((name(whole) for folder, name in list(_NAMES.items()) if whole.startswith(folder)), path)
 
 
 def open_source(path: str | os.PathLike[str], root: str | None = None) -> Source:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ggferry.formats.files.local_files import Named
-from ggferry.service.cli.options import HeadedCommand, offers, print_json, say, tell
+from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, say, tell
+
+if TYPE_CHECKING:
+    from ggferry.service.sources.at_hand import AtHand
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -15,38 +20,41 @@ commands = typer.Typer(rich_markup_mode=None)
 @commands.command(cls=HeadedCommand)
 @offers("convert")
 def convert(
-    source: Annotated[str, typer.Argument(parser=Named, help="A model file, the first part of one, or a folder.")],
+    source: Annotated[
+        str, typer.Argument(parser=Named, help="A model file, the first part of one, or a folder; a path or a URL.")
+    ],
     **given: Any,
 ) -> None:
     """Convert a model to GGUF v3 and prove it."""
     from ggferry.converters.request import request_of
 
-    _convert(request_of(source, given), given)
+    with reached(source, given) as path:
+        request = request_of(path, given)
+        _convert(replace(request, out=os.getcwd()) if path.url and request.out is None else request, path, given)
 
 
 @commands.command(cls=HeadedCommand)
 @offers("quantize")
 def quantize(
-    source: Annotated[str, typer.Argument(parser=Named, help="A GGUF file, or a shard of one.")],
+    source: Annotated[str, typer.Argument(parser=Named, help="A GGUF file, or a shard of one; a path or a URL.")],
     out: Annotated[str, typer.Argument(help="The file to write, or a folder.")],
     outtype: Annotated[str, typer.Argument(metavar="TYPE", help="q4_k_m, q8_0, … or copy (`ggferry types`).")],
     threads: Annotated[int | None, typer.Argument(help="Worker threads (default: one a core).")] = None,
     **given: Any,
 ) -> None:
     """Quantize a GGUF model of any architecture."""
-    from dataclasses import replace
-
     from ggferry.converters.convert import quantize_request
     from ggferry.converters.request import by_flag
 
-    _convert(replace(quantize_request(source, out, outtype, given, by_flag), jobs=threads), given)
+    with reached(source, given) as path:
+        _convert(replace(quantize_request(path, out, outtype, given, by_flag), jobs=threads), path, given)
 
 
 @commands.command(cls=HeadedCommand)
 @offers("verify")
 def verify(
-    source: Annotated[str, typer.Argument(parser=Named, help="What was converted.")],
-    output: Annotated[str, typer.Argument(parser=Named, help="The GGUF file made of it.")],
+    source: Annotated[str, typer.Argument(parser=Named, help="What was converted; a path or a URL.")],
+    output: Annotated[str, typer.Argument(parser=Named, help="The GGUF file made of it; a path or a URL.")],
     **given: Any,
 ) -> None:
     """Compare a source with its conversion: accounting, every key, every tensor, the vocabulary, logits.
@@ -58,10 +66,11 @@ def verify(
     from ggferry.service.cli.progress_bar import progress
 
     quiet = given["as_json"]
-    report = reverify(
-        request_of(source, given), output, lambda title, total: progress(title, total, wanted=not quiet),
-        given["allow_keys"] or (),
-    )  # fmt: skip
+    with reached(source, given) as left, reached(output, given) as right:
+        stage = right.staged(left.staged(lambda title, total: progress(title, total, wanted=not quiet)))
+        report = reverify(request_of(left, given), right, stage, given["allow_keys"] or ())
+        left.check_unchanged()
+        right.check_unchanged()
     if quiet:
         print_json({"verified": True, **report.as_dict()})
         return
@@ -70,7 +79,7 @@ def verify(
     tell(report.line)
 
 
-def _convert(request: Any, given: dict[str, Any]) -> None:
+def _convert(request: Any, source: AtHand, given: dict[str, Any]) -> None:
     """Carry a request out and report what was done, or print its plan."""
     from ggferry.converters.convert import convert as run
     from ggferry.service.cli.progress_bar import progress
@@ -79,7 +88,8 @@ def _convert(request: Any, given: dict[str, Any]) -> None:
     if given["dry_run"]:
         _print_plan(request, as_json)
         return
-    result = run(request, lambda title, total: progress(title, total, wanted=not as_json))
+    stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
+    result = run(request, stage, lambda receipt: source.check_unchanged())
     if as_json:
         print_json({"path": result.path, "receipt": result.receipt})
         return

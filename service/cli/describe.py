@@ -8,6 +8,7 @@ from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import GgferryError
+from ggferry.formats.files.sources import known_by
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.formats.json_files.kinds import shown, strict
 from ggferry.formats.limits import MAX_JSON
@@ -37,7 +38,7 @@ def describe(checkpoint: Checkpoint, full: bool = False, plain: bool = True) -> 
         "layout": checkpoint.layout,
         "big_endian": checkpoint.big_endian,
         "alignment": checkpoint.alignment,
-        "files": [{"path": source.path, "bytes": source.size} for source in checkpoint.files],
+        "files": [{"path": known_by(source.path), "bytes": source.size} for source in checkpoint.files],
         "model": _model(checkpoint),
         "header": strict(dict(checkpoint.header)),
         "metadata": {key: _value(value, full) for key, value in checkpoint.metadata.items()},

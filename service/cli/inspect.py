@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,8 +11,11 @@ from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.named_texts import lines_of, text_of
 from ggferry.formats.files.opened_files import recorded
-from ggferry.service.cli.options import HeadedCommand, offers, print_json, say, tell
+from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, say, tell
 from ggferry.service.cli.terminal import print_json_object
+
+if TYPE_CHECKING:
+    from ggferry.service.sources.at_hand import AtHand
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -20,7 +23,7 @@ commands = typer.Typer(rich_markup_mode=None)
 @commands.command(cls=HeadedCommand)
 @offers("inspect")
 def inspect(
-    file: Annotated[str, typer.Argument(parser=Named, help="Any model container ggferry knows.")],
+    file: Annotated[str, typer.Argument(parser=Named, help="Any model container ggferry knows; a path or a URL.")],
     full: Annotated[bool, typer.Option("--full", help="Arrays and long texts of the metadata whole.")] = False,
     **given: Any,
 ) -> None:
@@ -28,9 +31,10 @@ def inspect(
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
     from ggferry.service.cli.describe import describe, lines
 
-    checkpoint = open_checkpoint(file, given["arch"])
-    facts = describe(checkpoint, full, plain=False)
-    checkpoint.close()
+    with reached(file, given, tensors=False) as path:
+        checkpoint = open_checkpoint(path, given["arch"])
+        facts = describe(checkpoint, full, plain=False)
+        checkpoint.close()
     if given["as_json"]:
         print_json_object(facts)
     else:
@@ -41,7 +45,7 @@ def inspect(
 @commands.command(cls=HeadedCommand)
 @offers("forward")
 def forward(
-    file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can read.")],
+    file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can read; a path or a URL.")],
     tokens: Annotated[str, typer.Option("--tokens", help="Token ids, comma-separated.")],
     out: Annotated[str, typer.Option("--out", help="The .npy file to write.")],
     npy_dtype: Annotated[str, typer.Option("--npy-dtype", help="f32, f16 or f64.")] = "f32",
@@ -67,16 +71,18 @@ def forward(
     if npy_dtype not in dtypes:
         raise UsageError("--npy-dtype", found=npy_dtype, expected=", ".join(dtypes))
     ids = _ids(tokens)
-    request = request_of(file, given)
-    with recorded() as opened:
-        graph = graph_of(file, request.hparams, request.arch)
-        inputs = {} if mel is None else {"mel": _load_array(mel)}
-    check_target(out, overwrite=given["force"], sources=opened.identities)
-    for note in (*graph.checkpoint.notes, *graph.notes):
-        say(f"note     {note}")
-    result = ENCODER_STATES if encoder else result_of(graph).of(inputs)
-    found = run(graph, ids, inputs=inputs, part="encode" if encoder else "logits").astype(dtypes[npy_dtype])
-    graph.checkpoint.close()
+    with reached(file, given) as path:
+        request = request_of(path, given)
+        with recorded() as opened:
+            graph = graph_of(path, request.hparams, request.arch)
+            inputs = {} if mel is None else {"mel": _load_array(mel)}
+        check_target(out, overwrite=given["force"], sources=opened.identities)
+        for note in (*graph.checkpoint.notes, *graph.notes):
+            say(f"note     {note}")
+        result = ENCODER_STATES if encoder else result_of(graph).of(inputs)
+        found = run(graph, ids, inputs=inputs, part="encode" if encoder else "logits").astype(dtypes[npy_dtype])
+        graph.checkpoint.close()
+        path.check_unchanged()
     write_file(out, lambda file: np.save(file, found), overwrite=given["force"], sources=opened.identities)
     if given["as_json"]:
         top1 = {"top1": found.argmax(-1).tolist()} if result.ranked else {}
@@ -88,7 +94,7 @@ def forward(
 @commands.command(cls=HeadedCommand)
 @offers("imatrix")
 def imatrix(
-    file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can run.")],
+    file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can run; a path or a URL.")],
     text: Annotated[str, typer.Option("--text", help="A UTF-8 text file to run through the model.")],
     out: Annotated[str, typer.Option("--outfile", "-o", help="The GGUF imatrix to write.")] = "imatrix.gguf",
     chunk_size: Annotated[int, typer.Option("--chunk-size", min=2, help="Tokens a chunk.")] = 512,
@@ -97,6 +103,18 @@ def imatrix(
     **given: Any,
 ) -> None:
     """Measure which columns of the weights matter for a text: llama.cpp's importance matrix."""
+    with reached(file, given) as path:
+        count, parts = _measured(path, text, out, chunk_size, chunks, process_output, given)
+    if given["as_json"]:
+        print_json({"path": out, "entries": count, "chunks": len(parts), "chunk_size": chunk_size})
+    else:
+        tell(f"{out}: {count} weights, {len(parts)} chunks of {chunk_size} tokens")
+
+
+def _measured(
+    path: AtHand, text: str, out: str, chunk_size: int, chunks: int | None, output: bool, given: dict[str, Any]
+) -> tuple[int, list[list[int]]]:
+    """Write the matrix; return how many weights it has, and the tokens of each chunk."""
     from ggferry.converters.forward.importance_matrix import chunks_of, measure, write_imatrix
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
     from ggferry.converters.understand import graph_of
@@ -104,35 +122,28 @@ def imatrix(
     from ggferry.service.cli.progress_bar import progress as shown
 
     with recorded() as opened:
-        graph = graph_of(file, arch=given["arch"])
+        graph = graph_of(path, arch=given["arch"])
         tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
         if tokenizer is None:
-            raise RefusedError("the file has no vocabulary", path=file)
+            raise RefusedError("the file has no vocabulary", path=path)
         parts = chunks_of(tokenizer, text_of(text), chunk_size, chunks)
     check_target(out, overwrite=given["force"], sources=opened.identities)
     with shown("tokens", sum(map(len, parts)), wanted=not given["as_json"], counts=True) as progress:
         recorder = measure(graph, parts, progress)
     opened.check_unchanged()
+    path.check_unchanged()
+    name = os.path.basename(text)
     count = write_imatrix(
-        out,
-        recorder,
-        parts,
-        os.path.basename(text),
-        output=process_output,
-        force=given["force"],
-        sources=opened.identities,
-    )
+        out, recorder, parts, name, output=output, force=given["force"], sources=opened.identities
+    )  # fmt: skip
     graph.checkpoint.close()
-    if given["as_json"]:
-        print_json({"path": out, "entries": count, "chunks": len(parts), "chunk_size": chunk_size})
-    else:
-        tell(f"{out}: {count} weights, {len(parts)} chunks of {chunk_size} tokens")
+    return count, parts
 
 
 @commands.command(cls=HeadedCommand)
 @offers("tokenize")
 def tokenize(
-    file: Annotated[str, typer.Argument(parser=Named, help="A model or vocabulary file.")],
+    file: Annotated[str, typer.Argument(parser=Named, help="A model or vocabulary file; a path or a URL.")],
     text: Annotated[list[str] | None, typer.Option("--text", help="Text to encode; may be repeated.")] = None,
     text_file: Annotated[str | None, typer.Option("--file", help="Encode each line of this UTF-8 file.")] = None,
     no_bos: Annotated[bool, typer.Option("--no-bos", help="Without the beginning-of-sequence token.")] = False,
@@ -147,7 +158,8 @@ def tokenize(
         texts += lines_of(text_file)
     if not texts:
         raise UsageError("nothing to encode", hint="--text TEXT or --file FILE")
-    with open_model(file, **given) as model:
+    asked = {name: value for name, value in given.items() if name != "follow_redirects"}
+    with reached(file, given, tensors=False) as path, open_model(path, **asked) as model:
         for line in texts:
             print_json(model.tokenize(line, bos=False if no_bos else None, special=special))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -16,6 +17,9 @@ from ggferry.service.cli.terminal import print_json as print_json
 from ggferry.service.cli.terminal import say as say
 from ggferry.service.cli.terminal import tell as tell
 from ggferry.support.sizes import parse_size
+
+if TYPE_CHECKING:
+    from ggferry.service.sources.at_hand import AtHand
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -100,6 +104,26 @@ class HeadedCommand(TyperCommand):
             if records:
                 with formatter.section(str(heading)):
                     formatter.write_dl(records)
+
+
+@contextmanager
+def reached(source: str, given: Mapping[str, Any], *, tensors: bool = True) -> Iterator[AtHand]:
+    """Yield a path for a source argument, which may be a URL: `at_hand` with --cache and --follow-redirects.
+
+    Args:
+        source: The argument as it was given.
+        given: The options of the command.
+        tensors: Whether the command may read tensor data.
+    """
+    from ggferry.service.sources.at_hand import CACHE, at_hand
+
+    if given.get("follow_redirects"):
+        from ggferry.service.storage.urls import Access, grant
+
+        grant(Access(redirects=True))
+    cache = given.get("cache")
+    with at_hand(source, tensors=tensors, cache=CACHE if cache is None else size_of(cache, "--cache")) as path:
+        yield path
 
 
 def size_of(text: str, option: str) -> int:

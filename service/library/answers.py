@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -19,6 +20,7 @@ from ggferry.converters.tokenizers.tokenizer import Encoder, encoder
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import NotFoundError, RefusedError
+from ggferry.formats.files.sources import known_by
 from ggferry.formats.gguf.values import Value
 from ggferry.support.lazy_import import lazy
 
@@ -234,8 +236,10 @@ class Model:
     Opening reads only headers; everything else is read when it is asked for. `ggferry.open_model` opens one.
     """
 
-    def __init__(self, checkpoint: Checkpoint, hparams: Mapping[str, str], vocab: VocabOptions) -> None:
-        self._checkpoint, self._given, self._vocab = checkpoint, hparams, vocab
+    def __init__(
+        self, checkpoint: Checkpoint, hparams: Mapping[str, str], vocab: VocabOptions, opened: ExitStack
+    ) -> None:
+        self._checkpoint, self._given, self._vocab, self._opened = checkpoint, hparams, vocab, opened
 
     def __enter__(self) -> Model:
         return self
@@ -247,7 +251,7 @@ class Model:
 
     def close(self) -> None:
         """Close its files."""
-        self._checkpoint.close()
+        self._opened.close()
 
     @cached_property
     def _graph(self) -> ModelGraph:
@@ -263,7 +267,7 @@ class Model:
     @property
     def path(self) -> str:
         """Path of its first file."""
-        return self._checkpoint.path
+        return known_by(self._checkpoint.path)
 
     @property
     def architecture(self) -> str:

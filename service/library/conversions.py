@@ -15,8 +15,8 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.receipt import SUFFIX
 from ggferry.converters.verify import reverify
 from ggferry.formats.checkpoint import Dropped
-from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import recorded
+from ggferry.formats.files.sources import known_by
 from ggferry.service.library.answers import (
     Assumption,
     Conversion,
@@ -38,6 +38,7 @@ from ggferry.service.library.keywords import (
     request,
     signed,
 )
+from ggferry.service.sources.at_hand import at_hand
 from ggferry.support.progress import Stage, silent
 
 
@@ -48,8 +49,9 @@ def convert(
     """Convert a model to GGUF v3 and prove it, as `ggferry convert` does.
 
     Args:
-        source: A model file, the first part of one, or a folder.
-        out: File or folder; None: in the folder of the source, named by the GGUF convention.
+        source: A model file, the first part of one, or a folder; a path or a URL.
+        out: File or folder; None: in the folder of the source (of a URL: in the current one), named by the GGUF
+            convention.
         progress: Called with a `Phase` and a number of bytes; returns a context that yields a function to call with the
             bytes just done.
         options: Those of the command line, by the names above; `ggferry convert --help` and docs/python.md say what
@@ -67,9 +69,11 @@ def convert(
         >>> done.output
         'new.gguf'
     """
-    with recorded():
-        asked = request("convert", source, options)
-        return _conversion(run(replace(asked, out=None if out is None else os.fspath(out)), progress))
+    with at_hand(os.fspath(source)) as path, recorded():
+        asked = request("convert", path, options)
+        out = os.getcwd() if out is None and path.url else out
+        asked = replace(asked, out=None if out is None else os.fspath(out))
+        return _conversion(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))
 
 
 @signed("plan")
@@ -92,8 +96,8 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
         >>> sorted({tensor.type for tensor in ggferry.plan("llama", outtype="q8_0").tensors})
         ['F32', 'Q8_0']
     """
-    with recorded():
-        asked = request("plan", source, options)
+    with at_hand(os.fspath(source), tensors=False) as path, recorded():
+        asked = request("plan", path, options)
         checkpoint = open_checkpoint(asked.source, asked.arch, asked.config)
         try:
             made, _ = make_plan(asked, checkpoint)
@@ -128,9 +132,9 @@ def quantize(
         >>> ggferry.quantize("model.gguf", "small.gguf", "q8_0").proof.worst.relative_rms < 0.01
         True
     """
-    with recorded():
-        asked = quantize_request(Named(os.fspath(source)), os.fspath(out), outtype, given("quantize", options), by_name)
-        return _conversion(run(asked, progress))
+    with at_hand(os.fspath(source)) as path, recorded():
+        asked = quantize_request(path, os.fspath(out), outtype, given("quantize", options), by_name)
+        return _conversion(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))
 
 
 @signed("verify")
@@ -156,9 +160,11 @@ def verify(source: StrPath, output: StrPath, *, progress: Stage = silent, **opti
         >>> ggferry.verify("old.bin", "new.gguf", level="fast").proof.level
         'fast'
     """
-    with recorded():
-        asked = request("verify", source, options)
-        report = reverify(asked, Named(os.fspath(output)), progress, options.get("allow_keys") or ())
+    with at_hand(os.fspath(source)) as left, at_hand(os.fspath(output)) as right, recorded():
+        asked = request("verify", left, options)
+        report = reverify(asked, right, right.staged(left.staged(progress)), options.get("allow_keys") or ())
+        left.check_unchanged()
+        right.check_unchanged()
     return Verification(report.proof, report.keys, tuple(report.notes), report.line)
 
 
@@ -172,7 +178,7 @@ def _conversion(result: Result) -> Conversion:
 def _plan(made: Plan) -> ConversionPlan:
     graph = made.graph
     return ConversionPlan(
-        source=graph.checkpoint.path,
+        source=known_by(graph.checkpoint.path),
         architecture=graph.architecture.name,
         tensors=tuple(map(_tensor, made.steps)),
         keys={

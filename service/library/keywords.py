@@ -244,4 +244,6 @@ def given(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def request(command: str, source: StrPath, options: Mapping[str, Any]) -> Request:
     """Return what a function was asked to do, as a request. Raises as `request_of` and `given`."""
-    return request_of(Named(os.fspath(source)), given(command, options), by_name)
+    return request_of(
+        source if isinstance(source, Named) else Named(os.fspath(source)), given(command, options), by_name
+    )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Unpack
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import understand
+from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError
-from ggferry.formats.files.local_files import Named
+from ggferry.formats.files.sources import known_by
 from ggferry.service.library.answers import Inspection, Model, TensorFacts, plain
 from ggferry.service.library.conversions import dropped
 from ggferry.service.library.keywords import OfEra, Opening, StrPath, Tokenizing, given, request, signed
+from ggferry.service.sources.at_hand import at_hand
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,7 +27,7 @@ def inspect(path: StrPath, *, arch: str | None = None) -> Inspection:
     """Return what a file or folder holds, according to its headers.
 
     Args:
-        path: Any container ggferry reads.
+        path: Any container ggferry reads; a path or a URL.
         arch: The architecture of a GGML-era file, where its bytes fit several.
 
     Returns:
@@ -37,31 +40,34 @@ def inspect(path: StrPath, *, arch: str | None = None) -> Inspection:
         >>> ggferry.inspect("old.bin").tensors["output.weight"].type
         'Q4_0_V1'
     """
-    checkpoint = open_checkpoint(Named(os.fspath(path)), arch)
-    try:
+    with at_hand(os.fspath(path), tensors=False) as here:
+        checkpoint = open_checkpoint(here, arch)
         try:
-            graph = understand(checkpoint, vocab_only=True)
-        except GgferryError:
-            graph = None
-        known = graph if graph is not None and graph.architecture.hparams else None
-        return Inspection(
-            path=checkpoint.path,
-            container=checkpoint.container,
-            version=checkpoint.version,
-            era=checkpoint.era,
-            architecture=known.architecture.name if known else None,
-            runtimes=known.runtimes if known else (),
-            files={file.path: file.size for file in checkpoint.files},
-            header=dict(checkpoint.header),
-            metadata={key: plain(value) for key, value in checkpoint.metadata.items()},
-            tensors={
-                ref.name: TensorFacts(ref.type.name, ref.shape, ref.nbytes) for ref in checkpoint.tensors.values()
-            },
-            dropped=dropped(checkpoint.dropped),
-            notes=checkpoint.notes,
-        )
-    finally:
-        checkpoint.close()
+            return _inspection(checkpoint)
+        finally:
+            checkpoint.close()
+
+
+def _inspection(checkpoint: Checkpoint) -> Inspection:
+    try:
+        graph = understand(checkpoint, vocab_only=True)
+    except GgferryError:
+        graph = None
+    known = graph if graph is not None and graph.architecture.hparams else None
+    return Inspection(
+        path=known_by(checkpoint.path),
+        container=checkpoint.container,
+        version=checkpoint.version,
+        era=checkpoint.era,
+        architecture=known.architecture.name if known else None,
+        runtimes=known.runtimes if known else (),
+        files={known_by(file.path): file.size for file in checkpoint.files},
+        header=dict(checkpoint.header),
+        metadata={key: plain(value) for key, value in checkpoint.metadata.items()},
+        tensors={ref.name: TensorFacts(ref.type.name, ref.shape, ref.nbytes) for ref in checkpoint.tensors.values()},
+        dropped=dropped(checkpoint.dropped),
+        notes=checkpoint.notes,
+    )
 
 
 @signed("open_model")
@@ -69,7 +75,7 @@ def open_model(path: StrPath, **options: Unpack[Opening]) -> Model:
     """Open a model of any container for its tensors, its forward pass and its tokenizer.
 
     Args:
-        path: A model file, the first part of one, or a folder.
+        path: A model file, the first part of one, or a folder; a path or a URL.
         options: As for `convert`.
 
     Returns:
@@ -84,8 +90,12 @@ def open_model(path: StrPath, **options: Unpack[Opening]) -> Model:
         ...     model.tensor("output_norm.weight").shape
         (64,)
     """
-    asked = request("open_model", path, options)
-    return Model(open_checkpoint(asked.source, asked.arch, asked.config), asked.hparams, asked.vocab)
+    with ExitStack() as stack:
+        here = stack.enter_context(at_hand(os.fspath(path)))
+        asked = request("open_model", here, options)
+        checkpoint = open_checkpoint(asked.source, asked.arch, asked.config)
+        stack.callback(checkpoint.close)
+        return Model(checkpoint, asked.hparams, asked.vocab, stack.pop_all())
 
 
 @signed("forward")

@@ -65,10 +65,11 @@ class Request:
 
 @dataclass
 class Rules:
-    """What is to go wrong, and what was asked."""
+    """What is to go wrong, what was asked, and how many bytes of bodies were sent."""
 
     rules: list[Rule] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
+    sent: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(
@@ -81,6 +82,7 @@ class Rules:
         with self.lock:
             self.rules.clear()
             self.asked.clear()
+            self.sent = 0
 
     def fault(self, request: Request) -> Fault | None:
         with self.lock:
@@ -152,6 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault == "slow":
             time.sleep(1)
+        with self.rules.lock:
+            self.rules.sent += len(data)
         self.wfile.write(data)
 
 

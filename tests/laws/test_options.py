@@ -119,6 +119,7 @@ def test_help_has_headings() -> None:
 
 
 OTHER_MEANING = {
+    ("apply", "cache"),
     ("imatrix", "text"), ("tokenize", "text"),  # what they are about
     ("quantize", "out"), ("quantize", "outtype"),  # arguments, as llama-quantize has them
     ("forward", "out"), ("imatrix", "out"), ("plan", "out"),  # no GGUF file
