@@ -50,6 +50,7 @@ SECTIONS_STATED = HParam(
 SECTIONS = HParam(
     "rope_sections", "rope.dimension_sections", ValueType.INT32, derive="@rope_sections", many="4",
 )  # fmt: skip
+SECTIONS_IF_STATED = (SECTIONS_STATED, replace(SECTIONS, required=False))
 
 # What the configuration says, and what GGUF makes of it.
 STRETCH = HParam(

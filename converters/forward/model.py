@@ -123,6 +123,13 @@ class Model:
         found.number = number
         return found
 
+    @property
+    def rope(self) -> str:
+        """How queries and keys are rotated: 'pairs', 'halves' or 'none'."""
+        if self.recipe.rope == "by_axes":
+            return "halves" if any(self.sizes.get("rope_sections") or ()) else "pairs"
+        return self.recipe.rope
+
     def has(self, name: str) -> bool:
         """Return whether the model has the weight of this name."""
         return self.weights.has(f"{name}.weight")

@@ -96,6 +96,11 @@ def rotary_halves_to_pairs(heads: str) -> Heads:
     return Heads(heads, "n_rot", Rearrange("(two d) -> (d two)", (("two", 2),)))
 
 
+def rotary_pairs_to_halves(heads: str) -> Heads:
+    """Return the layout that undoes `rotary_halves_to_pairs`."""
+    return Heads(heads, "n_rot", Rearrange("(d two) -> (two d)", (("two", 2),)))
+
+
 @dataclass(frozen=True, slots=True)
 class Columns(Rowwise):
     """The columns of every row, in the order that `layout` gives to rows."""

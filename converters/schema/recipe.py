@@ -17,12 +17,13 @@ QkNorm = Literal["head", "full", "unweighted"]
 head by head without weights, in the blocks that rotate them (the hparam `qk_norms` wins)."""
 QkNormAt = Literal["before", "after"]
 """Whether queries and keys are normalized before or after the rotation."""
-Rope = Literal["pairs", "halves", "none"]
+Rope = Literal["pairs", "halves", "none", "by_axes"]
 """Which columns rotate together: 'pairs' (2i, 2i+1: Meta, GGML, GGUF's llama), 'halves' (i, i+d/2: Hugging Face,
-NeoX)."""
-Qkv = Literal["separate", "fused", "grouped"]
+NeoX); 'by_axes': halves where a position has several axes (the hparam `rope_sections`), else pairs."""
+Qkv = Literal["separate", "fused", "grouped", "joint_kv"]
 """'fused': one matrix of all queries, then all keys, then all values; 'grouped': one matrix, group by group: the
-queries of the heads that share a key, that key, its value."""
+queries of the heads that share a key, that key, its value; 'joint_kv': queries apart, one matrix of all keys, then all
+values."""
 Alibi = Literal["after", "before"]
 """Whether the bias of distance, if there is one, is added to the scores after or before they are scaled."""
 Attention = Literal["grouped", "latent"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from helpers.tiny import BASE, ROPE, Tiny
 from helpers.tiny_todays import HEADS, SEES, SIGMOID, WIDE
 
@@ -20,7 +22,11 @@ GLM_EYES = {
     },
     "tie_word_embeddings": False,
 }  # fmt: skip
-HALF = {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "pad_token_id": 0}
+HALF: dict[str, Any] = {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "pad_token_id": 0}
+TURNED = {
+    "rope_parameters": {**HALF["rope_parameters"], "rope_type": "default", "mrope_section": [1, 1, 1]},
+    "pad_token_id": 0,
+}  # fmt: skip
 
 KIN: dict[str, Tiny] = {
     "llava": Tiny("Llava", {**WIDE, "model_type": "llama"}, head=SEES, outer=EYES),
@@ -30,22 +36,10 @@ KIN: dict[str, Tiny] = {
     "glm": Tiny("Glm", {**BASE, "head_dim": 8, "attention_bias": True, **HALF}),
     "glm wide": Tiny("Glm", {**HEADS, "head_dim": 12, "attention_bias": False, **HALF}),
     "bitnet": Tiny("BitNet", {**HEADS, "tie_word_embeddings": True}),
+    "glm4v": Tiny("Glm4v", {**HEADS, "hidden_size": 96, **TURNED}, head=SEES, outer=GLM_EYES),
+    "glm ocr": Tiny("GlmOcr", {**WIDE, **TURNED, "attention_bias": False}, head=SEES, outer=GLM_EYES),
     "glm4v moe": Tiny(
-        "Glm4vMoe",
-        {
-            **WIDE,
-            **SIGMOID,
-            "attention_bias": True,
-            "num_hidden_layers": 3,
-            "pad_token_id": 0,
-            "rope_parameters": {
-                **ROPE,
-                "partial_rotary_factor": 0.5,
-                "rope_type": "default",
-                "mrope_section": [1, 1, 1],
-            },
-        },
-        head=SEES,
+        "Glm4vMoe", {**WIDE, **SIGMOID, **TURNED, "attention_bias": True, "num_hidden_layers": 3}, head=SEES,
         outer=GLM_EYES,
     ),
-}
+}  # fmt: skip

@@ -27,7 +27,7 @@ IDLE = {
     ),
     "attention.head_count": ("(falcon )?mamba", "there is no attention"),
     "rope.scaling.type": (".*longrope", "the tensors of factors say the same"),
-    "rope.dimension_sections": ("qwen|glm4v", "text has one axis of positions"),
+    "rope.dimension_sections": ("qwen|glm", "text has one axis of positions"),
     "full_attention_interval": ("qwen3", "the list of recurrent blocks says it, too"),
     "expert_feed_forward_length": ("youtu", "there are no experts, though llama.cpp asks how wide they are"),
     "rope.freq_base": ("granite hybrid|kimi linear", "nothing is turned by its position"),
@@ -35,7 +35,7 @@ IDLE = {
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
 }
 MODELS = (
-    "llava", "jais2", "glm", "glm4v moe", "bitnet",
+    "llava", "jais2", "glm", "glm4v", "glm ocr", "glm4v moe", "bitnet",
     "llama", "llama linear", "llama yarn", "llama longrope", "mistral window", "mixtral", "qwen2 window",
     "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm",
     "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",

@@ -49,7 +49,11 @@ def _projected(model: Model, block: str, x: Tensor, queries_only: bool) -> Heads
     """
     sizes, clamp, gate = model.sizes, model.sizes.get("clamp_kqv"), None
     width, width_v = sizes["head_dim"], sizes.get("head_dim_v", sizes["head_dim"])
-    if model.recipe.qkv == "separate" and not model.has(f"{block}attn_qkv"):
+    if model.recipe.qkv == "joint_kv":
+        keys = sizes["n_head_kv"] * width
+        joint_kv = model.linear(f"{block}attn_k", x)
+        flat = [model.linear(f"{block}attn_q", x), joint_kv[:, :keys], joint_kv[:, keys:]]
+    elif model.recipe.qkv == "separate" and not model.has(f"{block}attn_qkv"):
         names = "q" if queries_only else "qkv" if model.has(f"{block}attn_v") else "qkk"
         flat = [model.linear(f"{block}attn_{name}", x) for name in names]
     else:
@@ -76,8 +80,8 @@ def _cut(model: Model, joint: Tensor, width: int, width_v: int) -> list[Tensor]:
 def _placed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
     """Return x `(tokens, heads, width)` normalized by `name`, if the model normalizes queries and keys, and rotated."""
     if model.recipe.qk_norm_at == "after":
-        return _normed(model, name, rotate(x, turn, model.recipe.rope), turn)
-    return rotate(_normed(model, name, x, turn), turn, model.recipe.rope)
+        return _normed(model, name, rotate(x, turn, model.rope), turn)
+    return rotate(_normed(model, name, x, turn), turn, model.rope)
 
 
 def _normed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:

@@ -44,7 +44,7 @@ def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
 
 
 def rotate(x: Tensor, turn: Turn, style: str) -> Tensor:
-    """Return x `(tokens, heads, width)` with the first n_rot columns of each head rotated. `style` is `Recipe.rope`."""
+    """Return x `(tokens, heads, width)` with the first n_rot columns of each head rotated. `style` is `Model.rope`."""
     if turn is None:
         return x
     cos, sin = (part[:, None, :] for part in turn)

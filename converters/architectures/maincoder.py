@@ -1,0 +1,44 @@
+"""Maincoder: LLaMA with queries and keys normed head by head after they are turned, in pairs.
+
+Sources: llama.cpp `src/models/maincoder.cpp`; `conversion/maincoder.py`, which moves no row.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, common.ALWAYS_TIED, common.SILU,
+    HParam("qk_normed", None, common.BOOL, {"hf": "use_qk_norm"}, words={True: True}, required=False),
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.qk_norm(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
+
+SPEC = Architecture(
+    name="maincoder",
+    display_name="Maincoder",
+    hf_classes=("MaincoderForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=common.DROPS,
+            remarks=rope.REMARKS,
+            harmless=(common.UNBIASED, Harmless("intermediate_size_mlp", "repeats intermediate_size", follows="n_ff")),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "pairs", "qk_norm_at": "after"},
+)

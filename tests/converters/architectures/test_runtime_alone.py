@@ -1,0 +1,153 @@
+"""Families that no library but llama.cpp computes: tiny random checkpoints under their publishers' names, and its
+log-probabilities of what it continues with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.understand import graph_of
+from helpers.llama_cpp import continuations
+from helpers.tiny import BASE, TOKENS, VOCAB
+from helpers.tiny_models import relative, write
+
+Config = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+WIDTH, INNER, BLOCKS = 48, 88, 3
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def mlp(*names: str, width: int = INNER) -> Shapes:
+    return {f"mlp.{name}.weight": (WIDTH, width) if "down" in name else (width, WIDTH) for name in names}
+
+
+def llama_block(heads: int = 8, groups: int = 2, width: int = 12) -> Shapes:
+    return {
+        "input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,),
+        "self_attn.q_proj.weight": (heads * width, WIDTH), "self_attn.k_proj.weight": (groups * width, WIDTH),
+        "self_attn.v_proj.weight": (groups * width, WIDTH), "self_attn.o_proj.weight": (WIDTH, heads * width),
+        **mlp("gate_proj", "up_proj", "down_proj"),
+    }  # fmt: skip
+
+
+LLAMA_FRAME: Shapes = {"model.embed_tokens.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,)}
+WIDE = {**BASE, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 12, "rope_theta": 5000.0,
+        "rms_norm_eps": 1e-5}  # fmt: skip
+
+
+def maincoder() -> tuple[Config, Shapes, Shapes]:
+    block = llama_block() | {f"self_attn.{part}_norm.weight": (12,) for part in "qk"}
+    return {**WIDE, "hidden_act": "silu", "tie_word_embeddings": True, "use_qk_norm": True}, LLAMA_FRAME, block
+
+
+def plm() -> tuple[Config, Shapes, Shapes]:
+    config = {
+        **BASE, "num_key_value_heads": 6, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+        "q_lora_rank": None, "v_head_dim": 10, "hidden_act": "relu2", "rope_theta": 5000.0, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    block: Shapes = {
+        "input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,),
+        "self_attn.q_proj.weight": (6 * 20, WIDTH), "self_attn.kv_a_proj_with_mqa.weight": (28, WIDTH),
+        "self_attn.kv_a_layernorm.weight": (20,), "self_attn.kv_b_proj.weight": (6 * 22, 20),
+        "self_attn.o_proj.weight": (WIDTH, 60), **mlp("up_proj", "down_proj"),
+    }  # fmt: skip
+    return config, LLAMA_FRAME, block
+
+
+GPT = {"vocab_size": VOCAB, "n_embd": WIDTH, "n_head": 6, "n_layer": BLOCKS, "n_positions": 64}
+
+
+def jais() -> tuple[Config, Shapes, Shapes]:
+    config = {
+        **GPT, "n_inner": INNER, "activation_function": "swiglu", "position_embedding_type": "alibi",
+        "layer_norm_epsilon": 1e-5, "mup_embeddings_scale": 3.0, "mup_output_alpha": 1.5, "mup_width_scale": 0.4,
+        "mup_scale_qk_dot_by_d": True, "scale_attn_weights": True,
+    }  # fmt: skip
+    block: Shapes = {
+        f"{name}.{part}": shape if part == "weight" else (shape[-1],)
+        for name, shape in {
+            "ln_1": (WIDTH,), "ln_2": (WIDTH,), "attn.c_attn": (WIDTH, 3 * WIDTH), "attn.c_proj": (WIDTH, WIDTH),
+            "mlp.c_fc": (WIDTH, INNER), "mlp.c_fc2": (WIDTH, INNER), "mlp.c_proj": (INNER, WIDTH),
+        }.items()
+        for part in ("weight", "bias")
+    }  # fmt: skip
+    frame: Shapes = {"transformer.wte.weight": (VOCAB, WIDTH), "transformer.ln_f.weight": (WIDTH,)}
+    return config, frame | {"transformer.ln_f.bias": (WIDTH,)}, block
+
+
+def refact() -> tuple[Config, Shapes, Shapes]:
+    config = {**GPT, "layer_norm_epsilon": 1e-5, "multi_query": True, "attention_bias_in_fp32": True}
+    block: Shapes = {
+        "ln_1.weight": (WIDTH,), "ln_2.weight": (WIDTH,), "attn.q.weight": (WIDTH, WIDTH),
+        "attn.kv.weight": (16, WIDTH), "attn.c_proj.weight": (WIDTH, WIDTH),
+        "mlp.gate_up_proj.weight": (2 * INNER, WIDTH), "mlp.c_proj.weight": (WIDTH, INNER),
+    }  # fmt: skip
+    return config, {"transformer.wte.weight": (VOCAB, WIDTH), "ln_f.weight": (WIDTH,)}, block
+
+
+MADE: dict[str, tuple[str, str, Callable[[], tuple[Config, Shapes, Shapes]]]] = {
+    "maincoder": ("MaincoderForCausalLM", "model.layers.", maincoder),
+    "plm": ("PLMForCausalLM", "model.layers.", plm),
+    "jais": ("JAISLMHeadModel", "transformer.h.", jais),
+    "refact": ("GPTRefactForCausalLM", "transformer.h.", refact),
+}
+
+
+def saved(name: str, folder: Path, **changes: Any) -> Path:
+    """A checkpoint whose values leave no convention unseen."""
+    cls, layer, make = MADE[name]
+    config, frame, block = make()
+    shapes = frame | {f"{layer}{n}.{part}": shape for n in range(BLOCKS) for part, shape in block.items()}
+    random = np.random.default_rng(7)
+    tensors = {part: filled(random, part, shape) for part, shape in shapes.items()}
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**config, **changes, "architectures": [cls], "model_type": "x"}))
+    return folder
+
+
+def filled(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    values = random.standard_normal(shape).astype(np.float32)
+    if len(shape) == 1:
+        return values * 0.2 + (name.endswith("weight"))
+    return values * (0.5 if "embed" in name or "wte" in name else 1.3 * min(shape) ** -0.5)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_both_sides_compute_alike_and_no_key_is_left_over(name: str, tmp_path: Path) -> None:
+    source = graph_of(str(saved(name, tmp_path)))
+    assert source.architecture.name == name
+    assert not [note for note in source.notes if "does not use" in note]
+    assert "llama.cpp" in source.runtimes
+    made = graph_of(str(write(source, tmp_path / "x.gguf")))
+    assert relative(forward(source, TOKENS), forward(made, TOKENS)) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MADE)
+def test_llama_cpp_computes_the_same_probabilities(name: str, tmp_path: Path) -> None:
+    graph = graph_of(str(saved(name, tmp_path)))
+    (answer,) = continuations(TOKENS, 4, write(graph, tmp_path / "x.gguf"))
+    tokens = list(TOKENS)
+    for token, probability in answer:
+        logits = forward(graph, tokens)[-1].astype(np.float64)
+        scores = logits - logits.max()
+        scores -= np.log(np.exp(scores).sum())
+        assert scores[token] == pytest.approx(probability, abs=1e-4)
+        tokens.append(token)
+
+
+def test_jais_says_what_llama_cpp_divides_scores_by(tmp_path: Path) -> None:
+    source = graph_of(str(saved("jais", tmp_path, mup_scale_qk_dot_by_d=False)))
+    assert "divides scores by the width" in " ".join(source.notes) and "llama.cpp" not in source.runtimes
+    made = graph_of(str(write(source, tmp_path / "x.gguf")))
+    assert made.sizes["attn_scale"] == pytest.approx(8**-0.5)
+    assert relative(forward(source, TOKENS), forward(made, TOKENS)) <= 1e-5
