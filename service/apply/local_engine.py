@@ -35,6 +35,7 @@ from ggferry.support.interrupts import interrupts_wait
 
 LEASE = 60.0  # seconds; renewed three times in it
 IDLE = 0.1  # seconds between looks for a job while others are at work
+LASTING_IDLE = 1.0  # the same, of a run that nobody waits for
 STOPPING = 20.0  # seconds to wait for the end of all jobs after they were asked to stop
 Emit = Callable[[dict[str, Any]], None]
 
@@ -45,7 +46,7 @@ class Run:
 
     Attributes:
         ledger: The ledger.
-        plan: Id of the plan.
+        plan: Id of the plan, or a query for the ids of several.
         jobs: Worker processes.
         settings: Settings of each job.
         emit: Called with events.
@@ -53,14 +54,17 @@ class Run:
         lease: Seconds.
         done: Called with each finished job before the next.
         owner: Name of this coordinator in the ledger.
+        lasting: Whether the run waits for further jobs until it is stopped.
+        drained: Set when no further job is to be begun, and those at work are to end.
         stopping: Set when the run is to end.
         held: The claims being worked on, by job and token.
         lost: Those of them that somebody else holds by now.
+        woken: Set when there may be a job for a lasting run.
         failures: Why the run has to end before its jobs.
     """
 
     ledger: Ledger
-    plan: str
+    plan: Any
     jobs: int
     settings: Settings
     emit: Emit
@@ -68,9 +72,12 @@ class Run:
     lease: float = LEASE
     done: Callable[[Job, Outcome], None] = lambda job, outcome: None
     owner: str = field(default_factory=owner_name)
+    lasting: bool = False
+    drained: threading.Event = field(default_factory=threading.Event)
     stopping: threading.Event = field(default_factory=threading.Event)
     held: dict[tuple[str, int], Job] = field(default_factory=dict)
     lost: set[tuple[str, int]] = field(default_factory=set)
+    woken: threading.Event = field(default_factory=threading.Event)
     failures: list[BaseException] = field(default_factory=list)
 
     def claim(self) -> Job | None:
@@ -92,6 +99,7 @@ class Run:
     def stop(self) -> None:
         """Begin nothing more, and wait for nobody."""
         self.stopping.set()
+        self.woken.set()
         retry.stopping.set()
         self.ledger.hurry()
 
@@ -99,6 +107,14 @@ class Run:
         """Note why the run has to end, and stop it."""
         self.failures.append(error)
         self.stop()
+
+    def wait(self) -> None:
+        """Wait a moment for a job to do."""
+        if self.lasting:
+            self.woken.wait(LASTING_IDLE)
+            self.woken.clear()
+        else:
+            time.sleep(IDLE)
 
     def waiting(self) -> int:
         """Return how many jobs of this shard are queued, now or for later."""
@@ -259,13 +275,15 @@ class _Local:
         run = self.run
         try:
             while not run.stopping.is_set():
+                if run.drained.is_set():
+                    return
                 with self.lock:
                     job = run.claim()
                     self.busy += job is not None
                 if job is None:
-                    if not self.busy and not run.waiting():
+                    if not (run.lasting or self.busy or run.waiting()):
                         return
-                    time.sleep(IDLE)
+                    run.wait()
                     continue
                 try:
                     run.tell(job, "running", attempt=job.attempt)

@@ -44,7 +44,11 @@ CHECKS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The arguments of `apply`; `max_disk` is the bytes this run may take where it writes, None: what is free."""
+    """The arguments of `apply`.
+
+    `max_disk` is the bytes this run may take where it writes, None: what is free. `trees` are the folders in which
+    files must really lie, None: the plan's roots. `private` is as in `urls.Access`.
+    """
 
     plan: str
     ledger: str
@@ -60,15 +64,21 @@ class Asked:
     address: str | None = None
     patience: float = PATIENCE
     outside_dest: bool = False
+    trees: tuple[str, ...] | None = None
+    private: bool = True
 
 
-def _checked(asked: Asked) -> tuple[Head, list[Entry]]:
+Made = tuple[Head, list[Entry]]
+
+
+def _checked(asked: Asked, made: Made | None = None) -> Made:
     """Check that everything asked for can be done, make the files reachable, and return the plan.
 
     Raises UsageError, UnsupportedError, RefusedError.
     """
-    head, entries = read_plan(asked.plan)
-    grant(Access(read_secrets(asked.plan), head.redirects, asked.patience))
+    head, entries = read_plan(asked.plan) if made is None else made
+    secrets = read_secrets(asked.plan) if made is None else {}
+    grant(Access(secrets, head.redirects, asked.patience, asked.private))
     if asked.engine not in ENGINES:
         raise UsageError("--engine", found=asked.engine, expected=", ".join(ENGINES))
     for entry in entries:
@@ -116,15 +126,21 @@ def _is_open(row: Mapping[str, Any], retry: bool, finished: Set[str]) -> bool:
 
 
 class Migration:
-    """One run of `apply`, from the plan to the last job."""
+    """One run of `apply`, from the plan to the last job.
 
-    def __init__(self, asked: Asked, emit: Emit) -> None:
+    `made` is the plan, where it is not read from its file, and `ledger` the ledger, where it is open.
+    """
+
+    def __init__(self, asked: Asked, emit: Emit, made: Made | None = None, ledger: Ledger | None = None) -> None:
         self.asked, self.emit = asked, emit
-        self.head, self.entries = _checked(asked)
+        self.head, self.entries = _checked(asked, made)
         self.deletion = Deletion()
         mark = digest_of([_ledger_name(asked.ledger)])[:8]
         self.asked = replace(asked, settings=replace(asked.settings, access=granted(), mark=mark))
         retry.stopping.clear()
+        if ledger is not None:
+            self.ledger = ledger
+            return
         self.ledger = Ledger(asked.ledger)
         self.ledger.patience = asked.lease
         self.ledger.on_away = lambda words: self.emit({"event": "warning", "message": words})
@@ -143,7 +159,7 @@ class Migration:
         settled = {DONE, QUARANTINED, SKIPPED}
         to_check = [e for e in self.entries if e.verdict == CONVERT and states.get(e.id(head)) not in settled]
         self._check_sources(to_check)
-        self.ledger.register(head.id, [_row(entry, head) for entry in self.entries])
+        self.ledger.register(head.id, [_row(entry, head, self.asked.trees) for entry in self.entries])
         if self.asked.retry:
             self.ledger.retry(head.id)
         else:
@@ -297,7 +313,7 @@ class Migration:
             self.emit({"event": "warning", "id": job, "source": entry.source, "message": str(error)})
 
 
-def _row(entry: Entry, head: Head) -> dict[str, Any]:
+def _row(entry: Entry, head: Head, trees: Sequence[str] | None) -> dict[str, Any]:
     """Return an entry as the ledger stores it."""
     error: Mapping[str, Any] | None = None
     state = QUEUED if entry.verdict == CONVERT else SKIPPED
@@ -305,7 +321,12 @@ def _row(entry: Entry, head: Head) -> dict[str, Any]:
         state, error = QUARANTINED, entry.error or {"class": entry.verdict, "message": entry.reason}
     elif entry.verdict != CONVERT:
         error = {"class": entry.verdict, "message": entry.reason}
-    data = {**asdict(entry), "recipe": entry.recipe(head), "trees": head.trees, "error": None}
+    data = {
+        **asdict(entry),
+        "recipe": entry.recipe(head),
+        "trees": head.trees if trees is None else [*trees],
+        "error": None,
+    }
     return {"id": entry.id(head), "source": entry.source, "entry": data, "state": state, "error": error}
 
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": ("inspect", "forward", "imatrix", "tokenize"),
     "supported": ("architectures", "types"),
     "archive": ("plan", "apply", "ledger"),
+    "server.serve": ("serve",),
 }
 """Modules and the commands in them.
 

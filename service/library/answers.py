@@ -325,6 +325,10 @@ class Model:
         """Return what `ggferry.tokenize` returns for this model. Raises as it does."""
         return list(self._encoder.encode(text, bos=bos, special=special))
 
+    def pieces(self, tokens: Iterable[int]) -> list[str]:
+        """Return the text of each token by itself; bytes that are no text are escaped."""
+        return [self._encoder.decode([each], special=True).decode("utf-8", "backslashreplace") for each in tokens]
+
 
 def plain(value: Any) -> Any:
     """Return the content of a metadata value: a number, a text, or a tuple of them."""

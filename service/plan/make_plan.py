@@ -75,6 +75,7 @@ class Wanted:
         jobs: Worker processes.
         limits: Memory and threads of a worker.
         access: How files are reached.
+        trees: Folders in which the files must really lie; None: the roots.
     """
 
     roots: tuple[str, ...]
@@ -86,6 +87,12 @@ class Wanted:
     jobs: int = 1
     limits: Limits = field(default_factory=Limits)
     access: Access = field(default_factory=Access)
+    trees: tuple[str, ...] | None = None
+
+    @property
+    def within(self) -> list[str]:
+        """Return the folders that confine what is read."""
+        return local_roots(map(local_path, self.roots)) if self.trees is None else [*self.trees]
 
 
 def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple[Head, list[Entry]]:
@@ -97,7 +104,7 @@ def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple
         if dest is None and root.partition("://")[0] in stores.READ_ONLY:
             raise UsageError("outputs cannot stand beside these sources", path=root, hint="--dest FOLDER")
     head = Head(roots, dest, wanted.outtype, wanted.verify, redirects=wanted.access.redirects)
-    with confined(local_roots(roots)), _places(roots) as (tree, mirror):
+    with confined(wanted.within), _places(roots) as (tree, mirror):
         found = archive.groups(tree)
         looked = _look(found, wanted, mirror, progress)
         names = Names(head, {f.path for f in tree.files.values()})
@@ -226,7 +233,7 @@ def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[
         "config": group.config,
         "threads": wanted.limits.threads,
         "mount": mount,
-        "trees": local_roots(map(local_path, wanted.roots)),
+        "trees": wanted.within,
     }
     try:
         facts = _run(command, supervisor)

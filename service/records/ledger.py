@@ -140,17 +140,17 @@ class Ledger(LedgerDatabase):
 
     # --- holding -----------------------------------------------------------------------------------------------
 
-    def claim(self, owner: str, plan: str, lease: float, shard: tuple[int, int] = (0, 1)) -> Job | None:
+    def claim(self, owner: str, plan: Any, lease: float, shard: tuple[int, int] = (0, 1)) -> Job | None:
         """Return a queued job, now held by `owner` for `lease` seconds; None when none is available.
 
-        Jobs with the fewest attempts come first, then the largest. `shard` is (i, n): only jobs of share i of n, from
-        0.
+        `plan` is the id of a plan, or a query for the ids of several. Jobs with the fewest attempts come first, then
+        the largest. `shard` is (i, n): only jobs of share i of n, from 0.
         """
         ticket = os.urandom(8).hex()
         return self._do(lambda connection: self._claim(connection, ticket, owner, plan, lease, shard))
 
     def _claim(
-        self, connection: Any, ticket: str, owner: str, plan: str, lease: float, shard: tuple[int, int]
+        self, connection: Any, ticket: str, owner: str, plan: Any, lease: float, shard: tuple[int, int]
     ) -> Job | None:  # fmt: skip
         jobs, (share, shares) = self.jobs, shard
         columns = (jobs.c.id, jobs.c.entry, jobs.c.attempts, jobs.c.claims)
@@ -161,7 +161,7 @@ class Ledger(LedgerDatabase):
         now = self._now(connection)
         wanted = (
             sa.select(*columns)
-            .where(jobs.c.plan == plan, jobs.c.state == QUEUED, jobs.c.not_before <= now)
+            .where(self._of(plan), jobs.c.state == QUEUED, jobs.c.not_before <= now)
             .where(jobs.c.bucket % shares == share, jobs.c.same_as.is_(None))  # those with one wait for it
             .order_by(jobs.c.attempts + jobs.c.losses, jobs.c.bytes_in.desc(), jobs.c.id)
             .limit(1)
@@ -180,6 +180,9 @@ class Ledger(LedgerDatabase):
         tried = {"job": job.id, "attempt": job.attempt, "owner": owner, "token": job.token, "started": now}
         connection.execute(sa.insert(self.attempts).values(**tried))
         return job
+
+    def _of(self, plan: Any) -> Any:
+        return self.jobs.c.plan == plan if isinstance(plan, str) else self.jobs.c.plan.in_(plan)
 
     def beat(self, held: Sequence[Job], lease: float) -> list[Job]:
         """Renew the leases of claims that are being worked on; return those that somebody else holds by now."""

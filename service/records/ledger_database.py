@@ -50,8 +50,10 @@ class LedgerDatabase:
         self._meta, self.jobs, self.attempts, self.schema = tables()
         try:
             self.engine = sa.create_engine(self.url, **connect_options(self.url))
+            self.readers = self.engine
             if self._sqlite:
                 prepare_sqlite(self.engine)
+                self.readers = sa.create_engine(self.url, isolation_level="AUTOCOMMIT", **connect_options(self.url))
         except (ImportError, sa.exc.NoSuchModuleError) as error:
             words = f"this ledger needs a package: {hide_secrets(str(error), self.url)}"
             raise UsageError(words, hint="pip install 'ggferry[postgres]'") from None
@@ -64,6 +66,7 @@ class LedgerDatabase:
 
     def close(self) -> None:
         self.engine.dispose()
+        self.readers.dispose()
 
     def hurry(self) -> None:
         """Have no more patience in any thread: the run is ending."""
@@ -75,15 +78,22 @@ class LedgerDatabase:
         with self.engine.begin() as connection:
             yield connection
 
-    def _do(self, work: Callable[[Any], T]) -> T:
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        """A connection for queries; it locks nobody out."""
+        with self.readers.connect() as connection:
+            yield connection
+
+    def _do(self, work: Callable[[Any], T], *, reads: bool = False) -> T:
         """Do `work` in a transaction of its own, again and again while the database is away.
 
         Whether a transaction took effect is not known when its answer was lost, so `work` must be safe to do twice.
+        `reads`: it changes nothing, and waits for no writer.
         """
         until, wait = time.monotonic() + self.patience, FIRST_WAIT
         while True:
             try:
-                with self.transaction() as connection:
+                with self.reading() if reads else self.transaction() as connection:
                     result = work(connection)
                 self._away.clear()
                 return result

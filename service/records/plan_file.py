@@ -220,20 +220,25 @@ def _model_files(entries: Iterable[Entry]) -> dict[Identity, str]:
 
 def read_plan(path: str) -> tuple[Head, list[Entry]]:
     """Return the plan at `path`, perhaps edited. Raises NotFoundError, UsageError or CorruptError naming the line."""
-    entries: list[Entry] = []
-    head: Head | None = None
     try:
         with open(open_file(Named(path)), "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), 1):
-                if not line.strip():
-                    continue
-                record = _object(line, path, number)
-                if head is None:
-                    head = _head(record, path)
-                else:
-                    entries.append(_entry(record, path, number))
+            return parse_plan(iter(lambda: file.readline(MAX_LINE), b""), path)
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+
+
+def parse_plan(lines: Iterable[bytes], path: str) -> tuple[Head, list[Entry]]:
+    """Return the plan that `lines` are. Raises UsageError or CorruptError naming `path` and the line."""
+    entries: list[Entry] = []
+    head: Head | None = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        record = _object(line, path, number)
+        if head is None:
+            head = _head(record, path)
+        else:
+            entries.append(_entry(record, path, number))
     if head is None:
         raise UsageError("an empty plan", path=path, hint="ggferry plan ROOT -o FILE")
     _check_outputs(entries, path)

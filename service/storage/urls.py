@@ -34,11 +34,13 @@ class Access:
         secrets: Shown URL → whole URL.
         redirects: Whether a web server may redirect to another.
         patience: For how many seconds a place in trouble is asked again.
+        private: Whether web servers of private, link-local and loopback addresses are asked at all.
     """
 
     secrets: Mapping[str, str] = field(default_factory=dict)
     redirects: bool = False
     patience: float = PATIENCE
+    private: bool = True
 
 
 _secrets: dict[str, str] = {}

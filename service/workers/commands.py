@@ -34,7 +34,9 @@ class Parent(Protocol):
 
 def run(command: Mapping[str, Any], parent: Parent) -> Any:
     """Carry one command out."""
-    work = {"analyze": _analyze, "convert": _convert, "recheck": _recheck, "reopen": _reopen}[command["op"]]
+    work = {"analyze": _analyze, "convert": _convert, "recheck": _recheck, "reopen": _reopen, "look": _look}[
+        command["op"]
+    ]
     with confined(command.get("trees") or ()), mounted(command.get("mount") or {}):
         return work(command, parent)
 
@@ -62,6 +64,13 @@ def mounted(remote: Mapping[str, Any]) -> Iterator[None]:
 def _analyze(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     with keeping():
         return analyze(command["source"], command["recipe"], command["threads"], command.get("config"))
+
+
+def _look(command: Mapping[str, Any], parent: Parent) -> Any:
+    """Answer a question about a model as plain data, by the library's function of that name."""
+    from ggferry.service.workers.questions import answer
+
+    return answer(command["question"], command["source"], command.get("options") or {})
 
 
 # --- convert -------------------------------------------------------------------------------------------------------

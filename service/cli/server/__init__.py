@@ -1,0 +1,1 @@
+"""The commands of the service: serve, and remote, its client."""

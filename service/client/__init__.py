@@ -1,0 +1,1 @@
+"""The client of the service: `ggferry.Client`, and what `ggferry remote` calls."""

@@ -1,0 +1,34 @@
+"""The migration service: the plan, the ledger, the engine and the receipts of the command line, over HTTP.
+
+`application.py` puts it together; `functions.py` holds what both faces (`api/`, JSON; `pages/`, HTML) call; `guard/`
+stands before every route; `store/` is what the server keeps in the ledger's database; `work/` is what it does by
+itself: planning, running jobs, receiving files, sending notices. docs/service.md describes it to users.
+
+Data functions for the faces (`functions.py`). All are plain blocking functions: a route that calls them is a plain
+`def`, which FastAPI runs in a thread. `service` is `request.app.state.service`; `caller` is `request.state.caller`
+(`guard.callers.Caller`: name, scope, csrf). All raise GgferryError, which becomes problem+json below /api and is for
+`pages` to show elsewhere.
+
+    list_models(service, Query(...)) -> ModelPage          the archive: planned and submitted models
+    facets(service) -> {"state": {...}, "container": {...}, "architecture": {...}}   counts for filters
+    folders(service, below="") -> list[Folder]             one level of the tree, with counts and bytes
+    totals(service) -> {"states": {...}, "bytes_before": n, "bytes_after": n, ...}
+    model(service, id) -> dict                             one job's row: entry, state, error, attempts, progress
+    inspection(service, id) -> dict                        header, hparams, tensors, notes, by a worker process
+    conversion_plan(service, id) -> dict                   every tensor and key of the output, by a worker process
+    tokenize(service, id, text) -> list[{"id", "piece"}]   by a worker process
+    receipt(service, id) -> dict                           of a done job; output.files[n] has sha256 and blake3
+    outputs(service, id) -> list[Output]                   name, bytes, sha256, blake3, url of each file to download
+    roots(service) -> list[str]
+    browse(service, path) -> list[dict]                    what is in a folder below a root
+    make_plan(service, caller, source, options) -> dict    id, state ('planning', 'ready', 'failed'), summary, error
+    show_plan(service, id) -> dict                         the same, of a plan made before
+    plan_lines(service, id, cursor, limit) -> (lines, next)   its lines, as the plan's file has them
+    submit(service, caller, plan, models=None) -> dict     plan id, ids of the jobs, states
+    cancel(service, caller, id) / retry(service, caller, id) -> dict
+    progress(service, id=None) -> dict                     of a job or of everything: phase, done, total, rate, eta
+    report(service, plan=None) -> dict                     as `ggferry ledger export`
+
+Uploads and live progress are the API's (`api/uploads.py`, `api/events.py`): JavaScript calls it with the cookie and the
+header `X-CSRF-Token`.
+"""

@@ -1,0 +1,125 @@
+"""Routes that look: models of the archive, what a source holds, folders of the roots, the report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from ggferry.service.server import functions
+from ggferry.service.server.api.common import PROBLEMS, JobId, Of, Reader, Text
+from ggferry.service.server.store import models
+
+router = APIRouter(tags=["archive"], responses=PROBLEMS)
+Names = Annotated[list[Annotated[str, Field(max_length=64)]], Query(max_length=32)]
+Sort = Literal["source", "name", "container", "architecture", "bytes_in", "bytes_out", "state", "updated"]
+Folder = Annotated[str, Query(max_length=4096)]
+
+
+class ModelList(BaseModel):
+    """A page of models."""
+
+    items: list[dict[str, Any]]
+    next: str | None = Field(description="Cursor of the next page; null after the last")
+    total: int = Field(description="Models that match, on all pages")
+
+
+class Inspecting(BaseModel):
+    """What to look at."""
+
+    model_config = ConfigDict(extra="forbid")
+    source: Text = Field(description="A path below a root, or upload:ID")
+    arch: Annotated[str, Field(max_length=64)] | None = Field(None, description="Architecture of a GGML-era file")
+
+
+class Tokenizing(BaseModel):
+    """A text to encode."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: Annotated[str, Field(max_length=100_000)]
+    special: bool = False
+
+
+@router.get("/models")
+def list_models(
+    service: Of, caller: Reader,
+    q: Annotated[str, Query(max_length=400, description="Words that the source's path holds")] = "",
+    state: Names = [], container: Names = [], architecture: Names = [],  # noqa: B006
+    plan: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$")] = None,
+    folder: Annotated[str | None, Query(max_length=4096)] = None,
+    sort: Sort = "source",
+    descending: bool = False,
+    cursor: Annotated[str | None, Query(max_length=10_000)] = None,
+    limit: Annotated[int, Query(ge=1, le=models.MOST)] = 100,
+) -> ModelList:  # fmt: skip
+    """List the archive: models that were planned or submitted, a page at a time."""
+    query = models.Query(
+        q, tuple(state), tuple(container), tuple(architecture), plan, folder, sort, descending, cursor, limit
+    )
+    return ModelList(**asdict(functions.list_models(service, query)))
+
+
+@router.get("/models/facets")
+def facets(service: Of, caller: Reader) -> dict[str, dict[str, int]]:
+    """Count models by state, container and architecture."""
+    return functions.facets(service)
+
+
+@router.get("/folders")
+def folders(service: Of, caller: Reader, below: Folder = "") -> list[dict[str, Any]]:
+    """List one level of the archive's tree: folders with their models and bytes."""
+    return [asdict(each) for each in functions.folders(service, below)]
+
+
+@router.get("/totals")
+def totals(service: Of, caller: Reader) -> dict[str, Any]:
+    """Give the archive in numbers."""
+    return functions.totals(service)
+
+
+@router.get("/roots")
+def roots(service: Of, caller: Reader) -> list[str]:
+    """List what this server may read."""
+    return functions.roots(service)
+
+
+@router.get("/browse")
+def browse(
+    service: Of, caller: Reader, path: Annotated[str, Query(min_length=1, max_length=4096)]
+) -> list[dict[str, Any]]:
+    """List a folder below a root."""
+    return functions.browse(service, path)
+
+
+@router.post("/inspect")
+def inspect(service: Of, caller: Reader, asked: Inspecting) -> dict[str, Any]:
+    """Show what a file holds, without reading its tensor data."""
+    return functions.inspect(service, caller, asked.source, asked.arch)
+
+
+@router.get("/models/{job}/inspection")
+def inspection(service: Of, caller: Reader, job: JobId) -> dict[str, Any]:
+    """Show what a model of the archive holds."""
+    return functions.inspection(service, job)
+
+
+@router.get("/models/{job}/conversion")
+def conversion(service: Of, caller: Reader, job: JobId) -> dict[str, Any]:
+    """Show what a conversion would do to every tensor and key of a model."""
+    return functions.conversion_plan(service, job)
+
+
+@router.post("/models/{job}/tokens")
+def tokens(service: Of, caller: Reader, job: JobId, asked: Tokenizing) -> list[dict[str, Any]]:
+    """Encode a text by a model's own vocabulary."""
+    return functions.tokenize(service, job, asked.text, asked.special)
+
+
+@router.get("/report")
+def report(
+    service: Of, caller: Reader, plan: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$")] = None
+) -> dict[str, Any]:
+    """Give the report of a plan's jobs, or of all, as `ggferry ledger export` writes it."""
+    return functions.report(service, plan)

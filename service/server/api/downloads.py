@@ -1,0 +1,108 @@
+"""Routes that give files: whole, or ranges of them, under a strong ETag from the proved digest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import StreamingResponse
+
+from ggferry.service.server.api.common import PROBLEMS, JobId, Of, Reader
+from ggferry.service.server.guard.problems import HttpError
+from ggferry.service.server.state import Service
+from ggferry.service.server.work.outputs import OutputFile
+
+router = APIRouter(tags=["files"], responses=PROBLEMS)
+PIECE = 1 << 20
+_RANGE = re.compile(r"bytes=(?P<start>\d{0,18})-(?P<last>\d{0,18})")
+Name = Annotated[str, Path(max_length=255, pattern=r"^[^/\x00]+$", description="Name of the file, from the receipt")]
+
+
+@router.api_route(
+    "/jobs/{job}/files/{name}", methods=["GET", "HEAD"], response_class=StreamingResponse,
+    responses={200: {"description": "The file", "content": {"application/octet-stream": {}}},
+               206: {"description": "The range", "content": {"application/octet-stream": {}}},
+               304: {"description": "The ETag is that of If-None-Match"}},
+)  # fmt: skip
+def download(request: Request, service: Of, caller: Reader, job: JobId, name: Name) -> Response:
+    """Give a file of a done job. One Range is served; If-Range and If-None-Match compare the ETag."""
+    fd, file = service.outputs.open(job, name)
+    try:
+        etag = f'"b3-{file.blake3}"'
+        headers = _headers(file, etag)
+        if etag in [each.strip() for each in request.headers.get("if-none-match", "").split(",")]:
+            os.close(fd)
+            return Response(status_code=304, headers={"ETag": etag})
+        wanted = request.headers.get("range")
+        if wanted is not None and request.headers.get("if-range", etag) != etag:
+            wanted = None
+        start, end = _wanted(wanted, file.bytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    status = 200 if wanted is None or ((start, end) == (0, file.bytes) and not _RANGE.fullmatch(wanted)) else 206
+    if status == 206:
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.bytes}"
+    headers["Content-Length"] = str(end - start)
+    if request.method == "HEAD":
+        os.close(fd)
+        return Response(status_code=status, headers=headers, media_type="application/octet-stream")
+    body = _Body(service, fd, start, end)
+    return StreamingResponse(body.pieces(), status, headers, "application/octet-stream")
+
+
+def _headers(file: OutputFile, etag: str) -> dict[str, str]:
+    digest = b64encode(bytes.fromhex(file.sha256)).decode()
+    plain = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "_" for c in file.name)
+    return {
+        "ETag": etag, "Accept-Ranges": "bytes", "Repr-Digest": f"sha-256=:{digest}:",
+        "Cache-Control": "no-cache, private",
+        "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(file.name, safe='')}",
+    }  # fmt: skip
+
+
+def _wanted(wanted: str | None, size: int) -> tuple[int, int]:
+    """Return the first byte of a range and the one behind its last; several ranges are answered by the whole file."""
+    match = _RANGE.fullmatch(wanted.strip()) if wanted is not None else None
+    if match is None or not (match["start"] or match["last"]):
+        return 0, size
+    if not match["start"]:
+        start, end = max(0, size - int(match["last"])), size
+    else:
+        start, end = int(match["start"]), min(size, int(match["last"]) + 1) if match["last"] else size
+    if start >= end:
+        raise HttpError(416, "bad_range", "no such range", found=wanted, headers={"Content-Range": f"bytes */{size}"})
+    return start, end
+
+
+class _Body:
+    """Bytes of an open file, which is closed with it."""
+
+    def __init__(self, service: Service, fd: int, start: int, end: int) -> None:
+        self._service, self._fd, self._at, self._end = service, fd, start, end
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            while self._at < self._end:
+                data = await asyncio.to_thread(os.pread, self._fd, min(PIECE, self._end - self._at), self._at)
+                if not data:
+                    raise OSError("the file shrank while it was sent")
+                self._at += len(data)
+                self._service.observer.downloaded.inc(len(data))
+                yield data
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,115 @@
+"""Routes that plan and do: plans, jobs, receipts, files to download."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from ggferry.service.server import functions
+from ggferry.service.server.api.answers import once
+from ggferry.service.server.api.common import PROBLEMS, VERSION, JobId, Of, PlanId, Reader, Submitter, Text
+
+router = APIRouter(tags=["jobs"], responses=PROBLEMS)
+Key = Annotated[
+    str | None,
+    Header(alias="Idempotency-Key", max_length=200, description="The same key gives the same answer for a day"),
+]
+WAIT = 20.0  # seconds a request may wait for a plan
+
+
+class Planning(BaseModel):
+    """What to plan."""
+
+    model_config = ConfigDict(extra="forbid")
+    source: Text = Field(description="A path below a root, a URL, or upload:ID")
+    options: dict[Annotated[str, Field(max_length=64)], Any] = Field(
+        {}, description="Options of a conversion as a plan's line has them (docs/archives.md): outtype, verify, …"
+    )
+    wait: Annotated[float, Field(ge=0, le=WAIT)] = Field(WAIT, description="Seconds to wait for the plan")
+
+
+class Submission(BaseModel):
+    """What to do: the models of a plan, all or some."""
+
+    model_config = ConfigDict(extra="forbid")
+    plan: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+    models: list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]] | None = Field(
+        None, max_length=100_000, description="Ids of the models; null: all"
+    )
+
+
+@router.post("/plans", status_code=201, responses={202: {"description": "It is still being made"}})
+def make_plan(request: Request, service: Of, caller: Submitter, asked: Planning, key: Key = None) -> Response:
+    """Plan what is at a source: headers are read, no tensor data. `state` says how far the plan is."""
+
+    def work() -> Response:
+        found = functions.make_plan(service, caller, asked.source, asked.options, asked.wait)
+        status = 202 if found["state"] == "planning" else 201
+        return JSONResponse(found, status, {"Location": f"{VERSION}/plans/{found['id']}"})
+
+    return once(service, caller, request, key, asked, work)
+
+
+@router.get("/plans/{plan}")
+def show_plan(service: Of, caller: Reader, plan: PlanId) -> dict[str, Any]:
+    """Show a plan in numbers."""
+    return functions.show_plan(service, plan)
+
+
+@router.get("/plans/{plan}/lines")
+def plan_lines(
+    service: Of, caller: Reader, plan: PlanId, cursor: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> dict[str, Any]:  # fmt: skip
+    """Show a plan's lines, a page at a time."""
+    lines, following = functions.plan_lines(service, plan, cursor, limit)
+    return {"items": lines, "next": following}
+
+
+@router.get("/plans/{plan}/file", response_class=PlainTextResponse)
+def plan_file(service: Of, caller: Reader, plan: PlanId) -> Response:
+    """Give a plan's file: `ggferry apply FILE --ledger URL` shares its work with this server."""
+    name = {"Content-Disposition": f'attachment; filename="{plan}.jsonl"'}
+    return Response(service.planner.body(plan), media_type="application/jsonl", headers=name)
+
+
+@router.post("/jobs", status_code=202)
+def submit(request: Request, service: Of, caller: Submitter, asked: Submission, key: Key = None) -> Response:
+    """Convert the models of a plan. What is done already is not done again."""
+    return once(
+        service, caller, request, key, asked,
+        lambda: JSONResponse(functions.submit(service, caller, asked.plan, asked.models), 202),
+    )  # fmt: skip
+
+
+@router.get("/jobs/{job}")
+def show(service: Of, caller: Reader, job: JobId) -> dict[str, Any]:
+    """Show a model's job: its plan's line, state, error, attempts and progress."""
+    return functions.model(service, job)
+
+
+@router.post("/jobs/{job}/cancel")
+def cancel(service: Of, caller: Submitter, job: JobId) -> dict[str, Any]:
+    """End a job that has not ended; nothing of it is published."""
+    return functions.cancel(service, caller, job)
+
+
+@router.post("/jobs/{job}/retry")
+def retry(service: Of, caller: Submitter, job: JobId) -> dict[str, Any]:
+    """Queue a job again that failed or was cancelled."""
+    return functions.retry(service, caller, job)
+
+
+@router.get("/jobs/{job}/receipt")
+def receipt(service: Of, caller: Reader, job: JobId) -> dict[str, Any]:
+    """Give the receipt of a done job; its output files also have their sha256."""
+    return functions.receipt(service, job)
+
+
+@router.get("/jobs/{job}/files")
+def files(service: Of, caller: Reader, job: JobId) -> list[functions.Output]:
+    """List the files that a done job made."""
+    return functions.outputs(service, job)

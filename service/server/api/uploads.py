@@ -1,0 +1,149 @@
+"""Routes that take files: an upload is announced, sent in ranged pieces, and inspected."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from ggferry.formats.errors import of_os
+from ggferry.service.server.api.answers import once
+from ggferry.service.server.api.common import PROBLEMS, VERSION, Of, Submitter, UploadId
+from ggferry.service.server.api.jobs import Key
+from ggferry.service.server.guard.bodies import pieces
+from ggferry.service.server.guard.problems import HttpError
+from ggferry.service.server.state import Service
+from ggferry.service.server.work.uploads import MOST_FILES, OffsetError, Piece
+
+router = APIRouter(tags=["uploads"], responses=PROBLEMS)
+BUFFER = 256 << 10  # bytes that are written at once
+GRACE = 60.0  # seconds that a body may take besides those for its bytes
+_RANGE = re.compile(r"bytes (?P<start>\d{1,18})-(?P<last>\d{1,18})/(?P<total>\d{1,18})")
+Number = Annotated[int, Path(ge=0, lt=MOST_FILES, description="Number of the file, from 0")]
+Range = Annotated[str | None, Header(max_length=100, description="bytes FIRST-LAST/TOTAL; none: the whole file")]
+BINARY = {"type": "string", "format": "binary"}
+
+
+class Announced(BaseModel):
+    """A file that is going to be sent."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
+        description="Relative path, as in the model's folder"
+    )
+    bytes: Annotated[int, Field(ge=0, lt=1 << 60)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")] | None = Field(
+        None, description="Checked when all is there"
+    )
+
+
+class Announcement(BaseModel):
+    """The files of an upload: a model's weights, and what stands beside them."""
+
+    model_config = ConfigDict(extra="forbid")
+    files: Annotated[list[Announced], Field(min_length=1, max_length=MOST_FILES)]
+
+
+@router.post("/uploads", status_code=201)
+def begin(request: Request, service: Of, caller: Submitter, asked: Announcement, key: Key = None) -> Response:
+    """Begin an upload. Then PUT each file, whole or in pieces."""
+
+    def work() -> Response:
+        files = [each.model_dump(exclude_none=True) for each in asked.files]
+        found = service.uploads.begin(caller.token, files)
+        return JSONResponse(found, 201, {"Location": f"{VERSION}/uploads/{found['id']}"})
+
+    return once(service, caller, request, key, asked, work)
+
+
+@router.get("/uploads")
+def every(service: Of, caller: Submitter) -> list[dict[str, Any]]:
+    """List the caller's uploads, the newest first."""
+    return service.uploads.every(caller.token.owner)
+
+
+@router.get("/uploads/{upload}")
+def show(service: Of, caller: Submitter, upload: UploadId) -> dict[str, Any]:
+    """Show an upload: its state, and of each file the offset from which to send on."""
+    return service.uploads.show(upload, caller.token.owner)
+
+
+@router.delete("/uploads/{upload}", status_code=204)
+def remove(service: Of, caller: Submitter, upload: UploadId) -> None:
+    """Remove an upload that no job needs."""
+    service.uploads.remove(upload, caller.token.owner)
+
+
+@router.put(
+    "/uploads/{upload}/files/{number}",
+    openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": BINARY}}}},
+    responses={200: {"description": "It is on the disk up to `offset`"}, 409: {"description": "Another is next"}},
+)  # fmt: skip
+async def receive(
+    request: Request, service: Of, caller: Submitter, upload: UploadId, number: Number,
+    content_range: Range = None,
+) -> Response:  # fmt: skip
+    """Take a piece of a file: the bytes of Content-Range, which begin where the last piece ended.
+
+    What arrived before a connection broke is kept: ask for the offset, and send what follows it.
+    """
+    shown = await asyncio.to_thread(service.uploads.show, upload, caller.token.owner)
+    total = shown["files"][number]["bytes"] if number < len(shown["files"]) else 0
+    start, end = _range(content_range, total, request.headers.get("content-length"))
+    try:
+        piece = await asyncio.to_thread(service.uploads.open, upload, caller.token.owner, number, start, end)
+    except OffsetError as error:
+        return _at(error.at, False, 409)
+    complete = await _take(request, service, piece)
+    return _at(piece.at, complete, 200)
+
+
+def _at(offset: int, complete: bool, status: int) -> Response:
+    body: dict[str, Any] = {"offset": offset, "complete": complete}
+    return JSONResponse(body, status, {"Upload-Offset": str(offset)})
+
+
+def _range(given: str | None, total: int, length: str | None) -> tuple[int, int]:
+    """Return the first byte of a piece and the one behind its last. Raises HttpError."""
+    if given is None:
+        start, end = 0, total
+    else:
+        match = _RANGE.fullmatch(given.strip())
+        if match is None or int(match["total"]) != total or int(match["start"]) > int(match["last"]):
+            raise HttpError(400, "bad_range", "Content-Range", found=given, expected=f"bytes FIRST-LAST/{total}")
+        start, end = int(match["start"]), int(match["last"]) + 1
+    if length is not None and (not length.isdecimal() or int(length) != end - start):
+        raise HttpError(400, "bad_range", "the body has another length", found=length, expected=end - start)
+    return start, end
+
+
+async def _take(request: Request, service: Service, piece: Piece) -> bool:
+    """Write a body as it comes; return whether the upload is complete. Raises HttpError for one that is too slow."""
+    settings, buffer, began = service.settings, bytearray(), time.monotonic()
+    first = piece.at
+    try:
+        async for data in pieces(request.receive, settings.upload_silence):
+            buffer += data
+            if len(buffer) >= BUFFER:
+                await asyncio.to_thread(piece.write, bytes(buffer))
+                buffer.clear()
+                service.observer.uploaded.inc(0)
+            took, came = time.monotonic() - began, piece.at - first
+            if settings.upload_slowest and took > GRACE + came / settings.upload_slowest:
+                raise HttpError(
+                    408, "too_slow", "the body comes too slowly", expected=f"{settings.upload_slowest} bytes/s"
+                )
+        await asyncio.to_thread(piece.write, bytes(buffer))
+        if piece.at != piece.end:
+            raise HttpError(400, "short", "the body is shorter than Content-Range", found=piece.at, expected=piece.end)
+    except OSError as error:
+        raise of_os(error, "cannot be stored") from None
+    finally:
+        complete = await asyncio.shield(asyncio.to_thread(piece.close))
+        service.observer.uploaded.inc(piece.at - first)
+    return complete

@@ -1,0 +1,90 @@
+"""The application: routes of the API and the pages, with everything that stands before them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+import ggferry
+from ggferry.formats.errors import GgferryError
+from ggferry.service.server.api import archive, downloads, events, health, jobs, uploads
+from ggferry.service.server.api.common import VERSION, Problem
+from ggferry.service.server.guard import problems
+from ggferry.service.server.guard.front import Front
+from ggferry.service.server.guard.problems import HttpError
+from ggferry.service.server.pages.routes import add_pages
+from ggferry.service.server.state import Service
+from ggferry.support.printable import printable
+
+DESCRIPTION = "Converts language-model weights to GGUF v3, and proves the result. docs/service.md says how to use it."
+SHOWN = 20  # faults of a request that are named
+
+
+def application(service: Service) -> ASGIApp:
+    """Return the ASGI application of a service."""
+    app = FastAPI(
+        title="ggferry", version=ggferry.__version__, description=DESCRIPTION, docs_url=None, redoc_url=None,
+        openapi_url="/api/openapi.json", separate_input_output_schemas=False, redirect_slashes=False,
+    )  # fmt: skip
+    app.state.service = service
+    for router in (archive.router, jobs.router, uploads.router, events.router, downloads.router):
+        app.include_router(router, prefix=VERSION)
+    app.include_router(health.router)
+    add_pages(app)
+    _answer_errors(app, service)
+    _describe(app)
+    settings = service.settings
+    return Front(app, service.doorkeeper, settings.names, service.observer, settings.rate)
+
+
+def _answer_errors(app: FastAPI, service: Service) -> None:
+    @app.exception_handler(GgferryError)
+    async def ours(request: Request, error: GgferryError) -> Response:
+        return problems.of_error(error)
+
+    @app.exception_handler(HttpError)
+    async def http(request: Request, error: HttpError) -> Response:
+        return problems.of_http(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        found = [_fault(each) for each in error.errors()[:SHOWN]]
+        return problems.problem(422, "invalid_request", "the request is not as the schema says", errors=found)
+
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, error: HTTPException) -> Response:
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
+        return problems.problem(error.status_code, code, str(error.detail), error.headers)
+
+    @app.exception_handler(Exception)
+    async def internal(request: Request, error: Exception) -> Response:
+        service.observer.log.write("internal", "error", error=f"{type(error).__name__}: {error}", path=request.url.path)
+        return problems.problem(500, "internal", f"internal: {type(error).__name__}", hint="please report it")
+
+
+def _fault(each: Any) -> dict[str, str]:
+    place = "/".join(str(part) for part in each.get("loc", ()))
+    return {"place": printable(place, 200), "message": printable(str(each.get("msg", "")), 200)}
+
+
+def _describe(app: FastAPI) -> None:
+    """Add to the schema what holds for all routes: problems, tokens."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = made()
+            parts = schema.setdefault("components", {})
+            parts.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
+            parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            schema["security"] = [{"token": []}]
+            for path in ("/health", "/ready"):
+                schema["paths"][path]["get"]["security"] = []
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

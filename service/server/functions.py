@@ -1,0 +1,276 @@
+"""What the service can do, as functions that routes and pages call; the package's docstring lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import quote
+
+from ggferry.formats.errors import NotFoundError, UsageError
+from ggferry.service.apply.migration import Asked, Migration
+from ggferry.service.records.ledger import DONE, QUEUED, STATES
+from ggferry.service.records.report import collect
+from ggferry.service.server.guard.callers import Caller
+from ggferry.service.server.guard.problems import HttpError
+from ggferry.service.server.state import Service
+from ggferry.service.server.store import models
+from ggferry.service.server.store.models import Folder, ModelPage, Query
+from ggferry.service.server.work import planning, sources
+from ggferry.service.server.work.sources import Place
+from ggferry.service.storage.stores import is_remote
+
+SHOWN_OF_A_JOB = (
+    "id", "plan", "source", "output", "state", "bytes_in", "bytes_out", "attempts", "stage", "error", "same_as",
+    "adopted", "peak", "created", "started", "finished", "updated",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file that a done job made: its digests in hex, and the path to download it from this server."""
+
+    name: str
+    bytes: int
+    sha256: str
+    blake3: str
+    url: str
+
+
+# --- the archive ---------------------------------------------------------------------------------------------------
+
+
+def list_models(service: Service, query: Query) -> ModelPage:
+    """Return a page of the archive's models. Raises UsageError."""
+    found = models.find(service.store, query)
+    return ModelPage([_of_list(service, row) for row in found.items], found.next, found.total)
+
+
+def _of_list(service: Service, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "progress": service.progress.of(row["id"], row)}
+
+
+def facets(service: Service) -> dict[str, dict[str, int]]:
+    """Return how many models have each state, container and architecture."""
+    return models.facets(service.store)
+
+
+def folders(service: Service, below: str = "") -> list[Folder]:
+    """Return the folders right below one, with the models and bytes in each."""
+    return models.folders(service.store, below)
+
+
+def totals(service: Service) -> dict[str, Any]:
+    """Return the archive in numbers: jobs by state, bytes before and after of what is done."""
+    return {"states": service.store.counts(), **service.store.bytes_done(), "progress": progress(service)}
+
+
+def roots(service: Service) -> list[str]:
+    """Return what may be read: folders, and URLs of stores."""
+    return [*service.settings.places]
+
+
+def browse(service: Service, path: str) -> list[dict[str, Any]]:
+    """Return what is in a folder below a root. Raises AccessError, NotFoundError."""
+    if is_remote(path):
+        raise UsageError(
+            "only folders of this machine can be listed", found=path, hint="plan a URL to see what it holds"
+        )
+    return sources.browse(path, [root for root in service.settings.places if not is_remote(root)])
+
+
+# --- one model -----------------------------------------------------------------------------------------------------
+
+
+def model(service: Service, job: str) -> dict[str, Any]:
+    """Return everything about a model but its receipt: index row, entry, attempts, progress. Raises NotFoundError."""
+    row = models.one(service.store, job)
+    found: dict[str, Any] = {**row, "entry": _entry_of(service, job), "tried": []}
+    try:
+        kept = service.store.row(job)
+    except NotFoundError:
+        kept = {}
+    found |= {name: kept[name] for name in SHOWN_OF_A_JOB if name in kept}
+    found["has_receipt"] = kept.get("receipt") is not None and kept.get("state") == DONE
+    found["tried"] = [
+        {name: each[name] for name in ("attempt", "outcome", "error", "started", "ended")}
+        for each in kept.get("tried", ())
+    ]
+    return {**found, "progress": service.progress.of(job, row)}
+
+
+def _entry_of(service: Service, job: str) -> dict[str, Any]:
+    """Return the plan's line of a model, as the ledger or its plan has it."""
+    try:
+        return {key: value for key, value in service.store.row(job)["entry"].items() if key != "trees"}
+    except NotFoundError:
+        row = models.one(service.store, job)
+        head, entries, _ = service.planner.read(row["plan"])
+        entry = next((each for each in entries if each.id(head) == job), None)
+        if entry is None:
+            raise NotFoundError("no longer in its plan", found=job) from None
+        return {**asdict(entry), "recipe": entry.recipe(head)}
+
+
+def _place_of(service: Service, job: str) -> tuple[str, list[str], dict[str, Any]]:
+    """Return a model's source, the folders that confine it, and its recipe, for a worker that looks at it."""
+    row = models.one(service.store, job)
+    entry = _entry_of(service, job)
+    _, _, trees = service.planner.read(row["plan"]) if row["verdict"] is not None else (None, None, ())
+    return entry["source"], [*trees], dict(entry.get("recipe") or {})
+
+
+def _look(service: Service, question: str, source: str, trees: Sequence[str], **options: Any) -> Any:
+    if is_remote(source):
+        raise UsageError("only files of this machine can be looked into", path=source, hint="plan it to see what it is")
+    command = {"op": "look", "question": question, "source": source, "trees": [*trees], "options": options}
+    return service.lookers.ask(command)
+
+
+def inspect(service: Service, caller: Caller, source: str, arch: str | None = None) -> dict[str, Any]:
+    """Return what a source holds according to its headers, as `ggferry.inspect`."""
+    place = find(service, caller, source)
+    found: dict[str, Any] = _look(service, "inspect", place.path, place.trees, arch=arch)
+    return found
+
+
+def inspection(service: Service, job: str) -> dict[str, Any]:
+    """Return what a model of the archive holds according to its headers, as `ggferry.inspect`."""
+    source, trees, recipe = _place_of(service, job)
+    found: dict[str, Any] = _look(service, "inspect", source, trees, arch=recipe.get("arch"))
+    return found
+
+
+def conversion_plan(service: Service, job: str) -> dict[str, Any]:
+    """Return what a conversion would do to every tensor and key, as `ggferry.plan`."""
+    source, trees, recipe = _place_of(service, job)
+    recipe.pop("verify", None), recipe.pop("witness", None), recipe.pop("allow_nonfinite", None)
+    found: dict[str, Any] = _look(service, "plan", source, trees, **recipe)
+    return found
+
+
+def tokenize(service: Service, job: str, text: str, special: bool = False) -> list[dict[str, Any]]:
+    """Return the tokens of a text by a model's own vocabulary: id and piece. The output's, where it is done."""
+    source, trees, _ = _place_of(service, job)
+    row = models.one(service.store, job)
+    if row["state"] == DONE and row["output"] and not is_remote(row["output"]):
+        source, trees = row["output"], [service.settings.outputs]
+    found: list[dict[str, Any]] = _look(service, "tokenize", source, trees, text=text, special=special)
+    return found
+
+
+def receipt(service: Service, job: str) -> dict[str, Any]:
+    """Return the receipt of a done job; each of its output files also has its sha256. Raises RefusedError."""
+    return service.outputs.receipt(job)
+
+
+def outputs(service: Service, job: str) -> list[Output]:
+    """Return the files of a done job. Raises RefusedError before it is done."""
+    return [
+        Output(each.name, each.bytes, each.sha256, each.blake3, f"/api/v1/jobs/{job}/files/{quote(each.name, safe='')}")
+        for each in service.outputs.every(job)
+    ]
+
+
+# --- plans and jobs ------------------------------------------------------------------------------------------------
+
+
+def find(service: Service, caller: Caller, source: str) -> Place:
+    """Return the place that a request names. Raises AccessError, NotFoundError, UsageError."""
+    return sources.resolve(source, service.settings.places, lambda key: service.uploads.folder(key, caller.token.owner))
+
+
+def make_plan(
+    service: Service, caller: Caller, source: str, options: Mapping[str, Any], wait: float = 0
+) -> dict[str, Any]:
+    """Begin to plan what is at `source`, and return the plan as `show_plan` does, after `wait` seconds at most."""
+    _need(caller, "submit")
+    place = find(service, caller, source)
+    recipe = planning.files_of(options, lambda name: find(service, caller, name))
+    key = service.planner.begin(source, place, recipe, caller.token.owner)
+    service.planner.wait(key, wait)
+    return show_plan(service, key)
+
+
+def show_plan(service: Service, plan: str) -> dict[str, Any]:
+    """Return a plan: id, state ('planning', 'ready', 'failed'), source, options, summary, error."""
+    return {name: value for name, value in service.planner.show(plan).items() if name != "token"}
+
+
+def plan_lines(
+    service: Service, plan: str, cursor: int = 0, limit: int = 100
+) -> tuple[list[dict[str, Any]], int | None]:
+    """Return some of a plan's lines, each with its job's id, and where the next begin (None: there are no more)."""
+    head, entries, _ = service.planner.read(plan)
+    some = entries[cursor : cursor + limit]
+    following = cursor + limit
+    return [{"id": each.id(head), **asdict(each)} for each in some], following if following < len(entries) else None
+
+
+def submit(service: Service, caller: Caller, plan: str, chosen: Sequence[str] | None = None) -> dict[str, Any]:
+    """Enter the models of a plan in the ledger, all or those whose ids are `chosen`; the server then converts them.
+
+    Raises RefusedError for a plan that is not ready, sources that changed, or too little room.
+    """
+    _need(caller, "submit")
+    if service.draining.is_set():
+        raise HttpError(503, "draining", "the server is about to end", headers={"Retry-After": "30"})
+    head, entries, trees = service.planner.read(plan)
+    ids = {entry.id(head): entry for entry in entries}
+    if chosen is not None:
+        odd = [each for each in chosen if each not in ids]
+        if odd:
+            raise NotFoundError("the plan has no such model", found=odd[0])
+        known = {row["id"] for row in service.store.rows(head.id, full=False)}
+        ids = {key: entry for key, entry in ids.items() if key in known or key in set(chosen)}
+    service.uploads.check_room(
+        caller.token, sum(entry.bytes_out for entry in ids.values() if entry.verdict == "convert")
+    )
+    asked = Asked(
+        f"plan {plan}", service.settings.ledger_place, jobs=service.settings.jobs, trees=trees,
+        private=service.settings.private,
+    )  # fmt: skip
+    migration = Migration(asked, lambda event: None, (head, list(ids.values())), service.store)
+    service.planner.note_submitted(plan, head.id)
+    migration.prepare()
+    service.runner.wake()
+    states = {row["id"]: row["state"] for row in service.store.rows(head.id, full=False) if row["id"] in ids}
+    counts = {state: n for state in STATES if (n := sum(each == state for each in states.values()))}
+    return {"plan": plan, "jobs": sorted(states), "states": counts, "queued": counts.get(QUEUED, 0)}
+
+
+def cancel(service: Service, caller: Caller, job: str) -> dict[str, Any]:
+    """End a job that has not ended; nothing of it is published. Raises NotFoundError, RefusedError."""
+    _need(caller, "submit")
+    service.store.cancel(job)
+    service.runner.drop(job)
+    return model(service, job)
+
+
+def retry(service: Service, caller: Caller, job: str) -> dict[str, Any]:
+    """Queue a job again that failed or was cancelled. Raises NotFoundError, RefusedError."""
+    _need(caller, "submit")
+    service.store.requeue(job)
+    service.runner.wake()
+    return model(service, job)
+
+
+def progress(service: Service, job: str | None = None) -> dict[str, Any]:
+    """Return the progress of a job, or of everything that runs: phase, done, total, rate, eta."""
+    if job is None:
+        return service.progress.whole()
+    return service.progress.of(job, models.one(service.store, job)) or {}
+
+
+def report(service: Service, plan: str | None = None) -> dict[str, Any]:
+    """Return the report of a plan's jobs, or of all, as `ggferry ledger export` writes it."""
+    if plan is None:
+        return collect(service.store.rows())
+    head, _, _ = service.planner.read(plan)
+    return collect(service.store.rows(head.id), head)
+
+
+def _need(caller: Caller, scope: str) -> None:
+    if not caller.may(scope):
+        detail = f"this needs the scope {scope}"
+        raise HttpError(403, "scope", detail, found=caller.scope, expected=scope)

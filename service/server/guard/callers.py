@@ -1,0 +1,115 @@
+"""Who calls: a bearer token, or a browser's cookie with what keeps forms of other sites out."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+
+from ggferry.service.server.guard.problems import HttpError
+from ggferry.service.server.store import tokens
+from ggferry.service.server.store.database import Store
+from ggferry.service.server.store.tokens import Token
+
+COOKIE, CSRF_HEADER, CSRF_FIELD = "ggferry_session", "x-csrf-token", "csrf"
+SESSION_SECONDS = 7 * 86400.0
+SAFE = ("GET", "HEAD", "OPTIONS")
+FRESH = 1.0  # seconds for which a token that was found is not asked for again
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who made a request.
+
+    Attributes:
+        token: The token.
+        csrf: What a form must send in the field `csrf`, and JavaScript in `X-CSRF-Token`; "" for bearer tokens.
+    """
+
+    token: Token
+    csrf: str = ""
+
+    @property
+    def name(self) -> str:
+        """The token's name."""
+        return self.token.name
+
+    @property
+    def scope(self) -> str:
+        """What it may do: 'read', 'submit' or 'admin'."""
+        return self.token.scope
+
+    def may(self, scope: str) -> bool:
+        """Return whether it may do what `scope` allows."""
+        return self.token.may(scope)
+
+
+class Doorkeeper:
+    """Finds tokens, and remembers them for a second."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._known: dict[str, tuple[float, Token | None]] = {}
+
+    def find(self, text: str) -> Token | None:
+        """Return the token that `text` is, or None."""
+        if len(text) > tokens.LONGEST:
+            return None
+        key, now = tokens.digest_of(text), time.monotonic()
+        kept = self._known.get(key)
+        if kept is not None and now - kept[0] < FRESH:
+            return kept[1]
+        if len(self._known) > 1000:
+            self._known.clear()
+        found = tokens.find(self.store, text)
+        self._known[key] = (now, found)
+        return found
+
+    def begin_session(self, text: str) -> str | None:
+        """Return the cookie's value for a browser that brought a token; None for a wrong one."""
+        token = tokens.find(self.store, text)
+        if token is None:
+            return None
+        seconds = SESSION_SECONDS if token.expires is None else min(SESSION_SECONDS, token.expires - time.time())
+        return tokens.add(
+            self.store, token.name, token.scope, seconds=seconds, kind=tokens.SESSION, parent=token.owner,
+            quota=token.quota, rate=token.rate,
+        )  # fmt: skip
+
+    def caller(self, headers: Mapping[str, str]) -> tuple[str, str]:
+        """Return how a request says who it is: ('bearer' or 'cookie' or '', what it brought)."""
+        kind, _, text = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return "bearer", text.strip()
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            cookie = None
+        return ("cookie", cookie.value) if cookie is not None else ("", "")
+
+
+def csrf_of(session: str) -> str:
+    """Return what a form of this session must bring; it tells nothing about the session."""
+    return hmac.new(session.encode(), b"ggferry csrf", hashlib.sha256).hexdigest()
+
+
+def check_same_site(method: str, headers: Mapping[str, str]) -> None:
+    """Raise HttpError for a request that changes something and comes from another site's page."""
+    if method in SAFE:
+        return
+    site = headers.get("sec-fetch-site")
+    if site is not None and site not in ("same-origin", "none"):
+        raise HttpError(403, "cross_site", "the request comes from another site", found=site)
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
+        raise HttpError(403, "cross_site", "the request comes from another site", found=origin)
+
+
+def check_csrf(session: str, brought: str) -> None:
+    """Raise HttpError unless a form brought what its page was given."""
+    if not hmac.compare_digest(csrf_of(session).encode(), brought.encode("utf-8", "replace")):
+        detail = f"the form's {CSRF_FIELD} field, or the header {CSRF_HEADER}, is absent or not this session's"
+        raise HttpError(403, "csrf", detail, hint="load the page again")

@@ -1,0 +1,113 @@
+"""What operators see: a line of JSON for each request and each event of a job, and figures for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from ggferry.support.printable import printable, printable_json
+
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)  # seconds
+QUIET = ("/health", "/ready", "/metrics")
+
+
+class Log:
+    """Writes one JSON object a line: time, level, event, and facts."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out, self._lock = out or sys.stderr, threading.Lock()
+
+    def write(self, event: str, level: str = "info", **facts: Any) -> None:
+        """Write a line; text of others is escaped."""
+        shown = {name: value for name, value in facts.items() if value is not None}
+        line = {"time": round(time.time(), 3), "level": level, "event": event, **shown}
+        try:
+            text = printable_json(line, default=str)
+        except ValueError:
+            text = json.dumps({"event": event, "facts": printable(repr(facts), 2000)})
+        with self._lock:
+            print(text, file=self._out, flush=True)
+
+
+@dataclass
+class Watched:
+    """A request on its way."""
+
+    scope: Any
+    id: str = field(default_factory=lambda: os.urandom(8).hex())
+    began: float = field(default_factory=time.perf_counter)
+    status: int = 0
+
+
+class Observer:
+    """Counts and logs requests and jobs. No label holds a name of a file or a model."""
+
+    def __init__(self, log: Log, states: Callable[[], Iterable[tuple[str, int]]] = lambda: ()) -> None:
+        self.log = log
+        self.registry = CollectorRegistry()
+        make: dict[str, Any] = {"registry": self.registry}
+        self.requests = Counter("ggferry_http_requests", "Requests.", ("method", "route", "status"), **make)
+        self.seconds = Histogram(
+            "ggferry_http_request_duration_seconds", "Time to the end.", ("route",), buckets=BUCKETS, **make
+        )  # fmt: skip
+        self.jobs = Counter("ggferry_jobs_ended", "Jobs that this server ended.", ("state",), **make)
+        self.job_seconds = Histogram(
+            "ggferry_job_duration_seconds", "Time of a job from claim to end.",
+            buckets=(0.1, 1, 5, 15, 60, 300, 900, 3600, 14400), **make,
+        )  # fmt: skip
+        self.uploaded = Counter("ggferry_upload_bytes", "Bytes of uploads that were acknowledged.", **make)
+        self.downloaded = Counter("ggferry_download_bytes", "Bytes of outputs that were sent.", **make)
+        self.converted = Counter("ggferry_converted_bytes", "Bytes of sources of finished jobs.", **make)
+        self.notices = Counter("ggferry_webhooks_sent", "Notices that were delivered, or not.", ("result",), **make)
+        self.registry.register(_States(states))
+
+    def begin(self, scope: Any) -> Watched:
+        """Begin to watch a request."""
+        return Watched(scope)
+
+    def end(self, watched: Watched) -> None:
+        """Count and log a request that was answered."""
+        scope = watched.scope
+        route = getattr(scope.get("route"), "path", None) or "other"
+        method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE") else "other"
+        took = time.perf_counter() - watched.began
+        self.requests.labels(method, route, str(watched.status)).inc()
+        self.seconds.labels(route).observe(took)
+        if scope["path"] in QUIET:
+            return
+        caller = scope.get("state", {}).get("caller")
+        params = scope.get("path_params") or {}
+        self.log.write(
+            "request", "info" if watched.status < 500 else "error", request=watched.id, method=method, route=route,
+            status=watched.status, seconds=round(took, 4), token=caller.token.id if caller else None,
+            job=params.get("job"), upload=params.get("upload"),
+        )  # fmt: skip
+
+    def text(self) -> bytes:
+        """Return the figures as Prometheus reads them."""
+        return generate_latest(self.registry)
+
+
+class _States:
+    """The number of jobs by state, asked for when Prometheus asks."""
+
+    def __init__(self, states: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        self._states = states
+
+    def describe(self) -> list[Any]:
+        return []
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        family = GaugeMetricFamily("ggferry_jobs", "Jobs in the ledger.", labels=["state"])
+        for state, count in self._states():
+            family.add_metric([state], count)
+        yield family

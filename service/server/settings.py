@@ -1,0 +1,93 @@
+"""What `ggferry serve` was asked: where things are, who may connect, and what a job may take."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from ggferry.service.storage.stores import is_remote, local_path
+from ggferry.service.workers.supervisor import Limits
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+PORT = 8765
+DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of `serve`. Sizes are bytes, times seconds.
+
+    Attributes:
+        data: Folder of uploads, outputs and the default ledger; only its owner can read it.
+        roots: Folders and URLs of stores that may be read.
+        ledger: Path, URL or env:NAME; None: in `data`.
+        dest: Folder of the outputs; None: in `data`.
+        host: Address to listen on.
+        port: Port to listen on; 0: any.
+        hosts: Names by which a browser may call this server, besides those of this machine.
+        private: Whether URLs of private, link-local and loopback addresses may be fetched.
+        jobs: Worker processes that convert.
+        limits: Limits of each worker.
+        timeout: Longest time of a job; None: by its size.
+        lookers: Worker processes that inspect and plan.
+        upload_bytes: Largest upload, all files of it.
+        upload_silence: Longest pause in the body of a request.
+        upload_slowest: Bytes a second that a body must have on average.
+        quota: Bytes of uploads and outputs a token may have.
+        rate: Requests a second a token may make on average; 0: no limit.
+        drain: How long running jobs may go on after SIGTERM.
+        keep_outputs: How long uploads and outputs are kept; None: for good.
+        keep_records: How long ended jobs stay in the ledger; None: for good.
+    """
+
+    data: str
+    roots: tuple[str, ...] = ()
+    ledger: str | None = None
+    dest: str | None = None
+    host: str = "127.0.0.1"
+    port: int = PORT
+    hosts: tuple[str, ...] = ()
+    private: bool = False
+    jobs: int = 1
+    limits: Limits = field(default_factory=Limits)
+    timeout: float | None = None
+    lookers: int = 2
+    upload_bytes: int = 1 << 40
+    upload_silence: float = 30.0
+    upload_slowest: int = 16 << 10
+    quota: int = 1 << 42
+    rate: float = 100.0
+    drain: float = 30.0
+    keep_outputs: float | None = None
+    keep_records: float | None = None
+
+    @property
+    def ledger_place(self) -> str:
+        """Where the ledger is."""
+        return self.ledger or os.path.join(self.data, "ledger")
+
+    @property
+    def outputs(self) -> str:
+        """Folder of the outputs."""
+        return os.path.realpath(self.dest or os.path.join(self.data, "outputs"))
+
+    @property
+    def uploads(self) -> str:
+        """Folder of uploads that were inspected."""
+        return os.path.join(os.path.realpath(self.data), "uploads")
+
+    @property
+    def quarantine(self) -> str:
+        """Folder of uploads that were not inspected yet, or refused."""
+        return os.path.join(os.path.realpath(self.data), "quarantine")
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The roots: real paths of folders, and URLs."""
+        return tuple(root.rstrip("/") if is_remote(root) else os.path.realpath(local_path(root)) for root in self.roots)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name by which the server may be called."""
+        own = () if self.host in ("0.0.0.0", "::", "") else (self.host,)
+        return (*LOOPBACK, *own, *self.hosts)

@@ -1,0 +1,118 @@
+"""The service: what one server has open, from its start to its end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+from ggferry.formats.errors import GgferryError
+from ggferry.service.apply import job
+from ggferry.service.apply.job import Outcome
+from ggferry.service.records.ledger import Job
+from ggferry.service.server.guard.callers import Doorkeeper
+from ggferry.service.server.guard.observe import Log, Observer
+from ggferry.service.server.settings import Settings
+from ggferry.service.server.store import models, tokens
+from ggferry.service.server.store.database import Store
+from ggferry.service.server.work.events import Hub
+from ggferry.service.server.work.lookers import Lookers
+from ggferry.service.server.work.outputs import Outputs
+from ggferry.service.server.work.planning import Planner
+from ggferry.service.server.work.progress import ProgressBoard
+from ggferry.service.server.work.runner import Runner
+from ggferry.service.server.work.uploads import Uploads
+from ggferry.service.storage.urls import grant
+
+LINK_SECONDS = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Everything a request may need.
+
+    Attributes:
+        settings: What was asked on the command line.
+        store: The ledger with the server's tables.
+        doorkeeper: Finds tokens.
+        observer: Logs and figures.
+        lookers: Worker processes that answer questions about models.
+        planner: Plans.
+        progress: What running jobs have done.
+        hub: Events, for those who listen.
+        runner: The engine.
+        uploads: Files that are received.
+        outputs: Files that were made.
+        draining: Set when the server is about to end.
+    """
+
+    settings: Settings
+    store: Store
+    doorkeeper: Doorkeeper
+    observer: Observer
+    lookers: Lookers
+    planner: Planner
+    progress: ProgressBoard
+    hub: Hub
+    runner: Runner
+    uploads: Uploads
+    outputs: Outputs
+    draining: threading.Event
+
+    def link(self) -> str:
+        """Return a token for the link that is printed at the start; it is good for a day."""
+        return tokens.add(self.store, "the link printed at the start", tokens.ADMIN, seconds=LINK_SECONDS)
+
+    def start(self) -> None:
+        """Begin to work."""
+        tokens.prune(self.store)
+        models.index_unknown(self.store)
+        self.uploads.resume()
+        self.hub.start()
+        self.runner.start()
+
+    def drain(self) -> None:
+        """End: no new work, time for what runs, then what is left is queued again."""
+        self.draining.set()
+        self.runner.drain(self.settings.drain)
+        self.planner.close()
+        self.lookers.close()
+        self.uploads.close()
+        self.hub.close()
+        self.store.close()
+
+
+def open_service(settings: Settings, log: Log | None = None) -> Service:
+    """Open the ledger and make the folders of a server. Raises GgferryError."""
+    for folder in (settings.data, settings.uploads, settings.quarantine, settings.outputs):
+        os.makedirs(folder, 0o700, exist_ok=True)
+    store = Store(settings.ledger_place)
+    observer = Observer(log or Log(), lambda: store.counts().items())
+    progress = ProgressBoard(store)
+    hub = Hub(store, progress.running)
+    outputs = Outputs(store, lambda path: settings.outputs)
+    lookers = Lookers(settings.lookers, settings.limits)
+    planner = Planner(store, settings)
+    grant(planner.access())
+
+    def see(event: dict[str, object]) -> None:
+        progress.see(event)
+        hub.wake()
+
+    def done(finished: Job, outcome: Outcome) -> None:
+        observer.converted.inc(int(finished.entry.get("bytes_in", 0)))
+        try:
+            outputs.every(finished.id)
+        except GgferryError as error:  # whoever asks for the file is told the same
+            observer.log.write("output", "warning", job=finished.id, message=str(error))
+
+    def open_ledger() -> Store:
+        return Store(settings.ledger_place, patience=60.0)
+
+    working = job.Settings(settings.limits, None, settings.timeout, access=planner.access())
+    runner = Runner(open_ledger, store.submitted(), settings.jobs, working, see, done, observer.log.write)
+    uploads = Uploads(store, settings)
+    return Service(
+        settings, store, Doorkeeper(store), observer, lookers, planner, progress, hub, runner, uploads, outputs,
+        threading.Event(),
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""The ledger with the server's tables: the same database, the same patience, so that several servers can share it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ggferry.formats.errors import NotFoundError, RefusedError
+from ggferry.service.records.ledger import DONE, FAILED, HELD, QUARANTINED, QUEUED, SKIPPED, Ledger
+from ggferry.service.records.ledger_database import LedgerDatabase
+from ggferry.service.records.plan_file import CONVERT
+from ggferry.service.server.store.tables import TRIGGERS, server_tables
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
+
+T = TypeVar("T")
+CANCELLED = {"class": "Cancelled", "message": "cancelled by a user", "hint": "retry queues it again"}
+
+
+class Store(Ledger):
+    """The ledger at a place, as `Ledger`, and the server's tables in it (`t`)."""
+
+    def __init__(self, place: str, *, patience: float = 10.0) -> None:
+        super().__init__(place, patience=patience)
+
+    t: SimpleNamespace
+
+    def _make_tables(self, connection: Any) -> None:
+        if "ggferry_tokens" not in self._meta.tables:  # this is asked again while the database is away
+            self.t = server_tables(self._meta)
+        LedgerDatabase._make_tables(self, connection)
+        for statement in TRIGGERS[connection.dialect.name]:
+            connection.exec_driver_sql(statement)
+
+    def do(self, work: Callable[[Any], T]) -> T:
+        """Do `work` in a transaction, again while the database is away; it must be safe to do twice."""
+        return self._do(work)
+
+    def all(self, query: Any) -> list[dict[str, Any]]:
+        """Return the rows of a query as plain data."""
+        return self._do(lambda connection: [dict(row._mapping) for row in connection.execute(query)], reads=True)
+
+    def first(self, query: Any) -> dict[str, Any] | None:
+        """Return the first row of a query, or None."""
+        return next(iter(self.all(query)), None)
+
+    def run(self, change: Any) -> int:
+        """Carry out a change and return how many rows it touched."""
+        return int(self._do(lambda connection: connection.execute(change).rowcount))
+
+    def put(self, table: Any, **values: Any) -> None:
+        """Insert a row, unless one with its key is there."""
+        insert = self._insert(table).values(**values).on_conflict_do_nothing()
+        self._do(lambda connection: connection.execute(insert))
+
+    def _insert(self, table: Any) -> Any:
+        from sqlalchemy.dialects import postgresql, sqlite
+
+        return sqlite.insert(table) if self._sqlite else postgresql.insert(table)
+
+    def row(self, job: str) -> dict[str, Any]:
+        """Return a job by its id, with its attempts. Raises NotFoundError."""
+        found = self.first(sa.select(self.jobs).where(self.jobs.c.id == job))
+        if found is None:
+            raise NotFoundError("no such job", found=job)
+        tried = sa.select(self.attempts).where(self.attempts.c.job == job).order_by(self.attempts.c.id)
+        return {**found, "tried": self.all(tried)}
+
+    def cancel(self, job: str) -> None:
+        """End a job that has not ended. Whoever holds it loses its lease, and so publishes nothing.
+
+        Raises NotFoundError, and RefusedError for one that has ended.
+        """
+        jobs = self.jobs
+        values: dict[str, Any] = {
+            "state": SKIPPED,
+            "error": CANCELLED,
+            "owner": None,
+            "lease_until": None,
+            "key": None,
+            "same_as": None,
+        }
+        values |= {"finished": time.time(), "updated": time.time()}
+
+        def work(connection: Any) -> bool:
+            is_open = (jobs.c.id == job) & jobs.c.state.in_((QUEUED, *HELD))
+            if not connection.execute(sa.update(jobs).where(is_open).values(**values)).rowcount:
+                return False
+            waiting = (jobs.c.state == QUEUED) & (jobs.c.same_as == job)
+            connection.execute(sa.update(jobs).where(waiting).values(same_as=None))
+            ended = (self.attempts.c.job == job) & self.attempts.c.outcome.is_(None)
+            change = sa.update(self.attempts).where(ended)
+            connection.execute(change.values(outcome="cancelled", error=CANCELLED, ended=time.time()))
+            return True
+
+        if not self._do(work):
+            state = self.row(job)["state"]
+            if self.row(job)["error"] != CANCELLED:
+                raise RefusedError("the job has ended", found=state)
+
+    def requeue(self, job: str) -> None:
+        """Queue a job again that failed or was cancelled. Raises NotFoundError, RefusedError for any other."""
+        row = self.row(job)
+        again = row["state"] in (FAILED, QUARANTINED) or (row["error"] or {}).get("class") == CANCELLED["class"]
+        if row["state"] == QUEUED:
+            return
+        if not again or row["entry"].get("verdict") != CONVERT:
+            raise RefusedError("only a model that failed or was cancelled can be tried again", found=row["state"])
+        jobs = self.jobs
+        values = {"state": QUEUED, "attempts": 0, "losses": 0, "not_before": 0.0, "key": None, "same_as": None}
+        same = (jobs.c.id == job) & (jobs.c.state == row["state"]) & (jobs.c.claims == row["claims"])
+        self.run(sa.update(jobs).where(same).values(**values, error=None, updated=time.time()))
+
+    def submitted(self) -> Any:
+        """Return a query for the ids under which the ledger knows the plans that were submitted to servers."""
+        return sa.select(self.t.plans.c.run).where(self.t.plans.c.submitted.is_not(None))
+
+    def bytes_done(self) -> dict[str, int]:
+        """Return the bytes of the sources of what is done, and of what it became."""
+        jobs = self.jobs
+        sums = (sa.func.sum(jobs.c.bytes_in).label("bytes_before"), sa.func.sum(jobs.c.bytes_out).label("bytes_after"))
+        found = self.first(sa.select(*sums).where(jobs.c.state == DONE)) or {}
+        return {name: int(value or 0) for name, value in found.items()}

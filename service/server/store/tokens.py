@@ -1,0 +1,120 @@
+"""Tokens: what lets a caller in. Only a digest of each is kept, and it is compared in constant time.
+
+A token reads `ggf_ID_SECRET`; the secret has 256 random bits, so its plain SHA-256 cannot be inverted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ggferry.formats.errors import NotFoundError, UsageError
+from ggferry.service.server.store.database import Store
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
+
+READ, SUBMIT, ADMIN = SCOPES = ("read", "submit", "admin")
+"""Each may do what those before it may."""
+TOKEN, SESSION = "token", "session"
+PREFIX = "ggf"
+LONGEST = 200  # characters of what may be a token
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token as it is kept.
+
+    Attributes:
+        id: Its public part, which logs show.
+        name: What its maker called it.
+        kind: 'token', or 'session' of a browser.
+        scope: What it allows.
+        expires: When it ends, seconds since 1970; None: when it is revoked.
+        owner: Id of the token whose quota it uses: its own, or that of the token a session was begun with.
+        quota: Bytes it may store; None: as the server says.
+        rate: Requests a second; None: as the server says.
+    """
+
+    id: str
+    name: str
+    kind: str
+    scope: str
+    expires: float | None
+    owner: str
+    quota: int | None
+    rate: float | None
+
+    def may(self, scope: str) -> bool:
+        """Return whether it allows what `scope` does."""
+        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+
+
+def digest_of(secret: str) -> str:
+    """Return what is kept of a secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def add(
+    store: Store, name: str, scope: str, *, seconds: float | None = None, kind: str = TOKEN, parent: str | None = None,
+    quota: int | None = None, rate: float | None = None,
+) -> str:  # fmt: skip
+    """Make a token and return it; it cannot be shown again. Raises UsageError."""
+    if scope not in SCOPES:
+        raise UsageError("scope", found=scope, expected=", ".join(SCOPES))
+    if not name.strip() or len(name) > LONGEST:
+        raise UsageError("a token's name", found=name, expected=f"1 to {LONGEST} characters")
+    key, secret, now = secrets.token_hex(6), secrets.token_hex(32), time.time()
+    values: dict[str, Any] = {"id": key, "name": name, "kind": kind, "scope": scope, "digest": digest_of(secret)}
+    values |= {"parent": parent, "created": now, "expires": None if seconds is None else now + seconds}
+    store.put(store.t.tokens, **values, quota=quota, rate=rate)
+    return f"{PREFIX}_{key}_{secret}"
+
+
+def find(store: Store, text: str) -> Token | None:
+    """Return the token that `text` is; None for one that is wrong, revoked or expired."""
+    prefix, _, rest = text.partition("_")
+    key, _, secret = rest.partition("_")
+    if prefix != PREFIX or len(text) > LONGEST:
+        return None
+    row = store.first(sa.select(store.t.tokens).where(store.t.tokens.c.id == key))
+    kept = row["digest"] if row is not None else digest_of("")
+    equal = hmac.compare_digest(digest_of(secret).encode(), kept.encode())
+    if row is None or not equal or (row["expires"] is not None and row["expires"] < time.time()):
+        return None
+    return _token(row)
+
+
+def _token(row: dict[str, Any]) -> Token:
+    names = ("id", "name", "kind", "scope", "expires", "quota", "rate")
+    return Token(**{name: row[name] for name in names}, owner=row["parent"] or row["id"])
+
+
+def every(store: Store) -> list[dict[str, Any]]:
+    """Return all tokens that a person made, without their digests."""
+    table = store.t.tokens
+    columns = [column for column in table.c if column.name not in ("digest", "parent", "kind")]
+    return store.all(sa.select(*columns).where(table.c.kind == TOKEN).order_by(table.c.created, table.c.id))
+
+
+def revoke(store: Store, wanted: str) -> None:
+    """End a token, by id or name, and the sessions that were begun with it. Raises NotFoundError."""
+    table = store.t.tokens
+    mine = sa.select(table.c.id).where((table.c.id == wanted) | ((table.c.name == wanted) & (table.c.kind == TOKEN)))
+    ids = [row["id"] for row in store.all(mine)]
+    if len(ids) != 1:
+        raise NotFoundError(f"{len(ids)} tokens go by this name", found=wanted)
+    store.run(sa.delete(table).where((table.c.id == ids[0]) | (table.c.parent == ids[0])))
+
+
+def prune(store: Store) -> None:
+    """Drop what has expired."""
+    table = store.t.tokens
+    store.run(sa.delete(table).where(table.c.expires.is_not(None), table.c.expires < time.time()))

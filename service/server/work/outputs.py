@@ -1,0 +1,116 @@
+"""The files of done jobs: opened only when they are what the receipt proved, with their sha256.
+
+Receipts hold BLAKE3 (docs/decisions/digest.md). A client checks what it fetched by SHA-256, which every machine has, so
+both are computed in one pass over the finished file: the first must be the receipt's, the second is kept beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ggferry.formats.errors import ChangedError, NotFoundError, RefusedError
+from ggferry.formats.files.local_files import open_file
+from ggferry.service.records.ledger import DONE
+from ggferry.service.server.store.database import Store
+from ggferry.service.storage.stores import is_remote
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
+
+PIECE = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """A file of a done job; digests in hex."""
+
+    name: str
+    path: str
+    bytes: int
+    blake3: str
+    sha256: str
+
+
+class Outputs:
+    """Finds the files of done jobs below `folders`."""
+
+    def __init__(self, store: Store, folders: Callable[[str], str]) -> None:
+        self.store, self._folder = store, folders
+
+    def receipt(self, job: str) -> dict[str, Any]:
+        """Return a job's receipt, with the sha256 of each output file. Raises RefusedError before it is done."""
+        found: dict[str, Any] = dict(self._row(job)["receipt"])
+        files = {each.name: each.sha256 for each in self.every(job)}
+        listed = [{**each, "sha256": files[each["name"]]} for each in found["output"]["files"]]
+        return {**found, "output": {**found["output"], "files": listed}}
+
+    def every(self, job: str) -> list[OutputFile]:
+        """Return the files of a done job. Raises RefusedError, and ChangedError where one is not what was proved."""
+        row = self._row(job)
+        return [self._file(job, row, number, each) for number, each in enumerate(row["receipt"]["output"]["files"])]
+
+    def open(self, job: str, name: str) -> tuple[int, OutputFile]:
+        """Return an open descriptor of a file of a done job, and its facts."""
+        row = self._row(job)
+        for number, each in enumerate(row["receipt"]["output"]["files"]):
+            if each["name"] == name:
+                found = self._file(job, row, number, each)
+                fd = self._open(found.path)
+                if os.fstat(fd).st_size != found.bytes:
+                    os.close(fd)
+                    raise ChangedError("not the file that was proved", path=found.path)
+                return fd, found
+        raise NotFoundError("the job made no such file", found=name)
+
+    def _row(self, job: str) -> dict[str, Any]:
+        row = self.store.row(job)
+        if row["state"] != DONE or row["receipt"] is None:
+            raise RefusedError("the job is not done", found=row["state"], expected=DONE)
+        return row
+
+    def _open(self, path: str) -> int:
+        return open_file(path, self._folder(path))
+
+    def _file(self, job: str, row: Mapping[str, Any], number: int, record: Mapping[str, Any]) -> OutputFile:
+        """Return a file's facts, from what is kept of it if it has not been touched since."""
+        if is_remote(row["output"]):
+            raise RefusedError("the output is in a store", path=row["output"], hint="fetch it from there")
+        path = os.path.join(os.path.dirname(row["output"]), record["name"])
+        table = self.store.t.outputs
+        kept = self.store.first(sa.select(table).where(table.c.job == job, table.c.file == number))
+        fd = self._open(path)
+        try:
+            stamp = _stamp(fd)
+            if kept is None or kept["stamp"] != stamp or kept["blake3"] != record["blake3"]:
+                kept = self._digested(fd, path, record) | {"stamp": stamp}
+                values = {"path": path, "bytes": record["bytes"], **kept}
+                insert = self.store._insert(table).values(job=job, file=number, **values)
+                change = insert.on_conflict_do_update(index_elements=["job", "file"], set_=values)
+                self.store.do(lambda connection: connection.execute(change))
+        finally:
+            os.close(fd)
+        return OutputFile(record["name"], path, record["bytes"], record["blake3"], kept["sha256"])
+
+    def _digested(self, fd: int, path: str, record: Mapping[str, Any]) -> dict[str, str]:
+        from blake3 import blake3
+
+        one, other, offset = blake3(), hashlib.sha256(), 0
+        while piece := os.pread(fd, PIECE, offset):
+            one.update(piece)
+            other.update(piece)
+            offset += len(piece)
+        if one.hexdigest() != record["blake3"]:
+            raise ChangedError("not the file that was proved", path=path, hint="ggferry ledger recheck")
+        return {"blake3": str(one.hexdigest()), "sha256": other.hexdigest()}
+
+
+def _stamp(fd: int) -> str:
+    status = os.fstat(fd)
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"

@@ -1,0 +1,166 @@
+"""Plans that were asked for over HTTP: made in the background, kept in the database as the lines of a plan's file."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.options import PLAN_FILES
+from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, of_os
+from ggferry.service.plan.make_plan import Wanted
+from ggferry.service.plan.make_plan import plan as make
+from ggferry.service.records.owners import is_dead, owner_name
+from ggferry.service.records.plan_file import Entry, Head, digest_of, parse_plan, to_line
+from ggferry.service.records.report import summary
+from ggferry.service.server.settings import Settings
+from ggferry.service.server.store import models
+from ggferry.service.server.store.database import Store
+from ggferry.service.server.work.sources import Place
+from ggferry.service.storage.stores import is_remote, join
+from ggferry.service.storage.urls import PATIENCE, Access
+from ggferry.service.workers.analyze import request_of
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
+
+PLANNING, READY, BROKEN = "planning", "ready", "failed"
+AT_ONCE = 2
+
+
+class Planner:
+    """Makes plans in threads; the headers are read in worker processes."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.store, self.settings, self.owner = store, settings, owner_name()
+        self._pool = ThreadPoolExecutor(AT_ONCE, "ggferry-plan")
+        self._work: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
+
+    def access(self) -> Access:
+        """Return how this server reaches files."""
+        return Access(patience=PATIENCE, private=self.settings.private)
+
+    def begin(self, shown: str, place: Place, options: Mapping[str, Any], token: str) -> str:
+        """Begin to plan what is at a place, and return the plan's id: the same for the same place and options.
+
+        A plan that is being made is not begun again. Raises UsageError for options that no plan has.
+        """
+        recipe = dict(options)
+        request_of(shown, recipe)
+        plan = digest_of([place.path, recipe])[:16]
+        table = self.store.t.plans
+        values: dict[str, Any] = {
+            "state": PLANNING,
+            "source": shown,
+            "options": recipe,
+            "trees": list(place.trees),
+            "error": None,
+        }
+        values |= {"token": token, "created": time.time(), "owner": self.owner}
+        with self._lock:
+            if plan in self._work and not self._work[plan].done():
+                return plan
+            insert = self.store._insert(table).values(id=plan, **values)
+            self.store.do(lambda c: c.execute(insert.on_conflict_do_update(index_elements=["id"], set_=values)))
+            self._work = {key: each for key, each in self._work.items() if not each.done()}
+            self._work[plan] = self._pool.submit(self._make, plan, place, recipe)
+        return plan
+
+    def wait(self, plan: str, seconds: float) -> None:
+        """Wait until a plan of this server is made, but not longer."""
+        work = self._work.get(plan)
+        if work is not None:
+            with suppress(TimeoutError, CancelledError):
+                work.result(seconds)
+
+    def close(self) -> None:
+        """Begin no further plan."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _make(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> None:
+        values: dict[str, Any]
+        try:
+            head, entries = make(self._wanted(plan, place, recipe))
+            body = "\n".join([to_line(head), *map(to_line, entries)]) + "\n"
+            models.index(self.store, plan, models.entries_of(head, entries))
+            models.forget_plan(self.store, plan, [entry.id(head) for entry in entries])
+            values = {"state": READY, "body": body, "summary": summary(entries)}
+        except GgferryError as error:
+            values = {"state": BROKEN, "error": {**error.as_dict(), "class": type(error).__name__}}
+        except OSError as error:
+            values = {"state": BROKEN, "error": of_os(error).as_dict()}
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            values = {"state": BROKEN, "error": {"code": "internal", "message": message, "hint": "please report it"}}
+        table = self.store.t.plans
+        self.store.run(sa.update(table).where(table.c.id == plan).values(**values))
+
+    def _wanted(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> Wanted:
+        more = {key: value for key, value in recipe.items() if key not in ("outtype", "verify")}
+        limits = self.settings.limits
+        return Wanted(
+            (place.path,), join(self.settings.outputs, plan), str(recipe.get("outtype", "keep")),
+            str(recipe.get("verify", "full")), more, False, self.settings.lookers, limits, self.access(),
+            None if is_remote(place.path) and not place.trees else place.trees,
+        )  # fmt: skip
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def show(self, plan: str) -> dict[str, Any]:
+        """Return what is known of a plan, without its lines. Raises NotFoundError."""
+        table = self.store.t.plans
+        columns = [column for column in table.c if column.name not in ("body", "trees", "owner")]
+        found = self.store.first(sa.select(*columns, table.c.owner).where(table.c.id == plan))
+        if found is None:
+            raise NotFoundError("no such plan", found=plan)
+        if found["state"] == PLANNING and is_dead(found.pop("owner")):
+            self.store.run(sa.update(table).where(table.c.id == plan, table.c.state == PLANNING).values(**_LOST))
+            found |= _LOST
+        return {name: value for name, value in found.items() if name != "owner"}
+
+    def body(self, plan: str) -> str:
+        """Return a plan's file. Raises NotFoundError, and RefusedError while it is not ready."""
+        table = self.store.t.plans
+        state = self.show(plan)["state"]
+        if state != READY:
+            raise RefusedError("the plan is not ready", found=state, expected=READY)
+        found = self.store.first(sa.select(table.c.body).where(table.c.id == plan))
+        return str(found["body"]) if found is not None else ""
+
+    def read(self, plan: str) -> tuple[Head, list[Entry], tuple[str, ...]]:
+        """Return a plan's head, its lines, and the folders that confine its jobs."""
+        table = self.store.t.plans
+        head, entries = parse_plan(self.body(plan).encode().splitlines(), f"plan {plan}")
+        found = self.store.first(sa.select(table.c.trees).where(table.c.id == plan))
+        return head, entries, tuple(found["trees"]) if found is not None else ()
+
+    def note_submitted(self, plan: str, run: str) -> None:
+        """Record that jobs of a plan are entered in the ledger as `run`: servers work on them from now on."""
+        table = self.store.t.plans
+        self.store.run(sa.update(table).where(table.c.id == plan).values(submitted=time.time(), run=run))
+
+
+_LOST: dict[str, Any] = {
+    "state": BROKEN,
+    "error": {"code": "interrupted", "message": "the server ended while it planned", "hint": "plan again"},
+}
+
+
+def files_of(options: Mapping[str, Any], resolve: Any) -> dict[str, Any]:
+    """Return a plan's options with those that name files resolved as sources are."""
+    return {
+        name: resolve(str(value)).path if name in PLAN_FILES and value is not None else value
+        for name, value in options.items()
+    }
+
+
+def lines_of(entries: Sequence[Entry]) -> list[str]:
+    """Return a plan's lines as its file has them."""
+    return [to_line(entry) for entry in entries]

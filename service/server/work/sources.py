@@ -1,0 +1,104 @@
+"""What a request names: a path below a root, a URL, or an upload; as the file that it really is.
+
+Whatever a path goes through, links included, is resolved by opening it, and the open file must lie below a root. What
+is read later is read by that resolved path, within the same roots (`local_files.confined`), and checked again when it
+is opened: exchanging a folder for a link in between leads nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ggferry.formats.errors import AccessError, NotFoundError, RefusedError, UsageError
+from ggferry.service.storage.stores import is_remote, local_path
+from ggferry.service.storage.urls import WEB
+
+UPLOAD = "upload:"
+LONGEST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A source of models: `path` or URL, and the folders in which its files must really lie."""
+
+    path: str
+    trees: tuple[str, ...]
+
+
+def resolve(wanted: str, roots: Sequence[str], upload: Callable[[str], str]) -> Place:
+    """Return the place that `wanted` names; `upload` gives the folder of an upload by its id.
+
+    Raises UsageError, NotFoundError, and AccessError for what is below no root.
+    """
+    if not wanted or len(wanted) > LONGEST or any(c < " " or c == "\x7f" for c in wanted):
+        raise UsageError("a source", found=wanted[:200], expected="a path below a root, a URL, or upload:ID")
+    if wanted.startswith(UPLOAD):
+        folder = upload(wanted.removeprefix(UPLOAD))
+        return Place(folder, (folder,))
+    if is_remote(wanted):
+        return Place(_url(wanted, roots), _local(roots))
+    if "://" in wanted or not os.path.isabs(wanted):
+        raise UsageError("a source", found=wanted, expected="an absolute path below a root, a URL, or upload:ID")
+    return Place(real_path(local_path(wanted), _local(roots)), _local(roots))
+
+
+def _local(roots: Sequence[str]) -> tuple[str, ...]:
+    return tuple(root for root in roots if not is_remote(root))
+
+
+def _url(wanted: str, roots: Sequence[str]) -> str:
+    """Return a URL that may be read: of the web, or below a root that is a URL."""
+    inside = any(wanted.rstrip("/") == root or wanted.startswith(root + "/") for root in roots)
+    if wanted.partition("://")[0] in WEB or (inside and not {".", ".."} & set(wanted.split("/"))):
+        return wanted
+    raise AccessError("below no root of this server", path=wanted, hint="--root URL, where the server is started")
+
+
+def real_path(path: str, roots: Sequence[str]) -> str:
+    """Return where `path` really is. Raises AccessError for what is below no root, NotFoundError for nothing."""
+    if not any(is_within(path, root) for root in roots):
+        raise AccessError("below no root of this server", path=path, hint="--root DIR, where the server is started")
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        raise NotFoundError("no such file or folder", path=path) from None
+    try:
+        real = os.readlink(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+    if not any(is_within(real, root) for root in roots):
+        raise RefusedError("a link that leads out of the roots: it was not followed", path=path)
+    return real
+
+
+def is_within(path: str, root: str) -> bool:
+    """Return whether a path without `..` is a root or below it."""
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def browse(path: str, roots: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what is in a folder below a root: name, path, 'folder', 'file' or 'other', bytes."""
+    real = real_path(local_path(path), roots)
+    try:
+        fd = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        raise NotFoundError("no such folder", path=path) from None
+    try:
+        if not any(is_within(os.readlink(f"/proc/self/fd/{fd}"), root) for root in roots):
+            raise RefusedError("a link that leads out of the roots: it was not followed", path=path)
+        with os.scandir(fd) as entries:
+            found = [_entry(entry, real) for entry in entries]
+    finally:
+        os.close(fd)
+    return sorted(found, key=lambda each: (each["kind"] != "folder", each["name"]))
+
+
+def _entry(entry: os.DirEntry[str], folder: str) -> dict[str, Any]:
+    is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+    kind = "folder" if is_folder else "file" if is_file else "other"
+    size = entry.stat(follow_symlinks=False).st_size if is_file else None
+    name = os.fsencode(entry.name).decode("utf-8", "backslashreplace")
+    return {"name": name, "path": os.path.join(folder, name), "kind": kind, "bytes": size}

@@ -1,0 +1,377 @@
+"""Files that are sent to the server: received in pieces, durable when acknowledged, quarantined until inspected.
+
+An upload is a folder of one or more files whose names and sizes are stated first. A piece goes to where the last one
+ended. What was acknowledged is on the disk and in the database, so a kill at any instant loses none of it. When the
+last byte has come, a worker process plans the folder; only where it holds a model, and nothing that is broken, does
+the folder leave the quarantine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ggferry.formats.errors import BusyError, ChecksumError, GgferryError, NotFoundError, RefusedError, UsageError
+from ggferry.formats.files.partial_files import NAME_MAX
+from ggferry.service.plan.make_plan import Wanted
+from ggferry.service.plan.make_plan import plan as make
+from ggferry.service.records.plan_file import ARCHIVE, BAD, CONVERT, DUPLICATE, SKIP, Entry
+from ggferry.service.records.report import summary
+from ggferry.service.server.settings import Settings
+from ggferry.service.server.store.database import Store
+from ggferry.service.server.store.tokens import Token
+from ggferry.service.storage.urls import Access
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
+
+RECEIVING, INSPECTING, ACCEPTED, REFUSED = UPLOAD_STATES = ("receiving", "inspecting", "accepted", "refused")
+MOST_FILES, DEEPEST = 1000, 8
+MOST_OPEN = 1000  # uploads of one token that are not finished
+INSPECTIONS = 2  # at a time
+SPARE = 256 << 20  # bytes of a disk that are left free
+
+
+class Uploads:
+    """The uploads of a server."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.store, self.settings = store, settings
+        self._pool = ThreadPoolExecutor(INSPECTIONS, "ggferry-inspect")
+        self._lock = threading.Lock()
+
+    # --- beginning -------------------------------------------------------------------------------------------------
+
+    def begin(self, token: Token, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Begin an upload of files, each with name, bytes and, where the sender knows it, sha256. Return it.
+
+        Raises UsageError for names that are no file's, RefusedError where there is no room or quota left.
+        """
+        listed = [_listed(each) for each in files]
+        check_names([each["name"] for each in listed])
+        total = sum(each["bytes"] for each in listed)
+        if total > self.settings.upload_bytes:
+            raise RefusedError(
+                "an upload this large is not taken", found=total, expected=f"≤ {self.settings.upload_bytes}"
+            )
+        table, key = self.store.t.uploads, os.urandom(12).hex()
+        with self._lock:
+            self.check_room(token, total)
+            is_open = (table.c.token == token.owner) & table.c.state.in_((RECEIVING, INSPECTING))
+            count = self.store.first(sa.select(sa.func.count().label("n")).where(is_open))
+            if count is not None and count["n"] >= MOST_OPEN:
+                raise RefusedError("too many unfinished uploads", found=count["n"], hint="finish or delete some")
+            self._make_files(key, listed)
+            now = time.time()
+            values = {"id": key, "token": token.owner, "state": RECEIVING, "files": listed, "bytes": total}
+            rows = [{"upload": key, "file": number, "offset": 0} for number in range(len(listed))]
+
+            def enter(connection: Any) -> None:
+                insert = self.store._insert(table).values(**values, created=now, updated=now).on_conflict_do_nothing()
+                connection.execute(insert)
+                connection.execute(self.store._insert(self.store.t.received).on_conflict_do_nothing(), rows)
+
+            self.store.do(enter)
+        if total == 0:
+            self._finish(key)
+        return self.show(key, token.owner)
+
+    def _make_files(self, key: str, listed: Sequence[Mapping[str, Any]]) -> None:
+        folder = os.path.join(self.settings.quarantine, key)
+        os.mkdir(folder, 0o700)
+        for each in listed:
+            path = os.path.join(folder, each["name"])
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        for place, _, _ in os.walk(folder):
+            _sync_folder(place)
+        _sync_folder(self.settings.quarantine)
+
+    def check_room(self, token: Token, more: int) -> None:
+        """Raise RefusedError where a token's quota or the disk has no room for `more` bytes."""
+        quota = self.settings.quota if token.quota is None else token.quota
+        used = self.used(token.owner)
+        if used + more > quota:
+            words = "the token's quota has no room for it"
+            raise RefusedError(words, found=used + more, expected=f"≤ {quota}", hint="delete uploads, or ask for more")
+        free = os.statvfs(self.settings.quarantine)
+        room = free.f_bavail * free.f_frsize - self._pending() - SPARE
+        if more > room:
+            raise RefusedError("the server's disk has no room for it", found=more, expected=f"≤ {max(0, room)}")
+
+    def used(self, owner: str) -> int:
+        """Return the bytes that a token stores or has announced: its uploads, and the outputs of its plans."""
+        uploads, plans, jobs = self.store.t.uploads, self.store.t.plans, self.store.jobs
+        held = sa.select(sa.func.sum(uploads.c.bytes).label("n")).where(uploads.c.token == owner)
+        runs = sa.select(plans.c.run).where(plans.c.token == owner, plans.c.submitted.is_not(None))
+        going = jobs.c.plan.in_(runs) & jobs.c.state.in_(("queued", "running", "verifying", "done"))
+        made = sa.select(sa.func.sum(jobs.c.bytes_out).label("n")).where(going)
+        return sum(int((self.store.first(query) or {}).get("n") or 0) for query in (held, made))
+
+    def _pending(self) -> int:
+        """Return the bytes that are announced and have not come."""
+        uploads, received = self.store.t.uploads, self.store.t.received
+        is_open = uploads.c.state == RECEIVING
+        due = self.store.first(sa.select(sa.func.sum(uploads.c.bytes).label("n")).where(is_open))
+        mine = sa.select(uploads.c.id).where(is_open)
+        came = self.store.first(sa.select(sa.func.sum(received.c.offset).label("n")).where(received.c.upload.in_(mine)))
+        return int((due or {}).get("n") or 0) - int((came or {}).get("n") or 0)
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def show(self, key: str, owner: str) -> dict[str, Any]:
+        """Return an upload: id, state, files with offsets, error. Raises NotFoundError for that of another token."""
+        table, received = self.store.t.uploads, self.store.t.received
+        found = self.store.first(sa.select(table).where(table.c.id == key, table.c.token == owner))
+        if found is None:
+            raise NotFoundError("no such upload", found=key[:100])
+        offsets = self.store.all(sa.select(received.c.file, received.c.offset).where(received.c.upload == key))
+        at = {row["file"]: row["offset"] for row in offsets}
+        files = [{**each, "offset": at.get(number, 0)} for number, each in enumerate(found["files"])]
+        names = ("id", "state", "bytes", "summary", "error", "created", "updated")
+        return {**{name: found[name] for name in names}, "source": f"upload:{key}", "files": files}
+
+    def every(self, owner: str) -> list[dict[str, Any]]:
+        """Return a token's uploads, the newest first."""
+        table = self.store.t.uploads
+        rows = self.store.all(
+            sa.select(table.c.id).where(table.c.token == owner).order_by(table.c.created.desc()).limit(1000)
+        )
+        return [self.show(row["id"], owner) for row in rows]
+
+    def folder(self, key: str, owner: str) -> str:
+        """Return the folder of an upload that was inspected. Raises NotFoundError, and RefusedError for any other."""
+        found = self.show(key, owner)
+        if found["state"] != ACCEPTED:
+            words = "the upload is in quarantine"
+            raise RefusedError(
+                words, found=found["state"], expected=ACCEPTED, hint=(found["error"] or {}).get("message")
+            )
+        return os.path.join(self.settings.uploads, key)
+
+    # --- receiving -------------------------------------------------------------------------------------------------
+
+    def open(self, key: str, owner: str, number: int, start: int, end: int) -> Piece:
+        """Open a file of an upload for bytes `start` to `end`. Close what is returned.
+
+        Raises NotFoundError, UsageError, and RefusedError where they are not the next (`found` is where those begin).
+        """
+        upload = self.show(key, owner)
+        if not 0 <= number < len(upload["files"]):
+            raise NotFoundError("the upload has no such file", found=number)
+        file = upload["files"][number]
+        if not 0 <= start <= end <= file["bytes"]:
+            raise UsageError("a range outside the file", found=f"{start}-{end}", expected=f"0-{file['bytes']}")
+        if upload["state"] != RECEIVING or start != file["offset"]:
+            raise OffsetError(file["offset"], start)
+        path = os.path.join(self.settings.quarantine, key, file["name"])
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFoundError("the upload is not on this server", found=key) from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise BusyError("another request is sending this file", hint="wait until it has ended") from None
+        return Piece(self, key, number, fd, start, end)
+
+    def acknowledge(self, key: str, number: int, start: int, offset: int) -> bool:
+        """Record that a file is on the disk up to `offset`; return whether the upload is complete."""
+        received, uploads = self.store.t.received, self.store.t.uploads
+        mine = (received.c.upload == key) & (received.c.file == number) & (received.c.offset <= offset)
+
+        def work(connection: Any) -> bool:
+            connection.execute(sa.update(received).where(mine).values(offset=offset))
+            connection.execute(sa.update(uploads).where(uploads.c.id == key).values(updated=time.time()))
+            came = connection.execute(
+                sa.select(sa.func.sum(received.c.offset)).where(received.c.upload == key)
+            ).scalar()
+            due = connection.execute(sa.select(uploads.c.bytes).where(uploads.c.id == key)).scalar()
+            return due is not None and int(came or 0) == int(due)
+
+        is_complete = self.store.do(work)
+        if is_complete:
+            self._finish(key)
+        return is_complete
+
+    def remove(self, key: str, owner: str) -> None:
+        """Remove an upload that no job needs. Raises NotFoundError, RefusedError while one does."""
+        self.show(key, owner)
+        jobs, folder = self.store.jobs, os.path.join(self.settings.uploads, key)
+        needed = jobs.c.source.startswith(folder, autoescape=True) & jobs.c.state.in_(
+            ("queued", "running", "verifying")
+        )
+        if self.store.first(sa.select(jobs.c.id).where(needed)):
+            raise RefusedError("a job still needs this upload", found=key, hint="cancel it, or wait")
+        self.forget(key)
+
+    def forget(self, key: str) -> None:
+        """Remove an upload, files first."""
+        for place in (self.settings.uploads, self.settings.quarantine):
+            shutil.rmtree(os.path.join(place, key), ignore_errors=True)
+        self.store.run(sa.delete(self.store.t.received).where(self.store.t.received.c.upload == key))
+        self.store.run(sa.delete(self.store.t.uploads).where(self.store.t.uploads.c.id == key))
+
+    # --- inspecting ------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Continue what a server that ended had begun."""
+        table = self.store.t.uploads
+        for row in self.store.all(sa.select(table.c.id, table.c.bytes).where(table.c.state == RECEIVING)):
+            received = self.store.t.received
+            came = sa.select(sa.func.sum(received.c.offset).label("n")).where(received.c.upload == row["id"])
+            if int((self.store.first(came) or {}).get("n") or 0) == row["bytes"]:
+                self._finish(row["id"])
+        for row in self.store.all(sa.select(table.c.id).where(table.c.state == INSPECTING)):
+            self._pool.submit(self._inspect, row["id"])
+
+    def close(self) -> None:
+        """Inspect nothing more; the next start does."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _finish(self, key: str) -> None:
+        table = self.store.t.uploads
+        mine = (table.c.id == key) & (table.c.state == RECEIVING)
+        if self.store.run(sa.update(table).where(mine).values(state=INSPECTING, updated=time.time())):
+            with suppress(RuntimeError):  # the server is ending; the next start inspects it
+                self._pool.submit(self._inspect, key)
+
+    def _inspect(self, key: str) -> None:
+        inside, outside = os.path.join(self.settings.quarantine, key), os.path.join(self.settings.uploads, key)
+        values: dict[str, Any]
+        try:
+            if not os.path.isdir(inside) and not os.path.isdir(outside):
+                return  # removed, or on another server
+            if os.path.isdir(inside):
+                self._check_digests(key, inside)
+                entries = self._planned(inside)
+                check_models(entries)
+                os.rename(inside, outside)
+                _sync_folder(self.settings.uploads)
+                _sync_folder(self.settings.quarantine)
+            else:  # killed between the move and its record
+                entries = self._planned(outside)
+            values = {"state": ACCEPTED, "summary": summary(entries), "error": None}
+        except GgferryError as error:
+            record = {**error.as_dict(), "class": type(error).__name__}
+            values = {"state": REFUSED, "error": {**record, "path": _below(record["path"], inside)}}
+        except Exception as error:
+            words = f"could not be inspected: {type(error).__name__}: {error}"
+            values = {"state": REFUSED, "error": {"code": "internal", "message": words}}
+        table = self.store.t.uploads
+        self.store.run(sa.update(table).where(table.c.id == key).values(**values, updated=time.time()))
+
+    def _check_digests(self, key: str, folder: str) -> None:
+        """Raise ChecksumError for a file that is not what its sender said."""
+        table = self.store.t.uploads
+        found = self.store.first(sa.select(table.c.files).where(table.c.id == key)) or {"files": []}
+        for each in found["files"]:
+            if each.get("sha256"):
+                with open(os.path.join(folder, each["name"]), "rb") as file:
+                    came = hashlib.file_digest(file, "sha256").hexdigest()
+                if came != each["sha256"]:
+                    words = "not the bytes that were announced"
+                    raise ChecksumError(words, path=each["name"], found=came, expected=each["sha256"])
+
+    def _planned(self, folder: str) -> list[Entry]:
+        wanted = Wanted(
+            (folder,), os.path.join(self.settings.outputs, "none"), verify="fast", digest=False,
+            limits=self.settings.limits, access=Access(private=self.settings.private), trees=(folder,),
+        )  # fmt: skip
+        return make(wanted)[1]
+
+
+class OffsetError(RefusedError):
+    """Bytes that do not begin where the last ones ended."""
+
+    def __init__(self, offset: int, found: int) -> None:
+        words = "the piece does not begin where the last one ended"
+        super().__init__(words, found=found, expected=offset, hint="send what follows Upload-Offset")
+        self.at = offset
+
+
+class Piece:
+    """A file that is being written from `start` to `end` by one request."""
+
+    def __init__(self, uploads: Uploads, key: str, number: int, fd: int, start: int, end: int) -> None:
+        self._uploads, self._key, self._number, self._fd = uploads, key, number, fd
+        self.at, self.end, self._start = start, end, start
+        os.ftruncate(fd, start)  # what was never acknowledged is not trusted
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes. Raises UsageError beyond the end, and GgferryError of a full disk."""
+        if self.at + len(data) > self.end:
+            raise UsageError("more bytes than Content-Range says", found=self.at + len(data), expected=self.end)
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self._fd, view, self.at)
+            self.at += count
+            view = view[count:]
+
+    def close(self) -> bool:
+        """Put what came on the disk, record it, and return whether the upload is complete."""
+        try:
+            os.fsync(self._fd)
+            return self._uploads.acknowledge(self._key, self._number, self._start, self.at)
+        finally:
+            os.close(self._fd)
+
+
+def check_models(entries: Sequence[Entry]) -> None:
+    """Raise the first error of files that are broken, or UsageError where none is a model."""
+    from ggferry.service.storage.broker import revive
+
+    for entry in entries:
+        if entry.verdict in (*BAD, ARCHIVE):
+            name = os.path.basename(entry.source)
+            raise revive(entry.error, name) if entry.error else UsageError(entry.reason or entry.verdict, path=name)
+    if not any(entry.verdict in (CONVERT, SKIP, DUPLICATE) for entry in entries):
+        raise UsageError("there is no model in it", hint="a model's weights, with the files that stand beside them")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise UsageError for what is not the relative path of a file, or given twice."""
+    if not names or len(names) > MOST_FILES:
+        raise UsageError("the files of an upload", found=len(names), expected=f"1 to {MOST_FILES}")
+    taken: set[str] = set()
+    for name in names:
+        parts = name.split("/")
+        bad = len(parts) > DEEPEST or any(not _is_name(part) for part in parts)
+        above = {"/".join(parts[:n]) for n in range(1, len(parts))}
+        if bad or name in taken or above & set(names):
+            raise UsageError("the name of a file", found=name[:200], expected="a relative path that no other file has")
+        taken.add(name)
+
+
+def _is_name(part: str) -> bool:
+    fits = 0 < len(part.encode("utf-8", "surrogatepass")) <= NAME_MAX - 64
+    return fits and not part.startswith(".") and part.isprintable() and "\\" not in part
+
+
+def _listed(each: Mapping[str, Any]) -> dict[str, Any]:
+    digest = each.get("sha256")
+    return {"name": str(each["name"]), "bytes": int(each["bytes"]), **({"sha256": digest.lower()} if digest else {})}
+
+
+def _below(path: Any, folder: str) -> Any:
+    return os.path.relpath(path, folder) if isinstance(path, str) and path.startswith(folder + "/") else path
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
