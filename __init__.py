@@ -63,11 +63,13 @@ if TYPE_CHECKING:
     )
     from ggferry.service.library.conversions import convert, plan, quantize, verify
     from ggferry.service.library.models import forward, inspect, open_model, tokenize
+    from ggferry.service.library.rewriting import Rewritten, check_shards, merge, split
     from ggferry.support.progress import Phase
 
 _HOMES = {
     "ggferry.service.library.conversions": "convert plan quantize verify",
     "ggferry.service.library.models": "inspect open_model forward tokenize",
+    "ggferry.service.library.rewriting": "Rewritten check_shards merge split",
     "ggferry.service.library.answers": """
         Assumption Conversion ConversionPlan DroppedTensor Inspection Model
         PlannedKey PlannedTensor TensorFacts Verification
@@ -116,6 +118,7 @@ __all__ = [
     "PlannedKey",
     "PlannedTensor",
     "RefusedError",
+    "Rewritten",
     "Route",
     "ShapeError",
     "TableError",
@@ -134,12 +137,15 @@ __all__ = [
     "Verification",
     "VerificationError",
     "__version__",
+    "check_shards",
     "convert",
     "forward",
     "inspect",
+    "merge",
     "open_model",
     "plan",
     "quantize",
+    "split",
     "tokenize",
     "verify",
 ]

@@ -13,7 +13,8 @@ from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import UnsupportedTypeError
-from ggferry.formats.gguf.values import Value, i32, u16
+from ggferry.formats.gguf import shards
+from ggferry.formats.gguf.values import Value
 from ggferry.formats.gguf.write import GGUFLayout, lay_out
 from ggferry.formats.imatrix import Imatrix
 from ggferry.quant.types import BlockType
@@ -177,53 +178,40 @@ def place(
     steps: Sequence[Step], metadata: Mapping[str, Entry], options: Options
 ) -> tuple[list[Step], tuple[GGUFLayout, ...]]:
     """Lay out the output file or shards: return the steps with their offsets, and the layout of each file."""
-    shards = cut(steps, options)
+    files = cut(steps, options)
     layouts = tuple(
         lay_out(
-            shard_metadata(metadata, number, len(shards), len(steps)),
+            shard_metadata(metadata, number, len(files), len(steps)),
             [(step.name, step.type, step.node.shape) for step in shard],
             alignment=options.alignment,
             big_endian=options.big_endian,
         )
-        for number, shard in enumerate(shards)
+        for number, shard in enumerate(files)
     )
     placed = [
         step.at(number, layout.tensors[step.name].offset)
-        for number, (shard, layout) in enumerate(zip(shards, layouts, strict=True))
+        for number, (shard, layout) in enumerate(zip(files, layouts, strict=True))
         for step in shard
     ]
     return placed, layouts
 
 
 def cut(steps: Sequence[Step], options: Options) -> list[list[Step]]:
-    """Return the steps of each shard, in order: a shard is full when the next tensor would exceed either limit."""
+    """Return the steps of each shard, in order."""
     if options.keep_split:
         files = sorted({step.node.inputs[0].spans[0].file for step in steps})
         return [[step for step in steps if step.node.inputs[0].spans[0].file == file] for file in files]
-    shards: list[list[Step]] = [[]] if options.tensor_first_split else [[], []]
-    size = 0
-    for step in steps:
-        full = (options.split_max_tensors and len(shards[-1]) >= options.split_max_tensors) or (
-            options.split_max_size and size + step.nbytes > options.split_max_size
-        )
-        if full and shards[-1]:
-            shards.append([])
-            size = 0
-        shards[-1].append(step)
-        size += step.nbytes
-    return shards if options.split_max_tensors or options.split_max_size else [list(steps)]
+    return shards.cut(
+        steps, lambda step: step.nbytes, options.split_max_tensors, options.split_max_size, options.tensor_first_split
+    )
 
 
 def shard_metadata(metadata: Mapping[str, Entry], number: int, count: int, tensors: int) -> dict[str, Value]:
-    """Return the keys of one shard: all of them in the first, `split.*` in every one.
-
-    The split keys and their types (u16, u16, i32) are those of llama.cpp's gguf-split.
-    """
+    """Return the keys of one shard: all of them in the first, `split.*` in every one."""
     keys = {key: entry.value for key, entry in metadata.items()} if number == 0 else {}
     if count == 1:
         return keys
-    split = {"split.no": u16(number), "split.count": u16(count), "split.tensors.count": i32(tensors)}
-    return {**keys, **split}
+    return {**keys, **shards.split_keys(number, count, tensors)}
 
 
 def type_table(steps: Sequence[Step]) -> dict[str, tuple[str, int]]:

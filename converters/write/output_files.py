@@ -60,19 +60,19 @@ class OutputSet:
         for file in self._files:
             file.finish()
 
-    def publish(self, receipt: bytes) -> None:
-        """Give outputs and receipt their names, all or none.
+    def publish(self, receipt: bytes | None) -> None:
+        """Give outputs and receipt their names, all or none. Without a receipt, none stands beside the outputs.
 
         Raises RefusedError when one of the names has been taken meanwhile.
         """
-        self._receipt.write(receipt)
+        self._receipt.write(receipt or b"")
         sync_folder(self.receipt_path)  # after a power cut between the renames, the partials must still be there
         if not self._overwrite and _stamp(self.receipt_path) != self._older:
             raise exists_already(self.receipt_path)
         outputs = [file.finished() for file in reversed(self._files)]
         older = self._set_aside()
         try:
-            give_names([*outputs, self._receipt], overwrite=self._overwrite)
+            give_names([*outputs, *([] if receipt is None else [self._receipt])], overwrite=self._overwrite)
         except BaseException:
             if older and not any(output.published for output in outputs):
                 with suppress(OSError):

@@ -134,10 +134,13 @@ class Partial:
 
     def write(self, data: bytes) -> None:
         """Write all of a small file; it is on disk when this returns."""
-        view = memoryview(data)
+        self.append(memoryview(data))
+        self.attempt(os.fsync, self.fd)
+
+    def append(self, view: memoryview) -> None:
+        """Write bytes behind those that are written."""
         while view:
             view = view[self.attempt(os.write, self.fd, view) :]
-        self.attempt(os.fsync, self.fd)
 
     def give_name(self, *, overwrite: bool = False) -> None:
         """Give the file its target's name. Raises RefusedError when the name is taken, unless `overwrite`."""

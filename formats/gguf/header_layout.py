@@ -134,6 +134,49 @@ def lay_out(
     return GGUFLayout(header, absolute, len(header) + end, alignment, big_endian, version)
 
 
+def packed_key(key: str, value: Value, version: int = 3, big_endian: bool = False) -> bytes:
+    """Return the bytes of a key, its type and its value, as they stand in a header.
+
+    Raises UsageError for what is no key, and what `lay_out` raises for values.
+    """
+    return _Packer(version, big_endian).key(key, value)
+
+
+def lay_out_packed(
+    keys: Sequence[bytes],
+    tensors: Sequence[Placed],
+    *,
+    alignment: int,
+    big_endian: bool = False,
+    version: int = 3,
+) -> GGUFLayout:
+    """Return the layout of a file whose keys are packed already, and whose tensors have their places.
+
+    Args:
+        keys: What `packed_key` returns, or what a file holds in this version and byte order.
+        tensors: The tensors in the order of the table; their offsets are relative to the data section, `nbytes` may
+            include padding, and no two may overlap.
+        alignment: Bytes to which the data section is aligned; nothing here states it in the header.
+        big_endian: Whether the numbers of the header are big-endian.
+        version: Version of GGUF.
+
+    Raises:
+        UsageError: A tensor's name that GGUF cannot hold.
+        DuplicateError: Two tensors have the same name.
+        OutOfRangeError: Too many tensors or keys.
+    """
+    for tensor in tensors:
+        _checked_size(tensor.name, tensor.type, tensor.shape)
+    names = [tensor.name for tensor in tensors]
+    if len(set(names)) != len(names):
+        raise DuplicateError("tensor name twice", found=next(n for n in names if names.count(n) > 1))
+    header = _Packer(version, big_endian).assembled(keys, tensors)
+    header += bytes(align(len(header), alignment) - len(header))
+    placed = {t.name: Placed(t.name, t.type, t.shape, t.offset + len(header), t.nbytes) for t in tensors}
+    end = max((tensor.offset + tensor.nbytes for tensor in tensors), default=0)
+    return GGUFLayout(header, placed, len(header) + end, alignment, big_endian, version)
+
+
 def _with_alignment(metadata: Mapping[str, Value], alignment: int) -> Mapping[str, Value]:
     if not is_alignment(alignment) or alignment > limits.MAX_ALIGNMENT or alignment & (alignment - 1):
         expected = f"a power of two, at most {limits.MAX_ALIGNMENT}"  # ggml takes nothing else
@@ -185,19 +228,25 @@ class _Packer:
         self.count_code = COUNT_CODES[version]
 
     def header(self, metadata: Mapping[str, Value], tensors: Sequence[Placed]) -> bytes:
+        return self.assembled([self.key(key, value) for key, value in metadata.items()], tensors)
+
+    def assembled(self, keys: Sequence[bytes], tensors: Sequence[Placed]) -> bytes:
         out = bytearray(b"GGUF" + self.number("u32", self.version, "version"))
         out += self.count(len(tensors), "number of tensors", limits.MAX_GGUF_TENSORS)
-        out += self.count(len(metadata), "number of metadata keys", limits.MAX_KV)
-        for key, value in metadata.items():
-            if not _KEY.fullmatch(key) or len(key) > limits.MAX_KEY:
-                raise UsageError("metadata key", found=key, expected="lower_snake_case.parts in ASCII")
-            out += self.text(key, key) + self.number("u32", value.type, key) + self.value(key, value, 0)
+        out += self.count(len(keys), "number of metadata keys", limits.MAX_KV)
+        for key in keys:
+            out += key
         for tensor in tensors:
             what = f"tensor {tensor.name!r}"
             out += self.text(tensor.name, what) + self.number("u32", len(tensor.shape), what)
             out += self.numbers(self.count_code, tensor.shape[::-1], what)
             out += self.number("u32", tensor.type.ggml_id, what) + self.number("u64", tensor.offset, what)
         return bytes(out)
+
+    def key(self, key: str, value: Value) -> bytes:
+        if not _KEY.fullmatch(key) or len(key) > limits.MAX_KEY:
+            raise UsageError("metadata key", found=key, expected="lower_snake_case.parts in ASCII")
+        return self.text(key, key) + self.number("u32", value.type, key) + self.value(key, value, 0)
 
     def number(self, code: str, value: Any, what: str) -> bytes:
         try:

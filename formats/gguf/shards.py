@@ -10,18 +10,22 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import DuplicateError, InconsistentError, NotFoundError, OutOfRangeError
 from ggferry.formats.files.sources import Source, open_source
-from ggferry.formats.gguf.values import ALIGNMENT_KEY
+from ggferry.formats.gguf.values import ALIGNMENT_KEY, Value, i32, u16
 from ggferry.formats.tensor_table import joined
 
 # '.partial': the shards of a model that is being written are re-read before they get their names (`partials`)
 _SHARD = re.compile(
     r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.gguf(?:\.ggferry-[0-9a-f]{16}\.partial)?)", re.DOTALL
 )
+
+Item = TypeVar("Item")
+SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,41 @@ def shard_of(name: str) -> ShardName | None:
     match = _SHARD.fullmatch(name)
     whole = match is not None and match["stem"] and match["tail"] == ".gguf"
     return ShardName(match["stem"], int(match["count"])) if match is not None and whole else None
+
+
+def cut(
+    items: Sequence[Item], nbytes: Callable[[Item], int], most: int, most_bytes: int, first: bool = True
+) -> list[list[Item]]:
+    """Return the tensors of each shard, in order: a shard is full when the next tensor would exceed either limit.
+
+    Args:
+        items: The tensors.
+        nbytes: Returns the bytes of one.
+        most: Most tensors in a shard; 0 for no limit.
+        most_bytes: Most bytes of tensors in a shard; 0 for no limit. A tensor larger than that has a shard of its own.
+        first: Whether the first shard holds tensors, and not the metadata alone.
+    """
+    if not most and not most_bytes:
+        return [list(items)]
+    shards: list[list[Item]] = [[]] if first else [[], []]
+    size = 0
+    for item in items:
+        full = (most and len(shards[-1]) >= most) or (most_bytes and size + nbytes(item) > most_bytes)
+        if full and shards[-1]:
+            shards.append([])
+            size = 0
+        shards[-1].append(item)
+        size += nbytes(item)
+    return shards
+
+
+def split_keys(number: int, count: int, tensors: int) -> dict[str, Value]:
+    """Return the keys that make a file shard `number` (from 0) of `count`, of a model of so many tensors.
+
+    The types (u16, u16, i32) are those of llama.cpp's gguf-split.
+    """
+    values = (u16(number), u16(count), i32(tensors))
+    return dict(zip(SPLIT_KEYS, values, strict=True))
 
 
 Parse = Callable[[Source, int], Checkpoint]

@@ -18,11 +18,12 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import CorruptError, UsageError
 from ggferry.service.cli import archive, convert, supported
 from ggferry.service.cli import inspect as looking
+from ggferry.service.cli.files import rewriting
 from ggferry.service.workers.analyze import request_of as of_plan
 
 COMMANDS = {
     name: command
-    for module in (convert, looking, supported, archive)
+    for module in (convert, looking, supported, rewriting, archive)
     for name, command in get_command(module.commands).commands.items()  # type: ignore[attr-defined]
 }
 PLAN_NAMES_OF_NOVEMBER_2026 = {
@@ -61,7 +62,7 @@ def test_every_field_of_a_request_is_the_target_of_options() -> None:
 def test_names_and_flags_are_unique() -> None:
     names = [option.name for option in OPTIONS]
     assert len(set(names)) == len(names)
-    for command in ("convert", "quantize", "verify", "plan", "inspect", "forward", "imatrix", "tokenize"):
+    for command in COMMANDS:
         flags = [flag for option in options_of(command) for flag in option.all_flags]
         assert len(set(flags)) == len(flags)
 
@@ -96,7 +97,8 @@ def test_a_receipt_states_it_and_verify_takes_it_from_there(option: Option, tmp_
 
 
 @pytest.mark.parametrize(
-    "command", ["convert", "quantize", "verify", "plan", "inspect", "forward", "imatrix", "tokenize"]
+    "command",
+    ["convert", "quantize", "verify", "plan", "inspect", "forward", "imatrix", "tokenize", "split", "merge"],
 )
 def test_the_command_line_has_what_the_table_says(command: str) -> None:
     offered = {param.name: param for param in COMMANDS[command].params}

@@ -22,7 +22,10 @@ from ggferry.service.library.keywords import KEYWORDS, offered
 from helpers.witnesses import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
-FUNCTIONS = ("convert", "plan", "quantize", "verify", "inspect", "open_model", "forward", "tokenize")
+FUNCTIONS = (
+    "convert", "plan", "quantize", "verify", "inspect", "open_model", "forward", "tokenize", "split", "merge",
+    "check_shards",
+)  # fmt: skip
 
 
 @pytest.fixture

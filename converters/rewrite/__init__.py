@@ -1,0 +1,1 @@
+"""GGUF files written again without a model graph: edited, split, merged. Tensor data is carried byte for byte."""

@@ -1,0 +1,95 @@
+"""The receipt of a file that is written again: it goes on with what was done, or it is said that it no longer fits."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
+from ggferry.formats.errors import GgferryError
+from ggferry.formats.files.digests import Digests, Record, Taken
+from ggferry.formats.files.local_files import Named, read_bytes
+from ggferry.formats.files.sources import Source
+
+EDITS = "edits"
+"""The list of a receipt that says what was done to the output after it was proved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The receipt beside a model that is written again.
+
+    Attributes:
+        receipt: The receipt; None where there is none that can be read.
+        records: Functions that return what the files are, once they have been read.
+        notes: What a user should know of it.
+    """
+
+    receipt: Mapping[str, Any] | None = None
+    records: tuple[Taken, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def begin(files: Sequence[Source], digests: Digests) -> Lineage:
+    """Read the receipt beside the first of `files`, if there is one, and begin to digest them."""
+    path = files[0].path + SUFFIX
+    if not os.path.lexists(path):
+        return Lineage()
+    receipt = load(path)
+    if receipt is None:
+        return Lineage(notes=(f"{os.path.basename(path)} is no receipt of ggferry: it was not carried on",))
+    return Lineage(receipt, tuple(digests.begin(files, beside=1)))
+
+
+def load(path: str) -> dict[str, Any] | None:
+    """Return a receipt that states its output's files; None for anything else."""
+    try:
+        receipt = json.loads(read_bytes(Named(path), MAX_RECEIPT))
+        known = isinstance(receipt["ggferry"], str) and _digests(receipt["output"]["files"]) is not None
+    except (GgferryError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return receipt if known and isinstance(receipt.get(EDITS, []), list) else None
+
+
+def carried_on(
+    lineage: Lineage, written: Sequence[Record], command: str, done: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """Return the receipt of the files written, and notes; None for the receipt where there is none to carry on.
+
+    Args:
+        lineage: The receipt of the files that were read.
+        written: What the new files are.
+        command: Which command wrote them.
+        done: What it did.
+    """
+    if lineage.receipt is None:
+        return None, lineage.notes
+    before = [take() for take in lineage.records]
+    if not fits(lineage.receipt, before):
+        note = "the receipt beside the source was not written for these bytes: the new file has none"
+        return None, (*lineage.notes, note)
+    return with_edit(lineage.receipt, before, written, command, done), lineage.notes
+
+
+def fits(receipt: Mapping[str, Any], files: Sequence[Record]) -> bool:
+    """Return whether a receipt was written for files of these digests."""
+    return _digests(receipt["output"]["files"]) == [str(file["blake3"]) for file in files]
+
+
+def with_edit(
+    receipt: Mapping[str, Any], before: Sequence[Record], after: Sequence[Record], command: str, done: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the receipt of files that were made of those it was written for."""
+    step = {"command": command, "from": list(before), **done}
+    output = {**receipt["output"], "files": list(after)}
+    return {**receipt, "output": output, EDITS: [*receipt.get(EDITS, []), step]}
+
+
+def _digests(records: Any) -> list[str] | None:
+    try:
+        return [str(record["blake3"]) for record in records] or None
+    except (TypeError, KeyError):
+        return None

@@ -1,0 +1,1 @@
+"""The commands on model files in hand, one module a group of verbs."""
