@@ -11,12 +11,17 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import block, roles
 
 BOOL = common.BOOL
+# Sarvam turns whole heads, which its configuration does not say.
+FRACTION = replace(
+    rope.HALF, defaults=(Default(1.0, "whole heads, as in the publisher's code", dialect="sarvam"), *rope.HALF.defaults)
+)
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, *routed.HPARAMS[:-1],
+    *common.SIZES, common.RMS_EPS, *(FRACTION if param is rope.HALF else param for param in rope.HALF_ROPE),
+    *routed.HPARAMS[:-1],
     replace(routed.SIGMOID, fields={"hf": "score_function"}),
     # llama.cpp takes it as many times as there are shared experts.
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", required=False),
@@ -46,19 +51,23 @@ UNLIKE = Remark(
     stops="llama.cpp",
 )
 
+HF = Dialect(
+    "hf",
+    drops=bailing.DROPS,
+    remarks=(*rope.REMARKS, common.own_output("bailingmoe2")),
+    harmless=(*bailing.HARMLESS, Harmless("moe_router_enable_expert_bias", "the tensors say it")),
+)
+SARVAM = ("SarvamMoEForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM")
 SPEC = Architecture(
     name="bailingmoe2",
     display_name="Ling 2",
-    hf_classes=("BailingMoeV2ForCausalLM",),
+    hf_classes=("BailingMoeV2ForCausalLM", *SARVAM),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf",
-            drops=bailing.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("bailingmoe2")),
-            harmless=(*bailing.HARMLESS, Harmless("moe_router_enable_expert_bias", "the tensors say it")),
-        ),
+        "hf": HF,
+        # Its code takes the mean off the biases, which moves all experts alike and chooses the same ones.
+        "sarvam": replace(HF, name="sarvam", names="hf", fields="hf", classes=SARVAM),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "qkv": "fused", "routing": "sigmoid"},

@@ -34,7 +34,7 @@ class Explained:
     said: str = ""
 
 
-_WINDOWLESS = "llama qwen2 qwen2moe qwen2vl qwen3 qwen3moe starcoder2 smollm3 mistral3 dots1 arctic"
+_WINDOWLESS = "llama qwen2 qwen2moe qwen2vl qwen3 qwen3moe starcoder2 smollm3 mistral3 dots1 arctic grovemoe"
 EXPLAINED = (
     Explained("unread", "*", "*.vocab_size", "of the specification; llama.cpp counts tokenizer.ggml.tokens"),
     Explained("unread", "falcon", "*.tensor_data_layout", "of the specification; there is one order of rows"),
@@ -124,6 +124,7 @@ EXPLAINED = (
         "missing tensor", "baichuan codeshell internlm2 orion qwen xverse", "output.weight", "a tied model",
         "the output matrix is the token embedding",
     ),
+    Explained("unread", "smallthinker", "*.attention.rope_pattern", "fixed in llama.cpp", "llama.cpp runs this differ"),
     Explained("unread", "smollm3", "*.attention.rope_pattern", "fixed in llama.cpp", "it turns queries and keys in"),
     Explained("unread", "qwen2vl", "*.layer_norm_rms_epsilon", "0 in llama.cpp", "never reads this family's epsilon"),
     Explained(

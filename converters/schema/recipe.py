@@ -62,6 +62,8 @@ Routing = Literal["softmax", "sigmoid", "chosen", "root_softplus", "sparsemixer"
 """The score of an expert; 'chosen': softmax over the chosen experts only. The hparam `expert_gating` wins."""
 SharedExperts = Literal["added", "averaged"]
 """How the output of shared experts is combined with that of the chosen ones."""
+RouterReads = Literal["normed", "start"]
+"""What the router reads: what its experts read, or the block's input as it is."""
 ExpertWeight = Literal["output", "input"]
 """Whether an expert's weight multiplies its output or its input."""
 GateUp = Literal["separate", "halves", "alternating"]
@@ -128,6 +130,7 @@ class Recipe:
     logit_scale: LogitScale = "multiply"
     expert_norm: bool = False
     routing: Routing = "softmax"
+    router_reads: RouterReads = "normed"
     shared_experts: SharedExperts = "added"
     expert_weight: ExpertWeight = "output"
     expert_rows: bool = True
@@ -171,6 +174,7 @@ class Conventions(TypedDict, total=False):
     logit_scale: LogitScale
     expert_norm: bool
     routing: Routing
+    router_reads: RouterReads
     shared_experts: SharedExperts
     expert_weight: ExpertWeight
     expert_rows: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from helpers.tiny import BASE, ROPE, Tiny
-from helpers.tiny_todays import HEADS, SEES, SIGMOID, WIDE
+from helpers.tiny_todays import FOUR, HEADS, SEES, SIGMOID, WIDE
 
 EYES = {
     "vision_config": {
@@ -27,6 +27,9 @@ TURNED = {
     "rope_parameters": {**HALF["rope_parameters"], "rope_type": "default", "mrope_section": [1, 1, 1]},
     "pad_token_id": 0,
 }  # fmt: skip
+SCALES = {
+    "attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.5,
+}  # fmt: skip
 
 KIN: dict[str, Tiny] = {
     "llava": Tiny("Llava", {**WIDE, "model_type": "llama"}, head=SEES, outer=EYES),
@@ -41,5 +44,15 @@ KIN: dict[str, Tiny] = {
     "glm4v moe": Tiny(
         "Glm4vMoe", {**WIDE, **SIGMOID, **TURNED, "attention_bias": True, "num_hidden_layers": 3}, head=SEES,
         outer=GLM_EYES,
+    ),
+    "granite_swa": Tiny("GraniteSWA", {**WIDE, **SCALES, "num_hidden_layers": 5, "sliding_window": 7}),
+    "granite_swa listed": Tiny(
+        "GraniteSWA",
+        {**WIDE, **FOUR, **SCALES, "layer_rope_theta": [0, 5000.0, 5000.0, 0], "tie_word_embeddings": False},
+    ),
+    "granite_swa moe": Tiny(
+        "GraniteMoeSWA",
+        {**WIDE, **FOUR, **SCALES, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40,
+         "shared_intermediate_size": 56},
     ),
 }  # fmt: skip

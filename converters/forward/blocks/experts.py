@@ -26,20 +26,27 @@ def experts(model: Model, block: str, x: Tensor, seen: Tensor | None = None) -> 
     weights, chosen = route(model, block, x if seen is None else seen)
     if model.choices is not None:
         model.choices.chosen[block] = chosen
+    out = _weighted(model, block, x, weights, chosen)
+    if model.has(f"{block}ffn_up_chexps"):  # GroveMoE: a smaller expert for each group of consecutive ones
+        group = chosen // int(model.sizes["experts_per_group"])
+        out = out + model.scale("expert_group_scale") * _weighted(model, block, x, weights, group, "chexps")
+    return out
+
+
+def _weighted(model: Model, block: str, x: Tensor, weights: Tensor, chosen: Tensor, kind: str = "exps") -> Tensor:
+    """Return the weighted sum of the chosen experts; `kind` ends the names of their tensors."""
     before = model.recipe.expert_weight == "input"
     out = torch.zeros_like(x)
     for expert in sorted(set(chosen.flatten().tolist())):
         token, place = torch.where(chosen == expert)
         weight = weights[token, place, None]
-        if before:
-            out[token] += _expert(model, block, expert, x[token] * weight)
-        else:
-            out[token] += weight * _expert(model, block, expert, x[token])
+        of_expert = _expert(model, block, expert, x[token] * weight if before else x[token], kind)
+        out.index_add_(0, token, of_expert if before else weight * of_expert)
     return out
 
 
-def _expert(model: Model, block: str, expert: int, x: Tensor) -> Tensor:
-    names = [f"{block}ffn_{name}_exps" for name in ("gate", "up", "down")]
+def _expert(model: Model, block: str, expert: int, x: Tensor, kind: str) -> Tensor:
+    names = [f"{block}ffn_{name}_{kind}" for name in ("gate", "up", "down")]
     if model.has(f"{block}ffn_gate_up_exps"):
         gate, up = _item_linear(model, f"{block}ffn_gate_up_exps", expert, x).chunk(2, -1)
         hidden = combined(model, gate, up)

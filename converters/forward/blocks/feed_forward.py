@@ -15,8 +15,11 @@ else:
     torch = lazy("torch")
 
 
-def feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
-    """Return the feed-forward branch of a block: x and result `(tokens, n_embd)`."""
+def feed_forward(model: Model, block: str, x: Tensor, start: Tensor | None = None) -> Tensor:
+    """Return the feed-forward branch of a block: x and result `(tokens, n_embd)`.
+
+    `start` is the block's input, which routers read where `Recipe.router_reads` says so.
+    """
     if not model.has(f"{block}ffn_gate_inp"):
         return dense(model, block, x)
     if model.has(
@@ -25,7 +28,7 @@ def feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
         low = experts(model, block, model.linear(f"{block}ffn_latent_down", x), seen=x)
         out = model.linear(f"{block}ffn_latent_up", low)
     else:
-        out = experts(model, block, x)
+        out = experts(model, block, x, seen=start if model.recipe.router_reads == "start" else None)
     if model.has(f"{block}ffn_up_shexp"):
         out = out + shared(model, block, x)
         out = out / 2 if model.recipe.shared_experts == "averaged" else out
@@ -35,7 +38,10 @@ def feed_forward(model: Model, block: str, x: Tensor) -> Tensor:
 def dense(model: Model, block: str, x: Tensor, suffix: str = "") -> Tensor:
     """Return one network's output for all tokens; `suffix` '_shexp' names the shared experts."""
     up = model.linear(f"{block}ffn_up{suffix}", x)
-    match model.recipe.ffn:
+    kind = model.recipe.ffn
+    if kind == "gated" and not model.has(f"{block}ffn_gate{suffix}"):
+        kind = "fused"  # the shared experts of Granite with windows
+    match kind:
         case "gated":
             gate = model.linear(f"{block}ffn_gate{suffix}", x) * model.scale("ffn_gate_scale")
             hidden = combined(model, gate, up)

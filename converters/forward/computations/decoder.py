@@ -75,7 +75,7 @@ def _block(model: Model, block: str, x: Tensor) -> Tensor:
     x = x + scale * seen
     if model.has(f"{block}ffn_norm_exps"):
         return x + apart_from_experts(model, block, x, start)
-    return x + scale * _after(model, f"{block}post_ffw_norm", _fed(model, block, x))
+    return x + scale * _after(model, f"{block}post_ffw_norm", _fed(model, block, x, start))
 
 
 def attended(model: Model, block: str, x: Tensor) -> Tensor | None:
@@ -89,11 +89,11 @@ def _window(model: Model) -> int:
     return model.sizes.get("n_swa") or 0 if model.sizes.get("swa_layers", True) else 0
 
 
-def _fed(model: Model, block: str, x: Tensor) -> Tensor:
-    """Return the feed-forward branch of a block on the state x."""
+def _fed(model: Model, block: str, x: Tensor, start: Tensor) -> Tensor:
+    """Return the feed-forward branch of a block on the state x; `start` is the block's input."""
     if model.has(f"{block}pre_ffw_norm_2"):
         return beside_experts(model, block, x)
-    return feed_forward(model, block, _before(model, f"{block}{model.recipe.ffn_norm}", x))
+    return feed_forward(model, block, _before(model, f"{block}{model.recipe.ffn_norm}", x), start)
 
 
 def _before(model: Model, name: str, x: Tensor) -> Tensor:

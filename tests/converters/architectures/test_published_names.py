@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from ggferry.converters.conversion_plan.steps import Options
@@ -279,6 +280,61 @@ def test_ling_2_is_glms_graph(tmp_path: Path) -> None:
     made = open_gguf(str(check(tmp_path, logits))).metadata
     assert made["bailingmoe2.expert_shared_feed_forward_length"].data * 2 == 80
     assert made["bailingmoe2.rope.dimension_count"].data == 6
+
+
+def test_sarvam_is_ling_2_whose_whole_heads_turn(tmp_path: Path) -> None:
+    def sarvam(config: Config, tensors: Tensors) -> Tensors:
+        config |= {"architectures": ["SarvamMoEForCausalLM"], "num_experts": config.pop("n_routed_experts")}
+        config |= {"num_shared_experts": config.pop("n_shared_experts"), "score_function": "sigmoid"}
+        config["rope_parameters"].pop("partial_rotary_factor")
+        return fused(tensors)
+
+    whole = {"attention_bias": False, "rope_parameters": {"rope_theta": 5000.0, "partial_rotary_factor": 1.0}}
+    logits = published("glm4moe", tmp_path, sarvam, **whole)
+    assert open_gguf(str(check(tmp_path, logits))).metadata["bailingmoe2.rope.dimension_count"].data == 12
+
+
+class Grove(torch.nn.Module):
+    """Qwen3-MoE's experts, and a smaller one for a pair of them, with the same weights, times 0.05."""
+
+    def __init__(self, inner: Any, smaller: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.smaller = inner, smaller
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        x = hidden[0]
+        weights, chosen = (x @ self.inner.gate.weight.T).softmax(-1).topk(2, -1)
+        weights, out = weights / weights.sum(-1, keepdim=True), torch.zeros_like(x)
+        for token, row in enumerate(chosen.tolist()):
+            for place, expert in enumerate(row):
+                gate, up, down = (self.smaller[f"{expert // 2}.{part}"] for part in ("gate", "up", "down"))
+                y = (torch.nn.functional.silu(x[token] @ gate.T) * (x[token] @ up.T)) @ down.T
+                out[token] += weights[token, place] * y
+        return self.inner(hidden) + 0.05 * out[None]
+
+
+def test_grovemoe_adds_a_smaller_expert_a_group(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    make("qwen3moe", tmp_path, num_experts=6, num_attention_heads=8, num_key_value_heads=2)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    random, tensors = torch.Generator().manual_seed(5), load_file(tmp_path / "model.safetensors")
+    for n, layer in enumerate(model.model.layers):
+        shapes = {"gate": (20, 48), "up": (20, 48), "down": (48, 20)}
+        smaller = {
+            f"{e}.{part}": torch.randn(*shape, generator=random) for e in range(3) for part, shape in shapes.items()
+        }
+        layer.mlp = Grove(layer.mlp, smaller)
+        for name, weight in smaller.items():
+            tensors[f"model.layers.{n}.mlp.chunk_experts.{name}_proj.weight"] = weight.numpy()
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS])).logits[0].numpy()
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["GroveMoeForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    made = check(tmp_path, logits)
+    assert open_gguf(str(made)).metadata["grovemoe.expert_chunk_feed_forward_length"].data == 20
+    assert "llama.cpp runs this differently" in " ".join(graph_of(str(made)).notes)
 
 
 def halved(config: Config, tensors: Tensors) -> Tensors:

@@ -93,11 +93,39 @@ def refact() -> tuple[Config, Shapes, Shapes]:
     return config, {"transformer.wte.weight": (VOCAB, WIDTH), "ln_f.weight": (WIDTH,)}, block
 
 
+def smallthinker() -> tuple[Config, Shapes, Shapes]:
+    config = {key: value for key, value in WIDE.items() if key != "intermediate_size"} | {
+        "moe_num_primary_experts": 5, "moe_num_active_primary_experts": 2, "moe_ffn_hidden_size": 40,
+        "moe_primary_router_apply_softmax": False, "rope_layout": [1] * BLOCKS, "sliding_window_layout": [0] * BLOCKS,
+        "sliding_window_size": 4096, "tie_word_embeddings": True, "norm_topk_prob": True,
+    }  # fmt: skip
+    block = {name: shape for name, shape in llama_block().items() if "mlp" not in name}
+    block |= {"block_sparse_moe.primary_router.weight": (5, WIDTH)}
+    for expert in range(5):
+        name = f"block_sparse_moe.experts.{expert}"
+        block |= {
+            f"{name}.up.weight": (40, WIDTH),
+            f"{name}.gate.weight": (40, WIDTH),
+            f"{name}.down.weight": (WIDTH, 40),
+        }
+    return config, LLAMA_FRAME, block
+
+
+def smallthinker_windows() -> tuple[Config, Shapes, Shapes]:
+    config, frame, block = smallthinker()
+    layout = [0, 1, 1]
+    return config | {
+        "rope_layout": layout, "sliding_window_layout": layout, "moe_primary_router_apply_softmax": True,
+    }, frame, block  # fmt: skip
+
+
 MADE: dict[str, tuple[str, str, Callable[[], tuple[Config, Shapes, Shapes]]]] = {
     "maincoder": ("MaincoderForCausalLM", "model.layers.", maincoder),
     "plm": ("PLMForCausalLM", "model.layers.", plm),
     "jais": ("JAISLMHeadModel", "transformer.h.", jais),
     "refact": ("GPTRefactForCausalLM", "transformer.h.", refact),
+    "smallthinker": ("SmallThinkerForCausalLM", "model.layers.", smallthinker),
+    "smallthinker windows": ("SmallThinkerForCausalLM", "model.layers.", smallthinker_windows),
 }
 
 
@@ -124,7 +152,7 @@ def filled(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> np
 @pytest.mark.parametrize("name", MADE)
 def test_both_sides_compute_alike_and_no_key_is_left_over(name: str, tmp_path: Path) -> None:
     source = graph_of(str(saved(name, tmp_path)))
-    assert source.architecture.name == name
+    assert source.architecture.name == name.partition(" ")[0]
     assert not [note for note in source.notes if "does not use" in note]
     assert "llama.cpp" in source.runtimes
     made = graph_of(str(write(source, tmp_path / "x.gguf")))
@@ -150,4 +178,14 @@ def test_jais_says_what_llama_cpp_divides_scores_by(tmp_path: Path) -> None:
     assert "divides scores by the width" in " ".join(source.notes) and "llama.cpp" not in source.runtimes
     made = graph_of(str(write(source, tmp_path / "x.gguf")))
     assert made.sizes["attn_scale"] == pytest.approx(8**-0.5)
+    assert relative(forward(source, TOKENS), forward(made, TOKENS)) <= 1e-5
+
+
+def test_smallthinker_says_what_llama_cpp_takes_for_granted(tmp_path: Path) -> None:
+    layout = {"sliding_window_layout": [1, 0, 1], "sliding_window_size": 7, "rope_layout": [0, 1, 1]}
+    source = graph_of(str(saved("smallthinker", tmp_path, **layout)))
+    notes = " ".join(source.notes)
+    assert "windows of smallthinker are 4096 wide" in notes and "llama.cpp" not in source.runtimes
+    made = graph_of(str(write(source, tmp_path / "x.gguf")))
+    assert made.sizes["swa_layers"] == (True, False, True) and made.sizes["rope_layers"] == (False, True, True)
     assert relative(forward(source, TOKENS), forward(made, TOKENS)) <= 1e-5
