@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 import ggferry
 from ggferry.formats.errors import GgferryError
-from ggferry.service.server.api import archive, downloads, events, health, jobs, uploads
+from ggferry.service.server.api import archive, downloads, events, health, jobs, sign_in, uploads
 from ggferry.service.server.api.common import VERSION, Problem
 from ggferry.service.server.guard import problems
 from ggferry.service.server.guard.front import Front
@@ -34,6 +34,7 @@ def application(service: Service) -> ASGIApp:
     for router in (archive.router, jobs.router, uploads.router, events.router, downloads.router):
         app.include_router(router, prefix=VERSION)
     app.include_router(health.router)
+    app.include_router(sign_in.router)
     add_pages(app)
     _answer_errors(app, service)
     _describe(app)

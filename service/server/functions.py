@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
-from ggferry.formats.errors import NotFoundError, UsageError
+from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
 from ggferry.service.apply.migration import Asked, Migration
 from ggferry.service.records.ledger import DONE, QUEUED, STATES
 from ggferry.service.records.report import collect
@@ -18,6 +18,7 @@ from ggferry.service.server.store import models
 from ggferry.service.server.store.models import Folder, ModelPage, Query
 from ggferry.service.server.work import planning, sources
 from ggferry.service.server.work.sources import Place
+from ggferry.service.server.work.staging import staged
 from ggferry.service.storage.stores import is_remote
 
 SHOWN_OF_A_JOB = (
@@ -121,10 +122,13 @@ def _place_of(service: Service, job: str) -> tuple[str, list[str], dict[str, Any
 
 
 def _look(service: Service, question: str, source: str, trees: Sequence[str], **options: Any) -> Any:
-    if is_remote(source):
-        raise UsageError("only files of this machine can be looked into", path=source, hint="plan it to see what it is")
-    command = {"op": "look", "question": question, "source": source, "trees": [*trees], "options": options}
-    return service.lookers.ask(command)
+    with staged(source, service.planner.access()) as (path, mount, named):
+        command = {"op": "look", "question": question, "source": path, "trees": [*trees], "options": options}
+        try:
+            return named(service.lookers.ask({**command, "mount": mount}))
+        except GgferryError as error:
+            error.path = named(error.path)
+            raise
 
 
 def inspect(service: Service, caller: Caller, source: str, arch: str | None = None) -> dict[str, Any]:

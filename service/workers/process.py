@@ -79,8 +79,11 @@ class Channel:
         self.send("progress", title=phase, done=done)
 
 
-def limit(memory: int) -> None:
-    """Cap this process's memory, write no core files, and end with the parent whatever happens."""
+def limit(memory: int, file_size: int = 0) -> None:
+    """Cap this process's memory and files, write no core files, and end with the parent whatever happens."""
+    if file_size:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a file that would be larger is an error of the write
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     if memory:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         space = memory + ADDRESS_SPACE_MARGIN
@@ -94,7 +97,7 @@ def main() -> None:
     """Serve commands until stdin ends."""
     for number in STOPS:
         signal.signal(number, _stop)
-    limit(int(sys.argv[1]))
+    limit(*map(int, sys.argv[1:3]))
     try:
         _serve(Channel())
     except KeyboardInterrupt:  # the parent's SIGTERM: what was begun is removed by now

@@ -68,10 +68,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one worker: bytes of memory (0: no cap), threads."""
+    """Limits of one worker: bytes of memory (0: no cap), threads, bytes of a file it writes (0: no cap)."""
 
     memory: int = 4 << 30
     threads: int = 1
+    file_size: int = 0
 
 
 class Supervisor:
@@ -179,7 +180,8 @@ class Supervisor:
         self._buffer, self._jobs = b"", 0
         self._errors = tempfile.TemporaryFile(dir=self._home)  # noqa: SIM115 — closed by stop
         # -P, and a folder of our own: by itself -m puts the current folder, which may be a model's, before the library.
-        command = [sys.executable, "-P", "-m", "ggferry.service.workers.process", str(self.limits.memory)]
+        command = [sys.executable, "-P", "-m", "ggferry.service.workers.process"]
+        command += [str(self.limits.memory), str(self.limits.file_size)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=self._environment(),
             cwd=self._home, start_new_session=True,

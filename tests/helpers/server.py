@@ -16,6 +16,9 @@ from typing import Any
 
 import httpx
 
+from ggferry.service.server.store import tokens
+from ggferry.service.server.store.database import Store
+
 ENDED = ("done", "failed", "quarantined", "skipped")
 SECRETS = {"AWS_SECRET_ACCESS_KEY": "never", "HF_TOKEN": "never"}
 
@@ -89,10 +92,13 @@ def serving(data: Path, *options: str | Path, **env: str) -> Iterator[Server]:
     assert code == 0, server.log.read_text()
 
 
-def made_token(data: Path, name: str, scope: str, *options: str) -> str:
-    """`ggferry serve token add`."""
-    command = [sys.executable, "-m", "ggferry", "serve", "--data", str(data), "token", "add", name, "--scope", scope]
-    return subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout.strip()
+def made_token(data: Path, name: str, scope: str, **more: Any) -> str:
+    """A token as `ggferry serve token add` makes it."""
+    store = Store(str(data / "ledger"))
+    try:
+        return tokens.add(store, name, scope, **more)
+    finally:
+        store.close()
 
 
 def planned(client: httpx.Client, source: str | Path, **options: Any) -> dict[str, Any]:

@@ -57,6 +57,9 @@ def run(
         str, typer.Option("--max-file", metavar="SIZE", help="Largest file a worker may write.")
     ] = "1TiB",
     max_upload: Annotated[str, typer.Option("--max-upload", metavar="SIZE", help="Largest upload.")] = "1TiB",
+    silence: Annotated[
+        float, typer.Option("--silence", min=0.1, help="Seconds without a byte after which an upload's request ends.")
+    ] = 30.0,
     quota: Annotated[
         str, typer.Option("--quota", metavar="SIZE", help="Uploads and outputs of a token together.")
     ] = "4TiB",
@@ -75,11 +78,15 @@ def run(
     from ggferry.service.workers.supervisor import Limits
 
     cores = len(os.sched_getaffinity(0))
+    limits = Limits(
+        size_of(memory, "--memory"), threads or max(1, cores // max(1, jobs)), size_of(max_file, "--max-file")
+    )  # fmt: skip
     settings = Settings(
         data=_data(data), roots=tuple(root or ()), ledger=ledger, dest=dest, host=host, port=port,
         hosts=tuple(allow_host or ()), private=allow_private, jobs=jobs,
-        limits=Limits(size_of(memory, "--memory"), threads or max(1, cores // max(1, jobs))), timeout=timeout,
-        upload_bytes=size_of(max_upload, "--max-upload"), quota=size_of(quota, "--quota"), rate=rate, drain=drain,
+        limits=limits, timeout=timeout,
+        upload_bytes=size_of(max_upload, "--max-upload"), upload_silence=silence,
+        quota=size_of(quota, "--quota"), rate=rate, drain=drain,
         keep_outputs=None if keep is None else keep * DAY,
         keep_records=None if keep_records is None else keep_records * DAY,
     )  # fmt: skip

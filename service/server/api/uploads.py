@@ -123,27 +123,33 @@ def _range(given: str | None, total: int, length: str | None) -> tuple[int, int]
 
 
 async def _take(request: Request, service: Service, piece: Piece) -> bool:
-    """Write a body as it comes; return whether the upload is complete. Raises HttpError for one that is too slow."""
-    settings, buffer, began = service.settings, bytearray(), time.monotonic()
+    """Write a body as it comes; return whether the upload is complete. What came of a body that broke off is kept."""
     first = piece.at
     try:
-        async for data in pieces(request.receive, settings.upload_silence):
-            buffer += data
-            if len(buffer) >= BUFFER:
-                await asyncio.to_thread(piece.write, bytes(buffer))
-                buffer.clear()
-                service.observer.uploaded.inc(0)
-            took, came = time.monotonic() - began, piece.at - first
-            if settings.upload_slowest and took > GRACE + came / settings.upload_slowest:
-                raise HttpError(
-                    408, "too_slow", "the body comes too slowly", expected=f"{settings.upload_slowest} bytes/s"
-                )
-        await asyncio.to_thread(piece.write, bytes(buffer))
-        if piece.at != piece.end:
-            raise HttpError(400, "short", "the body is shorter than Content-Range", found=piece.at, expected=piece.end)
+        try:
+            await _write(request, service, piece)
+        finally:
+            complete = await asyncio.shield(asyncio.to_thread(piece.close))
+            service.observer.uploaded.inc(piece.at - first)
     except OSError as error:
         raise of_os(error, "cannot be stored") from None
-    finally:
-        complete = await asyncio.shield(asyncio.to_thread(piece.close))
-        service.observer.uploaded.inc(piece.at - first)
+    if piece.at != piece.end:
+        raise HttpError(400, "short", "the body is shorter than Content-Range", found=piece.at, expected=piece.end)
     return complete
+
+
+async def _write(request: Request, service: Service, piece: Piece) -> None:
+    """Write a body in pieces of BUFFER bytes. Raises HttpError for one that is too slow."""
+    slowest, buffer, began, first = service.settings.upload_slowest, bytearray(), time.monotonic(), piece.at
+    try:
+        async for data in pieces(request.receive, service.settings.upload_silence):
+            buffer += data
+            if len(buffer) >= BUFFER:
+                whole, buffer = buffer, bytearray()
+                await asyncio.to_thread(piece.write, whole)
+            took, came = time.monotonic() - began, piece.at - first
+            if slowest and took > GRACE + came / slowest:
+                raise HttpError(408, "too_slow", "the body comes too slowly", expected=f"{slowest} bytes/s")
+    finally:
+        if buffer:
+            await asyncio.shield(asyncio.to_thread(piece.write, buffer))

@@ -79,6 +79,11 @@ class Doorkeeper:
             quota=token.quota, rate=token.rate,
         )  # fmt: skip
 
+    def end_session(self, key: str) -> None:
+        """End a session by its id."""
+        tokens.end_session(self.store, key)
+        self._known.clear()
+
     def caller(self, headers: Mapping[str, str]) -> tuple[str, str]:
         """Return how a request says who it is: ('bearer' or 'cookie' or '', what it brought)."""
         kind, _, text = headers.get("authorization", "").partition(" ")

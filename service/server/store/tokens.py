@@ -114,6 +114,12 @@ def revoke(store: Store, wanted: str) -> None:
     store.run(sa.delete(table).where((table.c.id == ids[0]) | (table.c.parent == ids[0])))
 
 
+def end_session(store: Store, key: str) -> None:
+    """End one session of a browser."""
+    table = store.t.tokens
+    store.run(sa.delete(table).where(table.c.id == key, table.c.kind == SESSION))
+
+
 def prune(store: Store) -> None:
     """Drop what has expired."""
     table = store.t.tokens

@@ -310,7 +310,7 @@ class Piece:
         self.at, self.end, self._start = start, end, start
         os.ftruncate(fd, start)  # what was never acknowledged is not trusted
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, data: bytes | bytearray) -> None:
         """Append bytes. Raises UsageError beyond the end, and GgferryError of a full disk."""
         if self.at + len(data) > self.end:
             raise UsageError("more bytes than Content-Range says", found=self.at + len(data), expected=self.end)

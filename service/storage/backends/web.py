@@ -32,6 +32,7 @@ from ggferry.formats.errors import (
     UsageError,
 )
 from ggferry.service.storage import checksums
+from ggferry.service.storage.backends import addresses
 from ggferry.service.storage.checksums import Stated
 from ggferry.service.storage.places import Found, by_status, failure
 from ggferry.service.storage.retry import patiently
@@ -331,6 +332,9 @@ def origin(url: str) -> tuple[str, str, int]:
 def _errors(url: str) -> Iterator[None]:
     try:
         yield
+    except AccessError as error:
+        error.path = error.path or url
+        raise
     except socket.gaierror as error:
         raise UnreachableError(f"the server's name is not known: {error.strerror}", path=url) from None
     except ssl.SSLCertVerificationError as error:
@@ -369,9 +373,13 @@ def _send(
 
 
 def _connection(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
-    if scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=CONNECT, context=_tls())
-    return http.client.HTTPConnection(host, port, timeout=CONNECT)
+    connection = (
+        http.client.HTTPSConnection(host, port, timeout=CONNECT, context=_tls())
+        if scheme == "https"
+        else http.client.HTTPConnection(host, port, timeout=CONNECT)
+    )
+    connection._create_connection = addresses.connect  # type: ignore[attr-defined]
+    return connection
 
 
 @cache

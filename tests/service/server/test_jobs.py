@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
-from helpers.server import Server, ended, sent, serving, submitted
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "root").mkdir()
-    shutil.copy(fixtures / "legacy-llama" / "ggjt3-20230821" / "q4_0.bin", folder / "root" / "old.bin")
-    with serving(folder / "data", "--root", folder / "root") as server:
-        yield server
-
-
-@pytest.fixture
-def root(server: Server) -> Path:
-    return server.data.parent / "root"
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
+from helpers.server import ended, sent, submitted
 
 
 def test_a_file_of_a_root_becomes_a_proved_file(client: httpx.Client, root: Path) -> None:
