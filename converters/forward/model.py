@@ -179,10 +179,20 @@ class Model:
             x = x - x.mean(-1, keepdim=True)
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(self.sizes["eps"]))
 
+    def has_norm(self, name: str) -> bool:
+        """Return whether the model has this norm; in llama.cpp some have no '.weight' (Falcon-H1, PLaMo)."""
+        return self.has(name) or self.weights.has(name)
+
     def norm_weight(self, name: str) -> Tensor:
         """Return the weights of a norm, with the offset that the recipe adds to them."""
-        whole = f"{name}.weight" if self.has(name) else name  # llama.cpp's Falcon-H1 has a norm without '.weight'
-        return self.weights.vector(whole) + self.recipe.norm_offset
+        whole = f"{name}.weight" if self.has(name) else name
+        return self.weights.vector(whole) + self._norm_offset(name.rpartition(".")[2])
+
+    def _norm_offset(self, name: str) -> float:
+        recipe = self.recipe
+        if recipe.post_norms == "fifths" and name in BEHIND:
+            return BEHIND[name]
+        return 0.0 if recipe.offset_norms and name not in recipe.offset_norms else recipe.norm_offset
 
     def scale(self, name: str) -> float:
         """Return the hparam of this name, a factor of the computation; 1 where the model has none."""
@@ -223,6 +233,8 @@ def silu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(x)
 
 
+BEHIND = {"post_attention_norm": 1 / 5, "post_ffw_norm": 1 / 5**1.5}
+"""What PLaMo adds to the weights of the norms behind a branch (`Recipe.post_norms`)."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu": lambda x: torch.nn.functional.gelu(x),

@@ -89,6 +89,9 @@ EXPLAINED = (
     Explained("unread", "afmoe", "*.embedding_scale", "fixed in llama.cpp", "embeddings by the root of their width"),
     Explained("unread", "cohere2moe", "*.attention.rope_pattern", "fixed in llama.cpp", "it turns queries and keys in"),
     Explained("unread", "mellum", "*.expert_weights_norm", "always in llama.cpp", "sum to one in mellum"),
+    Explained("unread", "mimo2", "*.expert_gating_func", "always sigmoid in llama.cpp"),
+    Explained("unread", "mimo2", "*.expert_weights_norm", "always in llama.cpp", "sum to one in mimo2"),
+    Explained("unread", "mimo2", "*.expert_weights_scale", "fixed at 1", "does not multiply the weights of experts"),
     Explained(
         "unread tensor", "cohere2", "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
     ),
@@ -167,7 +170,8 @@ EXPLAINED = (
     ),
     Explained(
         "missing tensor",
-        "exaone-moe gpt-oss gptneox kimi-linear minimax-m2 nemotron olmo2 olmoe phi2 qwen2moe stablelm rwkv6 rwkv7",
+        "exaone-moe gpt-oss gptneox kimi-linear mimo2 minimax-m2 nemotron olmo2 olmoe phi2 plamo qwen2moe stablelm"
+        " rwkv6 rwkv7",
         "output.weight", "a tied model", "the output matrix is the token embedding",
     ),
     Explained("missing", "*", "tokenizer.ggml.model", "asked for", "the output has no"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.schema.expressions import evaluate
-from ggferry.converters.schema.layouts import SAME, Layout, Rearrange, Rowwise, Shape, Sizes, row_count
+from ggferry.converters.schema.layouts import SAME, Elementwise, Layout, Rearrange, Rowwise, Shape, Sizes, row_count
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -189,6 +189,20 @@ def _number(name: str | float, sizes: Sizes) -> float:
     listed, _, item = name.partition("[")
     found: Any = sizes[listed]
     return float(found[int(item.removesuffix("]"))] if item else found)
+
+
+@dataclass(frozen=True, slots=True)
+class Plus(Elementwise):
+    """Every value plus a number, in float32 (norms whose weights are stored as the difference from it)."""
+
+    number: float
+
+    def apply(self, *arrays: Array) -> Array:
+        out: Array = arrays[0] + np.float32(self.number)
+        return out
+
+    def inverse(self) -> Layout:
+        return Plus(-self.number)
 
 
 @dataclass(frozen=True, slots=True)

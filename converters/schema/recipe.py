@@ -33,9 +33,14 @@ LatentKv = Literal["split", "joint"]
 matrix, with the rows of each head's keys, then its values."""
 Window = Literal["sliding", "chunked"]
 """What `n_swa` counts: the positions seen back from each one, or the length of chunks that do not see each other."""
-Temperature = Literal["none", "all", "unrotated"]
+Temperature = Literal["none", "all", "unrotated", "logarithm"]
 """In which blocks queries grow with their position (by `temperature_scale`, beyond `temperature_length`): in none, in
-all, in those that do not rotate them."""
+all, in those that do not rotate them. 'logarithm': in all, in proportion to its logarithm (Grok 2)."""
+QueryHeads = Literal["grouped", "tiled"]
+"""Whether the heads that share a key are consecutive, or every n-th."""
+PostNorms = Literal["same", "fifths"]
+"""What is added to the weights of the norms behind a branch: what is to the others, or 1/5 behind attention and 1/5^1.5
+behind the network (PLaMo 2 and 3 store the difference from that)."""
 AttnGate = Literal["none", "query"]
 """'query': each head of the query projection also holds a gate for the head's output."""
 GateActivation = Literal["sigmoid", "softplus"]
@@ -88,6 +93,7 @@ class Recipe:
             elsewhere.
         norm_weights: Whether the norms have weights.
         norm_offset: What is added to each of these weights (Hugging Face's Gemma stores the difference from one).
+        offset_norms: The norms to which it is added, by the last part of their role; empty for all.
         pre_norm: Whether attention and feed-forward read a normalized input.
         v_norm: Whether values are normalized head by head, without weights.
         rope: How queries and keys are rotated.
@@ -103,12 +109,15 @@ class Recipe:
     norm: Norm = "rms"
     norm_weights: bool = True
     norm_offset: float = 0.0
+    offset_norms: tuple[str, ...] = ()
+    post_norms: PostNorms = "same"
     pre_norm: bool = True
     qk_norm: QkNorm = "head"
     qk_norm_at: QkNormAt = "before"
     v_norm: bool = False
     rope: Rope = "pairs"
     qkv: Qkv = "separate"
+    query_heads: QueryHeads = "grouped"
     alibi: Alibi = "after"
     transposed: tuple[str, ...] = ()
     attention: Attention = "grouped"
@@ -147,12 +156,15 @@ class Conventions(TypedDict, total=False):
     norm: Norm
     norm_weights: bool
     norm_offset: float
+    offset_norms: tuple[str, ...]
+    post_norms: PostNorms
     pre_norm: bool
     qk_norm: QkNorm
     qk_norm_at: QkNormAt
     v_norm: bool
     rope: Rope
     qkv: Qkv
+    query_heads: QueryHeads
     alibi: Alibi
     transposed: tuple[str, ...]
     attention: Attention

@@ -41,6 +41,17 @@ LAGUNA = {
         "sliding_attention": {**OF_KINDS["sliding_attention"], "partial_rotary_factor": 1.0},
     },
 }  # fmt: skip
+MIMO2 = {
+    **WIDE, **FOUR, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "v_head_dim": 10,
+    "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+    "rope_parameters": {
+        kind: {**own, "partial_rotary_factor": 0.5}
+        for kind, own in (
+            ("full_attention", {"rope_theta": 9000.0, "rope_type": "default"}),
+            ("sliding_attention", {"rope_theta": 700.0, "rope_type": "default"}),
+        )
+    },
+}  # fmt: skip
 DBRX = {
     "vocab_size": VOCAB, "d_model": 48, "n_heads": 8, "n_layers": 3, "max_seq_len": 64, "rope_parameters": ROPE,
     "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 5000.0},
@@ -96,4 +107,10 @@ FURTHER: dict[str, Tiny] = {
     ),
     "hy_v3": Tiny("HYV3", {**WIDE, **ROUTED, "mlp_layer_types": ["dense", "sparse", "dense"], "num_shared_experts": 2}),
     "dbrx": Tiny("Dbrx", DBRX),
+    "mimo2": Tiny("MiMoV2Flash", MIMO2),
+    "mimo2 otherwise": Tiny(
+        "MiMoV2Flash",
+        {**MIMO2, "norm_topk_prob": False, "routed_scaling_factor": 1.5, "attention_bias": True,
+         "attention_value_scale": None, "n_group": 4, "topk_group": 2},
+    ),
 }  # fmt: skip

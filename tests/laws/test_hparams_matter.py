@@ -17,12 +17,14 @@ from ggferry.formats.errors import GgferryError
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.gguf.values import ValueType as T
 from helpers.tiny_models import TINY, TOKENS, make, write
+from helpers.unclassed import UNCLASSED, make_unclassed
 
 IDLE = {
     "context_length": (".", "says how far the model was trained, not how it computes"),
     "n_deepstack_layers": ("qwen3vl", "there is no picture whose features would be added"),
     "feed_forward_length": (
-        "hunyuan moe|mellum|solar open|qwen.moe|qwen3(next|vlmoe)|minimax_m2|gpt-oss|mistral4|(falcon )?mamba",
+        "hunyuan moe|mellum|solar open|qwen.moe|qwen3(next|vlmoe)|minimax_m2|gpt-oss|mistral4|(falcon )?mamba|"
+        "grok 1",
         "none is dense",
     ),
     "attention.head_count": ("(falcon )?mamba", "there is no attention"),
@@ -30,6 +32,7 @@ IDLE = {
     "rope.dimension_sections": ("qwen|glm", "text has one axis of positions"),
     "full_attention_interval": ("qwen3", "the list of recurrent blocks says it, too"),
     "expert_feed_forward_length": ("youtu", "there are no experts, though llama.cpp asks how wide they are"),
+    "router_logit_softcapping": ("grok 1", "0: there is no cap"),
     "rope.freq_base": ("granite hybrid|kimi linear", "nothing is turned by its position"),
     "expert_shared_count": ("nemotron-h|hunyuan moe|ernie4_5_moe|cohere2moe", "its width says how large it is"),
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
@@ -51,6 +54,7 @@ MODELS = (
     "arcee", "apertus", "ernie4_5", "ernie4_5_moe", "ernie4_5_moe between", "hunyuan dense", "hunyuan moe", "phimoe",
     "gpt-oss", "llama4 chunks", "gemma4 keys as values", "gemma4 shared", "gemma4 experts", "gemma3n shared",
     "dots1", "solar open", "cohere2", "cohere2moe", "afmoe", "mellum", "laguna", "hy_v3", "dbrx",
+    "mimo2 otherwise",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -75,10 +79,10 @@ QUICK = ("llama yarn", "gemma2", "command-r", "deepseek v3", "gpt2 unscaled", "f
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*MODELS, *UNCLASSED)]
 )
 def test_no_key_is_idle(name: str, tmp_path: Path) -> None:
-    make(name, tmp_path / "hf")
+    (make_unclassed if name in UNCLASSED else make)(name, tmp_path / "hf")
     source = understand(open_checkpoint(str(tmp_path / "hf")))
     found = open_checkpoint(str(write(source, tmp_path / "x.gguf")))
     expected = forward(understand(found), TOKENS)

@@ -35,6 +35,8 @@ def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Ten
     """Return grouped-query attention before its output projection: `(tokens, n_head · value width)`."""
     sizes = model.sizes
     q, k, v, gate = projected_heads(model, block, x, turn, window)
+    if model.recipe.query_heads == "tiled":
+        k, v = (part.repeat(1, q.shape[1] // part.shape[1], 1) for part in (k, v))
     scale = float(sizes.get("attn_scale") or sizes["head_dim"] ** -0.5)
     slopes = alibi_slopes(q.shape[1], float(sizes.get("max_alibi") or 0))
     if model.recipe.alibi == "before":
@@ -45,7 +47,7 @@ def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Ten
     hidden = (outside_chunk if chunked else later)(model.where(len(x)), window)
     sinks = model.weights.vector(f"{block}attn_sinks.weight") if model.has(f"{block}attn_sinks") else None
     out = attend(q, k, v, scale, hidden, bias, float(sizes.get("attn_softcap") or 0), sinks)
-    return _gated(model, block, x, out, gate)
+    return _gated(model, block, x, out * model.scale("value_scale"), gate)
 
 
 def _gated(model: Model, block: str, x: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:

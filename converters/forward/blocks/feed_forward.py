@@ -32,6 +32,8 @@ def feed_forward(model: Model, block: str, x: Tensor, start: Tensor | None = Non
     if model.has(f"{block}ffn_up_shexp"):
         out = out + shared(model, block, x)
         out = out / 2 if model.recipe.shared_experts == "averaged" else out
+    if model.has(f"{block}ffn_up"):  # Grok 2
+        out = (out + dense(model, block, x)) * 0.5**0.5
     return out
 
 

@@ -5,6 +5,7 @@ They are projected, normalized, rotated and scaled, or taken over from an earlie
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.rope import rotate
@@ -102,6 +103,8 @@ def tempered(model: Model, q: Tensor, turn: Turn) -> Tensor:
     The place is the position (Ministral 3), or, in the blocks without rotation, the number of tokens so far (LLaMA 4).
     """
     scale, where = model.sizes.get("temperature_scale"), model.recipe.temperature
+    if where == "logarithm":
+        return _grown(model, q)
     if not scale or where == "none" or (where == "unrotated" and turn is not None):
         return q
     place = model.where(len(q)).double() + (where == "unrotated")
@@ -109,3 +112,15 @@ def tempered(model: Model, q: Tensor, turn: Turn) -> Tensor:
         1 + torch.floor(place / float(model.sizes.get("temperature_length") or model.sizes["n_ctx"]))
     )
     return q * factor.float()[:, None, None]
+
+
+def _grown(model: Model, q: Tensor) -> Tensor:
+    """Return queries beyond `temperature_length` multiplied by log(position) / log(length) (Grok 2).
+
+    Source: SGLang, `xai_temperature_len`.
+    """
+    length = model.sizes.get("temperature_length") or 0
+    if length < 2:
+        return q
+    place = model.where(len(q)).double().clamp(min=length)
+    return q * (torch.log(place) / math.log(length)).float()[:, None, None]

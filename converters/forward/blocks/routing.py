@@ -59,7 +59,9 @@ def _logits(model: Model, block: str, x: Tensor) -> Tensor:
     name = f"{block}ffn_gate_inp"
     if model.weights.has(f"{name}.scale"):
         x = model.normed(x) * model.weights.vector(f"{name}.scale") * x.shape[-1] ** -0.5
-    return model.linear(name, x)
+    logits = model.linear(name, x)
+    cap = float(model.sizes.get("router_softcap") or 0)
+    return cap * torch.tanh(logits / cap) if cap else logits
 
 
 def _scored(model: Model, block: str, logits: Tensor, kind: str) -> Routed:

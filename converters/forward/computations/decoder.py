@@ -75,7 +75,8 @@ def _block(model: Model, block: str, x: Tensor) -> Tensor:
     x = x + scale * seen
     if model.has(f"{block}ffn_norm_exps"):
         return x + apart_from_experts(model, block, x, start)
-    return x + scale * _after(model, f"{block}post_ffw_norm", _fed(model, block, x, start))
+    fed = _after(model, f"{block}layer_output_norm", _fed(model, block, x, start))  # Grok 1's name for it
+    return x + scale * _after(model, f"{block}post_ffw_norm", fed)
 
 
 def attended(model: Model, block: str, x: Tensor) -> Tensor | None:
@@ -101,7 +102,7 @@ def _before(model: Model, name: str, x: Tensor) -> Tensor:
 
 
 def _after(model: Model, name: str, x: Tensor) -> Tensor:
-    return model.norm(name, x) if model.has(name) else x
+    return model.norm(name, x) if model.has_norm(name) else x
 
 
 def unembedded(model: Model, x: Tensor) -> Tensor:

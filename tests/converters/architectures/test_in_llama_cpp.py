@@ -44,6 +44,7 @@ OTHERWISE = {
     "afmoe otherwise": "turns all blocks but every fourth",
     "laguna windows first": "turns as much of all heads as of the first block's",
     "mellum": "has one rotary base",
+    "mimo2 otherwise": "norms the weights of experts and does not scale them",
     "gptj": "knows the name and has no graph",
     "gptneo": "does not know it",
     "gptneox unbiased": "expects biases, and an output of its own",

@@ -22,8 +22,13 @@ else:
 
 
 def state_space(model: Model, block: str, x: Tensor) -> Tensor:
-    """Return what the state space of a block makes of x `(tokens, n_embd)`; a model with `n_group` is Mamba-2."""
-    return mamba2(model, block, x) if "n_group" in model.sizes else mamba(model, block, x)
+    """Return what the state space of a block makes of x `(tokens, n_embd)`.
+
+    A model with `n_group` is Mamba-2; one with heads whose selections come from the convolved input is PLaMo 2.
+    """
+    if "n_group" in model.sizes:
+        return mamba2(model, block, x)
+    return headwise(model, block, x) if "n_heads" in model.sizes else mamba(model, block, x)
 
 
 def mamba(model: Model, block: str, x: Tensor) -> Tensor:
@@ -37,6 +42,24 @@ def mamba(model: Model, block: str, x: Tensor) -> Tensor:
     step, b, c = (_selection_norm(model, name, part) for name, part in zip(names, selected, strict=True))
     step = torch.nn.functional.softplus(model.linear(f"{block}ssm_dt", step.float()).double())
     y = scan(model, block, x[..., None], step, b[:, None], c[:, None])
+    return model.linear(f"{block}ssm_out", y.flatten(1) * silu(gate)).float()
+
+
+def headwise(model: Model, block: str, x: Tensor) -> Tensor:
+    """Return PLaMo 2's mixer: x and result `(tokens, n_embd)`.
+
+    It is Mamba with heads: a gate and an input for each, a time step for each, and selections that all share.
+    """
+    sizes = model.sizes
+    heads, state = sizes["n_heads"], sizes["n_state"]
+    joint = model.linear(f"{block}ssm_in", x).double().view(len(x), heads, -1)
+    gate, x = (part.flatten(1) for part in joint.chunk(2, -1))
+    x = silu(convolved(model, f"{block}ssm_conv1d", x))
+    selected = parts(model.linear(f"{block}ssm_x", x.float()).double(), state, state, sizes["dt_rank"])
+    names = (f"{block}ssm_{name}_norm" for name in ("b", "c", "dt"))
+    b, c, step = (model.norm(name, part) for name, part in zip(names, selected, strict=True))
+    step = torch.nn.functional.softplus(model.linear(f"{block}ssm_dt", step.float()).double())
+    y = scan(model, block, x.view(len(x), heads, -1), step, b[:, None], c[:, None])
     return model.linear(f"{block}ssm_out", y.flatten(1) * silu(gate)).float()
 
 

@@ -1,0 +1,109 @@
+"""MiMo-V2-Flash (Xiaomi): blocks with a short window, sinks, a rotary base and heads of keys of their own beside few
+without; values narrower than keys; experts scored by sigmoid and chosen with a bias.
+
+Source: llama.cpp `src/models/mimo2.cpp`, `conversion/mimo.py`, transformers `modeling_mimo_v2_flash.py`. Blocks that
+predict further tokens (`model.mtp.`) are dropped.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _laguna as laguna
+from ggferry.converters.architectures import _mimo as mimo
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _routed as routed
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
+
+F32, BOOL = common.F32, common.BOOL
+_HF = "transformers' default"
+_WINDOWS = {"full_attention": False, "sliding_attention": True, 0: False, 1: True}
+
+HPARAMS = (
+    *common.SIZES[:6],
+    HParam("heads_kv_full", None, fields={"hf": "num_key_value_heads"}, required=False,
+           check="0 < heads_kv_full and n_head % heads_kv_full == 0"),
+    HParam("heads_kv_swa", None, fields={"hf": "swa_num_key_value_heads"}, derive=mimo.heads_of_windows, required=False,
+           check="0 < heads_kv_swa and n_head % heads_kv_swa == 0"),
+    HParam("n_head_kv", "attention.head_count_kv", ValueType.INT32, derive=mimo.heads_kv, many="n_layer", or_one=True),
+    common.HEAD_DIM, replace(common.HEAD_DIM_V, fields={"hf": "v_head_dim"}),
+    replace(common.RMS_EPS, fields={"hf": "layernorm_epsilon|rms_norm_eps"},
+            defaults=(Default(1e-5, _HF, dialect="hf"),)),
+    HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
+    HParam("window_before", None, fields={"hf": "sliding_window_size"}, required=False),
+    HParam("n_swa", "attention.sliding_window", derive=mimo.window, check="0 < n_swa"),
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types|hybrid_layer_pattern"},
+           words=_WINDOWS, derive=mimo.window_layers, many="n_layer"),
+    replace(rope.BASE, defaults=(Default(5000000.0, _HF, dialect="hf"), *rope.BASE.defaults)),
+    replace(laguna.BASE_OF_WINDOWS, defaults=(Default(10000.0, "what readers take"),),
+            fields={"hf": "rope_parameters.sliding_attention.rope_theta|swa_rope_theta"}),
+    replace(rope.FRACTION, defaults=(Default(0.334, _HF, dialect="hf"),),
+            fields={"hf": "rope_parameters.full_attention.partial_rotary_factor|partial_rotary_factor"}),
+    HParam("rope_fraction_swa", None, F32, {"hf": "rope_parameters.sliding_attention.partial_rotary_factor"},
+           required=False, check="rope_fraction_swa == rope_fraction"),
+    rope.N_ROT, rope.KIND, laguna.PLAIN_WINDOWS, *rope.SCALING,
+    HParam("value_scale", "attention.value_scale", F32, {"hf": "attention_value_scale"}, null=1.0, absent=1.0,
+           unsayable=0.0, defaults=(Default(0.707, _HF, dialect="hf"),)),
+    mimo.sinks("sinks_swa", "add_swa_attention_sink_bias", True),
+    mimo.sinks("sinks_full", "add_full_attention_sink_bias", False),
+    HParam("sparse", None, BOOL, {"hf": "mlp_layer_types|moe_layer_freq"}, many="n_layer", required=False,
+           words={"dense": False, "sparse": True, 0: False, 1: True}),
+    common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP, *routed.GROUPS,
+    HParam("n_shared", None, fields={"hf": "n_shared_experts"}, words={0: 0}, required=False),
+    replace(routed.SCALE, absent=1.0),
+    HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=True,
+           defaults=(Default(True, _HF, dialect="hf"),)),
+    routed.SIGMOID, common.TIED, common.ATTENTION_BIAS, common.SILU,
+)  # fmt: skip
+
+SINKS = "(swa_layers == 1 and sinks_swa == 1) or (swa_layers == 0 and sinks_full == 1)"
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(bias="attention_bias == 1"),
+        f"attn_sinks.weight f32 when={SINKS} : n_head | hf self_attn.attention_sink_bias",
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(when="sparse == 0"),
+        tensors.experts(when="sparse == 1"),
+        tensors.selection_bias("mlp.gate.e_score_correction_bias", when="sparse == 1"),
+    ),
+)
+
+REMARKS = (
+    Remark("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
+           "in mimo2", stops="llama.cpp"),
+    Remark("expert_scale != 1", "llama.cpp runs this differently: it does not multiply the weights of experts by "
+           "{expert_scale} in mimo2", stops="llama.cpp"),
+    common.own_output("mimo2"),
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="mimo2",
+    display_name="MiMo-V2",
+    hf_classes=("MiMoV2FlashForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=(
+                Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
+                *common.DROPS,
+            ),
+            remarks=rope.REMARKS,
+            harmless=(
+                Harmless("swa_head_dim", "as wide as the others", follows="head_dim"),
+                Harmless("swa_v_head_dim", "as wide as the others", follows="head_dim_v"),
+                Harmless("swa_num_attention_heads", "as many as in the others", follows="n_head"),
+                Harmless("topk_method", "chosen with a bias, group by group", ("noaux_tc",)),
+                Harmless("attention_chunk_size hybrid_block_size", "the list of blocks and the window say it"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "routing": "sigmoid"},
+    remarks=REMARKS,
+)
