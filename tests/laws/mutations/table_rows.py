@@ -132,10 +132,13 @@ VALUES = (
 
 TENSORS = (
     *among(
-        A + "llama",
+        A + "_tensors",
         ("rows of queries stay halves", "llama", "logits", 'q=heads_halves_to_pairs("n_head"), ', ""),
         ("rows of keys by the number of queries' heads", "llama", "logits", 'k=heads_halves_to_pairs("n_head_kv")',
          'k=heads_halves_to_pairs("n_head")'),
+    ),
+    *among(
+        A + "llama",
         ("SiLU called GELU", "llama", "logits", '"activation": "silu", "expert_norm"',
          '"activation": "gelu", "expert_norm"'),
         ("experts' down and up exchanged", "mixtral", "reading", '("w1", "w2", "w3"), width',
