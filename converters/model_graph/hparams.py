@@ -30,6 +30,9 @@ class Known(Enum):
     ASSUMED = "nothing says it, and a default stands"
 
 
+_DEFAULT = "default: "
+
+
 @dataclass(frozen=True, slots=True)
 class Param:
     """The value of an hparam and where it came from.
@@ -48,7 +51,12 @@ class Param:
     @property
     def origin(self) -> str:
         """The reason as receipts word it."""
-        return f"default: {self.reason}" if self.known is Known.ASSUMED else self.reason
+        return f"{_DEFAULT}{self.reason}" if self.known is Known.ASSUMED else self.reason
+
+
+def is_assumed(origin: str) -> bool:
+    """Return whether an origin, as a receipt words it (`Param.origin`), is that of a value which nothing stated."""
+    return origin.startswith(_DEFAULT)
 
 
 def shape_error(checkpoint: Checkpoint, ref: TensorRef, message: str, expected: object = None) -> ShapeError:

@@ -14,9 +14,9 @@ from ggferry.formats.errors import GgferryError
 from ggferry.service.server.api import archive, downloads, events, health, jobs, sign_in, uploads
 from ggferry.service.server.api.common import VERSION, Problem
 from ggferry.service.server.guard import problems
-from ggferry.service.server.guard.front import Front
+from ggferry.service.server.guard.front import Front, is_page
 from ggferry.service.server.guard.problems import HttpError
-from ggferry.service.server.pages.routes import add_pages
+from ggferry.service.server.pages.routes import add_pages, error_page
 from ggferry.service.server.state import Service
 from ggferry.support.printable import printable
 
@@ -43,28 +43,35 @@ def application(service: Service) -> ASGIApp:
 
 
 def _answer_errors(app: FastAPI, service: Service) -> None:
+    """Answer errors with a page where a page was asked for, else with a problem document."""
+
+    def answer(request: Request, error: GgferryError | HttpError) -> Response:
+        if is_page(request.url.path):
+            return error_page(request, error)
+        return problems.of_error(error) if isinstance(error, GgferryError) else problems.of_http(error)
+
     @app.exception_handler(GgferryError)
-    async def ours(request: Request, error: GgferryError) -> Response:
-        return problems.of_error(error)
+    def ours(request: Request, error: GgferryError) -> Response:
+        return answer(request, error)
 
     @app.exception_handler(HttpError)
-    async def http(request: Request, error: HttpError) -> Response:
-        return problems.of_http(error)
+    def http(request: Request, error: HttpError) -> Response:
+        return answer(request, error)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
+    def invalid(request: Request, error: RequestValidationError) -> Response:
         found = [_fault(each) for each in error.errors()[:SHOWN]]
-        return problems.problem(422, "invalid_request", "the request is not as the schema says", errors=found)
+        return answer(request, HttpError(422, "invalid_request", "the request is not as the schema says", errors=found))
 
     @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> Response:
+    def other(request: Request, error: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
-        return problems.problem(error.status_code, code, str(error.detail), error.headers)
+        return answer(request, HttpError(error.status_code, code, str(error.detail), headers=error.headers or {}))
 
     @app.exception_handler(Exception)
-    async def internal(request: Request, error: Exception) -> Response:
+    def internal(request: Request, error: Exception) -> Response:
         service.observer.log.write("internal", "error", error=f"{type(error).__name__}: {error}", path=request.url.path)
-        return problems.problem(500, "internal", f"internal: {type(error).__name__}", hint="please report it")
+        return answer(request, HttpError(500, "internal", f"internal: {type(error).__name__}", hint="please report it"))
 
 
 def _fault(each: Any) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""The pages for people: templates, styles and a little JavaScript over `functions.py`."""
+"""The page: view records, the templates and charts that show them, and the HTML routes over the server's data."""

@@ -1,19 +1,285 @@
-"""The routes of the pages. `add_pages` is called once by `application.py`."""
+"""The HTML routes: each asks the server's functions, makes a view of the answer, and renders it."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import PlainTextResponse
+from typing import Annotated, Any
 
-router = APIRouter(include_in_schema=False)
+from fastapi import APIRouter, FastAPI, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
+import ggferry
+from ggferry.formats.errors import GgferryError
+from ggferry.service.records.ledger import DONE
+from ggferry.service.server import functions
+from ggferry.service.server.guard.callers import Caller
+from ggferry.service.server.guard.problems import HttpError, status_of
+from ggferry.service.server.pages import of_archive, of_model, of_plan, render
+from ggferry.service.server.pages.views import ACTIVE, AddPage, ModelPage, Problem, Shell, Upload
+from ggferry.service.server.state import Service
 
-@router.get("/", response_class=PlainTextResponse)
-def index(request: Request) -> str:
-    """Show who is here."""
-    return f"ggferry: signed in as {request.state.caller.name}"
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+KEPT = "public, max-age=31536000, immutable"
+PLAN_WAIT = 1.5  # seconds for which the answer waits for a plan
+FOUND = 303
+MOST_LINES = 1_000_000
 
 
 def add_pages(app: FastAPI) -> None:
     """Add the pages to the application."""
     app.include_router(router)
+
+
+def service_of(request: Request) -> Service:
+    """Return the service of a request."""
+    found: Service = request.app.state.service
+    return found
+
+
+def caller_of(request: Request) -> Caller | None:
+    """Return who made a request; None where nobody needs to be known."""
+    return getattr(request.state, "caller", None)
+
+
+def known(request: Request) -> Caller:
+    """Return who made a request. Raises HttpError where that is not known."""
+    caller = caller_of(request)
+    if caller is None:
+        raise HttpError(401, "unauthorized", "a token is needed")
+    return caller
+
+
+def shell(request: Request, section: str) -> Shell:
+    """Return what a page has around its content."""
+    caller = caller_of(request)
+    if caller is None:
+        return Shell("sign in", ggferry.__version__, may_submit=False)
+    try:
+        counts = service_of(request).store.counts()
+    except GgferryError:  # the page says what is wrong all the same
+        counts = {}
+    active = sum(counts.get(state, 0) for state in ACTIVE)
+    return Shell(section, ggferry.__version__, caller.csrf, caller.may("submit"), caller.may("admin"), active)
+
+
+def show(request: Request, template: str, section: str, status: int = 200, **views: Any) -> Response:
+    """Return a page."""
+    return HTMLResponse(render.page(template, shell(request, section), **views), status)
+
+
+def part(template: str, name: str, *views: Any, status: int = 200) -> Response:
+    """Return a part of a page, for JavaScript."""
+    return HTMLResponse(render.fragment(template, name, *views), status)
+
+
+def error_page(request: Request, error: GgferryError | HttpError) -> Response:
+    """Return the answer to a request for a page that ended with an error."""
+    status, problem = told(error)
+    if request.query_params.get("part"):
+        return part("macros", "problem", problem, status=status)
+    return show(request, "problem", "", status, problem=problem)
+
+
+def told(error: GgferryError | HttpError) -> tuple[int, Problem]:
+    """Return the status of an error, and the error as a person reads it."""
+    if isinstance(error, GgferryError):
+        return status_of(error), of_model.problem_of(error.as_dict(), status_of(error))
+    record = {**error.more, "message": error.detail, "code": error.code}
+    return error.status, of_model.problem_of(record, error.status)
+
+
+# --- the archive ---------------------------------------------------------------------------------------------------
+
+
+@router.get("/")
+def archive(request: Request) -> Response:
+    """Show the archive, or a branch of its tree."""
+    query = of_archive.query_of(request.query_params, request.query_params.getlist("state"))
+    found = of_archive.archive(service_of(request), query)
+    which = request.query_params.get("part")
+    if which == "branch":
+        return part("archive_parts", "partial", found)
+    if which == "now":
+        return part("archive_parts", "table", found)
+    return show(request, "archive", "archive", archive=found)
+
+
+@router.get("/activity")
+def activity(request: Request) -> Response:
+    """Show what is going on."""
+    found = of_archive.activity(service_of(request))
+    if request.query_params.get("part"):
+        return part("activity_parts", "now", found)
+    return show(request, "activity", "activity", activity=found)
+
+
+# --- a model -------------------------------------------------------------------------------------------------------
+
+
+def looked_at(service: Service, page: ModelPage) -> ModelPage:
+    """Return a model's page with what its source holds, and what a conversion would make of it."""
+    job = page.row.id
+    try:
+        page = of_model.with_inspection(page, functions.inspection(service, job))
+        return of_model.with_plan(page, functions.conversion_plan(service, job))
+    except (GgferryError, HttpError) as error:
+        _, problem = told(error)
+        same = page.problem is not None and (page.problem.code, page.problem.offset) == (problem.code, problem.offset)
+        return of_model.unread(page, None if same else problem)
+
+
+def model_page(request: Request, job: str, look: bool) -> ModelPage:
+    """Return a model's page; `look`: also what a worker reads of a source that is not converted."""
+    service = service_of(request)
+    page = of_model.page_of(functions.model(service, job))
+    if page.row.state == DONE:
+        page = of_model.with_receipt(page, service.store.row(job)["receipt"], f"/api/v1/jobs/{job}/files")
+    elif look:
+        page = looked_at(service, page)
+    number = request.query_params.get("tensors", "1")
+    text = request.query_params.get("tensor", "")[:400]
+    return of_model.with_tensors(page, text, int(number) if number.isdecimal() and len(number) < 8 else 1)
+
+
+@router.get("/models/{job}")
+def model(request: Request, job: str) -> Response:
+    """Show a model, or a part of its page."""
+    which, asked = request.query_params.get("part"), {"tensor", "tensors"} & set(request.query_params)
+    page = model_page(request, job, look=bool(which == "facts" or asked))
+    if which == "facts":
+        return part("model_parts", "facts", page)
+    if which == "state":
+        return Response(page.row.state, media_type="text/plain")
+    if which in ("outcome", "whole"):
+        return part("model_parts", which, page, shell(request, "archive"))
+    return show(request, "model", "archive", model=page)
+
+
+@router.get("/models/{job}/digests")
+def digests(request: Request, job: str) -> Response:
+    """Return the digests of the files, which take a while the first time."""
+    return part("model_parts", "digests", functions.outputs(service_of(request), job))
+
+
+@router.get("/models/{job}/tokens")
+def try_tokens(request: Request, job: str, text: str = "") -> Response:
+    """Show the tokens of a text."""
+    service = service_of(request)
+    row = of_model.page_of(functions.model(service, job)).row
+    found, problem, status = [], None, 200
+    try:
+        found = functions.tokenize(service, job, text[:4000])
+    except GgferryError as error:
+        status, problem = told(error)
+    if request.query_params.get("part"):
+        return part("model_parts", "tokens", found, problem, status=status)
+    return show(request, "tokens", "archive", status, row=row, text=text, found=found, problem=problem)
+
+
+@router.post("/models/{job}/cancel")
+def cancel(request: Request, job: str) -> Response:
+    """Cancel a job."""
+    functions.cancel(service_of(request), known(request), job)
+    return RedirectResponse(render.url("models", job), FOUND)
+
+
+@router.post("/models/{job}/retry")
+def retry(request: Request, job: str) -> Response:
+    """Try a job again."""
+    functions.retry(service_of(request), known(request), job)
+    return RedirectResponse(render.url("models", job), FOUND)
+
+
+# --- adding --------------------------------------------------------------------------------------------------------
+
+
+@router.get("/add")
+def add(request: Request, path: str = "", outtype: str = "keep") -> Response:
+    """Show where models are added."""
+    return show(request, "add", "add", add=add_page(request, path[:4096], outtype))
+
+
+def add_page(request: Request, path: str, outtype: str, problem: Problem | None = None) -> AddPage:
+    """Return the page where models are added."""
+    service, caller = service_of(request), known(request)
+    open_ = [
+        each
+        for each in service.uploads.every(caller.token.owner)
+        if each["state"] in ("receiving", "inspecting", "refused")
+    ]
+    return AddPage(
+        tuple(functions.roots(service)), tuple(map(_upload, open_[:20])), most=service.settings.upload_bytes,
+        problem=problem, path=path, outtype=outtype,
+    )  # fmt: skip
+
+
+def _upload(found: dict[str, Any]) -> Upload:
+    names = [each["name"] for each in found["files"]]
+    name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    received = sum(each["offset"] for each in found["files"])
+    error = of_model.problem_of(found["error"]) if found.get("error") else None
+    return Upload(found["id"], name, found["bytes"], received, found["state"], error)
+
+
+@router.post("/plans")
+def make_plan(
+    request: Request, path: Annotated[str, Form()], outtype: Annotated[str, Form()] = "keep"
+) -> Response:  # fmt: skip
+    """Begin a plan and show it."""
+    service, caller = service_of(request), known(request)
+    try:
+        found = functions.make_plan(service, caller, path.strip(), {"outtype": outtype}, wait=PLAN_WAIT)
+    except GgferryError as error:
+        status, problem = told(error)
+        return show(request, "add", "add", status, add=add_page(request, path[:4096], outtype, problem))
+    return RedirectResponse(render.url("plans", found["id"]), FOUND)
+
+
+@router.get("/plans/{plan}")
+def plan(request: Request, plan: str, verdict: str = "", page: int = 1) -> Response:
+    """Show a plan as a diff."""
+    service = service_of(request)
+    found = functions.show_plan(service, plan)
+    lines = functions.plan_lines(service, plan, 0, MOST_LINES)[0] if found["state"] == "ready" else []
+    return show(request, "plan", "add", plan=of_plan.page_of(found, lines, verdict, max(1, page)))
+
+
+@router.get("/plans/{plan}/models/{job}")
+def planned_model(request: Request, plan: str, job: str) -> Response:
+    """Return what would become of each tensor and key of a model of a plan."""
+    found = functions.conversion_plan(service_of(request), job)
+    page = of_model.with_plan(of_model.page_of(functions.model(service_of(request), job)), found)
+    return part("plan_parts", "details", page)
+
+
+@router.post("/plans/{plan}/submit")
+def submit(request: Request, plan: str) -> Response:
+    """Run a plan."""
+    found = functions.submit(service_of(request), known(request), plan)
+    jobs = found["jobs"]
+    return RedirectResponse(render.url("models", jobs[0]) if len(jobs) == 1 else "/activity", FOUND)
+
+
+# --- coming and going ----------------------------------------------------------------------------------------------
+
+
+@router.get("/login")
+def sign_in_page(request: Request, wrong: str = "") -> Response:
+    """Show where a token is typed in."""
+    hint = "copy the whole link that the server printed, or ask for a new token"
+    problem = Problem("This token is wrong, revoked or expired.", hint=hint, fault="") if wrong else None
+    return show(request, "sign_in", "sign in", problem=problem)
+
+
+@router.get("/static/{name}")
+def static(name: str) -> Response:
+    """Return a file of the page's own."""
+    if name not in render.assets():
+        raise HttpError(404, "not_found", "no such file")
+    kind, content = render.assets()[name]
+    return Response(content, media_type=kind, headers={"Cache-Control": KEPT})
+
+
+@router.get("/favicon.ico")
+def favicon() -> Response:
+    """Lead to the icon."""
+    return RedirectResponse(render.asset("icon.svg"), 308)

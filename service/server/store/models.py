@@ -24,7 +24,7 @@ PLANNED = "planned"
 """State of a model that a plan would convert and nobody submitted; others not submitted show their verdict."""
 SORTS = ("source", "name", "container", "architecture", "bytes_in", "bytes_out", "state", "updated")
 MOST = 500
-FACETS = ("state", "container", "architecture")
+FACETS = ("state", "container", "architecture", "era")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,9 @@ class Query:
         architectures: Only these architectures.
         plan: Only models of this plan.
         folder: Only models in this folder or below it.
+        eras: Only these eras.
+        flat: Only models that stand in `folder` itself; without one, none.
+        offset: How many are left out at the beginning, for pages that have numbers.
         sort: One of SORTS.
         descending: Whether the largest come first.
         cursor: `ModelPage.next` of the page before.
@@ -54,6 +57,9 @@ class Query:
     descending: bool = False
     cursor: str | None = None
     limit: int = 100
+    eras: tuple[str, ...] = ()
+    flat: bool = False
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +177,7 @@ def _matching(store: Store, query: Query) -> list[Any]:
         ("state", query.states),
         ("container", query.containers),
         ("architecture", query.architectures),
+        ("era", query.eras),
     ):
         if wanted:
             found.append(columns[name].in_(wanted))
@@ -178,7 +185,10 @@ def _matching(store: Store, query: Query) -> list[Any]:
         found.append(models.c.plan == query.plan)
     if query.folder is not None:
         inside = models.c.folder.startswith(query.folder.rstrip("/") + "/", autoescape=True)
-        found.append((models.c.folder == query.folder.rstrip("/")) | inside)
+        here = models.c.folder == query.folder.rstrip("/")
+        found.append(here if query.flat else here | inside)
+    elif query.flat:
+        found.append(sa.false())
     return found
 
 
@@ -194,7 +204,14 @@ def find(store: Store, query: Query) -> ModelPage:
     after = [] if place is None else [sa.tuple_(by, key) < place if query.descending else sa.tuple_(by, key) > place]
     order = (by.desc(), key.desc()) if query.descending else (by, key)
     shown = [column.label(name) for name, column in columns.items()]
-    page = sa.select(*shown).select_from(_joined(store)).where(*where, *after).order_by(*order).limit(limit + 1)
+    page = (
+        sa.select(*shown)
+        .select_from(_joined(store))
+        .where(*where, *after)
+        .order_by(*order)
+        .limit(limit + 1)
+        .offset(query.offset)
+    )
     total, rows = store._do(
         lambda connection: (
             int(connection.execute(count).scalar_one()),

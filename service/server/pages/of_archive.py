@@ -1,0 +1,131 @@
+"""The archive as views: rows of the index, filters, the tree, what is going on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ggferry.formats.reader import label_of
+from ggferry.service.records.ledger import DONE, FAILED, HELD, QUARANTINED, SKIPPED
+from ggferry.service.server import functions
+from ggferry.service.server.pages.views import (
+    ACTIVE,
+    PER_PAGE,
+    SORTS,
+    Activity,
+    Archive,
+    Folder,
+    ModelRow,
+    Progress,
+    Query,
+)
+from ggferry.service.server.state import Service
+from ggferry.service.server.store import models
+
+COLUMNS = {
+    "name": "name", "state": "state", "container": "container", "architecture": "architecture", "before": "bytes_in",
+    "after": "bytes_out", "changed": "updated",
+}  # fmt: skip
+"""Column of the page → column of the index."""
+LONGEST = 400  # characters of a filter
+RECENT = 10
+AT_WORK = 50
+
+
+def query_of(given: Mapping[str, str], states: list[str]) -> Query:
+    """Return what the address of a page asks for; what is not understood counts as absent."""
+    sort = given.get("sort", "").removeprefix("-")
+    number = given.get("page", "1")
+    return Query(
+        given.get("q", "")[:LONGEST], tuple(dict.fromkeys(states))[:20], given.get("container", "")[:LONGEST],
+        given.get("architecture", "")[:LONGEST], given.get("era", "")[:LONGEST],
+        sort if sort in SORTS else "name", given.get("sort", "").startswith("-"),
+        max(1, int(number)) if re.fullmatch(r"\d{1,7}", number, re.ASCII) else 1,
+        given.get("view") == "tree", given.get("under", "")[:4096],
+    )  # fmt: skip
+
+
+def archive(service: Service, query: Query) -> Archive:
+    """Return a page of the archive."""
+    found = functions.list_models(service, _asked(query))
+    facets, totals = functions.facets(service), functions.totals(service)
+    folders = functions.folders(service, query.under) if query.tree and not query.narrowed else []
+    return Archive(
+        query=query,
+        rows=tuple(map(row_of, found.items)),
+        total=found.total,
+        models=sum(facets["state"].values()),
+        counts=facets["state"],
+        containers=tuple(sorted(filter(None, facets["container"]))),
+        architectures=tuple(sorted(filter(None, facets["architecture"]))),
+        eras=tuple(filter(None, facets["era"])),
+        bytes_before=totals["bytes_before"],
+        bytes_after=totals["bytes_after"],
+        folders=tuple(Folder(each.path, each.name, each.models, each.bytes) for each in folders),
+        roots=tuple(functions.roots(service)),
+    )
+
+
+def _asked(query: Query) -> models.Query:
+    """Return the query of the index. In the tree, only models that stand in the open folder itself."""
+    here = query.tree and not query.narrowed
+    return models.Query(
+        query.text, query.states, _one(query.container), _one(query.architecture), eras=_one(query.era),
+        folder=query.under or None if query.tree else None, flat=here, sort=COLUMNS[query.sort],
+        descending=query.descending, limit=PER_PAGE, offset=(query.page - 1) * PER_PAGE,
+    )  # fmt: skip
+
+
+def _one(value: str) -> tuple[str, ...]:
+    return (value,) if value else ()
+
+
+def row_of(found: Mapping[str, Any]) -> ModelRow:
+    """Return a model of the index as the archive shows it."""
+    error = found.get("error") or {}
+    held = found["state"] in ACTIVE
+    return ModelRow(
+        id=found["id"],
+        source=found["source"],
+        state=found["state"],
+        container=container_of(found),
+        architecture=found.get("architecture") or "",
+        era=found.get("era") or "",
+        types=found.get("types") or "",
+        bytes_in=found.get("bytes_in") or 0,
+        bytes_out=found.get("bytes_out") or None,
+        reason="" if found["state"] == DONE or held else str(error.get("message") or found.get("reason") or ""),
+        changed=found.get("updated"),
+        progress=progress_of(found.get("progress")) if found["state"] in HELD else None,
+    )
+
+
+def container_of(found: Mapping[str, Any]) -> str:
+    """Return 'GGJT v1'."""
+    if not found.get("container"):
+        return ""
+    version = "" if found.get("version") is None else f" v{found['version']}"
+    return label_of(str(found["container"])) + version
+
+
+def progress_of(found: Mapping[str, Any] | None) -> Progress:
+    """Return a progress of the service as the page shows it."""
+    told = found or {}
+    return Progress(
+        str(told.get("phase") or ""), int(told.get("done") or 0), int(told.get("total") or 0),
+        float(told.get("rate") or 0.0), told.get("eta"),
+    )  # fmt: skip
+
+
+def activity(service: Service) -> Activity:
+    """Return what is going on."""
+    whole = functions.progress(service)
+    working = functions.list_models(service, models.Query(states=HELD, sort="source", limit=AT_WORK))
+    ended = (DONE, FAILED, QUARANTINED, SKIPPED)
+    recent = functions.list_models(service, models.Query(states=ended, sort="updated", descending=True, limit=RECENT))
+    active = tuple(map(row_of, working.items))
+    waiting = int(whole["total"]) - sum(row.progress.total for row in active if row.progress)
+    return Activity(
+        progress_of(whole), active, int(whole["queued"]), max(0, waiting), tuple(map(row_of, recent.items))
+    )  # fmt: skip

@@ -1,0 +1,243 @@
+"""One model as a view: from its job, its receipt, and what workers read of its headers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ggferry.converters.model_graph.hparams import Known, Param, is_assumed
+from ggferry.formats.reader import label_of
+from ggferry.quant.codec import block_type
+from ggferry.quant.types import BlockError
+from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED
+from ggferry.service.server.pages import wording
+from ggferry.service.server.pages.of_archive import row_of
+from ggferry.service.server.pages.views import (
+    ACTIVE,
+    PER_PAGE,
+    Agreement,
+    Attempt,
+    Drop,
+    Fact,
+    ModelPage,
+    OutputFile,
+    Problem,
+    Proof,
+    TensorPage,
+    TensorRow,
+)
+
+LONGEST = 600  # characters of a value
+
+
+def page_of(found: Mapping[str, Any]) -> ModelPage:
+    """Return the page of a model as `functions.model` describes it, without what its source holds."""
+    row = row_of(found)
+    bad = row.state not in (DONE, *ACTIVE) and found.get("error")
+    return ModelPage(
+        row=row,
+        sentence=wording.sentence(row.architecture, row.container, row.era, row.types, 0, row.bytes_in),
+        output=found.get("output") or "",
+        problem=problem_of(found["error"]) if bad and not found.get("same_as") else None,
+        attempts=tuple(map(_attempt, found.get("tried", ()))),
+        same_as=str(found.get("same_as") or found.get("entry", {}).get("same_as") or ""),
+        can_retry=row.state in (FAILED, QUARANTINED) or (found.get("error") or {}).get("class") == "Cancelled",
+        can_cancel=row.state in ACTIVE,
+        is_looked_at=False,
+    )
+
+
+def problem_of(error: Mapping[str, Any], status: int | None = None) -> Problem:
+    """Return an error, as `GgferryError.as_dict` describes it, as a person reads it."""
+    names = ("path", "found", "expected", "hint")
+    texts = {name: None if error.get(name) is None else str(error[name]) for name in names}
+    offset = error.get("offset")
+    return Problem(
+        str(error.get("message") or error.get("detail") or "something went wrong"),
+        str(error.get("code") or error.get("class") or ""), offset=offset if isinstance(offset, int) else None,
+        fault=str(error.get("fault") or "person"), status=status, **texts,
+    )  # fmt: skip
+
+
+def _attempt(tried: Mapping[str, Any]) -> Attempt:
+    message = str((tried.get("error") or {}).get("message") or "")
+    return Attempt(int(tried["attempt"]), tried.get("outcome") or "", tried["started"], tried["ended"], message)
+
+
+# --- of a receipt --------------------------------------------------------------------------------------------------
+
+
+def with_receipt(page: ModelPage, receipt: Mapping[str, Any], files: str) -> ModelPage:
+    """Return the page of a done job; `files` is the address below which its files are fetched."""
+    tensors = tuple(map(_of_receipt, receipt["tensors"]))
+    source = receipt["source"]
+    container = label_of(source["container"]) + ("" if source["version"] is None else f" v{source['version']}")
+    weights = sum(math.prod(tensor.shape) for tensor in tensors)
+    told = (receipt["architecture"], container, source["era"] or "", source["types"], weights, page.row.bytes_in)
+    return replace(
+        page,
+        sentence=wording.sentence(*told),
+        header=_facts(source["header"]),
+        hparams=tuple(_hparam(name, each["value"], each["origin"]) for name, each in receipt["hparams"].items()),
+        keys=tuple(Fact(key, "", origin) for key, origin in receipt["metadata"].items()),
+        tensors=tensors,
+        dropped=_drops(receipt["dropped"]),
+        notes=tuple(receipt["notes"]),
+        proof=_proof(receipt, tensors),
+        files=tuple(
+            OutputFile(each["name"], each["bytes"], each["blake3"], "", f"{files}/{wording.segment(each['name'])}")
+            for each in receipt["output"]["files"]
+        ),
+        runtimes=tuple(receipt["runtimes"]["run_it"]),
+        has_vocabulary=any(key.startswith("tokenizer.ggml.tokens") for key in receipt["metadata"]),
+        is_looked_at=True,
+    )
+
+
+def _hparam(name: str, value: Any, origin: str) -> Fact:
+    return Fact(name, shown(value), origin, is_assumed(origin))
+
+
+def _of_receipt(record: Mapping[str, Any]) -> TensorRow:
+    shape = tuple(record["shape"])
+    return TensorRow(
+        record["name"], tuple(record["from"]), shape, record["source_type"], record["type"],
+        bytes_of(record["source_type"], shape), record["bytes"], record["grade"], record["route"],
+        record.get("why") or "", record.get("relative_rms"), record.get("max_error"), bool(record.get("outlier")),
+    )  # fmt: skip
+
+
+def bytes_of(kind: str, shape: Sequence[int]) -> int | None:
+    """Return the bytes that a tensor takes in a type; None for a type without a size of its own."""
+    try:
+        return block_type(kind).nbytes(tuple(shape))
+    except BlockError:
+        return None
+
+
+def _drops(records: Iterable[Mapping[str, Any]]) -> tuple[Drop, ...]:
+    return tuple(Drop(each["name"], each["reason"], bool(each["loses"])) for each in records)
+
+
+def _proof(receipt: Mapping[str, Any], tensors: Sequence[TensorRow]) -> Proof:
+    logits, tokens = receipt.get("logits") or {}, receipt.get("tokenizer") or {}
+    found = [_own(logits)] if logits else []
+    found += [_witness(each) for each in receipt["testimonies"]]
+    return Proof(
+        receipt["verified"], tuple(found), logits.get("top1_agreement"), int(tokens.get("texts") or 0),
+        int(tokens.get("equal") or 0), tokens.get("vocabulary"),
+        Counter(tensor.grade for tensor in tensors if tensor.relative_rms is not None),
+        tuple(logits.get("reached") or ()), tuple(logits.get("not_reached") or ()),
+    )  # fmt: skip
+
+
+def _own(logits: Mapping[str, Any]) -> Agreement:
+    rows = sum(len(prompt.get("rows") or prompt["tokens"]) for prompt in logits.get("prompts") or ())
+    said = f"{wording.count(rows, 'position')} of {wording.count(len(logits['prompts']), 'prompt')}" if rows else ""
+    what = str(logits.get("what") or "logits")
+    return Agreement("ggferry: source against output", what, logits.get("relative_rms"), logits.get("limit"), said)
+
+
+def _witness(each: Mapping[str, Any]) -> Agreement:
+    who = f"{each['witness']} {each['version']}".strip()
+    said = f"{each['count']:,} {each['what']}, against the {each['side']}"
+    if each.get("place"):
+        said += f"; furthest apart at {each['place']}"
+    return Agreement(who, each["what"], each["worst"], each["limit"], said, each.get("why") or "")
+
+
+# --- of what workers read ------------------------------------------------------------------------------------------
+
+
+def with_inspection(page: ModelPage, facts: Mapping[str, Any]) -> ModelPage:
+    """Return the page with what `functions.inspection` found."""
+    tensors = tuple(
+        TensorRow(name, (name,), tuple(each["shape"]), each["type"], bytes_in=each["bytes"])
+        for name, each in facts["tensors"].items()
+    )
+    weights = sum(math.prod(tensor.shape) for tensor in tensors)
+    row = page.row
+    told = (
+        facts["architecture"] or row.architecture,
+        row.container,
+        facts["era"] or "",
+        row.types,
+        weights,
+        row.bytes_in,
+    )
+    return replace(
+        page,
+        sentence=wording.sentence(*told),
+        header=_facts(facts["header"] or facts["metadata"]),
+        tensors=tensors,
+        dropped=_drops(facts["dropped"]),
+        notes=tuple(facts["notes"]),
+        runtimes=tuple(facts["runtimes"]),
+        has_vocabulary=True,
+        is_looked_at=True,
+    )
+
+
+def unread(page: ModelPage, problem: Problem | None) -> ModelPage:
+    """Return the page with the reason why nothing, or no more, could be read; None where the page says it already."""
+    return replace(page, facts_problem=problem, is_looked_at=True)
+
+
+def with_plan(page: ModelPage, plan: Mapping[str, Any]) -> ModelPage:
+    """Return the page with what `functions.conversion_plan` would make of the model."""
+    prefix = f"{plan['architecture']}."
+    keys = tuple(Fact(key, shown(each["value"]), each["origin"]) for key, each in plan["keys"].items())
+    hparams = [
+        replace(fact, name=fact.name.removeprefix(prefix), assumed=is_assumed(fact.origin))
+        for fact in keys
+        if fact.name.startswith(prefix)
+    ]
+    seen = {fact.origin for fact in hparams}
+    for each in plan["assumed"]:
+        origin = Param(None, each["reason"], Known.ASSUMED).origin
+        hparams += [] if origin in seen else [Fact(each["name"], shown(each["value"]), origin, True)]
+    return replace(
+        page,
+        hparams=tuple(hparams),
+        keys=keys,
+        tensors=tuple(map(planned_tensor, plan["tensors"])),
+        dropped=_drops(plan["dropped"]),
+        notes=tuple(plan["notes"]),
+    )
+
+
+def planned_tensor(each: Mapping[str, Any]) -> TensorRow:
+    """Return a tensor of a plan."""
+    shape = tuple(each["shape"])
+    return TensorRow(
+        each["name"], tuple(each["sources"]), shape, each["source_type"], each["type"],
+        bytes_of(each["source_type"], shape), each["bytes"], each["grade"], each["route"], each["why"],
+    )  # fmt: skip
+
+
+def _facts(found: Mapping[str, Any]) -> tuple[Fact, ...]:
+    return tuple(Fact(str(key), shown(value)) for key, value in found.items())
+
+
+def shown(value: Any) -> str:
+    """Return a value for people: text as it is, anything else as JSON on one line, long ones cut."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+
+
+def with_tensors(page: ModelPage, text: str, number: int) -> ModelPage:
+    """Return the page with the tensors that its table shows."""
+    words = text.lower().split()
+    found = (
+        [tensor for tensor in page.tensors if all(word in tensor.name.lower() for word in words)]
+        if words
+        else page.tensors
+    )
+    pages = max(1, -(-len(found) // PER_PAGE))
+    number = min(number, pages)
+    rows = tuple(found[(number - 1) * PER_PAGE : number * PER_PAGE])
+    return replace(page, shown=TensorPage(rows, len(found), number, pages, text))

@@ -1,0 +1,70 @@
+"""A plan as a view: what is there, and what would be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ggferry.service.records.plan_file import CONVERT, OTHER
+from ggferry.service.server.pages.of_archive import container_of
+from ggferry.service.server.pages.of_model import problem_of
+from ggferry.service.server.pages.views import PER_PAGE, Drop, PlannedModel, PlanPage
+
+LOST_SHOWN = 20
+
+
+def page_of(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], verdict: str, page: int) -> PlanPage:
+    """Return a page of a plan, as `functions.show_plan` and `functions.plan_lines` describe it."""
+    models = [line for line in lines if line["verdict"] != OTHER and verdict in ("", line["verdict"])]
+    facts, options = found.get("summary") or {}, found.get("options") or {}
+    some = models[(page - 1) * PER_PAGE : page * PER_PAGE]
+    state = {"planning": "making", "failed": ""}.get(found["state"], "submitted" if found.get("submitted") else "")
+    return PlanPage(
+        id=found["id"],
+        roots=(str(found["source"]),),
+        outtype=str(options.get("outtype", "keep")),
+        verify=str(options.get("verify", "full")),
+        counts={name: n for name, n in (facts.get("verdicts") or {}).items() if name != OTHER},
+        bytes_in=int(facts.get("bytes_in") or 0),
+        bytes_out=int(facts.get("bytes_out") or 0),
+        memory=int(facts.get("memory") or 0),
+        models=tuple(map(planned, some)),
+        verdict=verdict,
+        total=len(models),
+        page=page,
+        state=state,
+        problem=problem_of(found["error"]) if found.get("error") else None,
+    )
+
+
+def planned(line: Mapping[str, Any]) -> PlannedModel:
+    """Return a line of a plan."""
+    converts = line["verdict"] == CONVERT
+    before = [container_of(line), line.get("architecture"), line.get("types"), line.get("era")]
+    outtype = (line.get("options") or {}).get("outtype")
+    after = ["GGUF v3", line.get("architecture"), outtype]
+    lost = [
+        Drop(str(each.get("name") or each.get("tensors") or ""), str(each.get("reason") or ""), True)
+        for each in line.get("lost", ())[:LOST_SHOWN]
+    ]
+    return PlannedModel(
+        source=line["source"],
+        verdict=line["verdict"],
+        before=", ".join(filter(None, before)),
+        after=", ".join(filter(None, after)) if converts else "",
+        bytes_in=int(line.get("bytes_in") or 0),
+        bytes_out=int(line.get("bytes_out") or 0),
+        output=line.get("output") or "",
+        reason=_reason(line),
+        grades=dict(line.get("grades") or {}),
+        lost=tuple(lost),
+        notes=tuple(line.get("notes") or ()),
+        problem=problem_of(line["error"]) if line.get("error") else None,
+        id=line["id"] if converts else "",
+    )
+
+
+def _reason(line: Mapping[str, Any]) -> str:
+    if line.get("same_as"):
+        return f"the same content as {line['same_as']}"
+    return "" if line.get("error") else str(line.get("reason") or "")

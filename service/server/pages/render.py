@@ -1,0 +1,70 @@
+"""Templates to text: one environment that escapes everything and shows what is not printable."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from ggferry.service.server.pages import charts, wording
+from ggferry.service.server.pages.views import ACTIVE, PER_PAGE, Shell
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import jinja2
+else:
+    jinja2 = lazy("jinja2")
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STATIC = os.path.join(HERE, "static")
+FUNCTIONS = (
+    "size", "broken", "count", "rate", "duration", "moment", "ago", "small", "percent", "shape", "listed",
+)  # fmt: skip
+TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+
+
+@cache
+def assets() -> dict[str, tuple[str, bytes]]:
+    """Return the files the pages bring with them: name → (media type, content)."""
+    found = {}
+    for name in sorted(os.listdir(STATIC)):
+        with open(os.path.join(STATIC, name), "rb") as file:
+            found[name] = (TYPES[os.path.splitext(name)[1]], file.read())
+    return found
+
+
+def asset(name: str) -> str:
+    """Return the address of a file; it changes with the content, so that browsers may keep it."""
+    return f"/static/{name}?v={blake2b(assets()[name][1], digest_size=6).hexdigest()}"
+
+
+def url(*parts: str) -> str:
+    """Return a path of whole, escaped segments."""
+    return "/" + "/".join(map(wording.segment, parts))
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Return the environment of all templates."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(os.path.join(HERE, "templates")), autoescape=True,
+        undefined=jinja2.StrictUndefined, finalize=wording.visible, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters |= {name: getattr(wording, name) for name in FUNCTIONS}
+    made.globals |= {
+        "charts": charts, "asset": asset, "url": url, "GRADES": wording.GRADES, "STATES": wording.STATES,
+        "VERDICTS": wording.VERDICTS, "FAULTS": wording.FAULTS, "ACTIVE": ACTIVE, "PER_PAGE": PER_PAGE,
+    }  # fmt: skip
+    return made
+
+
+def page(template: str, shell: Shell, **views: Any) -> str:
+    """Return a whole page."""
+    return environment().get_template(f"{template}.html").render(shell=shell, **views)
+
+
+def fragment(template: str, name: str, *views: Any) -> str:
+    """Return what one macro of a template makes, for what a page loads later."""
+    module = environment().get_template(f"{template}.html").module
+    return str(getattr(module, name)(*views))

@@ -1,0 +1,95 @@
+// Progress as it comes: the server's event stream moves the meters; a change of state loads the part of the page again.
+"use strict";
+(() => {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const size = (bytes) => {
+    let unit = 0;
+    while (bytes >= 1024 && unit < 4) { bytes /= 1024; unit++; }
+    return bytes.toFixed(unit ? 1 : 0) + " " + units[unit];
+  };
+  const duration = (seconds) => {
+    const whole = Math.max(0, Math.round(seconds));
+    if (whole < 60) return whole + " s";
+    if (whole < 3600) return Math.floor(whole / 60) + " min " + whole % 60 + " s";
+    return Math.floor(whole / 3600) + " h " + Math.floor(whole % 3600 / 60) + " min";
+  };
+
+  const show = (meter, found) => {
+    const bar = meter.querySelector("progress");
+    if (found.total) { bar.max = found.total; bar.value = Math.min(found.done, found.total); }
+    const put = (name, text) => { meter.querySelector("[data-" + name + "]").textContent = text; };
+    if (found.phase) put("phase", found.phase);
+    if (found.total) put("bytes", size(found.done) + " of " + size(found.total));
+    put("rate", found.rate > 0 ? size(found.rate) + "/s" : "");
+    put("eta", found.eta === null || found.eta === undefined ? "" : duration(found.eta) + " left");
+  };
+  const move = (key, found) => {
+    for (const meter of document.querySelectorAll("[data-progress]"))
+      if (meter.dataset.progress === key) show(meter, found);
+  };
+
+  // One load at a time, a second apart; what changes meanwhile asks for one more.
+  const loading = new Map();
+  const load = async (place, address) => {
+    if (loading.has(place)) { loading.set(place, address); return; }
+    loading.set(place, null);
+    try {
+      const answer = await fetch(address);
+      if (answer.ok) { place.innerHTML = await answer.text(); window.ggferry.load(place); }
+    } catch { /* the next event tries again */ }
+    setTimeout(() => {
+      const again = loading.get(place);
+      loading.delete(place);
+      if (again && place.isConnected) load(place, again);
+    }, 1000);
+  };
+  const ended = ["done", "failed", "quarantined", "skipped"];
+  const changed = (id, state) => {
+    const outcome = document.querySelector("[data-outcome]");
+    if (outcome && outcome.dataset.job === id) {
+      if (ended.includes(state)) load(document.querySelector("[data-whole]"), outcome.dataset.outcome + "?part=whole");
+      else load(outcome, outcome.dataset.outcome + "?part=outcome");
+    }
+    const list = document.querySelector("[data-refresh]");
+    if (list) load(list, list.dataset.refresh);
+  };
+
+  const offline = document.createElement("p");
+  offline.className = "offline";
+  offline.setAttribute("role", "status");
+  offline.textContent = "Connection lost; trying again …";
+  offline.hidden = true;
+  document.body.append(offline);
+
+  // What changed before the stream was open is asked for once; after a lost connection the server tells what was missed.
+  const meters = document.querySelectorAll("[data-progress]").length > 0;
+  let first = true;
+  const source = new EventSource("/api/v1/events");
+  source.addEventListener("open", () => {
+    offline.hidden = true;
+    if (!first || !meters) { first = false; return; }
+    first = false;
+    const outcome = document.querySelector("[data-outcome]");
+    if (outcome) fetch(outcome.dataset.outcome + "?part=state").then((answer) => answer.text()).then((state) => {
+      if (state !== outcome.querySelector(".badge").dataset.state) changed(outcome.dataset.job, state);
+    });
+    else changed("", "");
+  });
+  source.addEventListener("error", () => { if (!leaving) offline.hidden = false; });
+  let leaving = false;
+  window.addEventListener("pagehide", () => { leaving = true; source.close(); });
+  source.addEventListener("progress", (event) => {
+    const jobs = JSON.parse(event.data);
+    const run = { phase: "", done: 0, total: 0, rate: 0, eta: null };
+    for (const [id, found] of Object.entries(jobs)) {
+      move(id, found);
+      run.done += found.done; run.total += found.total; run.rate += found.rate;
+    }
+    const meter = document.querySelector('[data-progress="run"]');
+    if (!meter) return;
+    run.total += Number(meter.dataset.waiting);
+    if (run.rate > 0) run.eta = (run.total - run.done) / run.rate;
+    show(meter, run);
+  });
+  source.addEventListener("job", (event) => { const found = JSON.parse(event.data); changed(found.job, found.state); });
+})();

@@ -1,0 +1,59 @@
+// What every page shares: the palette's switch, filters that apply themselves, a key for the search, the tree.
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const button = document.querySelector("[data-theme-switch]");
+  const name = button.querySelector("[data-theme-name]");
+  const order = ["auto", "light", "dark"];
+  name.textContent = root.dataset.theme || "auto";
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const next = order[(order.indexOf(name.textContent) + 1) % order.length];
+    name.textContent = next;
+    if (next === "auto") { localStorage.removeItem("theme"); delete root.dataset.theme; }
+    else { localStorage.setItem("theme", next); root.dataset.theme = next; }
+  });
+
+  for (const form of document.querySelectorAll("[data-auto-submit]"))
+    for (const select of form.querySelectorAll("select")) select.addEventListener("change", () => form.requestSubmit());
+
+  const search = document.querySelector("[data-hotkey]");
+  if (search) document.addEventListener("keydown", (event) => {
+    if (event.key !== search.dataset.hotkey || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, select, textarea")) return;
+    event.preventDefault();
+    search.focus();
+  });
+
+  // Parts that take a while are loaded by themselves: [data-load] at once, [data-branch] when it is opened.
+  const fill = async (place, address) => {
+    try {
+      const answer = await fetch(address);
+      place.innerHTML = await answer.text();
+      return answer.ok;
+    } catch {
+      place.textContent = "The server cannot be reached. Load the page again.";
+      return false;
+    }
+  };
+  const load = (inside) => {
+    for (const place of inside.querySelectorAll("[data-load]")) {
+      const address = place.dataset.load;
+      delete place.dataset.load;
+      fill(place, address).then(() => load(place));
+    }
+  };
+  window.ggferry = { load };
+  load(document);
+  document.addEventListener("toggle", async (event) => {
+    const branch = event.target;
+    if (!branch.open || !branch.dataset || !branch.dataset.branch) return;
+    const address = branch.dataset.branch;
+    delete branch.dataset.branch;
+    branch.querySelector(":scope > div > p").classList.add("busy");
+    if (!await fill(branch.querySelector(":scope > div"), address)) branch.dataset.branch = address;
+  }, true);
+
+  const later = document.querySelector("[data-reload]");
+  if (later) setTimeout(() => location.reload(), 1000 * Number(later.dataset.reload));
+})();

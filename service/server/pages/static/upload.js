@@ -1,0 +1,208 @@
+// Files that are dropped or chosen are sent in pieces. What the server acknowledged it keeps: when the connection breaks,
+// or the same files are dropped again another day, sending goes on where it stopped (docs/service.md, Uploads).
+"use strict";
+(() => {
+  const PIECE = 8 * 1024 * 1024, PATIENCE = [1, 2, 5, 10, 20, 30, 30, 30];
+  const zone = document.querySelector("[data-drop]");
+  if (!zone) return;
+  const list = document.querySelector("[data-uploads]"), panel = document.querySelector("[data-uploads-panel]");
+  const csrf = document.querySelector('meta[name="csrf"]').content;
+  const wait = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const size = (bytes) => {
+    let unit = 0;
+    while (bytes >= 1024 && unit < 4) { bytes /= 1024; unit++; }
+    return bytes.toFixed(unit ? 1 : 0) + " " + units[unit];
+  };
+
+  class Refused extends Error {
+    constructor(problem) { super(problem.detail || problem.title); this.problem = problem; }
+  }
+  // Answers are JSON; what the server refuses is final, anything else is tried again.
+  const ask = async (address, options = {}) => {
+    for (let turn = 0; ; turn++) {
+      let answer;
+      try {
+        answer = await fetch("/api/v1" + address, { ...options, headers: { "X-CSRF-Token": csrf, ...options.headers } });
+      } catch (error) {
+        if (turn >= PATIENCE.length) throw error;
+        await wait(PATIENCE[turn]);
+        if (options.body instanceof Blob) return null;
+        continue;
+      }
+      const found = answer.status === 204 ? {} : await answer.json();
+      if (answer.ok || (answer.status === 409 && "offset" in found)) return found;
+      if (![408, 409, 429, 502, 503, 504].includes(answer.status) || turn >= PATIENCE.length) throw new Refused(found);
+      await wait(Number(answer.headers.get("Retry-After")) || PATIENCE[turn]);
+      if (options.body instanceof Blob) return null;
+    }
+  };
+  const json = (body) => ({ method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+
+  // --- what is seen of an upload ---
+
+  const element = (name, text = "", kind = "") => {
+    const made = document.createElement(name);
+    made.textContent = text;
+    made.className = kind;
+    return made;
+  };
+  const shown = (name, total) => {
+    const item = element("li"), line = element("p", "", "meter"), bar = element("progress"), note = element("p", "", "small muted");
+    const told = element("span");
+    note.setAttribute("role", "status");
+    bar.max = Math.max(1, total);
+    bar.value = 0;
+    bar.setAttribute("aria-label", "Upload of " + name);
+    line.append(element("b", name), told);
+    item.append(line, bar, note);
+    panel.hidden = false;
+    list.prepend(item);
+    let began = 0, from = 0;
+    return {
+      item,
+      at(done) {
+        if (!began) { began = performance.now(); from = done; }
+        const seconds = (performance.now() - began) / 1000, rate = seconds > 0.2 ? (done - from) / seconds : 0;
+        bar.value = done;
+        told.textContent = size(done) + " of " + size(total) + (rate > 0 && done < total
+          ? ", " + size(rate) + "/s, " + Math.ceil((total - done) / rate) + " s left" : "");
+      },
+      say(text) { note.textContent = text; },
+      fail(error) {
+        bar.remove();
+        note.remove();
+        const problem = error.problem || {}, box = element("section", "", "problem");
+        box.setAttribute("role", "alert");
+        box.append(element("h3", problem.message || error.message));
+        const facts = ["path", "found", "expected"].filter((key) => problem[key] !== null && problem[key] !== undefined);
+        if (facts.length) {
+          const rows = element("dl");
+          for (const key of facts) rows.append(element("dt", key), element("dd", String(problem[key])));
+          box.append(rows);
+        }
+        box.append(element("p", "What to do: " + (problem.hint || "drop the files again"), "todo"));
+        item.append(box);
+      },
+    };
+  };
+
+  // --- sending ---
+
+  const resumed = async (files) => {
+    const same = (upload) => upload.state === "receiving" && upload.files.length === files.length &&
+      upload.files.every((each, number) => each.name === files[number].name && each.bytes === files[number].file.size);
+    return (await ask("/uploads")).find(same);
+  };
+  const send = async (files) => {
+    const total = files.reduce((sum, each) => sum + each.file.size, 0);
+    const name = files.length === 1 ? files[0].name : files[0].name + " and " + (files.length - 1) + " more";
+    const view = shown(name, total);
+    view.at(0);
+    try {
+      const known = await resumed(files);
+      const announced = files.map((each) => ({ name: each.name, bytes: each.file.size }));
+      let upload = known || await ask("/uploads", json({ files: announced }));
+      if (known) {
+        const old = list.querySelector('[data-upload="' + upload.id + '"]');
+        if (old) old.remove();
+        view.say("Going on where it stopped.");
+      }
+      const sum = () => upload.files.reduce((bytes, each) => bytes + each.offset, 0);
+      for (let number = 0; number < files.length; number++) {
+        const mine = upload.files[number], file = files[number].file;
+        while (mine.offset < file.size) {
+          const end = Math.min(file.size, mine.offset + PIECE);
+          view.at(sum());
+          const answer = await ask("/uploads/" + upload.id + "/files/" + number, {
+            method: "PUT", body: file.slice(mine.offset, end),
+            headers: { "Content-Type": "application/octet-stream",
+              "Content-Range": "bytes " + mine.offset + "-" + (end - 1) + "/" + file.size },
+          });
+          mine.offset = answer ? answer.offset : (await ask("/uploads/" + upload.id)).files[number].offset;
+        }
+      }
+      view.at(total);
+      view.say("Received. Looking into it …");
+      while (["receiving", "inspecting"].includes(upload.state)) {
+        upload = await ask("/uploads/" + upload.id);
+        if (upload.state === "inspecting") await wait(0.4);
+        else if (upload.state === "receiving") await wait(1);
+      }
+      if (upload.state !== "accepted") throw new Refused(upload.error || {});
+      view.say("Accepted. Making the plan …");
+      return upload.id;
+    } catch (error) {
+      view.fail(error);
+      return null;
+    }
+  };
+  const plan = (id) => {
+    const form = document.createElement("form");
+    form.method = "post";
+    form.action = "/plans";
+    const fields = { csrf, path: "upload:" + id, outtype: document.querySelector("[data-outtype]").value };
+    for (const [name, value] of Object.entries(fields)) {
+      const field = document.createElement("input");
+      field.type = "hidden";
+      field.name = name;
+      field.value = value;
+      form.append(field);
+    }
+    document.body.append(form);
+    form.submit();
+  };
+  let busy = false;
+  const take = async (files) => {
+    if (!files.length || busy) return;
+    busy = true;
+    const id = await send(files.sort((one, other) => one.name < other.name ? -1 : 1));
+    busy = false;
+    if (id) plan(id);
+  };
+
+  // --- dropping: files, and folders with what is in them ---
+
+  const inside = async (entry, above) => {
+    if (entry.isFile) {
+      return [{ name: above + entry.name, file: await new Promise((done, fail) => entry.file(done, fail)) }];
+    }
+    const reader = entry.createReader(), found = [];
+    for (;;) {
+      const some = await new Promise((done, fail) => reader.readEntries(done, fail));
+      if (!some.length) return found;
+      for (const each of some) found.push(...await inside(each, above + entry.name + "/"));
+    }
+  };
+  const dropped = async (data) => {
+    const entries = [...data.items].map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry()).filter(Boolean);
+    if (!entries.some((entry) => entry.isDirectory)) return [...data.files].map((file) => ({ name: file.name, file }));
+    const found = (await Promise.all(entries.map((entry) => inside(entry, "")))).flat();
+    const top = entries.length === 1 ? entries[0].name.length + 1 : 0;
+    return found.map((each) => ({ ...each, name: each.name.slice(top) })).filter((each) => !/(^|\/)\./.test(each.name));
+  };
+  let depth = 0;
+  zone.addEventListener("dragenter", (event) => { event.preventDefault(); depth++; zone.classList.add("over"); });
+  zone.addEventListener("dragleave", () => { if (--depth <= 0) { depth = 0; zone.classList.remove("over"); } });
+  zone.addEventListener("dragover", (event) => event.preventDefault());
+  zone.addEventListener("drop", async (event) => {
+    event.preventDefault();
+    depth = 0;
+    zone.classList.remove("over");
+    take(await dropped(event.dataTransfer));
+  });
+  zone.querySelector("[data-files]").addEventListener("change", (event) => {
+    take([...event.target.files].map((file) => ({ name: file.name, file })));
+    event.target.value = "";
+  });
+  list.addEventListener("click", async (event) => {
+    const id = event.target.dataset.remove;
+    if (!id) return;
+    event.target.disabled = true;
+    try {
+      await ask("/uploads/" + id, { method: "DELETE" });
+      list.querySelector('[data-upload="' + id + '"]').remove();
+    } catch (error) { event.target.parentElement.append(" " + error.message); event.target.disabled = false; }
+  });
+  window.addEventListener("beforeunload", (event) => { if (busy) event.preventDefault(); });
+})();
