@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Form, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 import ggferry
 from ggferry.formats.errors import GgferryError
 from ggferry.service.records.ledger import DONE
 from ggferry.service.server import functions
+from ggferry.service.server.api.common import form_of
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.problems import HttpError, status_of
 from ggferry.service.server.pages import of_archive, of_model, of_plan, render
@@ -221,10 +222,9 @@ def _upload(found: dict[str, Any]) -> Upload:
 
 
 @router.post("/plans")
-def make_plan(
-    request: Request, path: Annotated[str, Form()], outtype: Annotated[str, Form()] = "keep"
-) -> Response:  # fmt: skip
+def make_plan(request: Request, form: Annotated[dict[str, str], Depends(form_of)]) -> Response:
     """Begin a plan and show it."""
+    path, outtype = form.get("path", ""), form.get("outtype", "keep")
     service, caller = service_of(request), known(request)
     try:
         found = functions.make_plan(service, caller, path.strip(), {"outtype": outtype}, wait=PLAN_WAIT)
