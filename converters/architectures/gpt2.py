@@ -1,16 +1,27 @@
-"""GPT-2: learned positions, biases everywhere, linear layers stored with a column an output (Conv1D).
+"""GPT-2: learned positions, biases everywhere, linear layers stored with a column an output (Conv1D). Under other names
+(`_gpt2_kin`) its graph is that of OPT, BioGPT and RuGPT-3 XL.
 
 Source: llama.cpp `src/models/gpt2.cpp`, transformers `modeling_gpt2.py`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
+from ggferry.converters.architectures import _gpt2_kin as kin
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import SAME, Transpose
 from ggferry.converters.schema.roles import also, block, roles, varied
 
+N_FF = replace(gpt.N_FF, fields={"hf": f"{gpt.N_FF.fields['hf']}|ffn_dim"})
+# OPT's; llama.cpp computes the tanh form of GELU whatever the model was trained with.
+ACTIVATION = replace(
+    gpt.GELU_TANH, words={**gpt.GELU_TANH.words, "relu": "relu"},
+    check="activation == 'gelu' or activation == 'gelu_tanh' or activation == 'relu'",
+)  # fmt: skip
 HPARAMS = (
-    *gpt.SIZES, gpt.N_HEAD_KV, gpt.SCALED, gpt.ATTN_SCALE, common.ALWAYS_TIED, gpt.GELU_TANH,
+    *(N_FF if size is gpt.N_FF else size for size in gpt.SIZES), gpt.N_HEAD_KV, gpt.SCALED, gpt.ATTN_SCALE,
+    common.ALWAYS_TIED, ACTIVATION, *kin.SCALED, *kin.OTHERWISE,
     # Scores divided by the block's number too (stanford-crfm's): nothing in GGUF says so, and no runtime does it.
     HParam("by_layer", None, gpt.BOOL, {"hf": "scale_attn_by_inverse_layer_idx"}, words=gpt.FALSE, required=False),
     HParam("crossed", None, gpt.BOOL, {"hf": "add_cross_attention"}, words=gpt.FALSE, required=False),
@@ -36,10 +47,34 @@ ROLES = varied(
     turned=Transpose(),
 )  # fmt: skip
 
+ROLES = also(ROLES, "opt", kin.OPT, qkv=kin.JOINED, used=kin.USED)
+ROLES = also(ROLES, "biogpt", kin.BIOGPT, qkv=kin.JOINED, used=kin.USED, scaled=kin.EMBEDDING)
+ROLES = varied(ROLES, "biogpt-tied", "biogpt", "output.weight biogpt.embed_tokens.weight")
+ROLES = also(ROLES, "rugpt", kin.RUGPT, qkv=kin.JOINED)
+RELU = Remark(
+    "activation == 'relu'", "llama.cpp runs this differently: it computes GELU in every gpt2, and this model relu",
+    stops="llama.cpp",
+)  # fmt: skip
+OPT = Dialect(
+    "opt",
+    fields="hf",
+    classes=("OPTForCausalLM",),
+    conventions={"position_offset": 2},
+    drops=(*common.DROPS, *kin.MASKS),
+    given=kin.NORMS,
+    renames=(("decoder.", "model.decoder."),),
+    remarks=(gpt.ERF,),
+    harmless=kin.HARMLESS,
+)
+BIOGPT = replace(
+    OPT, name="biogpt", classes=("BioGptForCausalLM",), drops=kin.MASKS, given={**kin.NORMS, "tied": False}, renames=(),
+    harmless=(*kin.HARMLESS, Harmless("tie_word_embeddings", "the output is written out", (False, True))),
+)  # fmt: skip
+
 SPEC = Architecture(
     name="gpt2",
     display_name="GPT-2",
-    hf_classes=("GPT2LMHeadModel",),
+    hf_classes=("GPT2LMHeadModel", "OPTForCausalLM", "BioGptForCausalLM", "RuGPT3XLForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
@@ -59,8 +94,20 @@ SPEC = Architecture(
             shaped=("model/h0/attn/c_attn/w", "n_embd", "3*n_embd"),
         ),
         "ggml": Dialect("ggml", renames=gpt.GGML_RENAMES),
+        "opt": OPT,
+        "biogpt": BIOGPT,
+        "biogpt-tied": replace(BIOGPT, name="biogpt-tied", lacks=("output_projection.weight",)),
+        "rugpt": Dialect(
+            "rugpt",
+            fields="hf",
+            classes=("RuGPT3XLForCausalLM",),
+            drops=gpt.DROPS,
+            remarks=(gpt.ERF,),
+            harmless=kin.RUGPT_HARMLESS,
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe=gpt.RECIPE,
     headers=(gpt.GPT2_HEADER,),
+    remarks=(RELU,),
 )

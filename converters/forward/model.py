@@ -164,7 +164,7 @@ class Model:
         known, at = self.sizes["n_ctx"], self.where(count).tolist()
         if at[-1] >= known:
             raise UsageError("tokens", found=at[-1] + 1, expected=f"at most {known}, the positions that were learned")
-        return self.weights.rows(f"{name}.weight", at)
+        return self.weights.rows(f"{name}.weight", [place + self.recipe.position_offset for place in at])
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Return x normalized along its last axis, then weighted and biased as this model does it."""

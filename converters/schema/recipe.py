@@ -98,6 +98,7 @@ class Recipe:
         v_norm: Whether values are normalized head by head, without weights.
         rope: How queries and keys are rotated.
         transposed: Linear layers, by role, whose matrices hold one column for each output (GPT-2's Conv1D).
+        position_offset: Row of the learned positions that the first token has.
         indexer_rope: As `rope`, for the indexer that chooses what attention sees.
         logit_scale: How the hparam of that name is applied.
         expert_norm: Whether the weights of the chosen experts are scaled to sum to one.
@@ -120,6 +121,7 @@ class Recipe:
     query_heads: QueryHeads = "grouped"
     alibi: Alibi = "after"
     transposed: tuple[str, ...] = ()
+    position_offset: int = 0
     attention: Attention = "grouped"
     latent_kv: LatentKv = "split"
     indexer_rope: Rope = "halves"
@@ -167,6 +169,7 @@ class Conventions(TypedDict, total=False):
     query_heads: QueryHeads
     alibi: Alibi
     transposed: tuple[str, ...]
+    position_offset: int
     attention: Attention
     latent_kv: LatentKv
     indexer_rope: Rope

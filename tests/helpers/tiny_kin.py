@@ -30,6 +30,10 @@ TURNED = {
 SCALES = {
     "attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.5,
 }  # fmt: skip
+GPT = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
+OPT = {key: value for key, value in GPT.items() if key != "intermediate_size"} | {
+    "ffn_dim": 88, "word_embed_proj_dim": 48,
+}  # fmt: skip
 
 KIN: dict[str, Tiny] = {
     "llava": Tiny("Llava", {**WIDE, "model_type": "llama"}, head=SEES, outer=EYES),
@@ -55,4 +59,8 @@ KIN: dict[str, Tiny] = {
         {**WIDE, **FOUR, **SCALES, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40,
          "shared_intermediate_size": 56},
     ),
+    "opt": Tiny("OPT", OPT),
+    "opt gelu": Tiny("OPT", {**OPT, "activation_function": "gelu", "tie_word_embeddings": False}),
+    "biogpt": Tiny("BioGpt", {**GPT, "scale_embedding": True}),
+    "biogpt untied": Tiny("BioGpt", {**GPT, "scale_embedding": False, "tie_word_embeddings": False}),
 }  # fmt: skip

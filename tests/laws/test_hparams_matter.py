@@ -38,7 +38,7 @@ IDLE = {
 }
 MODELS = (
     "llava", "jais2", "glm", "glm4v", "glm ocr", "glm4v moe", "granite_swa listed",
-    "granite_swa moe", "bitnet",
+    "granite_swa moe", "opt gelu", "biogpt", "bitnet",
     "llama", "llama linear", "llama yarn", "llama longrope", "mistral window", "mixtral", "qwen2 window",
     "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm",
     "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",

@@ -217,6 +217,29 @@ def openelm(config: Config, tensors: Tensors) -> Tensors:
     )  # fmt: skip
 
 
+def rugpt(config: Config, tensors: Tensors) -> Tensors:
+    """GPT-2's matrices have a column for each output, and one for queries, keys and values."""
+    stated = {
+        "vocab_size": config["vocab_size"], "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6,
+        "intermediate_size": 88, "max_position_embeddings": 64, "hidden_act": "gelu_new", "layer_norm_eps": 1e-5,
+        "sparse_mode": "none", "sparse_block_size": 16, "tie_word_embeddings": True, "output_dropout": 0.1,
+    }  # fmt: skip
+    config.clear()
+    config |= stated
+    found = {}
+    for name, tensor in tensors.items():
+        turned = tensor.T if tensor.ndim == 2 and ".h." in name else tensor
+        for part, piece in zip(QKV, np.split(turned, 3), strict=True) if "c_attn" in name else ():
+            found[name.replace("attn.c_attn", f"self_attn.{part}")] = piece
+        if "c_attn" not in name:
+            found[name] = turned
+    return renamed(
+        found, transformer__h="model.layers", transformer__wte="model.embed_tokens",
+        transformer__wpe="model.embed_positions", transformer__ln_f="model.norm", ln_1="input_layernorm",
+        ln_2="post_attention_layernorm", attn__c_proj="self_attn.o_proj", c_fc="up_proj", c_proj="down_proj",
+    )  # fmt: skip
+
+
 CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str, Any]]] = {
     "internlm2": ("llama", "InternLM2ForCausalLM", internlm2, GROUPED),
     "xverse": ("llama", "XverseForCausalLM", as_it_is, GROUPED),
@@ -233,6 +256,7 @@ CASES: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str,
     "deci": ("llama", "DeciLMForCausalLM", deci, GROUPED),
     "openelm": ("qwen3", "OpenELMForCausalLM", openelm, {**GROUPED, "head_dim": 12, "tie_word_embeddings": True}),
     "pangu-embedded": ("llama biases", "PanguEmbeddedForCausalLM", pangu, {**GROUPED, "mlp_bias": False}),
+    "gpt2": ("gpt2", "RuGPT3XLForCausalLM", rugpt, {}),
     "stablelm": ("stablelm", "LlavaStableLMEpochForCausalLM", seeing, {}),
 }  # fmt: skip
 
@@ -299,6 +323,17 @@ def test_baichuan_2_is_refused_with_the_reason(tmp_path: Path) -> None:
 
     published("llama", tmp_path, "BaichuanForCausalLM", second, **ALONE)
     with pytest.raises(GgferryError, match="Baichuan 2 makes the rows of its output one long"):
+        graph_of(str(tmp_path))
+
+
+def test_heads_that_see_some_blocks_of_text_only_are_refused(tmp_path: Path) -> None:
+    def sparse(config: Config, tensors: Tensors) -> Tensors:
+        tensors = rugpt(config, tensors)
+        config["sparse_mode"] = "alternating"
+        return tensors
+
+    published("gpt2", tmp_path, "RuGPT3XLForCausalLM", sparse)
+    with pytest.raises(GgferryError, match="sparse_mode"):
         graph_of(str(tmp_path))
 
 
