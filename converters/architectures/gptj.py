@@ -1,4 +1,5 @@
-"""GPT-J: attention and feed-forward side by side behind one norm, the first dimensions of each head turned in pairs.
+"""GPT-J and CodeGen: attention and feed-forward side by side behind one norm, the first dimensions of each head turned
+in pairs.
 
 Source: gguf-spec.md "GPT-J" for the keys, gguf-py's table for the names, transformers `modeling_gptj.py` for the graph.
 llama.cpp knows the name and has no graph.
@@ -8,8 +9,8 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
-from ggferry.converters.schema.layouts import Transpose
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.layouts import Rearrange, Split, Then, Transpose
 from ggferry.converters.schema.roles import block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
@@ -44,6 +45,20 @@ ROLES = varied(
     turned=Transpose(),
 )  # fmt: skip
 
+# CodeGen: queries, values and keys of four groups of heads, one for each core it was trained on.
+_PARTS = Rearrange("(core part d) -> (part core d)", (("core", 4), ("part", 3)))
+ROLES = varied(
+    ROLES, "codegen", "hf",
+    """
+    blk.{n}.attn_q.weight transformer.h.{n}.attn.qkv_proj.weight @queries
+    blk.{n}.attn_k.weight transformer.h.{n}.attn.qkv_proj.weight @keys
+    blk.{n}.attn_v.weight transformer.h.{n}.attn.qkv_proj.weight @values
+    """,
+    queries=Then(_PARTS, Split(0, "n_embd")),
+    keys=Then(_PARTS, Split("2*n_embd", "3*n_embd")),
+    values=Then(_PARTS, Split("n_embd", "2*n_embd")),
+)  # fmt: skip
+
 HEADER = HeaderLayout(
     name="gptj",
     containers=gpt.GGML_CONTAINERS,
@@ -67,11 +82,19 @@ HEADER = HeaderLayout(
 SPEC = Architecture(
     name="gptj",
     display_name="GPT-J",
-    hf_classes=("GPTJForCausalLM",),
+    hf_classes=("GPTJForCausalLM", "CodeGenForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
         "hf": Dialect("hf", drops=gpt.DROPS, harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),)),
+        "codegen": Dialect(
+            "codegen",
+            fields="hf",
+            classes=("CodeGenForCausalLM",),
+            conventions={"qkv": "shards"},
+            drops=(*gpt.DROPS, Drop("*.attn.causal_mask", "a buffer: the causal mask", follows=True)),
+            harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),),
+        ),
         "ggml-turned": Dialect(
             "ggml-turned",
             conventions={"transposed": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up")},

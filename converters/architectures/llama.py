@@ -13,7 +13,7 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
-from ggferry.converters.schema.roles import also, block, roles
+from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout, VocabLayout
@@ -85,7 +85,8 @@ BIASES = (
 )
 HPARAMS = (
     common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
-    common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, common.N_SWA, common.N_EXPERT,
+    common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, common.N_SWA, *common.WINDOW_LIST,
+    common.N_EXPERT,
     common.N_EXPERT_USED, common.TIED, *BIASES, common.SILU,
 )  # fmt: skip
 
@@ -153,6 +154,20 @@ HF = Dialect(
     ),
 )
 
+# Kyutai's Helium turns pairs side by side, as GGUF does.
+ROLES = varied(
+    ROLES, "helium", "hf",
+    """
+    blk.{n}.attn_q.weight model.layers.{n}.self_attn.q_proj.weight
+    blk.{n}.attn_k.weight model.layers.{n}.self_attn.k_proj.weight
+    blk.{n}.attn_q.bias   model.layers.{n}.self_attn.q_proj.bias
+    blk.{n}.attn_k.bias   model.layers.{n}.self_attn.k_proj.bias
+    """,
+)  # fmt: skip
+HELIUM = replace(
+    HF, name="helium", fields="hf", conventions={}, classes=("HeliumForCausalLM",), given={"output_bias": False}
+)
+
 SPEC = Architecture(
     name="llama",
     display_name="LLaMA",
@@ -161,6 +176,7 @@ SPEC = Architecture(
         "IQuestCoderForCausalLM", "InternLM3ForCausalLM", "VLlama3ForCausalLM", "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration", "VoxtralForConditionalGeneration", "Idefics3ForConditionalGeneration",
         "SmolVLMForConditionalGeneration", "JanusForConditionalGeneration", "Sarashina2VisionForCausalLM",
+        "CwmForCausalLM", "MinistralForCausalLM", "HeliumForCausalLM",
     ),
     hparams=HPARAMS,
     roles=ROLES,
@@ -176,6 +192,7 @@ SPEC = Architecture(
             ),
         ),
         "hf": HF,
+        "helium": HELIUM,
         **half.of(HF, "llama", "mistral", "mixtral"),
         **half.headless(HF, "LlamaModel"),
         "gguf": Dialect("gguf"),

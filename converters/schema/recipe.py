@@ -20,10 +20,10 @@ QkNormAt = Literal["before", "after"]
 Rope = Literal["pairs", "halves", "none", "by_axes"]
 """Which columns rotate together: 'pairs' (2i, 2i+1: Meta, GGML, GGUF's llama), 'halves' (i, i+d/2: Hugging Face,
 NeoX); 'by_axes': halves where a position has several axes (the hparam `rope_sections`), else pairs."""
-Qkv = Literal["separate", "fused", "grouped", "joint_kv"]
+Qkv = Literal["separate", "fused", "grouped", "joint_kv", "shards"]
 """'fused': one matrix of all queries, then all keys, then all values; 'grouped': one matrix, group by group: the
 queries of the heads that share a key, that key, its value; 'joint_kv': queries apart, one matrix of all keys, then all
-values."""
+values; 'shards': one matrix of four parts, each of queries, values, keys."""
 Alibi = Literal["after", "before"]
 """Whether the bias of distance, if there is one, is added to the scores after or before they are scaled."""
 Attention = Literal["grouped", "latent"]

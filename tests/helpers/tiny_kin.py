@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from helpers.tiny import BASE, ROPE, Tiny
+from helpers.tiny import BASE, ROPE, VOCAB, Tiny
 from helpers.tiny_todays import FOUR, HEADS, SEES, SIGMOID, WIDE
 
 EYES = {
@@ -33,6 +33,10 @@ SCALES = {
 GPT = {key: value for key, value in BASE.items() if key != "num_key_value_heads"}
 OPT = {key: value for key, value in GPT.items() if key != "intermediate_size"} | {
     "ffn_dim": 88, "word_embed_proj_dim": 48,
+}  # fmt: skip
+CODEGEN = {
+    "vocab_size": VOCAB, "n_embd": 48, "n_inner": 88, "n_layer": 3, "n_head": 8, "n_positions": 64, "rotary_dim": 4,
+    "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 
 KIN: dict[str, Tiny] = {
@@ -63,4 +67,8 @@ KIN: dict[str, Tiny] = {
     "opt gelu": Tiny("OPT", {**OPT, "activation_function": "gelu", "tie_word_embeddings": False}),
     "biogpt": Tiny("BioGpt", {**GPT, "scale_embedding": True}),
     "biogpt untied": Tiny("BioGpt", {**GPT, "scale_embedding": False, "tie_word_embeddings": False}),
+    "codegen": Tiny("CodeGen", CODEGEN),
+    "cwm": Tiny("Cwm", {**WIDE, **FOUR, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
+    "ministral": Tiny("Ministral", {**WIDE, **FOUR}),
+    "helium": Tiny("Helium", {**HEADS, "head_dim": 6, "attention_bias": True, "pad_token_id": 0}),
 }  # fmt: skip

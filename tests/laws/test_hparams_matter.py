@@ -38,7 +38,8 @@ IDLE = {
 }
 MODELS = (
     "llava", "jais2", "glm", "glm4v", "glm ocr", "glm4v moe", "granite_swa listed",
-    "granite_swa moe", "opt gelu", "biogpt", "bitnet",
+    "granite_swa moe", "opt gelu", "biogpt", "codegen", "cwm",
+    "ministral", "helium", "bitnet",
     "llama", "llama linear", "llama yarn", "llama longrope", "mistral window", "mixtral", "qwen2 window",
     "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm",
     "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",

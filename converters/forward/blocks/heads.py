@@ -54,6 +54,9 @@ def _projected(model: Model, block: str, x: Tensor, queries_only: bool) -> Heads
         keys = sizes["n_head_kv"] * width
         joint_kv = model.linear(f"{block}attn_k", x)
         flat = [model.linear(f"{block}attn_q", x), joint_kv[:, :keys], joint_kv[:, keys:]]
+    elif model.recipe.qkv == "shards":
+        shards = model.linear(f"{block}attn_q", x).view(len(x), 4, 3, -1)
+        flat = [shards[:, :, part].flatten(1) for part in (0, 2, 1)]
     elif model.recipe.qkv == "separate" and not model.has(f"{block}attn_qkv"):
         names = "q" if queries_only else "qkv" if model.has(f"{block}attn_v") else "qkk"
         flat = [model.linear(f"{block}attn_{name}", x) for name in names]

@@ -47,6 +47,9 @@ OTHERWISE = {
     "mimo2 otherwise": "norms the weights of experts and does not scale them",
     "gptj": "knows the name and has no graph",
     "gptneo": "does not know it",
+    "codegen": "knows gptj's name and has no graph",
+    "opt": "computes GELU",
+    **dict.fromkeys(("cwm", "ministral"), "lets all blocks see everything"),
     "gptneox unbiased": "expects biases, and an output of its own",
     "mpt scale": "scales by the width of a head",
     "jais2 unbiased": "expects biases",
@@ -56,6 +59,7 @@ OTHERWISE = {
     "falcon rw": "turns, has no biases, computes side by side",
 }
 ALIKE: dict[str, dict[str, Any]] = {
+    "opt gelu": {"num_hidden_layers": 4},
     "lfm2moe": {"routed_scaling_factor": 1.0},
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-6},
     "mistral4": {"rms_norm_eps": 1e-6},
