@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures._common import also_at
 from ggferry.converters.schema.architecture import Drop, Harmless, HParam
 from ggferry.converters.schema.derivations import Values
 from ggferry.formats.gguf.values import ValueType
@@ -23,10 +24,6 @@ def groups(values: Values) -> int:
     return int(values["groups_stated"] if shared else values["n_head"])
 
 
-def _also(param: HParam, *places: str) -> HParam:
-    return replace(param, fields={"hf": "|".join((*places, param.fields["hf"]))})
-
-
 ROTARY = (
     HParam("base_stated", None, F32, rope.BASE.fields, required=False),
     HParam("rope_ratio", None, F32, {"hf": "rope_ratio"}, required=False, check="rope_ratio > 0"),
@@ -34,12 +31,12 @@ ROTARY = (
     *rope.HALF_ROPE[1:],
 )
 HPARAMS = (
-    _also(common.N_VOCAB, "padded_vocab_size"), _also(common.N_CTX, "seq_length"), common.N_EMBD,
-    _also(common.N_LAYER, "num_layers"), _also(common.N_FF, "ffn_hidden_size"), common.N_HEAD,
+    also_at(common.N_VOCAB, "padded_vocab_size"), also_at(common.N_CTX, "seq_length"), common.N_EMBD,
+    also_at(common.N_LAYER, "num_layers"), also_at(common.N_FF, "ffn_hidden_size"), common.N_HEAD,
     HParam("shares", None, BOOL, {"hf": "multi_query_attention"}, required=False),
     HParam("groups_stated", None, fields={"hf": "multi_query_group_num|num_key_value_heads"}, required=False),
-    replace(common.N_HEAD_KV, fields={}, derive=groups), _also(common.HEAD_DIM, "kv_channels"),
-    _also(common.HEAD_DIM_V, "kv_channels"), _also(common.RMS_EPS, "layernorm_epsilon"), *ROTARY, common.TIED,
+    replace(common.N_HEAD_KV, fields={}, derive=groups), also_at(common.HEAD_DIM, "kv_channels"),
+    also_at(common.HEAD_DIM_V, "kv_channels"), also_at(common.RMS_EPS, "layernorm_epsilon"), *ROTARY, common.TIED,
     HParam("joint", None, BOOL, required=False),
     HParam("biased", None, BOOL, {"hf": "add_qkv_bias|attention_bias"}, required=False),
     # What this graph does not do.

@@ -3,6 +3,8 @@
 The `hf` places are those of config.json; GGUF keys: gguf-py `constants.Keys`, llama.cpp `llama-arch.cpp`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.block_patterns import window_in_use, window_layers, windowed
 from ggferry.formats.gguf.values import ValueType
@@ -145,3 +147,8 @@ WINDOW = Remark(
     "attention reaches back {n_swa} tokens: written, but llama.cpp lets this architecture attend to all of its context",
     otherwise="llama.cpp",
 )
+
+
+def also_at(param: HParam, *places: str) -> HParam:
+    """Return the hparam, which a configuration may also keep at other places; these are asked first."""
+    return replace(param, fields={**param.fields, "hf": "|".join((*places, param.fields["hf"]))})

@@ -34,44 +34,41 @@ OTHERWISE = (
            check="embedding_width == n_embd"),
     HParam("norm_weights", None, gpt.BOOL, {"hf": "layer_norm_elementwise_affine"}, words={True: True}, required=False),
 )  # fmt: skip
-_BLOCK = """
-blk.{n}.attn_norm.weight   LAYER.self_attn_layer_norm.weight
-blk.{n}.attn_norm.bias     LAYER.self_attn_layer_norm.bias
-blk.{n}.attn_qkv.weight    ATTN.q_proj.weight ATTN.k_proj.weight ATTN.v_proj.weight @qkv
-blk.{n}.attn_qkv.bias      ATTN.q_proj.bias ATTN.k_proj.bias ATTN.v_proj.bias @qkv
-blk.{n}.attn_output.weight LAYER.self_attn.out_proj.weight
-blk.{n}.attn_output.bias   LAYER.self_attn.out_proj.bias
-blk.{n}.ffn_norm.weight    LAYER.final_layer_norm.weight
-blk.{n}.ffn_norm.bias      LAYER.final_layer_norm.bias
-blk.{n}.ffn_up.weight      LAYER.fc1.weight
-blk.{n}.ffn_up.bias        LAYER.fc1.bias
-blk.{n}.ffn_down.weight    LAYER.fc2.weight
-blk.{n}.ffn_down.bias      LAYER.fc2.bias
-""".replace("ATTN", "LAYER.self_attn")
 OPT = """
 token_embd.weight          model.decoder.embed_tokens.weight
 position_embd.weight       model.decoder.embed_positions.weight @used
 output_norm.weight         model.decoder.final_layer_norm.weight
 output_norm.bias           model.decoder.final_layer_norm.bias
 output.weight              lm_head.weight
-""" + _BLOCK.replace("LAYER", "model.decoder.layers.{n}")
-BIOGPT = """
-token_embd.weight          biogpt.embed_tokens.weight @scaled
-position_embd.weight       biogpt.embed_positions.weight @used
-output_norm.weight         biogpt.layer_norm.weight
-output_norm.bias           biogpt.layer_norm.bias
-output.weight              output_projection.weight
-""" + _BLOCK.replace("LAYER", "biogpt.layers.{n}")
-RUGPT = """
-token_embd.weight          model.embed_tokens.weight
-position_embd.weight       model.embed_positions.weight
-output_norm.weight         model.norm.weight
-output_norm.bias           model.norm.bias
-output.weight              lm_head.weight
-""" + _BLOCK.replace("LAYER.self_attn_layer_norm", "LAYER.input_layernorm").replace(
-    "LAYER.final_layer_norm", "LAYER.post_attention_layernorm"
-).replace("out_proj", "o_proj").replace("fc1", "mlp.up_proj").replace("fc2", "mlp.down_proj").replace(
-    "LAYER", "model.layers.{n}"
+blk.{n}.attn_norm.weight   layers.{n}.self_attn_layer_norm.weight
+blk.{n}.attn_norm.bias     layers.{n}.self_attn_layer_norm.bias
+blk.{n}.attn_qkv.weight    layers.{n}.self_attn.q_proj.weight layers.{n}.self_attn.k_proj.weight \
+                           layers.{n}.self_attn.v_proj.weight @qkv
+blk.{n}.attn_qkv.bias      layers.{n}.self_attn.q_proj.bias layers.{n}.self_attn.k_proj.bias \
+                           layers.{n}.self_attn.v_proj.bias @qkv
+blk.{n}.attn_output.weight layers.{n}.self_attn.out_proj.weight
+blk.{n}.attn_output.bias   layers.{n}.self_attn.out_proj.bias
+blk.{n}.ffn_norm.weight    layers.{n}.final_layer_norm.weight
+blk.{n}.ffn_norm.bias      layers.{n}.final_layer_norm.bias
+blk.{n}.ffn_up.weight      layers.{n}.fc1.weight
+blk.{n}.ffn_up.bias        layers.{n}.fc1.bias
+blk.{n}.ffn_down.weight    layers.{n}.fc2.weight
+blk.{n}.ffn_down.bias      layers.{n}.fc2.bias
+"""
+OPT_NAMES = (("model.decoder.layers.", "layers."), ("decoder.layers.", "layers."), ("decoder.", "model.decoder."))
+BIOGPT_NAMES = (
+    ("biogpt.layers.", "layers."), ("biogpt.layer_norm.", "model.decoder.final_layer_norm."),
+    ("biogpt.", "model.decoder."), ("output_projection.", "lm_head."),
+)  # fmt: skip
+RUGPT_NAMES = (
+    ("model.layers.{n}.input_layernorm.", "layers.{n}.self_attn_layer_norm."),
+    ("model.layers.{n}.post_attention_layernorm.", "layers.{n}.final_layer_norm."),
+    ("model.layers.{n}.self_attn.o_proj.", "layers.{n}.self_attn.out_proj."),
+    ("model.layers.{n}.mlp.up_proj.", "layers.{n}.fc1."),
+    ("model.layers.{n}.mlp.down_proj.", "layers.{n}.fc2."),
+    ("model.layers.", "layers."),
+    ("model.norm.", "model.decoder.final_layer_norm."),
+    ("model.embed_", "model.decoder.embed_"),
 )
 NORMS = {"eps": 1e-5}
 """Of transformers' code, whatever a configuration says."""

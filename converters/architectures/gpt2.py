@@ -48,9 +48,9 @@ ROLES = varied(
 )  # fmt: skip
 
 ROLES = also(ROLES, "opt", kin.OPT, qkv=kin.JOINED, used=kin.USED)
-ROLES = also(ROLES, "biogpt", kin.BIOGPT, qkv=kin.JOINED, used=kin.USED, scaled=kin.EMBEDDING)
-ROLES = varied(ROLES, "biogpt-tied", "biogpt", "output.weight biogpt.embed_tokens.weight")
-ROLES = also(ROLES, "rugpt", kin.RUGPT, qkv=kin.JOINED)
+ROLES = varied(ROLES, "biogpt", "opt", "token_embd.weight model.decoder.embed_tokens.weight @by", by=kin.EMBEDDING)
+ROLES = varied(ROLES, "biogpt-tied", "biogpt", "output.weight model.decoder.embed_tokens.weight")
+ROLES = varied(ROLES, "rugpt", "opt", "position_embd.weight model.decoder.embed_positions.weight")
 RELU = Remark(
     "activation == 'relu'", "llama.cpp runs this differently: it computes GELU in every gpt2, and this model relu",
     stops="llama.cpp",
@@ -62,12 +62,13 @@ OPT = Dialect(
     conventions={"position_offset": 2},
     drops=(*common.DROPS, *kin.MASKS),
     given=kin.NORMS,
-    renames=(("decoder.", "model.decoder."),),
+    renames=kin.OPT_NAMES,
     remarks=(gpt.ERF,),
     harmless=kin.HARMLESS,
 )
 BIOGPT = replace(
-    OPT, name="biogpt", classes=("BioGptForCausalLM",), drops=kin.MASKS, given={**kin.NORMS, "tied": False}, renames=(),
+    OPT, name="biogpt", classes=("BioGptForCausalLM",), drops=kin.MASKS, given={**kin.NORMS, "tied": False},
+    renames=kin.BIOGPT_NAMES,
     harmless=(*kin.HARMLESS, Harmless("tie_word_embeddings", "the output is written out", (False, True))),
 )  # fmt: skip
 
@@ -101,6 +102,7 @@ SPEC = Architecture(
             "rugpt",
             fields="hf",
             classes=("RuGPT3XLForCausalLM",),
+            renames=kin.RUGPT_NAMES,
             drops=gpt.DROPS,
             remarks=(gpt.ERF,),
             harmless=kin.RUGPT_HARMLESS,

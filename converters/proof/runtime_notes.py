@@ -127,6 +127,8 @@ EXPLAINED = (
         "missing tensor", "baichuan codeshell internlm2 orion qwen xverse", "output.weight", "a tied model",
         "the output matrix is the token embedding",
     ),
+    Explained("unread", "llada llada-moe", "diffusion.shift_logits", "llama-diffusion-cli reads it, the loader does not"),
+    Explained("missing tensor", "llada-moe", "output.weight", "a tied model", "the output matrix is the token embedding"),
     Explained("unread", "smallthinker", "*.attention.rope_pattern", "fixed in llama.cpp", "llama.cpp runs this differ"),
     Explained("unread", "smollm3", "*.attention.rope_pattern", "fixed in llama.cpp", "it turns queries and keys in"),
     Explained("unread", "qwen2vl", "*.layer_norm_rms_epsilon", "0 in llama.cpp", "never reads this family's epsilon"),

@@ -44,7 +44,8 @@ def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Ten
     ahead = distances(model.where(len(x))) if slopes else None
     bias = None if ahead is None else lambda head: slopes[head] * ahead
     chunked = window and model.recipe.window == "chunked"
-    hidden = (outside_chunk if chunked else later)(model.where(len(x)), window)
+    unseen = (outside_chunk if chunked else later)(model.where(len(x)), window)
+    hidden = unseen if sizes.get("causal", True) else None
     sinks = model.weights.vector(f"{block}attn_sinks.weight") if model.has(f"{block}attn_sinks") else None
     out = attend(q, k, v, scale, hidden, bias, float(sizes.get("attn_softcap") or 0), sinks)
     return _gated(model, block, x, out * model.scale("value_scale"), gate)

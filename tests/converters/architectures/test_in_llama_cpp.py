@@ -59,7 +59,7 @@ OTHERWISE = {
     "falcon rw": "turns, has no biases, computes side by side",
 }
 ALIKE: dict[str, dict[str, Any]] = {
-    "opt gelu": {"num_hidden_layers": 4},
+    "opt gelu": {"num_hidden_layers": 2},
     "lfm2moe": {"routed_scaling_factor": 1.0},
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-6},
     "mistral4": {"rms_norm_eps": 1e-6},

@@ -356,3 +356,64 @@ def test_blocks_that_lack_a_half_are_refused(tmp_path: Path) -> None:
     published("llama", tmp_path, "DeciLMForCausalLM", nemotron, **GROUPED)
     with pytest.raises(GgferryError, match="block_configs"):
         graph_of(str(tmp_path))
+
+
+def seeing_all(folder: Path) -> np.ndarray:
+    """transformers' logits of a model whose every token sees all others."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    open_mask = torch.zeros(1, 1, len(TOKENS), len(TOKENS))
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS]), attention_mask=open_mask).logits[0].numpy()
+
+
+def llada(config: Config, tensors: Tensors) -> Tensors:
+    stated = {
+        "d_model": 48, "n_heads": 8, "n_kv_heads": 2, "n_layers": 3, "mlp_hidden_size": 88, "max_sequence_length": 64,
+        "vocab_size": config["vocab_size"], "embedding_size": config["vocab_size"], "rope_theta": 5000.0,
+        "rms_norm_eps": config["rms_norm_eps"], "weight_tying": False, "block_type": "llama", "layer_norm_type": "rms",
+        "activation_type": "silu", "rope": True, "alibi": False, "include_bias": False, "mask_token_id": 327,
+    }  # fmt: skip
+    config.clear()
+    config |= stated
+    return renamed(
+        tensors, model__layers="model.transformer.blocks", model__embed_tokens="model.transformer.wte",
+        model__norm="model.transformer.ln_f", lm_head="model.transformer.ff_out", input_layernorm="attn_norm",
+        post_attention_layernorm="ff_norm", self_attn__o_proj="attn_out", self_attn__="", mlp__gate_proj="ff_proj",
+        mlp__up_proj="up_proj", mlp__down_proj="ff_out",
+    )  # fmt: skip
+
+
+def llada_moe(config: Config, tensors: Tensors) -> Tensors:
+    config["expert_intermediate_size"] = config.pop("moe_intermediate_size")
+    return without_windows(config, tensors) | {}
+
+
+def without_windows(config: Config, tensors: Tensors) -> Tensors:
+    for key in ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window", "decoder_sparse_step",
+                "mlp_only_layers", "intermediate_size"):  # fmt: skip
+        if key != "intermediate_size" or "num_experts" in config:
+            config.pop(key, None)
+    return tensors
+
+
+DIFFUSION: dict[str, tuple[str, str, Callable[[Config, Tensors], Tensors], dict[str, Any]]] = {
+    "dream": ("qwen2", "DreamModel", without_windows, {**GROUPED, "tie_word_embeddings": False}),
+    "llada": ("llama", "LLaDAModelLM", llada, GROUPED),
+    "llada-moe": ("qwen3moe not normed", "LLaDAMoEModelLM", llada_moe, GROUPED),
+    "rnd1": ("qwen3moe", "RND1", without_windows, GROUPED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIFFUSION)
+def test_a_model_that_fills_in_masked_tokens_sees_all(name: str, tmp_path: Path) -> None:
+    base, cls, edit, changes = DIFFUSION[name]
+    make(base, tmp_path / "kin", **changes)
+    logits = seeing_all(tmp_path / "kin")
+    causal = published(base, tmp_path, cls, edit, **changes)
+    assert relative(logits, causal) > 0.1
+    made = open_gguf(str(check(tmp_path, logits, name)))
+    assert made.metadata[f"{name}.attention.causal"].data is False
+    assert "diffusion language model" in " ".join(graph_of(str(tmp_path)).notes)

@@ -1,0 +1,43 @@
+"""Dream: Qwen2 that fills in masked tokens. Sources: `_diffusion`."""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _diffusion as diffusion
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, diffusion.CAUSAL, common.TIED, common.SILU)
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(bias=True),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
+
+SPEC = Architecture(
+    name="dream",
+    display_name="Dream",
+    hf_classes=("DreamModel",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=common.DROPS,
+            remarks=rope.REMARKS,
+            harmless=(
+                Harmless("use_mrope", "positions are one number each", (False,)),
+                diffusion.HARMLESS,
+                *diffusion.NO_WINDOWS,
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves"},
+    remarks=(diffusion.MASKED,),
+)

@@ -1,0 +1,57 @@
+"""LLaDA-MoE: OLMoE's routing, norms of queries and keys head by head, and masked tokens to fill in. Sources:
+`_diffusion`."""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _diffusion as diffusion
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *(replace(param, required=False) if param is common.N_FF else param for param in common.SIZES), common.RMS_EPS,
+    *rope.PARTIAL_ROPE, common.N_EXPERT, common.N_EXPERT_USED,
+    replace(common.N_FF_EXP, fields={"hf": "expert_intermediate_size|moe_intermediate_size"}),
+    HParam("normed", None, common.BOOL, {"hf": "norm_topk_prob"}, words={False: False, None: False}, required=False),
+    HParam("qk_normed", None, common.BOOL, {"hf": "qk_layernorm"}, words={True: True}, required=False),
+    HParam("clamped", None, fields={"hf": "clip_qkv"}, words={None: None}, required=False),
+    HParam("shared", None, fields={"hf": "shared_expert_intermediate_size"}, words={None: None, 0: 0}, required=False),
+    diffusion.CAUSAL, diffusion.IN_PLACE, common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.qk_norm(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.experts(),
+    ),
+)
+
+SPEC = Architecture(
+    name="llada-moe",
+    display_name="LLaDA-MoE",
+    hf_classes=("LLaDAMoEModel", "LLaDAMoEModelLM"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, common.own_output("llada-moe")),
+            harmless=(
+                common.UNBIASED,
+                diffusion.HARMLESS,
+                Harmless("dense_intermediate_size num_experts_per_token", "no block is dense, or said twice"),
+                Harmless("moe_layer_freq moe_*", "how it is trained"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves"},
+    remarks=(diffusion.MASKED,),
+)

@@ -1,0 +1,49 @@
+"""RND1: Qwen3-MoE that fills in masked tokens. Sources: `_diffusion`."""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _diffusion as diffusion
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
+    *common.ALL_SPARSE, diffusion.CAUSAL, common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.qk_norm(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.experts(),
+    ),
+)
+
+SPEC = Architecture(
+    name="rnd1",
+    display_name="RND1",
+    hf_classes=("RND1",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=common.DROPS,
+            remarks=rope.REMARKS,
+            harmless=(
+                common.UNBIASED,
+                # The only one that llama.cpp's graph does.
+                Harmless("norm_topk_prob", "the weights of the chosen experts sum to one", (True,)),
+                diffusion.HARMLESS,
+                *diffusion.NO_WINDOWS,
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "expert_norm": True},
+    remarks=(diffusion.MASKED,),
+)
