@@ -74,7 +74,7 @@ NORMS = {"eps": 1e-5}
 """Of transformers' code, whatever a configuration says."""
 HARMLESS = (
     Harmless("enable_bias", "the tensors say it", (True,)),
-    Harmless("layer_norm_eps", "transformers' norms have 1e-5 in this class"),
+    Harmless("layer_norm_eps", "transformers' norms have 1e-5 in this class", (1e-12, 1e-5)),
     Harmless("layerdrop init_std activation_dropout learned_embeddings _name_or_path", "of training, or a name"),
     Harmless("do_layer_norm_before", "always", (True,)),
 )
