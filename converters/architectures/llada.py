@@ -55,7 +55,7 @@ SPEC = Architecture(
             remarks=rope.REMARKS,
             harmless=(
                 diffusion.HARMLESS,
-                Harmless("vocab_size", "the tokens there are, and embedding_size the rows"),
+                Harmless("vocab_size", "the tokens there are, and embedding_size the rows", follows="n_vocab"),
                 Harmless("mlp_ratio", "the tensors say it"),
                 Harmless("alibi_bias_max attention_layer_norm_with_affine bias_for_layer_norm layer_norm_with_affine",
                          "of what is not in use"),

@@ -35,8 +35,8 @@ OPT = {key: value for key, value in GPT.items() if key != "intermediate_size"} |
     "ffn_dim": 88, "word_embed_proj_dim": 48,
 }  # fmt: skip
 CODEGEN = {
-    "vocab_size": VOCAB, "n_embd": 48, "n_inner": 88, "n_layer": 3, "n_head": 8, "n_positions": 64, "n_ctx": 64, "rotary_dim": 4,
-    "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": VOCAB, "n_embd": 48, "n_inner": 88, "n_layer": 3, "n_head": 8, "n_positions": 64, "n_ctx": 64,
+    "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 
 KIN: dict[str, Tiny] = {
