@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ggferry.quant.kernels import Compiled
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.lazy_import import lazy
 
@@ -103,7 +104,7 @@ def by_block(kind: BlockType, values: Floats) -> Array:
 
 
 def decoder(kind: BlockType, unpack: Unpack) -> Callable[[Bytes, int], Floats]:
-    """Return a `Codec.decode` that unpacks tile by tile."""
+    """Return a `Codec.decode` that unpacks tile by tile: the reference that compiled decoders are held against."""
 
     def decode(rows: Bytes, columns: int) -> Floats:
         check_rows(kind, rows, columns)
@@ -115,6 +116,21 @@ def decoder(kind: BlockType, unpack: Unpack) -> Callable[[Bytes, int], Floats]:
         return values
 
     return decode
+
+
+def compiled(kind: BlockType, decode: Callable[[Bytes, int], Floats], module: str) -> Compiled:
+    """Return the compiled decoder of a type: its name in `module`; when loaded it is held against `decode`."""
+
+    def agrees(run: Callable[[Bytes, Floats, int], bool]) -> bool:
+        count = -(-37 // kind.elements)
+        noise = np.random.default_rng(0).integers(0, 256, (64, count * kind.block_bytes), np.uint8)
+        for row in noise:
+            found = np.empty(count * kind.elements, np.float32)
+            if run(row, found, found.size) and found.tobytes() != decode(row[None], found.size).tobytes():
+                return False
+        return True
+
+    return Compiled(f"ggferry.quant.kernels.{module}", kind.name.lower(), agrees=agrees)
 
 
 def as_items(array: Array) -> Array:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ggferry.quant.blocks import check_rows
+from ggferry.quant.kernels import Compiled
 from ggferry.quant.types import BlockError, BlockType
+from ggferry.support.lazy_import import lazy
 from ggferry.support.registry import scan
 
 if TYPE_CHECKING:
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
     Floats = np.ndarray[Any, np.dtype[np.float32]]
+else:
+    np = lazy("numpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,8 @@ class Codec:
     Attributes:
         type: The block type.
         decode: `decode(rows, columns)`: uint8 `(R, row_bytes)` → float32 `(R, columns)`, bit-equal to the
-            dequantize_row of the program that defined the type.
+            dequantize_row of the program that defined the type. The readable reference, in numpy.
+        compiled: The same compiled, for `values`; None where there is none.
         encode: `encode(values, weights)`: float32 `(R, columns)` and importances float32 `(columns,)` or None → uint8
             `(R, row_bytes)`, byte-equal to llama.cpp's portable build. Raises BlockError naming the row of a NaN or
             infinity.
@@ -102,6 +108,23 @@ class Codec:
     accuracy: Accuracy = Accuracy()
     file_type: int | None = None
     suspicious: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    compiled: Compiled | None = None
+
+    def values(self, rows: Bytes, columns: int) -> Floats:
+        """Return what `decode` returns, bit for bit, by the compiled decoder where there is one and much to do."""
+        run = self.compiled.after(rows.size // self.type.block_bytes * self.type.elements) if self.compiled else None
+        if run is None:
+            return self.decode(rows, columns)
+        check_rows(self.type, rows, columns)
+        found: Floats = np.empty((len(rows), columns), np.float32)
+        if found.size and run(np.ascontiguousarray(rows).reshape(-1), found.reshape(-1), columns):
+            return found
+        return self.decode(rows, columns)
+
+    def expect(self, elements: int) -> None:
+        """Announce that so many elements are going to be decoded, so that the decoder is loaded meanwhile."""
+        if self.compiled is not None:
+            self.compiled.after(elements)
 
 
 @cache

@@ -62,7 +62,7 @@ def converted_rows(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int
 
 def values_of(checkpoint: Checkpoint, ref: TensorRef, start: int, stop: int) -> Floats:
     """Return rows `start:stop` decoded, float32 `(stop - start, columns)`; no layout is applied."""
-    return converted_rows(checkpoint, ref, start, stop, codec(ref.type.name).decode)
+    return converted_rows(checkpoint, ref, start, stop, codec(ref.type.name).values)
 
 
 def view_for_streaming(node: Node, target: BlockType) -> Node:
@@ -152,7 +152,7 @@ def laid_out(checkpoint: Checkpoint, node: Node, start: int, stop: int, convert:
 def laid_out_values(checkpoint: Checkpoint, node: Node, start: int, stop: int) -> Floats:
     """Return rows `start:stop` of the node's output as float32, for any layout. Raises UnsupportedError."""
     if node.layout.block_safe:
-        return laid_out(checkpoint, node, start, stop, codec(node.inputs[0].type.name).decode)
+        return laid_out(checkpoint, node, start, stop, codec(node.inputs[0].type.name).values)
     return _apply(checkpoint, node, node.layout, start, stop)
 
 

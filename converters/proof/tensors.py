@@ -171,7 +171,7 @@ class _Comparison:
     def _values(self, start: int, stop: int) -> None:
         expected = rows.laid_out_values(self.source.checkpoint, self.origin, start, stop)
         blocks = rows.laid_out(self.output.checkpoint, self.mirror, start, stop)
-        found = codec(self.after.name).decode(blocks, self.mirror.shape[-1])
+        found = codec(self.after.name).values(blocks, self.mirror.shape[-1])
         apart = differences(expected, found, self._bound(start, stop))
         if apart.outside is not None:
             row, column = divmod(apart.outside, expected.shape[1])

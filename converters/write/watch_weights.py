@@ -79,7 +79,7 @@ def first_bad(kind: BlockType, blocks: Array) -> int | None:
         piece = blocks[start : start + step].reshape(1, -1)
         columns = piece.shape[1] // kind.block_bytes * kind.elements
         if scan_bad(kind, piece, columns) is not None:
-            values = codec(kind.name).decode(piece, columns)
+            values = codec(kind.name).values(piece, columns)
             return start // kind.block_bytes * kind.elements + int(np.flatnonzero(~np.isfinite(values))[0])
     return None
 
@@ -90,7 +90,7 @@ def is_zero(kind: BlockType, blocks: Array) -> bool:
     for start in range(0, len(blocks), step):
         piece = blocks[start : start + step].reshape(1, -1)
         if kind.quantized:
-            piece = codec(kind.name).decode(piece, piece.shape[1] // kind.block_bytes * kind.elements)
+            piece = codec(kind.name).values(piece, piece.shape[1] // kind.block_bytes * kind.elements)
         if piece.any():
             return False
     return True

@@ -76,7 +76,7 @@ def rescaling_bound(source: str, rows: Bytes, columns: int) -> Floats:
     for name in SCALES:
         if name in parts:
             np.abs(parts[name], out=parts[name])
-    plus = np.abs(codec(source).decode(copy, columns))
+    plus = np.abs(codec(source).values(copy, columns))
     if "m" not in parts:
         return plus * np.float32(2.0**-11 * _SLACK) + np.float32(SUBNORMAL_SCALE)
     # |d|·q + |m| is what decode gives with both made positive: q is never negative in types that have a minimum.

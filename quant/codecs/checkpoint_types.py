@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from ggferry.quant.blocks import compiled
 from ggferry.quant.codec import Codec
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
@@ -78,12 +79,20 @@ def _e4m3() -> Floats:
     return both
 
 
+_decode_e4m3, _decode_e5m2 = (partial(_decode_byte_floats, values=values) for values in (_e4m3, _e5m2))
+
 CODECS = (
     Codec(BOOL, _decode_bool),
     Codec(U8, partial(_decode_integers, dtype="u1")),
     Codec(U16, partial(_decode_integers, dtype="<u2")),
     Codec(U32, partial(_decode_integers, dtype="<u4")),
     Codec(U64, partial(_decode_integers, dtype="<u8")),
-    Codec(F8_E4M3, partial(_decode_byte_floats, values=_e4m3), suspicious={"x": lambda x: x & 0x7F == 0x7F}),
-    Codec(F8_E5M2, partial(_decode_byte_floats, values=_e5m2), suspicious={"x": lambda x: x & 0x7C == 0x7C}),
-)
+    Codec(
+        F8_E4M3, _decode_e4m3, suspicious={"x": lambda x: x & 0x7F == 0x7F},
+        compiled=compiled(F8_E4M3, _decode_e4m3, "decode_plain"),
+    ),
+    Codec(
+        F8_E5M2, _decode_e5m2, suspicious={"x": lambda x: x & 0x7C == 0x7C},
+        compiled=compiled(F8_E5M2, _decode_e5m2, "decode_plain"),
+    ),
+)  # fmt: skip

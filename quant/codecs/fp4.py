@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ggferry.quant.blocks import Array, Parts, affine, decoder, planes, translate
+from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, planes, translate
 from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.types import table
@@ -86,10 +86,13 @@ ACCURACY = {
 # 12 × 2^(e − 128) overflows from 253 on. NVFP4's scales are always finite.
 SUSPICIOUS: Mapping[str, Mapping[str, Callable[[Array], Array]]] = {"MXFP4": {"e": lambda e: e >= 252}}
 
+DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
+
 CODECS = tuple(
     Codec(
-        kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"),
+        kind, DECODE[name], lazy_kernel(KERNELS, f"encode_{name.lower()}"),
         accuracy=ACCURACY[name], file_type=FILE_TYPE[name], suspicious=SUSPICIOUS.get(name, {}),
+        compiled=compiled(kind, DECODE[name], "decode_small"),
     )
     for name, kind in TYPES.items()
 )  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ggferry.quant.blocks import Array, Parts, Unpack, affine, decoder, floats, planes, spread, translate
+from ggferry.quant.blocks import Array, Parts, Unpack, affine, compiled, decoder, floats, planes, spread, translate
 from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.codecs.grids import even_signs, grid, signs
 from ggferry.quant.kernels import lazy_kernel
@@ -249,10 +249,13 @@ def _not_finite_iq1_m(scales: Array) -> Array:
 
 SUSPICIOUS: Mapping[str, Mapping[str, Callable[[Array], Array]]] = {"IQ1_M": {"scales": _not_finite_iq1_m}}
 
+DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
+
 CODECS = tuple(
     Codec(
-        kind, decoder(kind, UNPACK[name]), _encoder(name), needs_imatrix=name in NEED_IMATRIX,
+        kind, DECODE[name], _encoder(name), needs_imatrix=name in NEED_IMATRIX,
         accuracy=ACCURACY[name], file_type=FILE_TYPE[name], suspicious=SUSPICIOUS.get(name, {}),
+        compiled=compiled(kind, DECODE[name], "decode_iquants"),
     )
     for name, kind in TYPES.items()
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes
+from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats, planes
 from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.types import table
@@ -152,7 +152,12 @@ ACCURACY = {
     "Q8_K": Accuracy(),
 }
 
+DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
+
 CODECS = tuple(
-    Codec(kind, decoder(kind, UNPACK[name]), ENCODE.get(name), accuracy=ACCURACY[name], file_type=FILE_TYPE.get(name))
+    Codec(
+        kind, DECODE[name], ENCODE.get(name), accuracy=ACCURACY[name], file_type=FILE_TYPE.get(name),
+        compiled=compiled(kind, DECODE[name], "decode_kquants"),
+    )
     for name, kind in TYPES.items()
-)
+)  # fmt: skip

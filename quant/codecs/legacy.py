@@ -20,6 +20,7 @@ from ggferry.quant.blocks import (
     as_blocks,
     as_items,
     check_rows,
+    compiled,
     cut,
     decoder,
     every_byte,
@@ -243,4 +244,12 @@ REPACK = {
     )
 }
 
-CODECS = tuple(Codec(kind, decoder(kind, UNPACK[name]), repack=REPACK.get(name)) for name, kind in TYPES.items())
+DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
+
+CODECS = tuple(
+    Codec(
+        kind, DECODE[name], repack=REPACK.get(name),
+        compiled=compiled(kind, DECODE[name], "decode_kquants" if "K" in name else "decode_simple"),
+    )
+    for name, kind in TYPES.items()
+)  # fmt: skip

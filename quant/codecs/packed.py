@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ggferry.quant.kernels import Compiled
 from ggferry.quant.types import BlockError
 from ggferry.support.lazy_import import lazy
 
@@ -18,6 +19,7 @@ else:
 
 Array = Any
 WORD_BITS = 32
+STREAM = Compiled("ggferry.quant.kernels.decode_small", "unpack_stream", "UNPACK")
 
 
 def unpack(words: Array, bits: int) -> Array:
@@ -44,6 +46,11 @@ def unpack_stream(packed: Array, bits: int, count: int) -> Array:
 
     The values follow each other across the borders of bytes and words (GPTQ's 3 bits, MLX).
     """
+    run = STREAM.after(len(packed) * count)
+    if run is not None and bits * count <= 8 * packed.shape[1]:
+        out = np.empty((len(packed), count), np.uint8)
+        run(np.ascontiguousarray(packed), out, bits)
+        return out
     flat = np.unpackbits(packed, axis=1, count=count * bits, bitorder="little")
     found: Array = np.packbits(flat.reshape(len(packed), count, bits), axis=2, bitorder="little")[..., 0]
     return found

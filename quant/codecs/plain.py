@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.accuracy.bad_values import ValueRefused, refuse_nonfinite
-from ggferry.quant.blocks import Array, Parts, check_rows, check_values, decoder
+from ggferry.quant.blocks import Array, Parts, check_rows, check_values, compiled, decoder
 from ggferry.quant.codec import Accuracy, Bound, Codec
+from ggferry.quant.kernels import Compiled
 from ggferry.quant.types import BlockType, table
 from ggferry.support.lazy_import import lazy
 
@@ -102,6 +103,9 @@ def _encode_rounded(
     check_values(kind, values)
     out = np.empty(values.shape, "<u2")
     flat, target = np.ascontiguousarray(values).reshape(-1), out.reshape(-1)
+    run = NARROW[kind.name].after(flat.size)
+    if run is not None and run(flat, target.view(np.uint8), 0):
+        return out.view(np.uint8)
     for start in range(0, flat.size, _STEP):
         step = flat[start : start + _STEP]
         if not (step.max() < limit and step.min() > -limit):
@@ -130,6 +134,21 @@ def _encode_f32(values: Floats, weights: Floats | None = None) -> Bytes:
     return rows
 
 
+def _narrows(name: str) -> Compiled:
+    """Return the compiled rounding to a type, for values that do not round to infinity."""
+
+    def agrees(run: Callable[[Floats, Bytes, int], bool]) -> bool:
+        values: Any = np.random.default_rng(0).integers(0, 1 << 32, 4099, np.uint32).view(np.float32)
+        values = values[np.abs(values) < 65504]
+        found = np.empty((values.size, 2), np.uint8)
+        wanted = (_round_f16 if name == "F16" else _round_bf16)(values).astype("<u2")
+        return run(values, found.reshape(-1), 0) and found.tobytes() == wanted.tobytes()
+
+    return Compiled("ggferry.quant.kernels.decode_plain", f"narrow_{name.lower()}", "NARROW", agrees)
+
+
+NARROW = {name: _narrows(name) for name in ("F16", "BF16")}
+
 UNPACK = {"F16": _widen_f16, "BF16": _widen_bf16}
 
 DECODE = {name: decoder(kind, UNPACK.get(name, _convert)) for name, kind in TYPES.items()} | {"F32": _decode_f32}
@@ -149,7 +168,13 @@ ACCURACY = {
     "BF16": Accuracy((0.00165, 0.00167), bound=Bound(of_value=2.0**-8, least=2.0**-134)),
 }
 
+COMPILED = {name: compiled(TYPES[name], DECODE[name], "decode_plain") for name in ("F16", "BF16")}
+"""The others are one conversion of numpy's, which is compiled already."""
+
 CODECS = tuple(
-    Codec(kind, DECODE[name], ENCODE.get(name), accuracy=ACCURACY.get(name, Accuracy()), file_type=FILE_TYPE.get(name))
+    Codec(
+        kind, DECODE[name], ENCODE.get(name), accuracy=ACCURACY.get(name, Accuracy()), file_type=FILE_TYPE.get(name),
+        compiled=COMPILED.get(name),
+    )
     for name, kind in TYPES.items()
-)
+)  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ggferry.quant.blocks import Array, Parts, affine, decoder, floats, planes, translate
+from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats, planes, translate
 from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.kernels import lazy_kernel
 from ggferry.quant.types import table
@@ -65,10 +65,12 @@ FILE_TYPE = {"TQ1_0": 36, "TQ2_0": 37}
 ACCURACY = Accuracy((0.0, 0.0005))
 """For models trained to have these levels: only the rounding of the scale to float16."""
 
+DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
+
 CODECS = tuple(
     Codec(
-        kind, decoder(kind, UNPACK[name]), lazy_kernel(KERNELS, f"encode_{name.lower()}"),
-        accuracy=ACCURACY, file_type=FILE_TYPE[name],
+        kind, DECODE[name], lazy_kernel(KERNELS, f"encode_{name.lower()}"),
+        accuracy=ACCURACY, file_type=FILE_TYPE[name], compiled=compiled(kind, DECODE[name], "decode_small"),
     )
     for name, kind in TYPES.items()
 )  # fmt: skip

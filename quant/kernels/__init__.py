@@ -1,12 +1,20 @@
-"""Compiled inner loops of the codecs (numba, CPU). They are imported only when a kernel is used."""
+"""Compiled inner loops of the codecs (numba, CPU). They are imported only when a kernel is used.
+
+Encoders exist here alone. Decoders and roundings have a reference in numpy beside the type; what is compiled gives the
+same bits, and takes the reference's place once there is enough work to pay for loading it (`Compiled`).
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from ggferry.quant.codec import Bytes, Floats
 
 
@@ -39,3 +47,67 @@ def lazy_kernel(module: str, name: str) -> Callable[[Floats, Floats | None], Byt
         return rows
 
     return encode
+
+
+ENOUGH, ENOUGH_WITH_NUMBA = 1 << 26, 1 << 22
+"""Elements from which loading a kernel costs less than it saves: with numba to be imported (0.2 s), and without."""
+
+
+_pool: ThreadPoolExecutor | None = None
+_lock = threading.Lock()
+
+
+def _in_background(work: Callable[[], None]) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    global _pool
+    with _lock:
+        _pool = _pool or ThreadPoolExecutor(1, "ggferry-compile")
+        _pool.submit(work)
+
+
+class Compiled:
+    """A function that has a reference in numpy, compiled: loaded in the background once there is enough to do.
+
+    The reference serves until then, and whenever loading fails, so nothing waits for the compiler and nobody can tell
+    from the result which of the two has run.
+    """
+
+    def __init__(self, module: str, name: str, signature: str = "DECODE", agrees: Callable[[Any], bool] | None = None):
+        """Declare the kernel `name` of `module`.
+
+        Args:
+            module: The full name of its module.
+            name: Name of the function.
+            signature: Which of `decode_common`'s signatures it has.
+            agrees: Tells, of the loaded kernel, whether it gives the reference's bits; one that does not is not used.
+        """
+        self.module, self.name, self.signature, self.agrees = module, name, signature, agrees
+        self._run: Any = None
+        self._asked = False
+        self._done = 0
+
+    def after(self, elements: int) -> Any:
+        """Return the kernel, or None while it is not there. `elements`: the work that is about to be done."""
+        if self._run is None and not self._asked:
+            self._done += elements
+            if self._done >= (ENOUGH_WITH_NUMBA if "numba" in sys.modules else ENOUGH):
+                self._asked = True
+                _in_background(self._load_if_possible)
+        return self._run
+
+    def load(self) -> Any:
+        """Return the kernel, compiled now if no cache has it."""
+        if self._run is None:
+            common: Any = import_module("ggferry.quant.kernels.decode_common")
+            run = common.load(self.name, import_module(self.module), getattr(common, self.signature))
+            if self.agrees is not None and not self.agrees(run):
+                raise RuntimeError(f"{self.name}: compiled for this machine, it differs from its reference")
+            self._run = run
+        return self._run
+
+    def _load_if_possible(self) -> None:
+        try:
+            self.load()
+        except Exception:  # a broken compiler leaves us with numpy, which is right and slow
+            self._run = None
