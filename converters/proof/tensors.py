@@ -20,8 +20,8 @@ from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.imatrix import Imatrix
 from ggferry.quant.accuracy.bands import band_of, beyond_band
-from ggferry.quant.accuracy.bounds import narrowing_bound, rescaling_bound
-from ggferry.quant.accuracy.differences import Bound, Differences, differences
+from ggferry.quant.accuracy.bounds import Limits, rescaling_bound
+from ggferry.quant.accuracy.differences import Differences, differences
 from ggferry.quant.accuracy.likeness import first_unlike
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
@@ -213,12 +213,12 @@ class _Comparison:
         except BlockError:  # a value that no encoder of ours takes
             return None
 
-    def _bound(self, start: int, stop: int) -> Bound:
+    def _bound(self, start: int, stop: int) -> Limits:
         if not self.rescaled:
-            return lambda expected, _: narrowing_bound(self.after.name, expected)
+            return Limits(self.after.name)
         bound = partial(rescaling_bound, self.before.name)
         scales = rows.laid_out(self.source.checkpoint, self.origin, start, stop, bound).reshape(-1)
-        return lambda _, here: scales[here]
+        return Limits(self.after.name, scales)
 
     def _advance(self, count: int) -> None:
         if self.progress:

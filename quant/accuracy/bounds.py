@@ -7,7 +7,8 @@ significands of IEEE 754 binary16 (11 bits) and bfloat16 (8 bits), and the scale
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.blocks import as_blocks
 from ggferry.quant.codec import SUBNORMAL_SCALE, Bound, codec
@@ -22,7 +23,40 @@ else:
 
 _SLACK = 1.001  # the comparison itself is made in float32
 
+NONE, OF_VALUE, OF_BLOCK, GIVEN = range(4)
+"""What a bound depends on, as the compiled comparison is told."""
+
 SCALES = ("d", "m")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest |Δ| of every element that was stored as another type.
+
+    Attributes:
+        target: The name of the type.
+        given: The limits themselves, float32, where they do not follow from the expected value and the type.
+    """
+
+    target: str
+    given: Floats | None = None
+
+    def __call__(self, expected: Floats, here: slice) -> Floats | None:
+        """Return the limits of some expected values, which are this slice of all; None where there is none."""
+        return narrowing_bound(self.target, expected) if self.given is None else self.given[here]
+
+    def as_numbers(self) -> tuple[Floats, int, Any, Any, int]:
+        """Return the same as the compiled comparison takes it: limits, mode, factor, least, elements of a block."""
+        given, none = self.given, np.empty(0, np.float32)
+        one = codec(self.target)
+        limit = one.accuracy.bound
+        if given is not None:
+            return np.ascontiguousarray(given), GIVEN, np.float32(0), np.float32(0), 1
+        if limit is None:
+            return none, NONE, np.float32(0), np.float32(0), 1
+        mode = OF_BLOCK if limit.of_block else OF_VALUE
+        factor = np.float32((limit.of_block or limit.of_value) * _SLACK)
+        return none, mode, factor, np.float32(limit.least), one.type.elements
 
 
 def narrowing_bound(target: str, values: Floats) -> Floats | None:

@@ -54,7 +54,7 @@ ENOUGH, ENOUGH_WITH_NUMBA = 1 << 26, 1 << 22
 
 
 _pool: ThreadPoolExecutor | None = None
-_lock = threading.Lock()
+_lock, _loading = threading.Lock(), threading.RLock()
 
 
 def _in_background(work: Callable[[], None]) -> None:
@@ -98,12 +98,16 @@ class Compiled:
 
     def load(self) -> Any:
         """Return the kernel, compiled now if no cache has it."""
-        if self._run is None:
-            common: Any = import_module("ggferry.quant.kernels.decode_common")
-            run = common.load(self.name, import_module(self.module), getattr(common, self.signature))
-            if self.agrees is not None and not self.agrees(run):
-                raise RuntimeError(f"{self.name}: compiled for this machine, it differs from its reference")
-            self._run = run
+        with _loading:
+            if self._run is None:
+                run: Any = getattr(import_module(self.module), self.name)
+                if not run.signatures:
+                    common: Any = import_module("ggferry.quant.kernels.decode_common")
+                    run.compile(getattr(common, self.signature))
+                    run.disable_compile()
+                if self.agrees is not None and not self.agrees(run):
+                    raise RuntimeError(f"{self.name}: compiled for this machine, it differs from its reference")
+                self._run = run
         return self._run
 
     def _load_if_possible(self) -> None:

@@ -18,23 +18,16 @@ from ggferry.quant.kernels.lanes import scalar_float, store, to_floats
 
 _BYTES = nb.types.Array(nb.uint8, 1, "C", readonly=True)
 DECODE = (_BYTES, nb.float32[::1], nb.int64)
-NARROW = (nb.types.Array(nb.float32, 1, "C", readonly=True), nb.uint8[::1], nb.int64)
+_SINGLES = nb.types.Array(nb.float32, 1, "C", readonly=True)
+NARROW = (_SINGLES, nb.uint8[::1], nb.int64)
 UNPACK = (nb.types.Array(nb.uint8, 2, "C", readonly=True), nb.uint8[:, ::1], nb.int64)
-"""The arguments of decoders, of the roundings of `decode_plain`, and of packed integers."""
+APART = (_SINGLES, _SINGLES, _SINGLES, nb.int64, nb.float32, nb.float32, nb.int64, nb.float64[:, ::1])
+"""The arguments of decoders, of the roundings of `decode_plain`, of packed integers, and of `differences.apart`."""
 
 
 def decoder(function: Callable[..., Any]) -> Any:
     """Return a kernel for any bytes, read-only or not; it is compiled when `load` is called, and not before."""
     return kernel(function)
-
-
-def load(name: str, module: Any, signature: Any = DECODE) -> Any:
-    """Return a decoder of `module`, compiled or taken from the cache."""
-    run = getattr(module, name)
-    if not run.signatures:
-        run.compile(signature)
-        run.disable_compile()
-    return run
 
 
 @inline

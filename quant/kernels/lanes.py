@@ -40,7 +40,7 @@ class Lanes(types.Type):  # type: ignore[misc]
 
 
 floats, ints, mask = Lanes(types.float32), Lanes(types.int32), Lanes(types.boolean)
-_ELEMENT = {types.float32: _F32, types.int32: _I32, types.boolean: _I1}
+_ELEMENT = {types.float32: _F32, types.float64: ir.DoubleType(), types.int32: _I32, types.boolean: _I1}
 
 
 def _vector(lanes: Lanes) -> Any:

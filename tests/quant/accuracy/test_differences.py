@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggferry.quant.accuracy.bounds import narrowing_bound
-from ggferry.quant.accuracy.differences import STEP, differences
+from ggferry.quant.accuracy.bounds import Limits, narrowing_bound
+from ggferry.quant.accuracy.differences import APART, STEP, differences
 from ggferry.quant.codec import codec, codecs
+from ggferry.quant.kernels import Compiled
 
 SIZES = st.sampled_from([0, 1, 32, STEP - 32, STEP, STEP + 1, 3 * STEP + 64])
 
@@ -66,3 +67,37 @@ def test_the_bound_of_blocks_is_that_of_the_largest_of_each() -> None:
         assert bound is not None and bound.shape == values.shape
         largest = np.abs(values).reshape(-1, elements).max(axis=1)
         assert np.allclose(bound.reshape(-1, elements), share * 1.001 * largest[:, None] + 2.0**-18)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "F16", "BF16", "Q8_0", "F32"])
+@pytest.mark.parametrize("size", [0, 32, 96, STEP - 32, STEP, 3 * STEP + 64, 8 * STEP, 17 * STEP + 4128])
+def test_compiled_numbers_are_those_of_the_reference(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit: receipts must not tell which of the two has run."""
+    run = APART.load()
+    a = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    for b in (a.copy(), codec(kind).decode(codec(kind).encode(a[None], None), size)[0]):
+        expected = differences(a, b, lambda x, here: narrowing_bound(kind, x))
+        monkeypatch.setattr(Compiled, "after", lambda self, elements: run if self is APART else None)
+        assert differences(a, b, Limits(kind)) == expected
+        if size and kind != "Q4_0":  # without a bound
+            kept = b.copy()
+            kept[-1] += 1
+            outside = differences(a, kept, Limits(kind)).outside
+            monkeypatch.undo()
+            assert outside == differences(a, kept, lambda x, here: narrowing_bound(kind, x)).outside == size - 1
+        monkeypatch.undo()
+
+
+def test_given_limits_and_what_is_not_finite_are_found_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = APART.load()
+    monkeypatch.setattr(Compiled, "after", lambda self, elements: run if self is APART else None)
+    a = np.random.default_rng(0).standard_normal(STEP + 40).astype(np.float32)
+    b, limits = a + np.float32(1e-3), np.full(a.size, 2e-3, np.float32)
+    assert differences(a, b, Limits("Q4_0", limits)).outside is None
+    limits[STEP + 39] = 0
+    assert differences(a, b, Limits("Q4_0", limits)).outside == STEP + 39
+    for bad in (np.nan, np.inf):
+        for at in (0, STEP + 7, STEP + 39):
+            c = b.copy()
+            c[at] = bad
+            assert differences(a, c, Limits("Q4_0")).outside == at
