@@ -156,6 +156,32 @@ def laid_out_values(checkpoint: Checkpoint, node: Node, start: int, stop: int) -
     return _apply(checkpoint, node, node.layout, start, stop)
 
 
+Values = Callable[[Checkpoint, Node, int, int], "Floats"]
+"""`laid_out_values`, or one that remembers."""
+
+
+class LastValues(threading.local):
+    """`laid_out_values` that keeps, in every thread, what it returned last: for several users of one chunk in turn.
+
+    A chunk is known by its tensor's name and its elements, so the users' graphs may be different ones, but must be of
+    the same source.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[str, int, int] | None = None
+        self._values: Any = None
+
+    def __call__(self, checkpoint: Checkpoint, node: Node, start: int, stop: int) -> Floats:
+        """Return rows `start:stop` of the node's output as float32; they are not to be changed."""
+        columns = node.shape[-1]
+        key = (node.name, start * columns, stop * columns)
+        if key != self._key:
+            self._values = np.ascontiguousarray(laid_out_values(checkpoint, node, start, stop))
+            self._key = key
+        found: Floats = self._values.reshape(stop - start, columns)
+        return found
+
+
 def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop: int) -> Floats:
     match layout:
         case Reshape() | Then(first=Reshape()):

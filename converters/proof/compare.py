@@ -7,17 +7,18 @@ every tensor's values and the tokenizer; `full` also compares the logits of both
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
-from ggferry.converters.proof.logits import LogitsProof, check_logits
-from ggferry.converters.proof.tensors import Encoding, TensorProof, check_tensor
+from ggferry.converters.proof.logits import LogitsProof, Passes, check_logits
+from ggferry.converters.proof.tensors import Encoding, Sides, TensorProof, check_tensor
 from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy.known_values import decodes_as_known
+from ggferry.quant.codec import codec
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase, Stage, silent
 
@@ -122,14 +123,54 @@ def verify(
 
     Raises VerificationError naming the first thing that differs beyond its bound.
     """
-    hparams = check_hparams(source, output)
-    check_accounting(source, output)
-    check_decoders(source, output)
-    with stage(Phase.VERIFYING, output.checkpoint.nbytes) as progress:
-        tensors = tuple(check_tensor(source, output, node, jobs, progress, encoding) for node in output.nodes)
-    computable = bool(output.nodes and output.architecture.recipe)
-    logits = check_logits(source, output, tensors, jobs, stage) if level == "full" and computable else None
-    return Proof(level, tensors, hparams, logits, tokenizer or {}, testimonies=of_texts(tokenizer or {}))
+    case = Case(Sides(source, output, encoding or Encoding()), level, tokenizer or {})
+    return verify_together([case], jobs=jobs, stage=stage)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An output to compare with its source: the arguments of `verify`."""
+
+    sides: Sides
+    level: str
+    tokenizer: Mapping[str, Any]
+
+
+def verify_together(cases: Sequence[Case], *, jobs: int | None = None, stage: Stage = silent) -> list[Proof]:
+    """Compare several outputs with one source, whose values are read and decoded once; `verify` has the arguments."""
+    hparams = []
+    for case in cases:
+        source, output = case.sides.source, case.sides.output
+        hparams.append(check_hparams(source, output))
+        check_accounting(source, output)
+        check_decoders(source, output)
+    _expect(cases)
+    found: list[list[TensorProof]] = [[] for _ in cases]
+    with stage(Phase.VERIFYING, sum(case.sides.output.checkpoint.nbytes for case in cases)) as progress:
+        for node in cases[0].sides.output.nodes:
+            for tensors, tensor in zip(
+                found, check_tensor([c.sides for c in cases], node.name, jobs, progress), strict=True
+            ):
+                tensors.append(tensor)
+    passes = Passes()
+    proofs = []
+    for case, values, tensors in zip(cases, hparams, found, strict=True):
+        output = case.sides.output
+        computable = case.level == "full" and bool(output.nodes and output.architecture.recipe)
+        logits = check_logits(case.sides.source, output, tensors, jobs, stage, passes) if computable else None
+        texts = of_texts(case.tokenizer)
+        proofs.append(Proof(case.level, tuple(tensors), values, logits, case.tokenizer, testimonies=texts))
+    return proofs
+
+
+def _expect(cases: Sequence[Case]) -> None:
+    """Announce what will be decoded, so that decoders are loaded meanwhile."""
+    for case in cases:
+        for node in case.sides.output.nodes:
+            before, after = case.sides.source.by_name[node.name].inputs[0].type, node.inputs[0].type
+            if before != after:
+                for kind in (before, after):
+                    codec(kind.name).expect(node.inputs[0].elements)
 
 
 def of_texts(tokenizer: Mapping[str, Any]) -> tuple[Testimony, ...]:

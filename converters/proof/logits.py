@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,19 @@ class LogitsProof:
         return {**asdict(self), "what": str(self.what)}
 
 
+@dataclass(slots=True)
+class Passes:
+    """What the source's own pass gave, once it has run.
+
+    Attributes:
+        expected: The wanted rows of every prompt.
+        choices: The experts that were chosen in it.
+    """
+
+    expected: list[Any] | None = None
+    choices: list[Choices] = field(default_factory=list)
+
+
 class SourceValues(Weights):
     """The output's tensors with the source's values in the output's layout."""
 
@@ -97,6 +110,7 @@ def check_logits(
     tensors: Sequence[TensorProof] = (),
     jobs: int | None = None,
     stage: Stage = silent,
+    passes: Passes | None = None,
 ) -> LogitsProof:
     """Run both sides on the fixed prompts and compare the results.
 
@@ -106,18 +120,22 @@ def check_logits(
         tensors: What was found for the tensors; where one was rounded, the third pass is run.
         jobs: Number of threads; None for the default.
         stage: Opens a progress bar.
+        passes: Keeps the source's pass for other outputs of the same source.
 
     Raises VerificationError when the sides differ by more than two float32 passes over the same values do.
     """
+    passes = passes or Passes()
     texts = prompts(source)
-    first = [Choices() for _ in texts]
     sides: list[Weights] = [Weights(source, jobs), Weights(output, jobs)]
     if any(tensor.max_error for tensor in tensors):
         sides.append(SourceValues(output, source, jobs))
     read = sum(side.graph.checkpoint.nbytes for side in sides)
     result = result_of(output)
     with stage(Phase.COMPUTING, read) as progress:
-        expected = run_prompts(sides[0], texts, _by_block(source, progress), first)
+        if passes.expected is None:
+            passes.choices = [Choices() for _ in texts]
+            passes.expected = run_prompts(sides[0], texts, _by_block(source, progress), passes.choices)
+        expected, first = passes.expected, passes.choices
         found = [
             run_prompts(side, texts, _by_block(side.graph, progress), [Choices(earlier=c.chosen) for c in first])
             for side in sides[1:]

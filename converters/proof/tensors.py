@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -89,25 +90,57 @@ class Encoding:
     ours: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A source and an output that was made of it.
+
+    Attributes:
+        source: The source's graph.
+        output: The graph of the output as it was read again.
+        encoding: What is known of how the output's rounded tensors were made.
+    """
+
+    source: ModelGraph
+    output: ModelGraph
+    encoding: Encoding = Encoding()
+
+
 def check_tensor(
-    source: ModelGraph, output: ModelGraph, node: Node, jobs: int | None = None, progress: Progress | None = None,
-    encoding: Encoding | None = None,
-) -> TensorProof:  # fmt: skip
-    """Compare one tensor's values on both sides, through the source's layout. Raises VerificationError."""
-    return _Comparison(source, output, node, encoding or Encoding(), progress).run(jobs)
+    sides: Sequence[Sides], name: str, jobs: int | None = None, progress: Progress | None = None
+) -> list[TensorProof]:
+    """Compare one tensor's values in one output or several with those of their source, through the source's layout.
+
+    The source's chunks are decoded once for all. Raises VerificationError.
+    """
+    values = rows.LastValues() if len(sides) > 1 else rows.laid_out_values
+    each_of = [_Comparison(side, side.output.by_name[name], progress, values) for side in sides]
+    together: dict[tuple[int, int], list[tuple[_Comparison, int, int]]] = {}
+    for one in each_of:
+        if one.bitwise:
+            one.compare_bytes(jobs)
+            continue
+        columns = one.origin.shape[-1]
+        for start, stop in one.chunks():
+            together.setdefault((start * columns, stop * columns), []).append((one, start, stop))
+
+    def work(chunk: Sequence[tuple[_Comparison, int, int]]) -> None:
+        for one, start, stop in chunk:
+            one.compare_values(start, stop)
+
+    each(together.values(), work, workers(jobs))
+    return [one.found() for one in each_of]
 
 
 class _Comparison:
     """The two sides of one tensor, and what was found while their chunks were compared by several threads."""
 
-    def __init__(
-        self, source: ModelGraph, output: ModelGraph, node: Node, encoding: Encoding, progress: Progress | None
-    ) -> None:
-        self.source, self.output, self.node, self.encoding = source, output, node, encoding
-        origin = source.by_name[node.name]
+    def __init__(self, sides: Sides, node: Node, progress: Progress | None, values: rows.Values) -> None:
+        self.source, self.output, self.node, self.encoding = sides.source, sides.output, node, sides.encoding
+        self.values = values
+        origin = self.source.by_name[node.name]
         self.before, self.after = origin.inputs[0].type, node.inputs[0].type
         # Importances belong to columns, so rows must stay whole.
-        self.origin = origin if encoding.imatrix else rows.view_for_streaming(origin, self.after)
+        self.origin = origin if self.encoding.imatrix else rows.view_for_streaming(origin, self.after)
         self.mirror = rows.view_for_streaming(node, self.before) if self.origin.shape != node.shape else node
         self.bitwise = self.before == self.after and self.origin.layout.block_safe
         pair = codec(self.before.name).repack
@@ -117,19 +150,20 @@ class _Comparison:
         self.progress = progress
         self.other_bytes = threading.Event()
 
-    def run(self, jobs: int | None) -> TensorProof:
-        """Compare the two sides on several threads and return what was found."""
-        runs = [rows.run_of_bytes(side) for side in (self.origin, self.mirror)] if self.bitwise else [None, None]
-        first, second = runs
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of rows that are compared at once."""
+        return rows.row_chunks(self.origin, self.after, rows.CHUNK // 4)
+
+    def compare_bytes(self, jobs: int | None) -> None:
+        """Compare two sides of one type, whose bytes must be equal, on several threads."""
+        first, second = (rows.run_of_bytes(side) for side in (self.origin, self.mirror))
         if first and second:
             each(rows.cuts(0, first[2], rows.RUN), lambda part: self._runs(part, first, second), workers(jobs))
         else:
-            compare = self._bytes if self.bitwise else self._values
-            chunks = rows.row_chunks(self.origin, self.after, rows.CHUNK // 4)
-            each(chunks, lambda chunk: compare(*chunk), workers(jobs))
-        return self._found()
+            each(self.chunks(), lambda chunk: self._bytes(*chunk), workers(jobs))
 
-    def _found(self) -> TensorProof:
+    def found(self) -> TensorProof:
+        """Return what was found."""
         largest = max((part.largest for part in self.parts.values()), default=0.0)
         same_bytes = self.bitwise and not self.origin.inputs[0].derived
         grade = measured(self.origin.layout, same_bytes=same_bytes, same_values=largest == 0.0, rescales=self.rescaled)
@@ -168,8 +202,9 @@ class _Comparison:
 
     # --- other bytes, which must mean the same, or nearly --------------------------------------------------------
 
-    def _values(self, start: int, stop: int) -> None:
-        expected = rows.laid_out_values(self.source.checkpoint, self.origin, start, stop)
+    def compare_values(self, start: int, stop: int) -> None:
+        """Compare rows of the two sides by their values. Raises VerificationError."""
+        expected = self.values(self.source.checkpoint, self.origin, start, stop)
         blocks = rows.laid_out(self.output.checkpoint, self.mirror, start, stop)
         found = codec(self.after.name).values(blocks, self.mirror.shape[-1])
         apart = differences(expected, found, self._bound(start, stop))

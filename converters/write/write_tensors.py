@@ -5,7 +5,7 @@ Output bytes do not depend on the number of workers: every chunk has its place, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -56,6 +56,21 @@ class Job:
     run: tuple[int, int, int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A plan that is carried out.
+
+    Attributes:
+        plan: What to write.
+        output: Where to write it.
+        watch: What looks at the data.
+    """
+
+    plan: Plan
+    output: Output
+    watch: Watch
+
+
 def run(
     plan: Plan, output: Output, *, jobs: int | None = None, progress: Progress | None = None, watch: Watch | None = None
 ) -> Watch:
@@ -68,55 +83,107 @@ def run(
         progress: Called with numbers of bytes written.
         watch: What looks at the data; by default one that refuses values that are not finite.
 
-    Returns the watch, with what was seen. Raises the first error of any worker, after which the others stop:
-    BadValueError for a value that is not finite, unless `watch` allows it.
+    Returns the watch, with what was seen. Raises what `run_together` raises.
     """
     watch = watch or Watch(plan.graph.checkpoint)
-    for drop in plan.graph.dropped:
-        check_replica(plan, drop)
-
-    def copy(step: Step, start: int, stop: int, run: tuple[int, int, int]) -> None:
-        file, offset, _ = run
-        kind = step.type
-        for begin, end in rows.cuts(start, stop, rows.COPY, kind.block_bytes):
-            data = rows.scratch(end - begin)
-            plan.graph.checkpoint.files[file].read_into(offset + begin, data)
-            put(step, begin // kind.block_bytes * kind.elements, begin, data)
-
-    def put(step: Step, element: int, offset: int, data: Any) -> None:
-        watch.look(step, element, data)
-        output.pwrite(step.name, offset, data)
-        if progress:
-            progress(data.nbytes)
-
-    def work(job: Job) -> None:
-        if job.run:
-            copy(job.step, job.start, job.stop, job.run)
-        else:
-            data = convert(plan, job, watch)
-            put(job.step, job.start * job.node.shape[-1], job.start * data.shape[1], data)
-
-    each(jobs_of(plan), work, workers(jobs))
+    run_together([Writing(plan, output, watch)], jobs, progress)
     return watch
 
 
+def run_together(writings: Sequence[Writing], jobs: int | None = None, progress: Progress | None = None) -> None:
+    """Write the tensors of several plans for one source; a chunk is decoded once for all that encode it.
+
+    Raises the first error of any worker, after which the others stop: BadValueError for a value that is not finite,
+    unless the plan's watch allows it.
+    """
+    plan = writings[0].plan
+    for drop in plan.graph.dropped:
+        check_replica(plan, drop)
+    _expect(writings)
+    values = rows.LastValues() if len(writings) > 1 else rows.laid_out_values
+
+    def work(chunk: Sequence[tuple[Writing, Job]]) -> None:
+        for writing, job in chunk:
+            _do(writing, job, values, progress)
+
+    each(_chunks(writings), work, workers(jobs))
+
+
+def _expect(writings: Sequence[Writing]) -> None:
+    """Announce what will be decoded, so that decoders are loaded while the first chunks are read."""
+    for writing in writings:
+        for step in writing.plan.steps:
+            if step.route is Route.TRANSCODE:
+                codec(step.source_type.name).expect(step.elements)
+
+
+def _chunks(writings: Sequence[Writing]) -> Iterator[Sequence[tuple[Writing, Job]]]:
+    """Yield jobs that are done in turn by one thread: those of different plans that want the same values."""
+    if len(writings) == 1:
+        yield from ([(writings[0], job)] for job in jobs_of(writings[0].plan))
+        return
+    own = [steps_of(writing.plan) for writing in writings]
+    for step in steps_in_order(writings[0].plan):
+        together: dict[tuple[int, int], list[tuple[Writing, Job]]] = {}
+        for writing, steps in zip(writings, own, strict=True):
+            for job in jobs_of_step(writing.plan, steps[step.name]):
+                if job.step.route is Route.TRANSCODE:
+                    columns = job.node.shape[-1]
+                    together.setdefault((job.start * columns, job.stop * columns), []).append((writing, job))
+                else:
+                    yield [(writing, job)]
+        yield from together.values()
+
+
+def _do(writing: Writing, job: Job, values: rows.Values, progress: Progress | None) -> None:
+    plan, step = writing.plan, job.step
+
+    def put(element: int, offset: int, data: Any) -> None:
+        writing.watch.look(step, element, data)
+        writing.output.pwrite(step.name, offset, data)
+        if progress:
+            progress(data.nbytes)
+
+    if job.run is None:
+        data = convert(plan, job, writing.watch, values)
+        put(job.start * job.node.shape[-1], job.start * data.shape[1], data)
+        return
+    file, offset, _ = job.run
+    for begin, end in rows.cuts(job.start, job.stop, rows.COPY, step.type.block_bytes):
+        data = rows.scratch(end - begin)
+        plan.graph.checkpoint.files[file].read_into(offset + begin, data)
+        put(begin // step.type.block_bytes * step.type.elements, begin, data)
+
+
+def steps_in_order(plan: Plan) -> list[Step]:
+    """Return the steps in the order of the source file, so that disks read forward."""
+    return sorted(plan.steps, key=lambda step: (step.node.inputs[0].spans[0].file, step.node.inputs[0].spans[0].offset))
+
+
+def steps_of(plan: Plan) -> dict[str, Step]:
+    """Return the steps by name."""
+    return {step.name: step for step in plan.steps}
+
+
 def jobs_of(plan: Plan) -> Iterator[Job]:
-    """Yield all chunks in the order of the source file, so that disks read forward."""
-    order = sorted(
-        plan.steps, key=lambda step: (step.node.inputs[0].spans[0].file, step.node.inputs[0].spans[0].offset)
-    )
-    for step in order:
-        run = rows.run_of_bytes(step.node) if step.route is Route.COPY and not plan.options.big_endian else None
-        if run:
-            for start, stop in rows.cuts(0, run[2], rows.RUN, step.type.block_bytes):
-                yield Job(step, step.node, start, stop, run)
-            continue
-        node = step.node if plan.imatrix else rows.view_for_streaming(step.node, step.type)
-        for start, stop in rows.row_chunks(node, step.type):
-            yield Job(step, node, start, stop)
+    """Yield all chunks in the order of the source file."""
+    for step in steps_in_order(plan):
+        yield from jobs_of_step(plan, step)
 
 
-def convert(plan: Plan, job: Job, watch: Watch) -> Any:
+def jobs_of_step(plan: Plan, step: Step) -> Iterator[Job]:
+    """Yield the chunks of a step."""
+    run = rows.run_of_bytes(step.node) if step.route is Route.COPY and not plan.options.big_endian else None
+    if run:
+        for start, stop in rows.cuts(0, run[2], rows.RUN, step.type.block_bytes):
+            yield Job(step, step.node, start, stop, run)
+        return
+    node = step.node if plan.imatrix else rows.view_for_streaming(step.node, step.type)
+    for start, stop in rows.row_chunks(node, step.type):
+        yield Job(step, node, start, stop)
+
+
+def convert(plan: Plan, job: Job, watch: Watch, values: rows.Values = rows.laid_out_values) -> Any:
     """Return the output bytes of a chunk, uint8 `(rows, bytes of a row in the target type)`, little-endian.
 
     Raises BadValueError for a value that the type cannot hold.
@@ -129,7 +196,7 @@ def convert(plan: Plan, job: Job, watch: Watch) -> Any:
             repack = codec(step.source_type.name).repack
             assert repack is not None
             return rows.laid_out(checkpoint, job.node, job.start, job.stop, lambda r, c: repack.apply(r, c)[0])
-        decoded = np.ascontiguousarray(rows.laid_out_values(checkpoint, job.node, job.start, job.stop))
+        decoded = np.ascontiguousarray(values(checkpoint, job.node, job.start, job.stop))
         watch.look_at_values(step, job.start * job.node.shape[-1], decoded)
         return _encode(plan, job, decoded)
     except BlockError as error:
