@@ -13,7 +13,7 @@ from ggferry.converters.conversion_plan.grades import measured
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.proof.compare import DeltaProof, Proof, check_accounting
-from ggferry.converters.proof.tensors import TensorProof, check_tensor
+from ggferry.converters.proof.tensors import Sides, TensorProof, check_tensor
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.gguf.values import Value
@@ -55,8 +55,9 @@ def prove_adapter(
         raise VerificationError(ALPHA, path=again.path, found=output.alpha, expected=adapter.alpha)
     check_accounting(adapter.graph, output.graph)
     folded = {pair.b.name: pair.factor for pair in adapter.pairs if pair.factor != 1}
+    sides = [Sides(adapter.graph, output.graph)]
     tensors = tuple(
-        _graded(check_tensor(adapter.graph, output.graph, node, jobs, progress), node, folded.get(node.name))
+        _graded(check_tensor(sides, node.name, jobs, progress)[0], node, folded.get(node.name))
         for node in output.graph.nodes
     )
     deltas = check_deltas(adapter, output, tensors) if level == "full" else None
