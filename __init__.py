@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         Verification,
     )
     from ggferry.service.library.conversions import convert, plan, quantize, verify
+    from ggferry.service.library.editing import Edited, edit
     from ggferry.service.library.models import forward, inspect, open_model, tokenize
     from ggferry.service.library.rewriting import Rewritten, check_shards, merge, split
     from ggferry.support.progress import Phase
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ggferry.service.library.conversions": "convert plan quantize verify",
     "ggferry.service.library.models": "inspect open_model forward tokenize",
+    "ggferry.service.library.editing": "Edited edit",
     "ggferry.service.library.rewriting": "Rewritten check_shards merge split",
     "ggferry.service.library.answers": """
         Assumption Conversion ConversionPlan DroppedTensor Inspection Model
@@ -100,6 +102,7 @@ __all__ = [
     "CorruptError",
     "DroppedTensor",
     "DuplicateError",
+    "Edited",
     "EncodingError",
     "Fault",
     "GgferryError",
@@ -139,6 +142,7 @@ __all__ = [
     "__version__",
     "check_shards",
     "convert",
+    "edit",
     "forward",
     "inspect",
     "merge",

@@ -25,6 +25,7 @@ from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request, missing_files, with_stated
+from ggferry.converters.rewrite.lineage import edited_keys
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
@@ -96,6 +97,9 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
             _check_digests(receipt, before, after)
             notes += missing_files(request, receipt["options"])
             request = with_stated(request, receipt["options"], after.path + SUFFIX)
+            if edits := edited_keys(receipt):
+                notes.append(f"edited after the conversion, by its receipt: {', '.join(edits)}")
+                allow_keys = (*allow_keys, *edits)
         if is_adapter(before) or is_adapter(after):
             proof, keys = _adapter_again(request, before, after, stage, allow_keys)
             runtime: tuple[str, ...] = ()

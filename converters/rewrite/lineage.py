@@ -14,6 +14,8 @@ from ggferry.formats.files.digests import Digests, Record, Taken
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.sources import Source
 
+FILLER = "ggferry.filler"
+"""A key that takes the room of what was removed, so that no tensor data has to move."""
 EDITS = "edits"
 """The list of a receipt that says what was done to the output after it was proved."""
 
@@ -93,3 +95,11 @@ def _digests(records: Any) -> list[str] | None:
         return [str(record["blake3"]) for record in records] or None
     except (TypeError, KeyError):
         return None
+
+
+def edited_keys(receipt: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys that were edited after the conversion, as a receipt that goes on says; the filler among them."""
+    steps = receipt.get(EDITS, ())
+    found = [step.get("keys", {}) for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    keys = [key for each in found if isinstance(each, dict) for key in each]
+    return (*dict.fromkeys(keys), FILLER) if found and keys else ()

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ggferry.converters.proof.receipt import to_json
+from ggferry.converters.proof.receipt import MAX_RECEIPT, to_json
 from ggferry.converters.rewrite.lineage import Lineage, carried_on
 from ggferry.converters.rewrite.parts import Part, Stored, laid_out, part_of
 from ggferry.converters.write.output_files import OutputSet
 from ggferry.formats.errors import GgferryError, RefusedError, VerificationError
 from ggferry.formats.files.digests import Digests
-from ggferry.formats.files.local_files import Named
+from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.opened_files import Opened, unrecorded
 from ggferry.formats.files.sources import LocalFile, Source
 from ggferry.support.interrupts import interrupts_wait
@@ -104,10 +104,19 @@ def write(
                 check_written(file, partial, sums, progress)
         written = [{**take(), "name": os.path.basename(path)} for take, path in zip(records, paths, strict=False)]
         receipt, notes = carried_on(lineage, written, command, done)
+        raw = to_json(receipt).encode("utf-8", "backslashreplace") if receipt else None
+        if replaces:
+            os.chmod(output.partials[0], os.stat(paths[0]).st_mode & 0o7777)
+            raw = raw or _there(output.receipt_path)
         opened.check_unchanged()
         with interrupts_wait():
-            output.publish(to_json(receipt).encode("utf-8", "backslashreplace") if receipt else None)
+            output.publish(raw)
     return Wrote(tuple(paths), total, len(sums), notes, output.receipt_path if receipt else None)
+
+
+def _there(path: str) -> bytes | None:
+    """Return the bytes of a receipt that stays as it is, beside a file that it never fitted; None without one."""
+    return read_bytes(Named(path), MAX_RECEIPT) if os.path.isfile(path) else None
 
 
 def check_room(target: str, needed: int) -> None:

@@ -16,6 +16,7 @@ from ggferry.formats.errors import (
     CorruptError,
     DuplicateError,
     EncodingError,
+    InconsistentError,
     MissingError,
     OutOfRangeError,
     OverlapError,
@@ -27,6 +28,7 @@ from ggferry.formats.errors import (
     UnsupportedVersionError,
 )
 from ggferry.formats.fields import Cursor, Struct
+from ggferry.formats.files.patched_start import is_unfinished
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.gguf.metadata import MetadataReader
 from ggferry.formats.gguf.shards import open_shards, shard_number, shortened
@@ -306,6 +308,9 @@ def _version_of(raw: bytes) -> tuple[int, bool]:
 def _version(source: Source) -> tuple[int, bool]:
     cursor = Cursor(source)
     magic = source.read(0, min(4, source.size))
+    if is_unfinished(source.path, magic):
+        hint = "ggferry edit FILE --recover finishes it"
+        raise cursor.error(InconsistentError, "an edit of it was broken off", hint=hint)
     if magic != MAGIC and not MAGIC.startswith(magic):
         other = container_by_magic(magic)
         found = f"the magic of {other.label}" if other else describe(source.read(0, min(64, source.size)), source.path)

@@ -21,6 +21,7 @@ COMMANDS = {
     "convert": ("convert", "quantize", "verify"),
     "inspect": ("inspect", "forward", "imatrix", "tokenize"),
     "supported": ("architectures", "types"),
+    "files.editing": ("edit",),
     "files.rewriting": ("split", "merge"),
     "archive": ("plan", "apply", "ledger"),
     "server.serve": ("serve",),
