@@ -6,7 +6,7 @@ The `hf` places are those of config.json; GGUF keys: gguf-py `constants.Keys`, l
 from dataclasses import replace
 
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Remark
-from ggferry.converters.schema.block_patterns import window_in_use, window_layers, windowed
+from ggferry.converters.schema.block_patterns import count_windows, window_in_use, window_layers, windowed
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
@@ -64,7 +64,9 @@ LAYER_WINDOWS = HParam(
 )  # fmt: skip
 # Blocks with a window, as they are listed, or all but each `window_period`th; the window itself stands before.
 WINDOW_PERIOD = HParam("window_period", None, fields={"hf": "sliding_window_pattern"}, required=False)
+N_WINDOWS = HParam("n_windows", None, derive=count_windows, required=False)
 WINDOW_LIST = (
+    N_WINDOWS,
     LAYER_WINDOWS, WINDOW_PERIOD,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, many="n_layer",
            required=False),
@@ -142,6 +144,11 @@ def heads_as_wide_as_the_model(architecture: str) -> Remark:
     )
 
 
+NO_WINDOW = Remark(
+    "n_swa > 0 and n_windows == 0",
+    "no block has the window of {n_swa} tokens that the file states: llama.cpp ends when it makes a cache for them",
+    stops="llama.cpp",
+)
 WINDOW = Remark(
     "n_swa > 0",
     "attention reaches back {n_swa} tokens: written, but llama.cpp lets this architecture attend to all of its context",

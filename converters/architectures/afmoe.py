@@ -28,6 +28,7 @@ HPARAMS = (
     HParam("embedding_scale", "embedding_scale", F32, derive=afmoe.embedding_scale, implied=afmoe.root),
     replace(common.N_SWA, absent=None), common.LAYER_WINDOWS,
     replace(common.WINDOW_PERIOD, fields={"hf": "global_attn_every_n_layers"}, check="0 < window_period"),
+    common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers,
            implied="each (n + 1) % 4 != 0", many="n_layer"),
     HParam("rope_layers", None, BOOL, derive=turned_where_windowed, many="n_layer", required=False),
@@ -57,6 +58,7 @@ ROLES = roles(
 )
 
 REMARKS = (
+    common.NO_WINDOW,
     Remark(
         "rope_odd > 0",
         "llama.cpp runs this differently: it turns queries and keys in all blocks but every fourth, which {rope_odd} "

@@ -18,6 +18,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.LAYER_EPS, *rope.ROPE, cohere.WHOLE, cohere.LOGIT_SCALE,
     replace(common.N_SWA, absent=None), common.LAYER_WINDOWS, common.WINDOW_PERIOD,
+    common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", common.BOOL, derive=window_layers,
            implied="each (n + 1) % 4 != 0", many="n_layer"),
     HParam("rope_layers", None, common.BOOL, derive=turned_where_windowed, many="n_layer", required=False),
@@ -45,7 +46,12 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, BIASED), harmless=cohere.HARMLESS),
+        "hf": Dialect(
+            "hf",
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, BIASED, common.NO_WINDOW),
+            harmless=cohere.HARMLESS,
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "residual": "parallel"},

@@ -35,6 +35,7 @@ HPARAMS = (
     replace(common.WINDOW_PERIOD, defaults=(Default(4, _HF, dialect="hf"),)),
     HParam("prefix_period", None, fields={"hf": "prefix_dense_sliding_window_pattern"}, required=False,
            defaults=(Default(1, _HF, dialect="hf"),)),
+    common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=cohere.windows, many="n_layer"),
     HParam("rope_layers", "attention.rope_pattern", BOOL, derive=cohere.turned, implied=cohere.turned_unless_said,
            many="n_layer"),
@@ -92,5 +93,5 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "residual": "parallel", "shared_experts": "averaged"},
-    remarks=(ODD,),
+    remarks=(ODD, common.NO_WINDOW),
 )

@@ -49,7 +49,7 @@ SPEC = Architecture(
         "hf": Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, Drop("mtp.*", routed.NEXT_TOKENS.reason), *common.DROPS),
-            remarks=(*rope.REMARKS, common.own_output("exaone-moe")),
+            remarks=(*rope.REMARKS, common.own_output("exaone-moe"), common.NO_WINDOW),
             harmless=(common.UNBIASED, routed.NEXT_COUNT, Harmless("mtp_*", "of what predicts further tokens")),
         ),
         "gguf": Dialect("gguf"),

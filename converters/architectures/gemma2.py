@@ -21,6 +21,7 @@ HPARAMS = (
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unsayable=0,
            defaults=(Default(4096, "transformers' and llama.cpp's default"),)),
     common.LAYER_WINDOWS,
+    common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", gemma.BOOL, derive="@window_layers",
            implied="each n % 2 == 0", many="n_layer", required=False),
     gemma.QUERY_SCALAR,
@@ -38,6 +39,7 @@ ROLES = roles(
 )
 
 REMARKS = (
+    common.NO_WINDOW,
     Remark(
         "attn_softcap == 0 or final_softcap == 0",
         "a cap on scores or logits is switched off: written as 0, which llama.cpp does not take for 'none' in gemma2",

@@ -38,6 +38,7 @@ HPARAMS = (
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0, null=0, unsayable=0,
            defaults=(Default(4096, _HF, dialect="hf"),)),
     gemma.WINDOW_PERIOD, common.LAYER_WINDOWS,
+    common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", gemma.BOOL, derive="@window_layers",
            implied="each (n + 1) % 6 != 0", many="n_layer", required=False),
     HParam("final_softcap", "final_logit_softcapping", gemma.F32, {"hf": "final_logit_softcapping"}, absent=0.0,
@@ -75,6 +76,7 @@ SPEC = Architecture(
             conventions=gemma.CONVENTIONS,
             drops=(*common.DROPS, *VISION),
             remarks=(
+                common.NO_WINDOW,
                 *rope.REMARKS,
                 gemma.scaled_otherwise(62),
             ),

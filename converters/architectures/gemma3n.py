@@ -34,6 +34,7 @@ ATTENTION = (
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"},
            defaults=(Default(512, _HF, dialect="hf"),), check="0 < n_swa"),
     common.LAYER_WINDOWS, HParam("window_period", None, required=False, defaults=(Default(5, _HF, dialect="hf"),)),
+    common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, many="n_layer"),
     HParam("shared_kv_layers", "attention.shared_kv_layers", fields={"hf": "num_kv_shared_layers"},
            defaults=(Default(15, _HF, dialect="hf"),), check="shared_kv_layers < n_layer"),

@@ -18,6 +18,7 @@ _HF = "transformers' default"
 
 BLOCKS = (
     common.LAYER_WINDOWS,
+    common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=gemma.windows, many="n_layer"),
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"},
            defaults=(Default(512, _HF, dialect="hf"),), check="0 < n_swa"),
@@ -125,6 +126,7 @@ SPEC = Architecture(
     dialects={
         "hf": Dialect(
             "hf",
+            remarks=(common.NO_WINDOW,),
             drops=(*UNUSED, *common.DROPS, *gemma.DROPS),
             within=half.WITHIN,
             renames=half.RENAMES,

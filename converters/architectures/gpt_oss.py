@@ -26,6 +26,7 @@ TRUNCATE = HParam(
 )
 WINDOWS = (
     replace(common.N_SWA, absent=None), common.LAYER_WINDOWS,
+    common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, implied="each n % 2 == 0",
            many="n_layer"),
 )  # fmt: skip
@@ -72,6 +73,7 @@ ROLES = varied(
 )  # fmt: skip
 
 REMARKS = (
+    common.NO_WINDOW,
     Remark("rope_scaling == 'yarn' and rope_truncate == 0",
            "llama.cpp runs this differently: it rounds the range over which yarn passes from one scale to the other, "
            "and this model does not (rope.scaling.yarn_truncate, which it does not read)",

@@ -34,6 +34,7 @@ HPARAMS = (
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
     HParam("window_before", None, fields={"hf": "sliding_window_size"}, required=False),
     HParam("n_swa", "attention.sliding_window", derive=mimo.window, check="0 < n_swa"),
+    common.N_WINDOWS,
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types|hybrid_layer_pattern"},
            words=_WINDOWS, derive=mimo.window_layers, many="n_layer"),
     replace(rope.BASE, defaults=(Default(5000000.0, _HF, dialect="hf"), *rope.BASE.defaults)),
@@ -73,6 +74,7 @@ ROLES = roles(
 )
 
 REMARKS = (
+    common.NO_WINDOW,
     Remark("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
            "in mimo2", stops="llama.cpp"),
     Remark("expert_scale != 1", "llama.cpp runs this differently: it does not multiply the weights of experts by "

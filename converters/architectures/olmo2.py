@@ -47,5 +47,5 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "pre_norm": False, "qk_norm": "full"},
-    remarks=(common.heads_as_wide_as_the_model("olmo2"),),
+    remarks=(common.heads_as_wide_as_the_model("olmo2"), common.NO_WINDOW),
 )

@@ -34,7 +34,8 @@ def make_receipt(
 ) -> dict[str, Any]:
     """Return the receipt as plain data. `output`, `source`: records of files (`digests.Digests`)."""
     graph, checkpoint = plan.graph, plan.graph.checkpoint
-    runtimes = _runtimes(plan)
+    refused = {said.witness for said in proof.testimonies if said.refused}
+    runtimes = [name for name in _runtimes(plan) if name not in refused]
     measured = {tensor.name: tensor for tensor in proof.tensors}
     tensors = []
     for step in plan.steps:

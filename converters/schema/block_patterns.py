@@ -44,6 +44,11 @@ def window_in_use(values: Values) -> int | None:
     return int(values["window_stated"]) if any(_windowed(values)) else None
 
 
+def count_windows(values: Values) -> int | None:
+    """Return how many blocks have a window, in a model that has one."""
+    return sum(map(bool, values["swa_layers"])) if values.get("n_swa") else None
+
+
 def _windowed(values: Values) -> Flags:
     listed, first = values.get("layer_windows"), values.get("first_window")
     if listed is not None:

@@ -27,10 +27,12 @@ SECONDS = 120
 SECONDS_A_GIB = 90
 ROOM = 6 << 30
 """Bytes that a witness's process may use besides its weights: libraries, buffers, rows."""
+_FAULTS = ("SIGABRT", "SIGSEGV", "SIGFPE", "SIGILL", "SIGBUS")
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "PYTHONDONTWRITEBYTECODE": "1",
+    "GGML_NO_BACKTRACE": "1",  # else it asks a debugger where it ended
 }  # fmt: skip
 
 
@@ -43,12 +45,14 @@ class Answer:
         rows: The rows of every prompt, float32.
         facts: What else the program reports.
         why: Why there is no answer; None where there is one.
+        refused: Whether it does not take the file: it said so, or ended in a fault of its own when it read it.
     """
 
     version: str = ""
     rows: tuple[Any, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     why: str | None = None
+    refused: bool = False
 
 
 def ask(program: str, job: Mapping[str, Any], folder: str, nbytes: int) -> Answer:
@@ -63,11 +67,11 @@ def ask(program: str, job: Mapping[str, Any], folder: str, nbytes: int) -> Answe
     with open(os.path.join(folder, "job.json"), "w", encoding="utf-8") as file:
         json.dump({**job, "memory": ROOM + 3 * nbytes}, file)
     why = _run(program, folder, SECONDS + SECONDS_A_GIB * nbytes / (1 << 30))
-    return Answer(why=why) if why else _read(folder, len(job["prompts"]))
+    return why or _read(folder, len(job["prompts"]))
 
 
-def _run(program: str, folder: str, seconds: float) -> str | None:
-    """Run the process; return why it gave no answer, or None when it gave one."""
+def _run(program: str, folder: str, seconds: float) -> Answer | None:
+    """Run the process; return an answer that says why there is none, or None when it gave one."""
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment |= {**_OFFLINE, "HOME": folder, "HF_HOME": folder}
     with open(os.path.join(folder, "said.txt"), "wb") as said:
@@ -78,7 +82,7 @@ def _run(program: str, folder: str, seconds: float) -> str | None:
         try:
             code = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            return f"it took more than {seconds:.0f} s"
+            return Answer(why=f"it took more than {seconds:.0f} s")
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -88,7 +92,9 @@ def _run(program: str, folder: str, seconds: float) -> str | None:
     if code == 0:
         return None
     ending = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    return f"its process ended with {ending}{_last_words(folder)}"
+    words = _last_words(folder)
+    fault = ending in _FAULTS and not re.search("alloc|memory", words, re.IGNORECASE)
+    return Answer(why=f"its process ended with {ending}{words}", refused=fault)
 
 
 def _last_words(folder: str) -> str:
@@ -105,7 +111,7 @@ def _read(folder: str, prompts: int) -> Answer:
         with open(os.path.join(folder, "answer.json"), encoding="utf-8") as file:
             said = json.load(file)
         if "why" in said:
-            return Answer(why=str(said["why"])[:300])
+            return Answer(why=str(said["why"])[:300], refused=said.get("refused") is True)
         rows = [np.load(os.path.join(folder, f"rows-{number}.npy"), allow_pickle=False) for number in range(prompts)]
         return Answer(str(said["version"]), tuple(rows), said["facts"])
     except (OSError, ValueError, KeyError) as error:

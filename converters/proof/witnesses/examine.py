@@ -43,7 +43,8 @@ def examine(
 
     'auto' asks all that are installed, know such a model and fit into memory. Raises VerificationError for a witness
     that computes something else than we do, unless that difference from the model's definition is known. The error
-    names the witness, the place, what was measured and what is allowed.
+    names the witness, the place, what was measured and what is allowed. So does one that was asked for by name and does
+    not take the output.
     """
     found = []
     for witness in WITNESSES:
@@ -64,6 +65,11 @@ def _heard(witness: Witness, case: Case, auto: bool) -> Testimony | None:
         testimony, apart = witness.hear(case)
     except OSError as error:  # no process could be started, or its files could not be written
         return Testimony(witness.name, side=witness.side, why=f"it cannot be asked: {error.strerror}")
+    if testimony.refused and not auto:
+        raise VerificationError(
+            f"{witness.name} does not take the output", path=case.output.checkpoint.path, found=testimony.why,
+            expected="that it runs such a model", hint="--witness auto warns instead",
+        )  # fmt: skip
     if apart is None:
         return testimony
     said = replace(testimony, worst=apart.worst, limit=apart.limit, place=apart.place)

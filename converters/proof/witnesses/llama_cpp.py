@@ -79,7 +79,7 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     }  # fmt: skip
     answer = ask("llama_cpp_logits", job, case.folder, graph.checkpoint.nbytes)
     missed = _missed(graph, texts)
-    testimony = Testimony(NAME, answer.version, "logits", SIDE, why=answer.why, missed=missed)
+    testimony = Testimony(NAME, answer.version, "logits", SIDE, why=answer.why, missed=missed, refused=answer.refused)
     if answer.why is not None:
         return testimony, None
     choices = [Choices() for _ in texts]

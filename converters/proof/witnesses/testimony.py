@@ -22,6 +22,7 @@ class Testimony:
         place: Where the worst difference was.
         why: Why it did not testify; nothing was compared then.
         missed: What its prompts did not exercise.
+        refused: Whether it does not take the file at all.
     """
 
     witness: str
@@ -34,6 +35,7 @@ class Testimony:
     place: str | None = None
     why: str | None = None
     missed: tuple[str, ...] = ()
+    refused: bool = False
 
     @property
     def line(self) -> str:
@@ -46,6 +48,8 @@ class Testimony:
     @property
     def note(self) -> str | None:
         """What a user should know of a witness that was asked and did not testify."""
+        if self.refused:
+            return f"WARNING: {self.witness} does not run this file, though it should: {self.why}"
         return None if self.why is None else f"{self.witness} did not testify: {self.why}"
 
 

@@ -19,6 +19,10 @@ class Silent(Exception):
     """Why a witness has nothing to say."""
 
 
+class Refused(Silent):
+    """Why a witness does not take the file."""
+
+
 def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]]]) -> None:
     """Run `main` on the job and write what it returns (version, rows of every prompt, facts), or why it failed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -27,6 +31,7 @@ def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     most = job["memory"] if hard == resource.RLIM_INFINITY else min(hard, job["memory"])
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    said: dict[str, Any]
     try:
         import numpy
 
@@ -37,7 +42,7 @@ def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]
     except Exception as error:
         words = str(error).strip().splitlines()
         kind = "" if isinstance(error, Silent) else f"{type(error).__name__}: "
-        said = {"why": f"{kind}{words[0] if words else ''}"}
+        said = {"why": f"{kind}{words[0] if words else ''}", "refused": isinstance(error, Refused)}
     with open("answer.json", "w", encoding="utf-8") as file:
         json.dump(said, file)
     sys.stdout.flush()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import xllamacpp
-from hearing import Silent, answer
+from hearing import Refused, Silent, answer
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
@@ -44,7 +44,7 @@ def server(job: dict[str, Any], context: int) -> Any:
     try:
         return xllamacpp.Server(params)
     except RuntimeError:
-        raise Silent(f"it does not load the file{_reason()}") from None
+        raise Refused(f"it does not load the file{_reason()}") from None
 
 
 def _reason() -> str:

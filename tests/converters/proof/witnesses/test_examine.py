@@ -250,6 +250,58 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> child
     return child_process.ask("rogue", {"prompts": [{}]}, str(tmp_path / "work"), 0)
 
 
+WINDOWLESS = {"layer_types": ["full_attention"] * 5}
+"""A window that no block has: llama.cpp ends with an assertion when it makes a cache for it."""
+
+
+def unaware(graph: ModelGraph) -> ModelGraph:
+    """The graph as a table makes it whose remarks nobody wrote."""
+    spec = graph.architecture
+    dialects = {name: replace(dialect, remarks=()) for name, dialect in spec.dialects.items()}
+    return replace(graph, architecture=replace(spec, remarks=(), dialects=dialects))
+
+
+def test_a_file_that_llama_cpp_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = map(unaware, sides("cohere2", tmp_path, **WINDOWLESS))
+    with pytest.raises(VerificationError, match=r"does not take the output.*SIGABRT.*is_swa_any") as caught:
+        examine.examine(source, output, ("llama.cpp",))
+    assert caught.value.exit_code == 6
+    (said,) = examine.examine(source, output, ("auto",))[-1:]
+    assert said.refused and str(said.note).startswith("WARNING: llama.cpp does not run this file, though it should")
+
+
+def test_a_refused_file_is_run_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = child_process.Answer(why="it does not load the file: odd", refused=True)
+    monkeypatch.setattr(llama_cpp, "ask", lambda *_: refusal)
+    folder = write_checkpoint(tmp_path / "m", Path(__file__).parents[4] / "fixtures")
+    made = convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("auto",)))
+    notes = [str(said.note) for said in made.proof.testimonies if said.refused]
+    assert notes and notes[0].startswith("WARNING: llama.cpp does not run this file")
+    assert made.receipt["runtimes"]["run_it"] == []
+    with pytest.raises(VerificationError, match="does not take the output: found it does not load the file: odd"):
+        convert(Request(str(folder), str(tmp_path / "y.gguf"), witness=("llama.cpp",)))
+    assert not (tmp_path / "y.gguf").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("gemma2", 3), ("gemma3", 7), ("cohere2", 5), ("olmo3", 4), ("exaone_moe", 4), ("mimo2", 4)]
+)
+def test_a_model_whose_window_no_block_has_is_not_said_to_run(name: str, blocks: int, tmp_path: Path) -> None:
+    source, output = sides(name, tmp_path, layer_types=["full_attention"] * blocks)
+    assert source.runtimes == output.runtimes == ()
+    with pytest.raises(VerificationError, match="is_swa_any"):
+        examine.examine(unaware(source), unaware(output), ("llama.cpp",))
+
+
+def test_whose_fault_an_end_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    assert program(tmp_path / "a", monkeypatch, "import os; os.abort()").refused
+    ended = program(tmp_path / "b", monkeypatch, "import os; print('std::bad_alloc', flush=True); os.abort()")
+    assert ended.why and not ended.refused
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
