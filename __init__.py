@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         UsageError,
         VerificationError,
     )
+    from ggferry.service.client.client import Client, Fetched
     from ggferry.service.library.answers import (
         Assumption,
         Conversion,
@@ -71,6 +72,7 @@ _HOMES = {
     "ggferry.service.library.conversions": "convert plan quantize verify",
     "ggferry.service.library.models": "inspect open_model forward tokenize",
     "ggferry.service.library.editing": "Edited edit",
+    "ggferry.service.client.client": "Client Fetched",
     "ggferry.service.library.rewriting": "Rewritten check_shards merge split",
     "ggferry.service.library.answers": """
         Assumption Conversion ConversionPlan DroppedTensor Inspection Model
@@ -97,6 +99,7 @@ __all__ = [
     "BusyError",
     "ChangedError",
     "ChecksumError",
+    "Client",
     "Conversion",
     "ConversionPlan",
     "CorruptError",
@@ -105,6 +108,7 @@ __all__ = [
     "Edited",
     "EncodingError",
     "Fault",
+    "Fetched",
     "GgferryError",
     "Grade",
     "InconsistentError",

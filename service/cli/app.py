@@ -25,6 +25,7 @@ COMMANDS = {
     "files.rewriting": ("split", "merge"),
     "archive": ("plan", "apply", "ledger"),
     "server.serve": ("serve",),
+    "server.remote": ("remote",),
 }
 """Modules and the commands in them.
 

@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, UsageError, fault_of
@@ -43,6 +43,7 @@ from ggferry.service.storage.stores import Found, is_remote, local_path, local_r
 from ggferry.service.storage.urls import Access, grant
 from ggferry.service.workers.supervisor import (
     OUT_OF_MEMORY,
+    Answer,
     Limits,
     Supervisor,
     WorkerDied,
@@ -95,8 +96,19 @@ class Wanted:
         return local_roots(map(local_path, self.roots)) if self.trees is None else [*self.trees]
 
 
-def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple[Head, list[Entry]]:
-    """Return the plan of an archive. Raises UsageError, NotFoundError; a bad file is a line with its reason."""
+class Worker(Protocol):
+    """What reads headers: a Supervisor, or what lends one."""
+
+    def run(self, command: Mapping[str, Any], *, timeout: float = 0) -> Answer: ...
+
+
+def plan(
+    wanted: Wanted, progress: Progress = lambda done, total: None, worker: Worker | None = None
+) -> tuple[Head, list[Entry]]:
+    """Return the plan of an archive. Raises UsageError, NotFoundError; a bad file is a line with its reason.
+
+    `worker` reads the headers, from several threads; None: worker processes of its own.
+    """
     grant(wanted.access)
     roots = tuple(local_path(root) for root in wanted.roots)
     dest = None if wanted.dest is None else local_path(wanted.dest)
@@ -106,7 +118,7 @@ def plan(wanted: Wanted, progress: Progress = lambda done, total: None) -> tuple
     head = Head(roots, dest, wanted.outtype, wanted.verify, redirects=wanted.access.redirects)
     with confined(wanted.within), _places(roots) as (tree, mirror):
         found = archive.groups(tree)
-        looked = _look(found, wanted, mirror, progress)
+        looked = _look(found, wanted, mirror, progress, worker)
         names = Names(head, {f.path for f in tree.files.values()})
         entries = [_entry(group, facts, tree, mirror, names) for group, facts in zip(found, looked, strict=True)]
 
@@ -185,7 +197,9 @@ def _staged(found: Found, mirror: Mirror) -> Found:
 # --- headers -------------------------------------------------------------------------------------------------------
 
 
-def _look(found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Progress) -> list[dict[str, Any] | None]:
+def _look(
+    found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Progress, worker: Worker | None
+) -> list[dict[str, Any] | None]:
     """Return what workers report of each group that may be a model; None for the others."""
     results: list[dict[str, Any] | None] = [None] * len(found)
     work: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -203,7 +217,8 @@ def _look(found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Prog
 
     def look() -> None:
         nonlocal done
-        with Supervisor(wanted.limits, jobs=HEADERS_A_WORKER) as supervisor:
+        own = nullcontext(worker) if worker is not None else Supervisor(wanted.limits, jobs=HEADERS_A_WORKER)
+        with own as supervisor:
             while True:
                 try:
                     i = work.get_nowait()
@@ -224,7 +239,7 @@ def _look(found: Sequence[Group], wanted: Wanted, mirror: Mirror, progress: Prog
     return results
 
 
-def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(group: Group, wanted: Wanted, supervisor: Worker, mount: Mapping[str, Any]) -> dict[str, Any]:
     recipe = {"outtype": wanted.outtype, "verify": wanted.verify, **wanted.recipe, **_own(group)}
     command = {
         "op": "analyze",
@@ -247,7 +262,7 @@ def _facts(group: Group, wanted: Wanted, supervisor: Supervisor, mount: Mapping[
         return {"error": {"class": "WorkerDied", "message": death.reason}}
 
 
-def _run(command: Mapping[str, Any], supervisor: Supervisor) -> dict[str, Any]:
+def _run(command: Mapping[str, Any], supervisor: Worker) -> dict[str, Any]:
     """Return what a worker reports.
 
     When memory runs out, a fresh worker is asked, so that what was kept of other models does not decide; after passing

@@ -16,7 +16,9 @@ from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models, tokens
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.events import Hub
+from ggferry.service.server.work.housekeeping import Housekeeper
 from ggferry.service.server.work.lookers import Lookers
+from ggferry.service.server.work.notices import Notifier
 from ggferry.service.server.work.outputs import Outputs
 from ggferry.service.server.work.planning import Planner
 from ggferry.service.server.work.progress import ProgressBoard
@@ -43,6 +45,8 @@ class Service:
         runner: The engine.
         uploads: Files that are received.
         outputs: Files that were made.
+        notifier: Webhooks.
+        housekeeper: Removes what is past its time.
         draining: Set when the server is about to end.
     """
 
@@ -57,6 +61,8 @@ class Service:
     runner: Runner
     uploads: Uploads
     outputs: Outputs
+    notifier: Notifier
+    housekeeper: Housekeeper
     draining: threading.Event
 
     def link(self) -> str:
@@ -70,6 +76,8 @@ class Service:
         self.uploads.resume()
         self.hub.start()
         self.runner.start()
+        self.notifier.start()
+        self.housekeeper.start()
 
     def drain(self) -> None:
         """End: no new work, time for what runs, then what is left is queued again."""
@@ -77,6 +85,8 @@ class Service:
         self.runner.drain(self.settings.drain)
         self.planner.close()
         self.lookers.close()
+        self.notifier.close()
+        self.housekeeper.close()
         self.uploads.close()
         self.hub.close()
         self.store.close()
@@ -92,11 +102,12 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
     hub = Hub(store, progress.running)
     outputs = Outputs(store, lambda path: settings.outputs)
     lookers = Lookers(settings.lookers, settings.limits)
-    planner = Planner(store, settings)
+    planner = Planner(store, settings, lookers)
     grant(planner.access())
 
     def see(event: dict[str, object]) -> None:
         progress.see(event)
+        observer.see(event)
         hub.wake()
 
     def done(finished: Job, outcome: Outcome) -> None:
@@ -111,8 +122,9 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
 
     working = job.Settings(settings.limits, None, settings.timeout, access=planner.access())
     runner = Runner(open_ledger, store.submitted(), settings.jobs, working, see, done, observer.log.write)
-    uploads = Uploads(store, settings)
+    uploads = Uploads(store, settings, lookers)
     return Service(
         settings, store, Doorkeeper(store), observer, lookers, planner, progress, hub, runner, uploads, outputs,
-        threading.Event(),
+        Notifier(store, lambda result: observer.notices.labels(result).inc(), observer.log.write),
+        Housekeeper(store, settings, uploads, observer.log.write), threading.Event(),
     )  # fmt: skip

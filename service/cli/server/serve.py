@@ -21,6 +21,8 @@ serve = typer.Typer(
 token = typer.Typer(help="Tokens that let callers in.", no_args_is_help=True, rich_markup_mode=None)
 commands.add_typer(serve, name="serve")
 serve.add_typer(token, name="token")
+webhook = typer.Typer(help="Who is told when jobs end.", no_args_is_help=True, rich_markup_mode=None)
+serve.add_typer(webhook, name="webhook")
 
 SIZES = "4G is 4·10⁹ bytes, 4GiB is 4·2³⁰."
 Data = Annotated[
@@ -165,3 +167,55 @@ def revoke(context: typer.Context, wanted: Annotated[str, typer.Argument(metavar
 
     tokens.revoke(_store(context), wanted)
     say("revoked")
+
+
+# --- webhooks ------------------------------------------------------------------------------------------------------
+
+Hook = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")]
+
+
+@webhook.command(name="add")
+def add_webhook(
+    context: typer.Context, url: Annotated[str, typer.Argument(help="Where notices are sent.")], as_json: Json = False
+) -> None:
+    """Enter a receiver and print its id and the secret that signs its notices; it is not shown again."""
+    from ggferry.service.server.work import notices
+
+    made = notices.add(_store(context), url)
+    if as_json:
+        print_json(made)
+    else:
+        tell(f"{made['id']}  {made['secret']}")
+
+
+@webhook.command(name="list")
+def list_webhooks(context: typer.Context, as_json: Json = False) -> None:
+    """List receivers: id, notices that wait, URL, and the last error."""
+    from ggferry.service.server.work import notices
+
+    for each in notices.every(_store(context)):
+        if as_json:
+            print_json(each)
+        else:
+            tell(f"{each['id']}  {each['waiting']:>6} {each['url']}" + (f": {each['error']}" if each["error"] else ""))
+
+
+@webhook.command(name="test")
+def test_webhook(context: typer.Context, wanted: Hook) -> None:
+    """Send a notice of no job to a receiver, once."""
+    from ggferry.service.server.work import notices
+    from ggferry.service.storage.urls import Access, grant
+
+    settings: Settings = context.obj
+    grant(Access(private=settings.private, patience=0))
+    notices.test(_store(context), wanted)
+    say("taken")
+
+
+@webhook.command(name="remove")
+def remove_webhook(context: typer.Context, wanted: Hook) -> None:
+    """Remove a receiver, and what waits for it."""
+    from ggferry.service.server.work import notices
+
+    notices.remove(_store(context), wanted)
+    say("removed")

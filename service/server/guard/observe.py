@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -69,6 +69,7 @@ class Observer:
         self.converted = Counter("ggferry_converted_bytes", "Bytes of sources of finished jobs.", **make)
         self.notices = Counter("ggferry_webhooks_sent", "Notices that were delivered, or not.", ("result",), **make)
         self.registry.register(_States(states))
+        self._began: dict[str, float] = {}
 
     def begin(self, scope: Any) -> Watched:
         """Begin to watch a request."""
@@ -91,6 +92,19 @@ class Observer:
             status=watched.status, seconds=round(took, 4), token=caller.token.id if caller else None,
             job=params.get("job"), upload=params.get("upload"),
         )  # fmt: skip
+
+    def see(self, event: Mapping[str, Any]) -> None:
+        """Count a job that ended, from an event of the engine."""
+        if event["event"] != "job":
+            return
+        job = str(event["id"])
+        if event["state"] == "running":
+            self._began[job] = time.perf_counter()
+            return
+        began = self._began.pop(job, None)
+        self.jobs.labels(event["state"]).inc()
+        if began is not None:
+            self.job_seconds.observe(time.perf_counter() - began)
 
     def text(self) -> bytes:
         """Return the figures as Prometheus reads them."""

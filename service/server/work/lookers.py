@@ -12,6 +12,7 @@ from ggferry.formats.errors import BusyError, GgferryError, OutOfMemoryError
 from ggferry.service.storage.broker import revive
 from ggferry.service.workers.supervisor import (
     OUT_OF_MEMORY,
+    Answer,
     Limits,
     Supervisor,
     WorkerDied,
@@ -22,12 +23,15 @@ from ggferry.service.workers.supervisor import (
 TIMEOUT = 120.0  # seconds to answer a question
 WAITING = 64  # questions that may wait for a worker
 
+_NOTHING: tuple[Mapping[str, Any], Future[Any]] = ({}, Future())
+
 
 class Lookers:
     """Threads with a worker each, which begins when it is first needed."""
 
     def __init__(self, count: int, limits: Limits, timeout: float = TIMEOUT) -> None:
-        self._work: queue.Queue[tuple[Mapping[str, Any], Future[Any]] | None] = queue.Queue(WAITING)
+        self._work: queue.Queue[tuple[Mapping[str, Any], Future[Any]]] = queue.Queue(WAITING)
+        self._over = threading.Event()
         self._timeout, self._count = timeout, count
         self._supervisors = [Supervisor(limits) for _ in range(count)]
         for supervisor in self._supervisors:
@@ -40,30 +44,48 @@ class Lookers:
             self._work.put_nowait((command, answer))
         except queue.Full:
             raise BusyError("too many questions at once", hint="ask again in a moment") from None
-        return answer.result(self._timeout * (WAITING + 1))
+        try:
+            return answer.result()
+        except (WorkerFailed, WorkerTimeout, WorkerDied) as error:
+            raise _ours(error, self._timeout) from None
+
+    def run(self, command: Mapping[str, Any], *, timeout: float = 0) -> Answer:
+        """Have a command done as a Supervisor does, when a worker is free; it raises as that."""
+        answer: Future[Any] = Future()
+        self._work.put((command, answer))
+        return Answer(answer.result(), 0)
 
     def close(self) -> None:
-        """End the workers."""
-        for _ in range(self._count):
-            self._work.put(None)
+        """End the workers, and what waits for one."""
+        self._over.set()
         for supervisor in self._supervisors:
             supervisor.kill()
+        while True:
+            try:
+                item = self._work.get_nowait()
+            except queue.Empty:
+                break
+            item[1].set_exception(WorkerDied("the server is ending"))
+        for _ in range(self._count):
+            self._work.put(_NOTHING)
 
     def _serve(self, supervisor: Supervisor) -> None:
         with supervisor:
-            while (item := self._work.get()) is not None:
-                command, answer = item
+            while not self._over.is_set():
+                command, answer = self._work.get()
+                if not command:
+                    return
                 try:
                     answer.set_result(supervisor.run(command, timeout=self._timeout).result)
                 except BaseException as error:
-                    answer.set_exception(_ours(error, self._timeout))
+                    answer.set_exception(error)
 
 
-def _ours(error: BaseException, limit: float) -> BaseException:
+def _ours(error: WorkerFailed | WorkerTimeout | WorkerDied, limit: float) -> GgferryError:
     if isinstance(error, WorkerFailed):
         if error.error.get("class") == OUT_OF_MEMORY:
             return OutOfMemoryError("looking at it takes more memory than a worker may have", hint="--memory SIZE")
         return revive(error.error)
     if isinstance(error, WorkerTimeout):
         return GgferryError(f"no answer within {limit:g} s")
-    return GgferryError(error.reason) if isinstance(error, WorkerDied) else error
+    return GgferryError(error.reason)

@@ -19,6 +19,7 @@ from ggferry.service.records.report import summary
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store import models
 from ggferry.service.server.store.database import Store
+from ggferry.service.server.work.lookers import Lookers
 from ggferry.service.server.work.sources import Place
 from ggferry.service.storage.stores import is_remote, join
 from ggferry.service.storage.urls import PATIENCE, Access
@@ -37,8 +38,8 @@ AT_ONCE = 2
 class Planner:
     """Makes plans in threads; the headers are read in worker processes."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
-        self.store, self.settings, self.owner = store, settings, owner_name()
+    def __init__(self, store: Store, settings: Settings, lookers: Lookers) -> None:
+        self.store, self.settings, self.lookers, self.owner = store, settings, lookers, owner_name()
         self._pool = ThreadPoolExecutor(AT_ONCE, "ggferry-plan")
         self._work: dict[str, Future[None]] = {}
         self._lock = threading.Lock()
@@ -87,7 +88,7 @@ class Planner:
     def _make(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> None:
         values: dict[str, Any]
         try:
-            head, entries = make(self._wanted(plan, place, recipe))
+            head, entries = make(self._wanted(plan, place, recipe), worker=self.lookers)
             body = "\n".join([to_line(head), *map(to_line, entries)]) + "\n"
             models.index(self.store, plan, models.entries_of(head, entries))
             models.forget_plan(self.store, plan, [entry.id(head) for entry in entries])

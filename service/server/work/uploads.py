@@ -28,6 +28,7 @@ from ggferry.service.records.report import summary
 from ggferry.service.server.settings import Settings
 from ggferry.service.server.store.database import Store
 from ggferry.service.server.store.tokens import Token
+from ggferry.service.server.work.lookers import Lookers
 from ggferry.service.storage.urls import Access
 from ggferry.support.lazy_import import lazy
 
@@ -46,8 +47,8 @@ SPARE = 256 << 20  # bytes of a disk that are left free
 class Uploads:
     """The uploads of a server."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
-        self.store, self.settings = store, settings
+    def __init__(self, store: Store, settings: Settings, lookers: Lookers) -> None:
+        self.store, self.settings, self.lookers = store, settings, lookers
         self._pool = ThreadPoolExecutor(INSPECTIONS, "ggferry-inspect")
         self._lock = threading.Lock()
 
@@ -290,7 +291,7 @@ class Uploads:
             (folder,), os.path.join(self.settings.outputs, "none"), verify="fast", digest=False,
             limits=self.settings.limits, access=Access(private=self.settings.private), trees=(folder,),
         )  # fmt: skip
-        return make(wanted)[1]
+        return make(wanted, worker=self.lookers)[1]
 
 
 class OffsetError(RefusedError):

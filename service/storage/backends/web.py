@@ -345,6 +345,23 @@ def _errors(url: str) -> Iterator[None]:
         raise failure(error, url) from None
 
 
+def post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
+    """Send `body` to a web server, following no redirect. Raises what a status that is not 2xx means."""
+    scheme, host, port = origin(whole_url(url))
+    with _errors(url):
+        connection = _connection(scheme, host, port)
+        try:
+            parts = urlsplit(whole_url(url))
+            path = quote(parts.path or "/", safe=string.punctuation) + (f"?{parts.query}" if parts.query else "")
+            agent = {"User-Agent": f"ggferry/{ggferry.__version__}"}
+            connection.request("POST", path, body, {**agent, **headers})
+            status = connection.getresponse().status
+        finally:
+            connection.close()
+    if not 200 <= status < 300:
+        raise by_status(status, url)
+
+
 def _send(
     method: str, url: str, headers: Mapping[str, str]
 ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:

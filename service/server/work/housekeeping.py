@@ -1,0 +1,127 @@
+"""What is removed with time: unfinished uploads, outputs and uploads past their days, ended jobs past theirs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ggferry.formats.errors import GgferryError
+from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED
+from ggferry.service.server.settings import DAY, Settings
+from ggferry.service.server.store import models, tokens
+from ggferry.service.server.store.database import Store
+from ggferry.service.server.work.sources import is_within
+from ggferry.service.server.work.uploads import ACCEPTED, RECEIVING, REFUSED, Uploads
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
+
+EVERY = 600.0  # seconds between rounds
+UNFINISHED = DAY  # of silence, then an upload is removed; a refused one stays as long, to be looked at
+EVENTS_KEPT = 30 * DAY
+ENDED = (DONE, FAILED, QUARANTINED, SKIPPED)
+MOST = 1000  # rows a round
+
+
+class Housekeeper:
+    """Goes its round in a thread."""
+
+    def __init__(self, store: Store, settings: Settings, uploads: Uploads, log: Callable[..., None]) -> None:
+        self.store, self.settings, self.uploads, self._log = store, settings, uploads, log
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="ggferry-housekeeping")
+
+    def start(self) -> None:
+        """Begin with a round."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Begin no further round."""
+        self._over.set()
+
+    def _serve(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.round()
+            except (GgferryError, OSError) as error:
+                self._log("housekeeping", "warning", message=str(error))
+            self._over.wait(EVERY)
+
+    def round(self) -> None:
+        """Remove what is past its time."""
+        now = time.time()
+        tokens.prune(self.store)
+        models.index_unknown(self.store)
+        for name, removed in (
+            ("uploads", self._uploads(now)), ("outputs", self._outputs(now)), ("records", self._records(now)),
+        ):  # fmt: skip
+            if removed:
+                self._log("removed", what=name, count=removed)
+        table = self.store.t.events
+        self.store.run(sa.delete(table).where(table.c.at < now - EVENTS_KEPT))
+        answers = self.store.t.answers
+        self.store.run(sa.delete(answers).where(answers.c.created < now - DAY))
+
+    def _uploads(self, now: float) -> int:
+        table, jobs = self.store.t.uploads, self.store.jobs
+        past = table.c.state.in_((RECEIVING, REFUSED)) & (table.c.updated < now - UNFINISHED)
+        if self.settings.keep_outputs is not None:
+            past |= (table.c.state == ACCEPTED) & (table.c.updated < now - self.settings.keep_outputs)
+        gone = 0
+        for row in self.store.all(sa.select(table.c.id).where(past).limit(MOST)):
+            folder = os.path.join(self.settings.uploads, row["id"])
+            needed = jobs.c.source.startswith(folder, autoescape=True) & jobs.c.state.not_in(ENDED)
+            if self.store.first(sa.select(jobs.c.id).where(needed)) is None:
+                self.uploads.forget(row["id"])
+                gone += 1
+        return gone
+
+    def _outputs(self, now: float) -> int:
+        """Remove the folders of outputs whose jobs all ended long ago; nothing but what this server's plans made."""
+        if self.settings.keep_outputs is None:
+            return 0
+        jobs, plans = self.store.jobs, self.store.t.plans
+        newest = sa.func.max(sa.func.coalesce(jobs.c.finished, jobs.c.updated))
+        is_open = sa.func.sum(sa.case((jobs.c.state.in_(ENDED), 0), else_=1))
+        query = (
+            sa.select(plans.c.id)
+            .join(jobs, jobs.c.plan == plans.c.run)
+            .group_by(plans.c.id)
+            .having((newest < now - self.settings.keep_outputs) & (is_open == 0))
+        )
+        gone = 0
+        for row in self.store.all(query.limit(MOST)):
+            folder = os.path.join(self.settings.outputs, row["id"])
+            if is_within(folder, self.settings.outputs) and os.path.isdir(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                gone += 1
+        return gone
+
+    def _records(self, now: float) -> int:
+        """Remove jobs that ended long ago, with their attempts, from the ledger and the index."""
+        if self.settings.keep_records is None:
+            return 0
+        jobs = self.store.jobs
+        past = jobs.c.state.in_(ENDED) & (
+            sa.func.coalesce(jobs.c.finished, jobs.c.updated) < now - self.settings.keep_records
+        )
+        mine = jobs.c.plan.in_(self.store.submitted())
+        ids = [row["id"] for row in self.store.all(sa.select(jobs.c.id).where(past, mine).limit(MOST))]
+
+        def work(connection: Any) -> None:
+            for table, column in (
+                (self.store.attempts, self.store.attempts.c.job), (self.store.t.outputs, self.store.t.outputs.c.job),
+                (self.store.t.models, self.store.t.models.c.id), (jobs, jobs.c.id),
+            ):  # fmt: skip
+                connection.execute(sa.delete(table).where(column.in_(ids)))
+
+        if ids:
+            self.store.do(work)
+        return len(ids)
