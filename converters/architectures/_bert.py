@@ -5,40 +5,43 @@ llama.cpp `src/models/bert.cpp`, `nomic-bert.cpp` and convert_hf_to_gguf for key
 """
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam
+from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import roles
 
-_POOL = "sentence_transformers_pooling."
 
-# The second names are those of nomic-ai's own configurations; transformers saves its own configuration beside tensors
-# of either naming.
+def first_position(values: Values) -> int:
+    """Return the row of a checkpoint's position embeddings that belongs to the first token."""
+    values["n_positions"]  # GGUF keeps no others
+    return values["padding"] + 1 if values.get("after_padding") else 0
+
+
+# The second names are those of nomic-ai's own configurations (transformers saves its own configuration beside tensors
+# of either naming), and of DistilBERT's.
 SIZES = (
     HParam("n_vocab", "vocab_size", fields={"hf": "vocab_size"}),
     # nomic-ai's n_positions is how far a scaling of its own code stretches: llama.cpp has what it was trained on, too.
-    HParam("n_ctx", "context_length",
-           fields={"hf": "max_position_embeddings|max_trained_positions|n_positions"}),
-    HParam("n_embd", "embedding_length", fields={"hf": "hidden_size|n_embd"}),
-    HParam("n_layer", "block_count", fields={"hf": "num_hidden_layers|n_layer"}),
-    HParam("n_ff", "feed_forward_length", fields={"hf": "intermediate_size|n_inner"}),
-    HParam("n_head", "attention.head_count", fields={"hf": "num_attention_heads|n_head"},
+    HParam("n_positions", None, fields={"hf": "max_position_embeddings|max_trained_positions|n_positions"},
+           required=False),
+    HParam("n_ctx", "context_length", derive="n_positions - first_position",
+           check="n_ctx == n_positions - first_position"),
+    HParam("n_embd", "embedding_length", fields={"hf": "hidden_size|n_embd|dim"}),
+    HParam("n_layer", "block_count", fields={"hf": "num_hidden_layers|n_layer|n_layers"}),
+    HParam("n_ff", "feed_forward_length", fields={"hf": "intermediate_size|n_inner|hidden_dim"}),
+    HParam("n_head", "attention.head_count", fields={"hf": "num_attention_heads|n_head|n_heads"},
            check="0 < n_head and n_embd % n_head == 0"),
     HParam("eps", "attention.layer_norm_epsilon", common.F32,
            {"hf": "layer_norm_eps|layer_norm_epsilon"},
            defaults=(Default(1e-12, "BERT's"),)),
     HParam("n_types", None, fields={"hf": "type_vocab_size"},
            defaults=(Default(2, "transformers' default", dialect="hf"),), required=False),
+    # RoBERTa counts positions from the one behind its padding's: the rows before belong to no token.
+    HParam("padding", None, fields={"hf": "pad_token_id"}, required=False),
+    HParam("after_padding", None, common.BOOL, required=False),
+    HParam("first_position", None, derive=first_position, required=False),
 )  # fmt: skip
 CAUSAL = HParam("causal", "attention.causal", common.BOOL, absent=True)
-
-# How sentence-transformers makes one vector of a text: its Pooling module's configuration.
-POOLING = tuple(
-    HParam(f"pool_{name}", None, common.BOOL, {"hf": f"{_POOL}pooling_mode_{key}"}, required=False)
-    for name, key in (
-        ("mean", "mean_tokens"), ("cls", "cls_token"), ("lasttoken", "lasttoken"), ("max", "max_tokens"),
-        ("mean_sqrt_len", "mean_sqrt_len_tokens"), ("weightedmean", "weightedmean_tokens"),
-    )
-)  # fmt: skip
-POOLING_TYPE = HParam("pooling", "pooling_type", derive="@pooling_type", required=False)
 
 EMBEDDING = roles("""
 token_embd.weight                       : n_vocab n_embd | hf embeddings.word_embeddings.weight
@@ -48,14 +51,14 @@ token_embd_norm.bias                    : n_embd         | hf embeddings.LayerNo
 """)
 
 HARMLESS = (
+    embeddings.HARMLESS,
     Harmless("tie_word_embeddings", "of the output layer, which is not here"),
     Harmless("directionality pooler_*", "of the pooler, which embeddings do not use"),
-    Harmless(f"{_POOL}word_embedding_dimension {_POOL}include_prompt", "pooling takes what there is"),
 )
-_POOLER = "transformers' pooled output, which embeddings do not use and for which GGUF has no name"
-DROPS = (
-    Drop("pooler.dense.weight", _POOLER),
-    Drop("pooler.dense.bias", _POOLER),
+_POOLER = "transformers' pooled output, which embeddings do not use"
+POOLER = (Drop("pooler.dense.weight", _POOLER), Drop("pooler.dense.bias", _POOLER))
+BUFFERS = (
     Drop("embeddings.position_ids", "a buffer: the numbers of the positions in order", follows=True),
     Drop("*.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True),
 )
+DROPS = (*POOLER, *BUFFERS)

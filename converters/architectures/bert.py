@@ -1,20 +1,28 @@
-"""BERT, as models of embeddings use it: the encoder without a head. Sources: `_bert`."""
+"""BERT and its kin DistilBERT, RoBERTa, XLM-RoBERTa and CamemBERT: encoders for embeddings, and classifiers of texts.
+
+A head that predicts masked tokens is dropped. DistilBERT's classifier is not read: llama.cpp has no word for its
+activation. Sources: `_bert`, `_embeddings`; transformers `modeling_roberta.py`, `modeling_distilbert.py`.
+"""
+
+from dataclasses import replace
 
 from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
-from ggferry.converters.schema.roles import block, roles
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.layouts import Split
+from ggferry.converters.schema.roles import also, block, roles, varied
 
 HPARAMS = (
-    *bert.SIZES, bert.CAUSAL, *bert.POOLING, bert.POOLING_TYPE,
-    HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"gelu": "gelu"}, required=False),
+    *bert.SIZES, bert.CAUSAL, *embeddings.POOLING, *embeddings.LABELS,
+    HParam("activation", None, common.STRING, {"hf": "hidden_act|activation"}, words={"gelu": "gelu"}, required=False),
     HParam("positions", None, common.STRING, {"hf": "position_embedding_type"}, words={"absolute": "absolute"},
            required=False),
     HParam("decoder", None, common.BOOL, {"hf": "is_decoder"}, words={False: False}, required=False),
 )  # fmt: skip
 
-ROLES = roles(
+_BERT = roles(
     bert.EMBEDDING,
     "position_embd.weight f32 : n_ctx n_embd | hf embeddings.position_embeddings.weight",
     block(
@@ -27,17 +35,100 @@ ROLES = roles(
         tensors.norm("layer_output_norm", "output.LayerNorm", bias=True),
         layer="encoder.layer.{n}.",
     ),
+    embeddings.classifier("pooler.dense", "classifier"),
+)
+_ROBERTA = varied(
+    _BERT, "roberta", "hf",
+    """
+    position_embd.weight embeddings.position_embeddings.weight @positions
+    cls.weight           classifier.dense.weight
+    cls.bias             classifier.dense.bias
+    cls.output.weight    classifier.out_proj.weight
+    cls.output.bias      classifier.out_proj.bias
+    """,
+    positions=Split("first_position", "n_positions"),
+)  # fmt: skip
+ROLES = also(
+    _ROBERTA,
+    "distil",
+    """
+    token_embd.weight               embeddings.word_embeddings.weight
+    token_embd_norm.weight          embeddings.LayerNorm.weight
+    token_embd_norm.bias            embeddings.LayerNorm.bias
+    position_embd.weight            embeddings.position_embeddings.weight
+    blk.{n}.attn_q.weight           transformer.layer.{n}.attention.q_lin.weight
+    blk.{n}.attn_q.bias             transformer.layer.{n}.attention.q_lin.bias
+    blk.{n}.attn_k.weight           transformer.layer.{n}.attention.k_lin.weight
+    blk.{n}.attn_k.bias             transformer.layer.{n}.attention.k_lin.bias
+    blk.{n}.attn_v.weight           transformer.layer.{n}.attention.v_lin.weight
+    blk.{n}.attn_v.bias             transformer.layer.{n}.attention.v_lin.bias
+    blk.{n}.attn_output.weight      transformer.layer.{n}.attention.out_lin.weight
+    blk.{n}.attn_output.bias        transformer.layer.{n}.attention.out_lin.bias
+    blk.{n}.attn_output_norm.weight transformer.layer.{n}.sa_layer_norm.weight
+    blk.{n}.attn_output_norm.bias   transformer.layer.{n}.sa_layer_norm.bias
+    blk.{n}.ffn_up.weight           transformer.layer.{n}.ffn.lin1.weight
+    blk.{n}.ffn_up.bias             transformer.layer.{n}.ffn.lin1.bias
+    blk.{n}.ffn_down.weight         transformer.layer.{n}.ffn.lin2.weight
+    blk.{n}.ffn_down.bias           transformer.layer.{n}.ffn.lin2.bias
+    blk.{n}.layer_output_norm.weight transformer.layer.{n}.output_layer_norm.weight
+    blk.{n}.layer_output_norm.bias  transformer.layer.{n}.output_layer_norm.bias
+    """,
+)
+
+_CLASSIFIED = Harmless("problem_type label2id", "how it was trained; id2label says the same")
+_UNUSED = Harmless("label2id problem_type", "of a classifier, which is not here")
+_ROBERTAS = ("Roberta", "XLMRoberta", "Camembert")
+ENCODER = Dialect(
+    "hf",
+    fields="hf",
+    drops=(
+        *(replace(drop, when="classifies == 0") for drop in bert.POOLER),
+        *bert.BUFFERS,
+        *embeddings.language_heads("cls.predictions.*", "cls.seq_relationship.*", "lm_head.*"),
+    ),
+    given={"causal": False, "classifies": False},
+    renames=(("bert.", ""), ("roberta.", ""), ("camembert.", ""), ("distilbert.", "")),
+    harmless=(*bert.HARMLESS, _UNUSED),
+)
+CLASSIFIER = replace(
+    ENCODER,
+    name="classifier",
+    names="hf",
+    classes=("BertForSequenceClassification",),
+    drops=bert.BUFFERS,
+    given={"causal": False, "classifies": True, "pooling": embeddings.RANK},
+    harmless=(*bert.HARMLESS, _CLASSIFIED),
 )
 
 SPEC = Architecture(
     name="bert",
     display_name="BERT",
-    hf_classes=("BertModel",),
+    hf_classes=("BertModel", "BertForMaskedLM", "BertForPreTraining"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf", drops=bert.DROPS, given={"causal": False}, renames=(("bert.", ""),), harmless=bert.HARMLESS
+        "hf": ENCODER,
+        "classifier": CLASSIFIER,
+        "roberta": replace(
+            ENCODER,
+            name="roberta",
+            classes=tuple(f"{name}{head}" for name in _ROBERTAS for head in ("Model", "ForMaskedLM")),
+            given={**ENCODER.given, "after_padding": True},
+        ),
+        "roberta classifier": replace(
+            CLASSIFIER,
+            name="roberta classifier",
+            names="roberta",
+            classes=tuple(f"{name}ForSequenceClassification" for name in _ROBERTAS),
+            given={**CLASSIFIER.given, "after_padding": True},
+        ),
+        "distil": replace(
+            ENCODER,
+            name="distil",
+            classes=("DistilBertModel", "DistilBertForMaskedLM"),
+            drops=(*bert.BUFFERS, *embeddings.language_heads("vocab_*")),
+            given={**ENCODER.given, "n_types": 0},
+            harmless=(*ENCODER.harmless, Harmless("sinusoidal_pos_embds", "how the positions began")),
         ),
         "gguf": Dialect("gguf"),
     },

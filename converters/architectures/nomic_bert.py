@@ -4,6 +4,7 @@ in one matrix) and in transformers'. Sources: `_bert`; Nussbaum et al. (2402.016
 
 from ggferry.converters.architectures import _bert as bert
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import Concat
@@ -12,7 +13,7 @@ from ggferry.converters.schema.roles import also, block, roles
 _NO = {False: False}
 
 HPARAMS = (
-    *bert.SIZES, bert.CAUSAL, *bert.POOLING,
+    *bert.SIZES, bert.CAUSAL, *embeddings.MODES,
     HParam("pooling", "pooling_type", derive="@pooling_type",
            defaults=(Default(1, "Nomic's embeddings are means, and llama.cpp before 2026 loads none without it"),)),
     HParam("rope_base", "rope.freq_base", common.F32,

@@ -6,6 +6,7 @@ facts that a mixture depends on, the options of the command line, and what must 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -123,7 +124,7 @@ def choose_types(
 def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
     """Return the type that a tensor has in GGUF where nothing asks for another, and why where it is not its own."""
     source, derived = node.inputs[0].type, node.inputs[0].derived
-    if node.role.always_f32 or len(node.shape) == 1:
+    if node.role.always_f32 or math.prod(node.shape[:-1]) == 1:  # ggml counts a matrix of one row as a vector
         return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
     if node.layout.widens:
         return block_type("F32"), "products of the source's values"

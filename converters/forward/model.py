@@ -159,12 +159,13 @@ class Model:
     def positions(self, name: str, count: int) -> Tensor:
         """Return the learned position embeddings of `count` tokens, `(count, width)`.
 
-        Raises UsageError beyond `n_ctx`.
+        In a checkpoint they may begin at a later row (`first_position`). Raises UsageError beyond `n_ctx`.
         """
         known, at = self.sizes["n_ctx"], self.where(count).tolist()
         if at[-1] >= known:
             raise UsageError("tokens", found=at[-1] + 1, expected=f"at most {known}, the positions that were learned")
-        return self.weights.rows(f"{name}.weight", [place + self.recipe.position_offset for place in at])
+        first = self.recipe.position_offset + (self.sizes.get("first_position") or 0)
+        return self.weights.rows(f"{name}.weight", [first + place for place in at])
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Return x normalized along its last axis, then weighted and biased as this model does it."""

@@ -139,6 +139,8 @@ def _word(checkpoint: Checkpoint, param: HParam, place: str, found: Any) -> Any:
 def _typed(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any:
     if not param.many or (param.or_one and not isinstance(found, list | tuple)):
         return _item(checkpoint, param, found, origin)
+    if isinstance(found, dict) and all(found.get(str(number)) is not None for number in range(len(found))):
+        found = [found[str(number)] for number in range(len(found))]  # transformers' id2label
     if not isinstance(found, Sequence) or isinstance(found, str) or len(found) > MAX_ITEMS:
         raise InconsistentError(
             f"{param.name} ({origin})", path=checkpoint.path, found=found, expected=f"a list of at most {MAX_ITEMS}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import spell, unspell
 from ggferry.converters.tokenizers.files.sidecar_settings import TEMPLATE_FOLDER, Sidecars, special_text
-from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, TIKTOKEN, Witness
+from ggferry.converters.tokenizers.libraries.testimony import FAIRSEQ, SENTENCEPIECE, TIKTOKEN, Witness
 from ggferry.converters.tokenizers.tokenizer import CHAT_TEMPLATE, GGML, SPACE, SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import VerificationError
@@ -51,7 +51,7 @@ def check_raw(
     held = _Held(output, path)
     held.added(witness)
     merges = 0
-    if witness.library == SENTENCEPIECE:
+    if witness.library in (SENTENCEPIECE, FAIRSEQ):
         held.pieces(facts["vocabulary"], facts["scores"], facts["types"], {one.id for one in witness.added})
     elif witness.library == TIKTOKEN:
         held.ranks({rank: spell(base64.b64decode(token)) for token, rank in facts["vocabulary"].items()})

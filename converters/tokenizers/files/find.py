@@ -28,6 +28,7 @@ from ggferry.support.registry import scan
 ENDINGS = {".json": "tokenizer.json", ".model": "tokenizer.model", ".txt": "rwkv_vocab_v20230424.txt"}
 APPENDS_EOS = ("T5Tokenizer", "T5TokenizerFast")
 NO_SPACE_PREFIX = ("gemma",)  # model types whose tokenizer puts no space in front (GemmaTokenizer of transformers)
+WITHOUT_TYPES = ("distilbert",)
 
 
 def files_of(source: str) -> str | Mapping[str, str]:
@@ -100,6 +101,8 @@ def _by_class(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     if tokenizer.model == "llama" and family.startswith(NO_SPACE_PREFIX) and not told:
         flags["add_space_prefix"], origins["add_space_prefix"] = False, f"model_type {family}"
     kinds = json_kinds.whole(sidecars.object("config.json"), "type_vocab_size", sidecars.path("config.json"))
-    if tokenizer.token_type_count is not None and kinds is not None and 0 <= kinds <= MAX_VOCAB:
+    if family in WITHOUT_TYPES:  # and a loader that wants a number above 0
+        tokenizer, origins["token_type_count"] = replace(tokenizer, token_type_count=1), f"model_type {family}"
+    elif kinds is not None and 0 <= kinds <= MAX_VOCAB:
         tokenizer, origins["token_type_count"] = replace(tokenizer, token_type_count=kinds), "type_vocab_size"
     return replace(tokenizer, flags=flags, origins=origins)

@@ -112,6 +112,22 @@ def with_sentencepiece(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, An
     return answer, ids()
 
 
+def with_fairseq(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+    """Encode by a tokenizer.model with SentencePiece, and number the pieces as fairseq does.
+
+    <s>, <pad>, </s> and <unk> are the first; every other piece stands one place further on than in the file.
+    """
+    answer, ids = with_sentencepiece(data, asked)
+    if asked["vocabulary"]:
+        first: dict[str, list[Any]] = {
+            "vocabulary": ["<s>", "<pad>", "</s>", "<unk>"],
+            "scores": [0.0] * 4,
+            "types": [3, 3, 3, 2],
+        }
+        answer |= {name: [*own, *answer[name][3:]] for name, own in first.items()}
+    return answer, ([token + 1 if token else 3 for token in one] for one in ids)
+
+
 def with_tiktoken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
     """Encode by a file of tokens and ranks, as Meta's tokenizer.py of LLaMA 3 reads it.
 
@@ -158,6 +174,7 @@ def by_rank(ranks: dict[bytes, int]) -> Callable[[str], list[int]]:
 LIBRARIES: dict[str, Callable[[bytes, dict[str, Any]], tuple[dict[str, Any], Ids]]] = {
     "tokenizers": with_tokenizers,
     "sentencepiece": with_sentencepiece,
+    "fairseq": with_fairseq,
     "tiktoken": with_tiktoken,
 }
 

@@ -19,6 +19,8 @@ from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import SPACE, Encoder, Tokenizer, TokenType
 
 TOKENIZERS, SENTENCEPIECE, TIKTOKEN = "tokenizers", "sentencepiece", "tiktoken"
+FAIRSEQ = "fairseq"
+"""SentencePiece, with its pieces numbered as fairseq does."""
 MAX_PIECES = 200_000
 MAX_CHARACTERS = 1 << 22  # of all pieces together; 200,000 ordinary ones have a quarter of it
 MAX_ADDED = 1 << 14

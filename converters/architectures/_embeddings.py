@@ -1,0 +1,58 @@
+"""Table pieces of models that make one vector, or scores, of a text: how it is pooled, and what classifies it.
+
+Sources: sentence-transformers' modules; transformers' `…ForSequenceClassification`; llama.cpp `llama-graph.cpp`
+(`build_pooling`), which applies the tensors `cls`, `cls.norm` and `cls.output` to the pooled states.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures._tensors import linear
+from ggferry.converters.schema.architecture import Drop, Harmless, HParam, Role
+from ggferry.converters.schema.derivations import Values
+
+_POOL = "sentence_transformers_pooling."
+RANK = 4
+"""llama.cpp's LLAMA_POOLING_TYPE_RANK: the classifier's scores in place of a vector."""
+
+# How sentence-transformers makes one vector of a text: its Pooling module's configuration.
+MODES = tuple(
+    HParam(f"pool_{name}", None, common.BOOL, {"hf": f"{_POOL}pooling_mode_{key}"}, required=False)
+    for name, key in (
+        ("mean", "mean_tokens"), ("cls", "cls_token"), ("lasttoken", "lasttoken"), ("max", "max_tokens"),
+        ("mean_sqrt_len", "mean_sqrt_len_tokens"), ("weightedmean", "weightedmean_tokens"),
+    )
+)  # fmt: skip
+POOLING = (*MODES, HParam("pooling", "pooling_type", derive="@pooling_type", required=False))
+HARMLESS = Harmless(f"{_POOL}word_embedding_dimension {_POOL}include_prompt", "pooling takes what there is")
+
+
+def labels(values: Values) -> tuple[str, ...] | None:
+    """Return the names of a classifier's scores; where none are stated, transformers' own."""
+    count, stated = values.get("n_labels"), values.get("labels_stated")
+    if count is None:
+        return None
+    if stated is not None and len(stated) != count:
+        raise ValueError(f"{len(stated)} labels for a classifier of {count} scores")
+    return tuple(f"LABEL_{number}" for number in range(count)) if stated is None else stated
+
+
+# A classifier's tensors show how many labels there are.
+LABELS = (
+    HParam("n_labels", None, required=False),
+    HParam("classifies", None, common.BOOL, required=False),
+    HParam("labels_stated", None, common.STRING, {"hf": "id2label"}, required=False, many="n_labels"),
+    HParam("labels", "classifier.output_labels", common.STRING, derive=labels, required=False, many="n_labels"),
+)
+
+
+def classifier(dense: str, output: str, *, dense_bias: bool = True) -> tuple[Role, ...]:
+    """Return the classifier: a square layer ('' for none), an activation, and one row a label.
+
+    `dense`, `output`: the source's names.
+    """
+    first = linear("cls", "n_embd n_embd", dense, bias=dense_bias, when="classifies == 1") if dense else ()
+    return (*first, *linear("cls.output", "n_labels n_embd", output, bias=True, when="classifies == 1"))
+
+
+def language_heads(*names: str) -> tuple[Drop, ...]:
+    """Return the drops of a head that predicts masked tokens, by names of its tensors."""
+    return tuple(Drop(name, "the head that predicts masked tokens, which embeddings do not use") for name in names)
