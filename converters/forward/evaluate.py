@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward import computations
-from ggferry.converters.forward.model import LOGITS, Choices, Model, Places, Result
+from ggferry.converters.forward.blocks.pooling import pooled
+from ggferry.converters.forward.model import LAST_STATES, LOGITS, Choices, Model, Places, Result
 from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.schema.recipe import Recipe, recipe_of
@@ -93,7 +94,24 @@ def forward(
 
 def result_of(graph: ModelGraph) -> Result:
     """Return what the rows of a forward pass of this model are."""
-    return getattr(_computation(graph), "RESULT", LOGITS)
+    own: Result = getattr(_computation(graph), "RESULT", LOGITS)
+    return LAST_STATES if own is LOGITS and Model(graph).gives_states else own
+
+
+def embedding(graph: ModelGraph, states: Any, weights: Weights | None = None) -> Any:
+    """Return what a model of embeddings, or a classifier, makes of a text with these states.
+
+    Args:
+        graph: The model.
+        states: Its states, numpy float32 `(tokens, n_embd)`, as `forward` returns them.
+        weights: Access to the tensors.
+
+    Returns:
+        numpy float32 `(n,)`: the vector, of unit length, or the scores. None where nothing says how texts are pooled.
+    """
+    with torch.inference_mode(), one_thread():
+        found = pooled(Model(graph, weights), torch.from_numpy(states))
+        return None if found is None else found.numpy()
 
 
 def can_place(graph: ModelGraph) -> bool:

@@ -81,6 +81,7 @@ class Result:
 
 LOGITS = Result()
 ENCODER_STATES = Result("states of the encoder", ranked=False)
+LAST_STATES = Result("states of the last block", ranked=False)
 
 
 class Model:
@@ -114,6 +115,11 @@ class Model:
         self.lists = tuple(param.name for param in graph.architecture.hparams if param.many == "n_layer")
         self.number = -1
         self.kept: dict[Any, Any] = {}
+
+    @property
+    def gives_states(self) -> bool:
+        """Whether the rows of a pass are states, of which texts get one vector each."""
+        return self.recipe.rows == "states" or bool(self.sizes.get("pooling"))
 
     def at(self, number: int) -> Model:
         """Return the model as block `number` sees it: hparams with one value for each block have that block's value."""

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.evaluate import forward, result_of
+from ggferry.converters.forward.evaluate import embedding, forward, result_of
 from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.model import LOGITS, Choices, Result
 from ggferry.converters.forward.weights import Weights
@@ -38,6 +38,7 @@ else:
 EXACT_LOGITS = 2e-6
 """Relative RMS below which two float32 passes over equal values, in another order, count as equal for a few blocks."""
 _FEW_BLOCKS = 3
+CANCELLED = 8
 
 _BLOCK = re.compile(r"blk\.\d+")
 """Matches up to the end of the part of a name that identifies its block: blk.0, enc.blk.0."""
@@ -60,6 +61,8 @@ class LogitsProof:
         prompts: The prompts, as plain data.
         reached: The parts of the model that the prompts exercised.
         not_reached: The parts that they did not.
+        embedding: Largest relative RMS difference of what a text is used for, its pooled vector or scores; None where
+            the model makes none.
     """
 
     max_error: float
@@ -72,6 +75,7 @@ class LogitsProof:
     prompts: tuple[Mapping[str, Any], ...] = ()
     reached: tuple[str, ...] = ()
     not_reached: tuple[str, ...] = ()
+    embedding: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as receipts hold them, with `what` in words."""
@@ -143,8 +147,13 @@ def check_logits(
     proof = replace(_worst(expected, found[0]), limit=exact_limit(source), what=result)
     if not result.ranked:
         proof = replace(proof, top1_agreement=None, kl_divergence=None)
+    vectors = [_vectors(side, rows) for side, rows in zip(sides, (expected, *found), strict=True)]
+    if vectors[0]:
+        proof = replace(proof, embedding=_worst(vectors[0], vectors[1]).relative_rms)
     if found[1:]:
         proof = replace(proof, structure=_worst(expected, found[1]).relative_rms)
+    if vectors[0]:
+        _check_vectors(vectors[0], vectors[-1], proof.limit, output.checkpoint.path)
     apart = proof.relative_rms if proof.structure is None else proof.structure
     if not (apart <= proof.limit and math.isfinite(proof.relative_rms)):
         raise VerificationError(
@@ -154,6 +163,25 @@ def check_logits(
     come_to = reach(source, texts, [choices.chosen for choices in first])
     said = tuple(text.as_dict() for text in texts)
     return replace(proof, prompts=said, reached=come_to.reached, not_reached=come_to.missed)
+
+
+def _vectors(side: Weights, rows: Sequence[Any]) -> list[Any]:
+    """Return what the model makes of each text, `(1, n)`; nothing where it makes no vector of a text."""
+    found = [embedding(side.graph, states, side) for states in rows] if not result_of(side.graph).ranked else []
+    return [vector[None] for vector in found if vector is not None]
+
+
+def _check_vectors(source: Sequence[Any], output: Sequence[Any], limit: float, path: str) -> None:
+    """Check that texts come out as the same vectors or scores. Raises VerificationError.
+
+    A score is a sum in which much may cancel, so it may be `CANCELLED` times as far off as the states.
+    """
+    apart = _worst(source, output).relative_rms if len(source) == len(output) else math.inf
+    if not apart <= limit * CANCELLED:
+        raise VerificationError(
+            "what the output makes of a text differs from what the source does", path=path,
+            found=f"relative RMS {apart:.3g}", expected=f"at most {limit * CANCELLED:.3g}",
+        )  # fmt: skip
 
 
 def exact_limit(graph: ModelGraph) -> float:

@@ -136,6 +136,8 @@ def how_it_was_proved(proof: Proof) -> str:
         logits = proof.logits
         top1 = "" if logits.top1_agreement is None else f", top-1 agreement {logits.top1_agreement:.0%}"
         parts.append(f"{logits.what.name} of both sides differ by {logits.relative_rms:.2g} relative RMS{top1}")
+        if logits.embedding is not None:
+            parts.append(f"what is made of a text differs by {logits.embedding:.2g}")
     elif proof.tensors:
         parts.append("no forward pass (--verify fast)" if proof.level == "fast" else "no forward pass is known")
     if proof.tokenizer.get("texts"):

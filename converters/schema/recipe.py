@@ -45,8 +45,9 @@ AttnGate = Literal["none", "query"]
 """'query': each head of the query projection also holds a gate for the head's output."""
 GateActivation = Literal["sigmoid", "softplus"]
 """The activation of that gate, or of the tensor `attn_gate`."""
-OutputNorm = Literal["output_norm", "token_embd_norm"]
-"""The tensor that normalizes the last block's result: llama.cpp names LFM2's as if it were a norm of the embedding."""
+OutputNorm = Literal["output_norm", "token_embd_norm", "enc.output_norm"]
+"""The tensor that normalizes the last block's result: llama.cpp names LFM2's as if it were a norm of the embedding, and
+NeoBERT's as an encoder's."""
 FfnNorm = Literal["ffn_norm", "post_attention_norm", "attn_output_norm"]
 """The tensor that normalizes the input of the feed-forward."""
 DeltaProjections = Literal["separate", "grouped"]
@@ -59,6 +60,10 @@ Ffn = Literal["gated", "plain", "fused"]
 Glu = Literal["multiplied", "clamped"]
 """How act(gate) is combined with up; 'clamped': as in gpt-oss, both clamped to a limit, and up + 1."""
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
+Classifier = Literal["tanh", "gelu", "silu"]
+"""The activation behind the first layer of a classifier. The hparam `classifier_activation` wins."""
+Rows = Literal["logits", "states"]
+"""What a model gives for each token. One whose texts are pooled gives states."""
 Residual = Literal["sequential", "parallel", "single"]
 """'parallel': both branches read the block's input; 'single': a block has one branch."""
 EmbeddingScale = Literal["none", "sqrt_width"]
@@ -149,6 +154,8 @@ class Recipe:
     wkv: Wkv = ""
     decay: Decay = "log"
     rescaled: bool = False
+    classifier: Classifier = "tanh"
+    rows: Rows = "logits"
 
 
 class Conventions(TypedDict, total=False):
@@ -197,6 +204,8 @@ class Conventions(TypedDict, total=False):
     wkv: Wkv
     decay: Decay
     rescaled: bool
+    classifier: Classifier
+    rows: Rows
 
 
 def recipe_of(*layers: Conventions) -> Recipe:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.heads import projected_heads
 from ggferry.converters.forward.blocks.latent_attention import latent
-from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later, outside_chunk
+from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later, outside_chunk, outside_window
 from ggferry.converters.forward.model import Model
 from ggferry.support.lazy_import import lazy
 
@@ -44,8 +44,10 @@ def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Ten
     ahead = distances(model.where(len(x))) if slopes else None
     bias = None if ahead is None else lambda head: slopes[head] * ahead
     chunked = window and model.recipe.window == "chunked"
-    unseen = (outside_chunk if chunked else later)(model.where(len(x)), window)
-    hidden = unseen if sizes.get("causal", True) else None
+    if sizes.get("causal", True):
+        hidden = (outside_chunk if chunked else later)(model.where(len(x)), window)
+    else:
+        hidden = outside_window(model.where(len(x)), window)
     sinks = model.weights.vector(f"{block}attn_sinks.weight") if model.has(f"{block}attn_sinks") else None
     out = attend(q, k, v, scale, hidden, bias, float(sizes.get("attn_softcap") or 0), sinks)
     return _gated(model, block, x, out * model.scale("value_scale"), gate)

@@ -108,6 +108,14 @@ def later(at: Tensor | int, window: int = 0) -> Tensor:
     return (ahead > 0) | (ahead <= -window) if window else ahead > 0
 
 
+def outside_window(at: Tensor, window: int) -> Tensor | None:
+    """Return what attention to both sides does not see, bool `(count, count)`; None for nothing.
+
+    With a window, that is what is farther than half of it (llama.cpp, LLAMA_SWA_TYPE_SYMMETRIC).
+    """
+    return distances(at).abs() > window // 2 if window else None
+
+
 def outside_chunk(at: Tensor, chunk: int) -> Tensor:
     """Return what attention in chunks does not see, bool `(count, count)`.
 

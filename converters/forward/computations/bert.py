@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.feed_forward import dense
 from ggferry.converters.forward.blocks.rope import rotate, rotation
 from ggferry.converters.forward.blocks.softmax_attention import attend, later
-from ggferry.converters.forward.model import Model, Result
+from ggferry.converters.forward.model import LAST_STATES, Model
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-RESULT = Result("states of the last block", ranked=False)
+RESULT = LAST_STATES
 
 
 def encode(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:

@@ -26,7 +26,10 @@ PLACES = True
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
-    """Return the logits of every wanted position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
+    """Return the logits of every wanted position, float32 `(tokens, n_vocab)`; `progress` counts blocks.
+
+    A model of embeddings gives the normalized states of the last block instead, `(tokens, n_embd)`.
+    """
     x = embedded(model, tokens)
     own = per_layer_inputs(model, tokens, x)
     for number in range(model.sizes["n_layer"]):
@@ -37,7 +40,8 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
         if model.has(f"{name}layer_output_scale"):
             x = x * model.weights.vector(f"{name}layer_output_scale.weight")
         progress(1)
-    return unembedded(model, model.norm(model.recipe.output_norm, model.wanted(x)))
+    x = model.norm(model.recipe.output_norm, model.wanted(x))
+    return x if model.gives_states else unembedded(model, x)
 
 
 def embedded(model: Model, tokens: Sequence[int]) -> Tensor:
