@@ -6,7 +6,7 @@ Sources: sentence-transformers' modules; transformers' `…ForSequenceClassifica
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures._tensors import linear
-from ggferry.converters.schema.architecture import Drop, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Role
 from ggferry.converters.schema.derivations import Values
 
 _POOL = "sentence_transformers_pooling."
@@ -22,6 +22,12 @@ MODES = tuple(
     )
 )  # fmt: skip
 POOLING = (*MODES, HParam("pooling", "pooling_type", derive="@pooling_type", required=False))
+# A decoder without its output gives states: 0 says so, one for each token, where nothing says how texts are pooled.
+DECODER_POOLING = (
+    *MODES, HParam("without_output", None, common.BOOL, required=False),
+    HParam("pooling", "pooling_type", derive="@pooling_type", required=False,
+           defaults=(Default(0, "there is no output: the states are the result", when="without_output == 1"),)),
+)  # fmt: skip
 HARMLESS = Harmless(f"{_POOL}word_embedding_dimension {_POOL}include_prompt", "pooling takes what there is")
 
 

@@ -104,12 +104,16 @@ HEADLESS = Remark(
 )
 
 
+BARE = (("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."), ("norm.", "model.norm."))
+"""Names of the tensors of a model that stands alone, without what makes words of its states."""
+
+
 def headless(dialect: Dialect, *classes: str) -> dict[str, Dialect]:
     """Return the dialect of the same model saved without what makes words of its last states (`…Model`)."""
     mine = replace(
         dialect, name="headless", names=dialect.column, fields=dialect.source, classes=classes,
-        renames=(("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."), ("norm.", "model.norm.")),
-        given={**dialect.given, "tied": True}, remarks=(*dialect.remarks, HEADLESS),
+        renames=BARE, given={**dialect.given, "tied": True, "without_output": True},
+        remarks=(*dialect.remarks, HEADLESS),
         harmless=(*dialect.harmless, Harmless("tie_word_embeddings", "there is no output matrix", (False, True))),
     )  # fmt: skip
     return {mine.name: mine}

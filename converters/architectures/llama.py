@@ -9,6 +9,7 @@ sliding window.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
@@ -87,7 +88,7 @@ HPARAMS = (
     common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
     common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, common.N_SWA, *common.WINDOW_LIST,
     common.N_EXPERT,
-    common.N_EXPERT_USED, common.TIED, *BIASES, common.SILU,
+    common.N_EXPERT_USED, common.TIED, *BIASES, common.SILU, *embeddings.DECODER_POOLING,
 )  # fmt: skip
 
 ROLES = also(

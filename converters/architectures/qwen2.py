@@ -6,6 +6,7 @@ Source: llama.cpp `src/models/qwen2.cpp`, transformers `modeling_qwen2.py`.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
@@ -14,7 +15,7 @@ from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.ATTENTION_BIAS,
-    common.SILU,
+    common.SILU, *embeddings.DECODER_POOLING,
 )  # fmt: skip
 
 ROLES = roles(
@@ -35,7 +36,11 @@ KORMO = (
 PLAIN = Harmless("use_mrope", "positions are one number each", (False,))  # in configurations of Qwen2.5
 
 HF = Dialect(
-    "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), given={"attention_bias": True}, harmless=(PLAIN,)
+    "hf",
+    drops=common.DROPS,
+    remarks=(*rope.REMARKS, common.WINDOW),
+    given={"attention_bias": True},
+    harmless=(PLAIN, embeddings.HARMLESS),
 )
 
 SPEC = Architecture(

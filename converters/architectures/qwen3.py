@@ -4,13 +4,17 @@ Source: llama.cpp `src/models/qwen3.cpp`, transformers `modeling_qwen3.py`.
 """
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import block, roles
 
-HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU)
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU,
+    *embeddings.DECODER_POOLING,
+)  # fmt: skip
 
 ROLES = roles(
     tensors.embedding(),
@@ -23,7 +27,11 @@ ROLES = roles(
     ),
 )
 
-HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), harmless=(common.UNBIASED,))
+# Qwen3-Embedding's weights carry the names of a model that stands alone.
+HF = Dialect(
+    "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), renames=half.BARE,
+    harmless=(common.UNBIASED, embeddings.HARMLESS),
+)  # fmt: skip
 
 SPEC = Architecture(
     name="qwen3",

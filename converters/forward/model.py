@@ -119,7 +119,7 @@ class Model:
     @property
     def gives_states(self) -> bool:
         """Whether the rows of a pass are states, of which texts get one vector each."""
-        return self.recipe.rows == "states" or bool(self.sizes.get("pooling"))
+        return self.recipe.rows == "states" or self.sizes.get("pooling") is not None
 
     def at(self, number: int) -> Model:
         """Return the model as block `number` sees it: hparams with one value for each block have that block's value."""

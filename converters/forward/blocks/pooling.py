@@ -1,7 +1,7 @@
 """What models of embeddings and classifiers are used for: one vector, or scores, of a whole text.
 
-Definition: llama.cpp `llm_graph_context::build_pooling` and `build_dense_out`; sentence-transformers' Pooling, Dense and
-Normalize; transformers' `…ForSequenceClassification`.
+Definition: llama.cpp `llm_graph_context::build_pooling` and `build_dense_out`; sentence-transformers' Pooling, Dense
+and Normalize; transformers' `…ForSequenceClassification`.
 """
 
 from __future__ import annotations

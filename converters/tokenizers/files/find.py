@@ -16,7 +16,7 @@ from ggferry.converters.tokenizers.files.sidecar_settings import (
     with_roles,
     with_templates,
 )
-from ggferry.converters.tokenizers.libraries.testimony import Witness
+from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint_folder.sidecars import tokenizer_names
 from ggferry.formats.errors import MissingError
@@ -28,7 +28,9 @@ from ggferry.support.registry import scan
 ENDINGS = {".json": "tokenizer.json", ".model": "tokenizer.model", ".txt": "rwkv_vocab_v20230424.txt"}
 APPENDS_EOS = ("T5Tokenizer", "T5TokenizerFast")
 NO_SPACE_PREFIX = ("gemma",)  # model types whose tokenizer puts no space in front (GemmaTokenizer of transformers)
-WITHOUT_TYPES = ("distilbert",)
+WITHOUT_SPACE = b"\x1a\x02\x18\x00"
+"""normalizer_spec.add_dummy_prefix = false: appended to a model file, it takes the place of what the file states."""
+WITHOUT_TYPES = ("distilbert",)  # and a loader that wants a number above 0
 
 
 def files_of(source: str) -> str | Mapping[str, str]:
@@ -74,7 +76,10 @@ def witness(where: str | Mapping[str, str], pre: str | None = None) -> tuple[Wit
     """Return the library and file that the tokenizer of `load` was made with (None where none), and all files."""
     sidecars = Sidecars.of(where)
     wanted = Wanted(sidecars, added_tokens(sidecars), pre=pre)
-    return _source(wanted).witness(wanted), sidecars
+    found = _source(wanted).witness(wanted)
+    if found is not None and found.library == SENTENCEPIECE and _puts_no_space(sidecars):
+        found = replace(found, data=found.data + WITHOUT_SPACE)
+    return found, sidecars
 
 
 def _source(wanted: Wanted) -> Source:
@@ -98,11 +103,16 @@ def _by_class(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
         flags["add_eos"], origins["add_eos"] = True, name
     family = sidecars.text("config.json", "model_type")
     told = tokenizer.origins.get("add_space_prefix") == "tokenizer.json"  # whose normalizer is what transformers runs
-    if tokenizer.model == "llama" and family.startswith(NO_SPACE_PREFIX) and not told:
+    if tokenizer.model == "llama" and _puts_no_space(sidecars) and not told:
         flags["add_space_prefix"], origins["add_space_prefix"] = False, f"model_type {family}"
     kinds = json_kinds.whole(sidecars.object("config.json"), "type_vocab_size", sidecars.path("config.json"))
-    if family in WITHOUT_TYPES:  # and a loader that wants a number above 0
+    if family in WITHOUT_TYPES:
         tokenizer, origins["token_type_count"] = replace(tokenizer, token_type_count=1), f"model_type {family}"
     elif kinds is not None and 0 <= kinds <= MAX_VOCAB:
         tokenizer, origins["token_type_count"] = replace(tokenizer, token_type_count=kinds), "type_vocab_size"
     return replace(tokenizer, flags=flags, origins=origins)
+
+
+def _puts_no_space(sidecars: Sidecars) -> bool:
+    """Return whether the tokenizer's class puts no space in front of a text, whatever tokenizer.model says."""
+    return sidecars.text("config.json", "model_type").startswith(NO_SPACE_PREFIX)

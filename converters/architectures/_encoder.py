@@ -1,0 +1,31 @@
+"""Table pieces of today's encoders, which are decoders that see what follows: sizes without heads of their own width,
+attention to both sides, windows and classifiers.
+
+Sources: transformers `configuration_modernbert.py`, `configuration_eurobert.py`; llama.cpp
+`src/models/modern-bert.cpp`, `eurobert.cpp`, `neo-bert.cpp`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.schema.architecture import HParam
+
+SIZES = (
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER,
+    HParam("n_head", "attention.head_count", fields={"hf": "num_attention_heads"},
+           check="0 < n_head and n_embd % n_head == 0"),
+)  # fmt: skip
+# One key a head, all heads together as wide as the model: GGUF has no keys for anything else here.
+ALL_HEADS = (
+    HParam("n_head_kv", None, derive="n_head"), HParam("head_dim", None, derive="n_embd / n_head"),
+    HParam("head_dim_v", None, derive="n_embd / n_head"),
+)  # fmt: skip
+WHOLE_HEADS_TURN = HParam("n_rot", "rope.dimension_count", implied="n_embd / n_head", check="n_rot % 2 == 0")
+BOTH_SIDES = HParam("causal", "attention.causal", common.BOOL, absent=True)
+NO_SCALING = HParam("rope_scaling", "rope.scaling.type", common.STRING, absent="")
+NO_BIASES = tuple(
+    HParam(name, None, common.BOOL, {"hf": name}, words={False: False}, required=False)
+    for name in ("attention_bias", "mlp_bias", "norm_bias")
+)
+CLASSIFIER_POOLING = HParam(
+    "classifier_pooling", "classifier.pooling_type", fields={"hf": "classifier_pooling"}, words={"mean": 1, "cls": 2},
+    required=False,
+)  # fmt: skip

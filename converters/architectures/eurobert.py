@@ -1,0 +1,56 @@
+"""EuroBERT: LLaMA's block, seeing what follows. Jina's embeddings v5 (nano) are one.
+
+Sources: transformers `modeling_eurobert.py`; llama.cpp `src/models/eurobert.cpp`, `conversion/bert.py`, `_encoder`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
+from ggferry.converters.architectures import _encoder as encoder
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, encoder.BOTH_SIDES, rope.BASE, rope.N_ROT,
+    HParam("rope_kind", None, common.STRING, {"hf": rope.scaling_place("rope_type")}, words={"default": "default"},
+           required=False),
+    encoder.NO_SCALING, *embeddings.POOLING, encoder.CLASSIFIER_POOLING, common.SILU, *encoder.NO_BIASES[:2],
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding("embed_tokens", "norm", ""),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+        layer="layers.{n}.",
+    ),
+)
+
+SPEC = Architecture(
+    name="eurobert",
+    display_name="EuroBERT",
+    hf_classes=("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=(*embeddings.language_heads("lm_head.*"), common.DROP_BUFFERS),
+            given={"causal": False, "rope_scaling": "none"},
+            renames=(("model.", ""),),
+            remarks=(common.heads_as_wide_as_the_model("eurobert"),),
+            harmless=(
+                embeddings.HARMLESS,
+                Harmless("tie_word_embeddings mask_token pad_token", "of the output layer, or read with the tokenizer"),
+                Harmless("pretraining_tp", "how it was trained"),
+                Harmless("mask_token_id", "read with the tokenizer"),
+                Harmless("clf_pooling", "of a classifier, which is not here"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves", "rows": "states"},
+)

@@ -1,0 +1,116 @@
+"""ModernBERT: rotary positions with one base for windows and one for the blocks that see all; no biases.
+
+The first block has no norm of its own. A window reaches half of `local_attention` to either side. Sources: transformers
+`modeling_modernbert.py`; llama.cpp `src/models/modern-bert.cpp`, `conversion/bert.py`, `_encoder`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
+from ggferry.converters.architectures import _encoder as encoder
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.roles import block, roles
+
+_HF = "transformers' default"
+
+
+def windowed(values: Values) -> tuple[bool, ...]:
+    """Return which blocks have a window: all but every `window_period`th, from the first on."""
+    period, listed = values["window_period"], values.get("layer_windows")
+    if period < 1:
+        raise ValueError(f"global_attn_every_n_layers {period}")
+    found = tuple(n % period != 0 for n in range(values["n_layer"]))
+    if listed is not None and tuple(listed) != found:
+        raise ValueError(f"layer_types are not one full block in {period}, which is all that GGUF can say here")
+    return found
+
+
+HPARAMS = (
+    *encoder.SIZES, *encoder.ALL_HEADS, common.N_FF,
+    HParam("eps", "attention.layer_norm_epsilon", common.F32, {"hf": "norm_eps|layer_norm_eps"},
+           defaults=(Default(1e-5, _HF, dialect="hf"),)),
+    encoder.BOTH_SIDES,
+    HParam("rope_base", "rope.freq_base", common.F32,
+           {"hf": "rope_parameters.full_attention.rope_theta|global_rope_theta"},
+           defaults=(Default(160000.0, _HF, dialect="hf"), Default(10000.0, "the default of readers of GGUF")),
+           check="rope_base > 1"),
+    HParam("rope_base_swa", "rope.freq_base_swa", common.F32,
+           {"hf": "rope_parameters.sliding_attention.rope_theta|local_rope_theta"},
+           defaults=(Default(10000.0, _HF, dialect="hf"),), implied="rope_base", check="rope_base_swa > 1"),
+    HParam("rope_kind", None, common.STRING, {"hf": "rope_parameters.full_attention.rope_type"},
+           words={"default": "default"}, required=False),
+    HParam("rope_kind_swa", None, common.STRING, {"hf": "rope_parameters.sliding_attention.rope_type"},
+           words={"default": "default"}, required=False),
+    encoder.WHOLE_HEADS_TURN, encoder.NO_SCALING,
+    HParam("n_swa", "attention.sliding_window", fields={"hf": "local_attention"}, absent=0, unsayable=0,
+           defaults=(Default(128, _HF, dialect="hf"),)),
+    HParam("window_period", "attention.sliding_window_pattern", fields={"hf": "global_attn_every_n_layers"},
+           defaults=(Default(3, "transformers' and llama.cpp's default"),)),
+    common.LAYER_WINDOWS,
+    HParam("swa_layers", None, common.BOOL, derive=windowed, many="n_layer", required=False),
+    HParam("activation", "hidden_activation", common.STRING, {"hf": "hidden_activation"}, required=False,
+           words={"gelu": "gelu", "silu": "silu"}, defaults=(Default("gelu", _HF, dialect="hf"),)),
+    *encoder.NO_BIASES, *embeddings.POOLING, *embeddings.LABELS, encoder.CLASSIFIER_POOLING,
+    HParam("classifier_activation", "classifier.activation", common.STRING, {"hf": "classifier_activation"},
+           words={name: name for name in ("gelu", "silu", "tanh")}, required=False),
+    HParam("classifier_bias", None, common.BOOL, {"hf": "classifier_bias"}, words={False: False}, required=False),
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.linear("token_embd", "n_vocab n_embd", "embeddings.tok_embeddings"),
+    tensors.norm("token_embd_norm", "embeddings.norm"),
+    tensors.norm("output_norm", "final_norm"),
+    block(
+        tensors.norm("attn_norm", "attn_norm", when="n > 0"),
+        tensors.fused_attention("attn.Wqkv", "attn.Wo", rows="3*n_embd", columns="n_embd"),
+        tensors.norm("ffn_norm", "mlp_norm"),
+        tensors.linear("ffn_up", "2*n_ff n_embd", "mlp.Wi"),
+        tensors.linear("ffn_down", "n_embd n_ff", "mlp.Wo"),
+        layer="layers.{n}.",
+    ),
+    tensors.linear("cls", "n_embd n_embd", "head.dense", when="classifies == 1"),
+    tensors.norm("cls.norm", "head.norm", when="classifies == 1"),
+    tensors.linear("cls.output", "n_labels n_embd", "classifier", bias=True, when="classifies == 1"),
+)
+
+_LANGUAGE = embeddings.language_heads("head.*", "decoder.*")
+_HARMLESS = (
+    embeddings.HARMLESS,
+    Harmless("tie_word_embeddings decoder_bias sparse_pred*", "of the head that predicts masked tokens"),
+    Harmless("problem_type label2id", "how it was trained; id2label says the same"),
+    Harmless("cls_token_id sep_token_id mask_token_id", "read with the tokenizer"),
+    Harmless("deterministic_flash_attn reference_compile repad_logits_with_grad", "how it is computed, not what"),
+    Harmless("initializer_cutoff_factor *_dropout", "of training"),
+    Harmless("position_embedding_type", "they turn", ("absolute", "rope", "sans_pos")),
+)
+_RENAMES = (("model.", ""),)
+
+SPEC = Architecture(
+    name="modern-bert",
+    display_name="ModernBERT",
+    hf_classes=("ModernBertModel", "ModernBertForMaskedLM"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=tuple(Drop(drop.pattern, drop.reason, when="classifies == 0") for drop in _LANGUAGE),
+            given={"causal": False, "classifies": False, "rope_scaling": "none"},
+            renames=_RENAMES,
+            harmless=_HARMLESS,
+        ),
+        "classifier": Dialect(
+            "classifier",
+            names="hf",
+            fields="hf",
+            classes=("ModernBertForSequenceClassification",),
+            given={"causal": False, "classifies": True, "pooling": embeddings.RANK, "rope_scaling": "none"},
+            renames=_RENAMES,
+            harmless=_HARMLESS,
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "ffn": "fused", "activation": "gelu",
+            "classifier": "gelu", "rows": "states"},
+)  # fmt: skip
