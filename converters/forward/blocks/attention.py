@@ -44,10 +44,8 @@ def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Ten
     ahead = distances(model.where(len(x))) if slopes else None
     bias = None if ahead is None else lambda head: slopes[head] * ahead
     chunked = window and model.recipe.window == "chunked"
-    if sizes.get("causal", True):
-        hidden = (outside_chunk if chunked else later)(model.where(len(x)), window)
-    else:
-        hidden = outside_window(model.where(len(x)), window)
+    causal = outside_chunk if chunked else later
+    hidden = (causal if sizes.get("causal", True) else outside_window)(model.where(len(x)), window)
     sinks = model.weights.vector(f"{block}attn_sinks.weight") if model.has(f"{block}attn_sinks") else None
     out = attend(q, k, v, scale, hidden, bias, float(sizes.get("attn_softcap") or 0), sinks)
     return _gated(model, block, x, out * model.scale("value_scale"), gate)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.model import Choices, Places
+from ggferry.converters.forward.evaluate import embedding, result_of
+from ggferry.converters.forward.model import LAST_STATES, Choices, Places
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -47,6 +48,7 @@ GELU = 3e-3
 MOST = 0.3
 """The highest limit: beyond it, a mistake can no longer be distinguished from rounding."""
 _DECODERS = ("decoder", "mamba", "rwkv")
+_POOLED = {1: "MEAN", 2: "CLS", 3: "LAST", 4: "RANK"}
 _ROWS = (5, 10, 15)
 CONTEXT = 256
 """Tokens; llama.cpp rounds any context up to a multiple of so many."""
@@ -61,7 +63,7 @@ def refuse(case: Case) -> Refusal | None:
     graph = case.output
     if find_spec("xllamacpp") is None:
         return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)
-    if recipe_of(graph.architecture.recipe, graph.dialect.conventions).computation not in _DECODERS:
+    if not _embeds(graph) and _computation(graph) not in _DECODERS:
         return Refusal("its server continues texts, which this model does not", quiet=True)
     if NAME not in case.source.runtimes or NAME not in graph.runtimes:
         return Refusal("it does not run such a model", quiet=True)
@@ -71,7 +73,12 @@ def refuse(case: Case) -> Refusal | None:
 
 
 def hear(case: Case) -> tuple[Testimony, Difference | None]:
-    """Return its testimony on the output's log-probabilities, and how far they are from ours."""
+    """Return its testimony on the output's log-probabilities, and how far they are from ours.
+
+    Of a model of embeddings, or a classifier, it is heard on what it makes of a text.
+    """
+    if _embeds(case.output):
+        return _hear_embedding(case)
     graph, texts = case.output, _prompts(case)
     job = {
         "model": _link(graph, case.folder), "n_vocab": graph.sizes["n_vocab"], "letter": _letter(graph),
@@ -91,6 +98,38 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     ours, theirs = [_centered(_probable(logits)) for logits in ours], [*map(_centered, theirs)]
     found = difference(kept, ours, theirs, [limit_of(graph)] * len(kept))
     return replace(testimony, count=found.count), found
+
+
+def _hear_embedding(case: Case) -> tuple[Testimony, Difference | None]:
+    graph = case.output
+    text = Prompt("start", spread(graph.sizes["n_vocab"]), Places())
+    states = run_prompts(Weights(graph, case.threads), [text])[0]
+    vector = embedding(graph, states)
+    kind = _POOLED.get(graph.sizes.get("pooling") or 0, "MEAN")
+    ours = states.mean(0) if vector is None else vector
+    job = {
+        "model": _link(graph, case.folder), "threads": case.threads, "prompts": prompts_of([text]), "pooling": kind,
+        "count": len(ours),
+    }  # fmt: skip
+    answer = ask("llama_cpp_embeddings", job, case.folder, graph.checkpoint.nbytes)
+    what = "scores" if kind == "RANK" else "embeddings"
+    testimony = Testimony(NAME, answer.version, what, SIDE, why=answer.why)
+    if answer.why is not None:
+        return testimony, None
+    theirs = np.asarray(answer.rows[0], np.float64)
+    if vector is not None and kind != "RANK":
+        theirs = theirs / (np.linalg.norm(theirs) or 1.0)
+    found = difference([replace(text, places=Places(rows=(0,)))], [ours[None]], [theirs], [limit_of(graph)])
+    return replace(testimony, count=found.count), found
+
+
+def _embeds(graph: ModelGraph) -> bool:
+    """Return whether texts become vectors or scores in the model, by a computation that llama.cpp's server has."""
+    return result_of(graph) is LAST_STATES
+
+
+def _computation(graph: ModelGraph) -> str:
+    return recipe_of(graph.architecture.recipe, graph.dialect.conventions).computation
 
 
 def limit_of(graph: ModelGraph) -> float:

@@ -14,9 +14,10 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.forward.blocks.pooling import RANK
 from ggferry.converters.forward.computations.whisper import FRAMES, STRIDE, fixed_spectrum
-from ggferry.converters.forward.evaluate import can_place
-from ggferry.converters.forward.model import Choices, Places
+from ggferry.converters.forward.evaluate import can_place, embedding, result_of
+from ggferry.converters.forward.model import LAST_STATES, Choices, Places
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
@@ -55,7 +56,7 @@ NARROW = 5
 """A window that a short prompt exceeds: both sides compute with it, and the model's own are compared as numbers."""
 _FAR = 8
 """Tokens of the far prompt."""
-_KINDS = {"t5": "seq2seq", "whisper": "speech", "bert": "states", "t5encoder": "states"}
+_KINDS = {"t5": "seq2seq", "whisper": "speech", "t5encoder": "states"}
 _WEIGHTS = {"safetensors": "model.safetensors", "pytorch": "pytorch_model.bin"}
 _STORED = {"BF16": "bfloat16", "F16": "float16"}
 _CONTEXTS = ("model_max_length", "max_sequence_length")
@@ -95,7 +96,11 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     said = [number for number, rows in enumerate(answer.rows) if len(rows)]
     heard = [texts[number] for number in said]
     choices = [Choices() for _ in heard]
-    rows = run_prompts(Weights(graph, case.threads), heard, choices=choices)
+    weights = Weights(graph, case.threads)
+    rows = run_prompts(weights, heard, choices=choices)
+    if _kind(graph) == "scores":
+        rows = [embedding(graph, states, weights)[None] for states in rows]
+        heard = [replace(text, places=Places(rows=(0,))) for text in heard]
     kept, ours, theirs, close = decided(heard, rows, [answer.rows[number] for number in said], choices)
     missed = tuple(f"prompt {text.name!r}: its class takes no positions" for text in texts if text not in heard)
     testimony = replace(testimony, missed=(*missed, *close))
@@ -129,10 +134,13 @@ def limit_of(graph: ModelGraph, text: Prompt) -> float:
 
 
 def _what(graph: ModelGraph) -> str:
-    return "states" if _kind(graph) == "states" else "logits"
+    kind = _kind(graph)
+    return kind if kind in ("states", "scores") else "logits"
 
 
 def _kind(graph: ModelGraph) -> str:
+    if result_of(graph) is LAST_STATES:
+        return "scores" if graph.sizes.get("pooling") == RANK else "states"
     return _KINDS.get(recipe_of(graph.architecture.recipe, graph.dialect.conventions).computation, "logits")
 
 
@@ -142,7 +150,7 @@ def _prompts(graph: ModelGraph) -> list[Prompt]:
     These are the first prompt; consecutive tokens beyond the original context, or at the end of learned positions; and
     the experts' prompt.
     """
-    texts = [text for text in prompts(graph) if text.places.positions is None]
+    texts = [_unpadded(graph, text) for text in prompts(graph) if text.places.positions is None]
     sizes, original = graph.sizes, original_context(graph.sizes)
     learned = learned_positions(graph)
     turned = (learned or sizes.get("n_rot")) and not sizes.get("max_alibi")
@@ -151,6 +159,12 @@ def _prompts(graph: ModelGraph) -> list[Prompt]:
         at = tuple(range(first, first + _FAR))
         texts.insert(1, Prompt("far", spread(sizes["n_vocab"], _FAR, 16), Places(at)))
     return texts
+
+
+def _unpadded(graph: ModelGraph, text: Prompt) -> Prompt:
+    """Return the prompt without the padding token, where that one has no position of its own (RoBERTa)."""
+    padding = graph.sizes.get("padding") if graph.sizes.get("after_padding") else None
+    return replace(text, tokens=tuple(token + (token == padding) for token in text.tokens))
 
 
 # --- the window of attention ---------------------------------------------------------------------------------

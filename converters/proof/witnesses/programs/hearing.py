@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
 import threading
@@ -47,6 +48,13 @@ def answer(main: Callable[[dict[str, Any]], tuple[str, list[Any], dict[str, Any]
         json.dump(said, file)
     sys.stdout.flush()
     os._exit(0)  # native libraries that crash while they are taken down have nothing to add
+
+
+def reason() -> str:
+    """Return what llama.cpp printed about why a file is not loaded."""
+    with open("said.txt", encoding="utf-8", errors="replace") as file:
+        reasons = re.findall(r"error loading model: (.*)", file.read())
+    return f": {reasons[0]}" if reasons else ""
 
 
 def _end_with_parent() -> None:

@@ -7,14 +7,13 @@ made more likely; the stated probabilities are those before that change.
 
 from __future__ import annotations
 
-import re
 import secrets
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 import xllamacpp
-from hearing import Refused, Silent, answer
+from hearing import Refused, Silent, answer, reason
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
@@ -44,14 +43,7 @@ def server(job: dict[str, Any], context: int) -> Any:
     try:
         return xllamacpp.Server(params)
     except RuntimeError:
-        raise Refused(f"it does not load the file{_reason()}") from None
-
-
-def _reason() -> str:
-    """Return what llama.cpp printed about why a file is not loaded."""
-    with open("said.txt", encoding="utf-8", errors="replace") as file:
-        reasons = re.findall(r"error loading model: (.*)", file.read())
-    return f": {reasons[0]}" if reasons else ""
+        raise Refused(f"it does not load the file{reason()}") from None
 
 
 def probabilities(model: Any, job: dict[str, Any], tokens: list[int]) -> list[float]:

@@ -105,6 +105,8 @@ def rows_of(model: Any, job: dict[str, Any], prompt: dict[str, Any]) -> Any:
         found = model(input_features=torch.from_numpy(numpy.load("mel.npy"))[None], decoder_input_ids=tokens)
     else:
         found = model(input_ids=tokens, **options_of(model, prompt))
+    if job["kind"] == "scores":
+        return found.logits.float().numpy()
     rows = found.last_hidden_state if job["kind"] == "states" else found.logits
     return rows[0][prompt["rows"]].float().numpy()
 
