@@ -1,0 +1,53 @@
+"""Tiny encoders and classifiers, from end to end: transformers' float64 states and scores, the reigning tool's keys and
+names where they are right, llama.cpp's embeddings of our file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggferry.converters.convert import Request, convert
+from ggferry.converters.forward.evaluate import embedding, forward
+from ggferry.converters.proof.options import ProofOptions
+from ggferry.converters.understand import graph_of
+from helpers.tiny_models import relative
+from helpers.witnesses import CORPUS
+
+assert CORPUS is not None
+ARCH = CORPUS / "arch"
+MANIFEST = json.loads((ARCH / "MANIFEST.json").read_text())
+ENCODERS = [name for name, model in MANIFEST["models"].items() if model["output_kind"] in ("emb", "cls")]
+pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]
+
+ELSEWHERE = {
+    "modern-bert.attention.layer_norm_rms_epsilon",  # its norms are LayerNorms
+    "tokenizer.ggml.seperator_token_id", "tokenizer.ggml.padding_token_id", "tokenizer.ggml.mask_token_id",
+    "tokenizer.ggml.add_sep_token",  # ids of config.json that are other pieces of these vocabularies
+    "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.token_type",  # <mask> is a control token
+    "general.name", "general.size_label", "general.quantization_version",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_it_is_the_oracles(name: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "x.gguf")
+    convert(Request(str(ARCH / name / "ckpt"), path))
+    expected = np.load(ARCH / name / "hf_logits_f64.npy")
+    for side in (str(ARCH / name / "ckpt"), path):
+        graph = graph_of(side)
+        states = forward(graph, MANIFEST["tokens"])
+        found = embedding(graph, states)[None] if MANIFEST["models"][name]["output_kind"] == "cls" else states
+        assert relative(expected, found) <= 2e-5
+    tool = json.loads((ARCH / name / f"{name}.f32.gguf.json").read_text())
+    ours = graph.checkpoint.metadata
+    for key, (_, value) in tool["kv"].items():
+        if key not in ELSEWHERE and not isinstance(value, dict):
+            data = ours[key].data
+            assert list(data) == value if isinstance(value, list) else data == pytest.approx(value, rel=1e-7), key
+    theirs = {entry["name"] for entry in tool["tensors"]} if isinstance(tool["tensors"], list) else set(tool["tensors"])
+    more = {"cls.weight", "cls.bias"} if name == "bert_cls" else set()  # the pooler, which the tool drops
+    assert set(graph.by_name) == theirs | more
