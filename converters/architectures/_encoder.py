@@ -7,6 +7,7 @@ Sources: transformers `configuration_modernbert.py`, `configuration_eurobert.py`
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.schema.architecture import HParam
+from ggferry.converters.schema.derivations import Values
 
 SIZES = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER,
@@ -26,6 +27,17 @@ NO_BIASES = tuple(
     for name in ("attention_bias", "mlp_bias", "norm_bias")
 )
 CLASSIFIER_POOLING = HParam(
-    "classifier_pooling", "classifier.pooling_type", fields={"hf": "classifier_pooling"}, words={"mean": 1, "cls": 2},
-    required=False,
+    "classifier_pooling", "classifier.pooling_type", fields={"hf": "classifier_pooling"}, absent=0,
+    words={"mean": 1, "cls": 2, "late": 0},  # the last pools a classifier's scores: there is no key for that
 )  # fmt: skip
+
+
+def windowed(values: Values) -> tuple[bool, ...]:
+    """Return which blocks have a window: all but every `window_period`th, from the first on."""
+    period, listed = values["window_period"], values.get("layer_windows")
+    if period < 1:
+        raise ValueError(f"global_attn_every_n_layers {period}")
+    found = tuple(n % period != 0 for n in range(values["n_layer"]))
+    if listed is not None and tuple(listed) != found:
+        raise ValueError(f"layer_types are not one full block in {period}, which is all that GGUF can say here")
+    return found

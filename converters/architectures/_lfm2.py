@@ -74,7 +74,7 @@ def mixers() -> tuple[Role, ...]:
     )
 
 
-RECIPE: Conventions = {"rope": "halves", "output_norm": "token_embd_norm", "expert_norm": True}
+RECIPE: Conventions = {"rope": "halves", "output_norm": "embedding", "expert_norm": True}
 HARMLESS = (
     common.UNBIASED,
     Harmless("block_mlp_init_scale block_out_init_scale *_use_xavier_init", "used before training only"),

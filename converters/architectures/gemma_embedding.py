@@ -4,33 +4,41 @@ Sources: transformers `modeling_gemma3.py` (`use_bidirectional_attention`); llam
 `conversion/gemma.py`; `gemma3`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _gemma as gemma
+from ggferry.converters.architectures import _gemma3 as shared
 from ggferry.converters.architectures import _text_half as half
-from ggferry.converters.architectures import gemma3
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 
 _BIDIRECTIONAL = HParam(
     "bidirectional", None, common.BOOL, {"hf": "use_bidirectional_attention"}, words={True: True}, required=False
 )
-_OWN = {"bidirectional": _BIDIRECTIONAL}
-# llama.cpp scales by the width of a head, whatever the file says.
-_SCALED = Remark(
-    "query_scalar != head_dim",
-    "attention.scale={attn_scale}: written, but llama.cpp scales this architecture's scores by the width of a head",
-    stops="llama.cpp",
+# The loader asks for a window, and for no cap of logits, of which there are none.
+_WINDOW = HParam(
+    "n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, check="0 < n_swa",
+    defaults=(Default(4096, "transformers' default", dialect="hf"),),
+)  # fmt: skip
+_NO_CAP = HParam(
+    "final_softcap", None, common.F32, {"hf": "final_logit_softcapping"}, words={None: None}, required=False
 )
+# llama.cpp scales by the width of a head, and the file cannot say otherwise.
+_SCALAR = replace(gemma.QUERY_SCALAR, check="query_scalar == head_dim")
+_OWN = {"bidirectional": _BIDIRECTIONAL, "n_swa": _WINDOW, "final_softcap": _NO_CAP, "query_scalar": _SCALAR}
 
 SPEC = Architecture(
     name="gemma-embedding",
     display_name="EmbeddingGemma",
     hf_classes=("Gemma3TextModel",),
     hparams=(
-        *(_OWN.get(hparam.name, hparam) for hparam in gemma3.HPARAMS), encoder.BOTH_SIDES, *embeddings.POOLING,
+        *(_OWN.get(hparam.name, hparam) for hparam in shared.HPARAMS if hparam.name != "attn_scale"),
+        encoder.BOTH_SIDES,
+        *embeddings.POOLING,
     ),
-    roles=tuple(role for role in gemma3.ROLES if not role.name.startswith("output.")),
+    roles=tuple(role for role in shared.ROLES if not role.name.startswith("output.")),
     dialects={
         "hf": Dialect(
             "hf",
@@ -38,7 +46,7 @@ SPEC = Architecture(
             drops=common.DROPS,
             given={"causal": False, "tied": True},
             renames=half.BARE,
-            remarks=(*gemma.REMARKS, _SCALED),
+            remarks=gemma.REMARKS,
             harmless=(common.UNBIASED, embeddings.HARMLESS),
         ),
         "gguf": Dialect("gguf"),

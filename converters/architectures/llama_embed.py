@@ -1,30 +1,54 @@
-"""LLaMA that sees what follows, for embeddings (NVIDIA's llama-embed-nemotron). Sources: llama.cpp
-`src/models/llama-embed.cpp`, `conversion/llama.py`; `llama`.
+"""LLaMA that sees what follows, for embeddings (NVIDIA's llama-embed-nemotron).
+
+Sources: llama.cpp `src/models/llama-embed.cpp`, `conversion/llama.py`.
 """
 
-from dataclasses import replace
-
+from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
-from ggferry.converters.architectures import llama
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.WHOLE_ROPE_WITH_FACTORS, encoder.BOTH_SIDES, *embeddings.POOLING, common.SILU,
+    common.ATTENTION_BIAS,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(output=""),
+    rope.FACTORS,
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(),
+    ),
+)
 
 SPEC = Architecture(
     name="llama-embed",
     display_name="LLaMA for embeddings",
     hf_classes=("LlamaBidirectionalModel",),
-    hparams=(*llama.HPARAMS, encoder.BOTH_SIDES),
-    roles=llama.ROLES,
+    hparams=HPARAMS,
+    roles=ROLES,
     dialects={
-        "hf": replace(
-            half.headless(llama.HF)["headless"],
-            name="hf",
-            given={"tied": True, "causal": False, "without_output": True},
-            remarks=llama.HF.remarks,
-            harmless=(*llama.HF.harmless, embeddings.HARMLESS, Harmless("tie_word_embeddings", "there is no output")),
+        "hf": Dialect(
+            "hf",
+            conventions={"rope": "halves"},
+            drops=(common.DROP_BUFFERS,),
+            given={"causal": False},
+            renames=half.BARE,
+            remarks=rope.REMARKS,
+            harmless=(
+                embeddings.HARMLESS,
+                Harmless("tie_word_embeddings", "there is no output"),
+                Harmless("mlp_bias", "there is none", (False,)),
+            ),
         ),
         "gguf": Dialect("gguf"),
     },
-    recipe={**llama.SPEC.recipe, "rows": "states"},
+    recipe={"rope": "pairs", "rows": "states"},
 )

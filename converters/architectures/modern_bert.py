@@ -9,22 +9,9 @@ from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
-from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.roles import block, roles
 
 _HF = "transformers' default"
-
-
-def windowed(values: Values) -> tuple[bool, ...]:
-    """Return which blocks have a window: all but every `window_period`th, from the first on."""
-    period, listed = values["window_period"], values.get("layer_windows")
-    if period < 1:
-        raise ValueError(f"global_attn_every_n_layers {period}")
-    found = tuple(n % period != 0 for n in range(values["n_layer"]))
-    if listed is not None and tuple(listed) != found:
-        raise ValueError(f"layer_types are not one full block in {period}, which is all that GGUF can say here")
-    return found
-
 
 HPARAMS = (
     *encoder.SIZES, *encoder.ALL_HEADS, common.N_FF,
@@ -48,7 +35,7 @@ HPARAMS = (
     HParam("window_period", "attention.sliding_window_pattern", fields={"hf": "global_attn_every_n_layers"},
            defaults=(Default(3, "transformers' and llama.cpp's default"),)),
     common.LAYER_WINDOWS,
-    HParam("swa_layers", None, common.BOOL, derive=windowed, many="n_layer", required=False),
+    HParam("swa_layers", None, common.BOOL, derive=encoder.windowed, many="n_layer", required=False),
     HParam("activation", "hidden_activation", common.STRING, {"hf": "hidden_activation"}, required=False,
            words={"gelu": "gelu", "silu": "silu"}, defaults=(Default("gelu", _HF, dialect="hf"),)),
     *encoder.NO_BIASES, *embeddings.POOLING, *embeddings.LABELS, encoder.CLASSIFIER_POOLING,

@@ -85,5 +85,5 @@ SPEC = Architecture(
         ),
         "gguf": Dialect("gguf"),
     },
-    recipe={"rope": "pairs", "qkv": "fused", "ffn": "fused", "output_norm": "enc.output_norm", "rows": "states"},
+    recipe={"rope": "pairs", "qkv": "fused", "ffn": "fused", "output_norm": "encoder", "rows": "states"},
 )

@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward import computations
-from ggferry.converters.forward.blocks.pooling import pooled
 from ggferry.converters.forward.model import LAST_STATES, LOGITS, Choices, Model, Places, Result
+from ggferry.converters.forward.pooling import pooled
 from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.schema.recipe import Recipe, recipe_of

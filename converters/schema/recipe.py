@@ -45,7 +45,7 @@ AttnGate = Literal["none", "query"]
 """'query': each head of the query projection also holds a gate for the head's output."""
 GateActivation = Literal["sigmoid", "softplus"]
 """The activation of that gate, or of the tensor `attn_gate`."""
-OutputNorm = Literal["output_norm", "token_embd_norm", "enc.output_norm"]
+OutputNorm = Literal["output", "embedding", "encoder"]
 """The tensor that normalizes the last block's result: llama.cpp names LFM2's as if it were a norm of the embedding, and
 NeoBERT's as an encoder's."""
 FfnNorm = Literal["ffn_norm", "post_attention_norm", "attn_output_norm"]
@@ -137,7 +137,7 @@ class Recipe:
     attn_gate: AttnGate = "none"
     gate_activation: GateActivation = "sigmoid"
     ffn_norm: FfnNorm = "ffn_norm"
-    output_norm: OutputNorm = "output_norm"
+    output_norm: OutputNorm = "output"
     ffn: Ffn = "gated"
     glu: Glu = "multiplied"
     activation: Activation = "silu"

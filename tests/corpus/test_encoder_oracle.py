@@ -11,7 +11,6 @@ import pytest
 
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import embedding, forward
-from ggferry.converters.proof.options import ProofOptions
 from ggferry.converters.understand import graph_of
 from helpers.tiny_models import relative
 from helpers.witnesses import CORPUS

@@ -44,6 +44,10 @@ MADE_ARCHITECTURES = {
         "converters/architectures/test_published_kin.py",
     ),
     **dict.fromkeys(("grok", "plamo", "plamo2", "plamo3"), "converters/architectures/test_unclassed.py"),
+    **dict.fromkeys(
+        ("eurobert", "gemma-embedding", "llama-embed", "modern-bert", "neo-bert"),
+        "converters/architectures/test_encoders.py",
+    ),
     "exaone": "converters/architectures/test_published_names.py",
     "nomic-bert": "converters/architectures/test_bert.py", "rwkv7": "converters/architectures/test_rwkv.py",
     "t5encoder": "converters/architectures/test_t5.py",

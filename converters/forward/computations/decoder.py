@@ -23,6 +23,7 @@ else:
     torch = lazy("torch")
 
 PLACES = True
+LAST_NORMS = {"output": "output_norm", "embedding": "token_embd_norm", "encoder": "enc.output_norm"}
 
 
 def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
@@ -40,7 +41,7 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
         if model.has(f"{name}layer_output_scale"):
             x = x * model.weights.vector(f"{name}layer_output_scale.weight")
         progress(1)
-    x = model.norm(model.recipe.output_norm, model.wanted(x))
+    x = model.norm(LAST_NORMS[model.recipe.output_norm], model.wanted(x))
     return x if model.gives_states else unembedded(model, x)
 
 
@@ -52,7 +53,7 @@ def embedded(model: Model, tokens: Sequence[int]) -> Tensor:
     x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
     if model.has("position_embd"):
         x = x + model.positions("position_embd", len(tokens))
-    return x if model.recipe.output_norm == "token_embd_norm" else _after(model, "token_embd_norm", x)
+    return x if model.recipe.output_norm == "embedding" else _after(model, "token_embd_norm", x)
 
 
 def _embedding_scale(model: Model) -> float:

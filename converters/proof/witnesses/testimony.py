@@ -14,7 +14,7 @@ class Testimony:
     Attributes:
         witness: Name of the program.
         version: Its version.
-        what: 'logits', 'states' or 'texts'.
+        what: 'logits', 'states', 'embeddings', 'scores' or 'texts'.
         side: The side it spoke of, 'source' or 'output'.
         count: How many rows or texts were compared.
         worst: The largest difference, relative RMS; None for things that are either equal or not.

@@ -14,10 +14,10 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.blocks.pooling import RANK
 from ggferry.converters.forward.computations.whisper import FRAMES, STRIDE, fixed_spectrum
 from ggferry.converters.forward.evaluate import can_place, embedding, result_of
 from ggferry.converters.forward.model import LAST_STATES, Choices, Places
+from ggferry.converters.forward.pooling import RANK
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.prequantized.dequantized_rows import Dequantized

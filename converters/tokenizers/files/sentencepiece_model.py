@@ -1,34 +1,84 @@
-"""Read SentencePiece's tokenizer.model or spiece.model of a checkpoint → 'llama' or 't5'."""
+"""Read SentencePiece's tokenizer.model or spiece.model of a checkpoint → 'llama' or 't5'.
+
+An XLM-RoBERTa numbers the pieces as fairseq does: <s>, <pad>, </s> and <unk> first, every other piece one place further
+on than in the file. Source: transformers `tokenization_xlm_roberta.py`; llama.cpp `conversion/bert.py`.
+"""
 
 from __future__ import annotations
 
-from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import read_model
+from dataclasses import replace
+
+from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import SentencePieceModel, read_model
 from ggferry.converters.tokenizers.encoders import sentencepiece_bpe as spm
 from ggferry.converters.tokenizers.encoders import unigram
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
-from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, Witness
-from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.converters.tokenizers.libraries.testimony import FAIRSEQ, SENTENCEPIECE, Witness
+from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
+from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.files.local_files import read_bytes
 
 NAMES = ("tokenizer.model", "spiece.model")
+CLASSES = ("XLMRobertaTokenizer", "XLMRobertaTokenizerFast")
+MODELS = ("xlm-roberta", "xlm-roberta-xl")
+FIRST = ("<s>", "<pad>", "</s>", "<unk>")
+TYPES = (TokenType.CONTROL, TokenType.CONTROL, TokenType.CONTROL, TokenType.UNKNOWN)
+TRAINED = 3
+"""Pieces of an XLM-RoBERTa's model file, none of them of text, in whose place those of FIRST come."""
+ROLES = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
+ORIGIN = "fairseq's order"
 
 
 def _path(sidecars: Sidecars) -> str | None:
     return next((path for name in NAMES if (path := sidecars.path(name)) is not None), None)
 
 
+def _as_fairseq(sidecars: Sidecars) -> bool:
+    """Return whether the model numbers the pieces as fairseq does."""
+    named = sidecars.text("tokenizer_config.json", "tokenizer_class") in CLASSES
+    return named or sidecars.text("config.json", "model_type") in MODELS
+
+
 def load(wanted: Wanted) -> Tokenizer:
-    """Return the tokenizer of the model file. Raises as `sentencepiece_proto.read_model` does."""
-    source = read_model(_path(wanted.sidecars) or "")
+    """Return the tokenizer of the model file.
+
+    Raises UnsupportedError for an XLM-RoBERTa whose file fairseq would not number, otherwise as
+    `sentencepiece_proto.read_model` does.
+    """
+    path = _path(wanted.sidecars) or ""
+    source = read_model(path)
     tokenizer = spm.from_model(source) if source.model_type == "bpe" else unigram.from_model(source)
+    if _as_fairseq(wanted.sidecars):
+        tokenizer = _renumbered(tokenizer, source, path)
     return with_added(tokenizer, wanted.added)
 
 
+def _renumbered(found: Tokenizer, source: SentencePieceModel, path: str) -> Tokenizer:
+    """Return the tokenizer in fairseq's order, which frames a text with <s> and </s>."""
+    first = source.pieces[:TRAINED]
+    if source.model_type != "unigram" or any(piece.type == TokenType.NORMAL for piece in first):
+        raise UnsupportedError(
+            "an XLM-RoBERTa numbers its tokens otherwise than its model file, which does not begin as fairseq's do",
+            path=path, found=f"{source.model_type}: {[piece.text for piece in first]}",
+            expected="a unigram of <unk>, <s>, </s> and more",
+        )  # fmt: skip
+    kept = slice(TRAINED, None)
+    return replace(
+        found,
+        tokens=(*FIRST, *found.tokens[kept]),
+        scores=(*(0.0 for _ in FIRST), *(found.scores or ())[kept]),
+        types=(*TYPES, *(found.types or ())[kept]),
+        ids=ROLES,
+        flags={**found.flags, "add_bos": True, "add_eos": True},
+        origins={**found.origins, **dict.fromkeys((*ROLES, "add_bos", "add_eos"), ORIGIN)},
+    )
+
+
 def witness(wanted: Wanted) -> Witness:
-    """Return SentencePiece itself."""
+    """Return SentencePiece itself; an XLM-RoBERTa's numbers are brought into fairseq's order beside it."""
     path = _path(wanted.sidecars)
-    return Witness(SENTENCEPIECE, read_bytes(path or ""), path, wanted.added)
+    library = FAIRSEQ if _as_fairseq(wanted.sidecars) else SENTENCEPIECE
+    return Witness(library, read_bytes(path or ""), path, wanted.added)
 
 
 SOURCE = Source("sentencepiece", 20, " or ".join(NAMES), lambda sidecars: _path(sidecars) is not None, load, witness)

@@ -1,0 +1,260 @@
+"""Encoders for embeddings, and classifiers: states and scores as transformers computes them, on both sides; what it has
+no class for, by a few lines written from the definition; llama.cpp's embeddings of our files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from ggferry.converters.convert import Request, convert
+from ggferry.converters.forward.evaluate import embedding, forward
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.understand import graph_of, understand
+from ggferry.formats.errors import GgferryError, InconsistentError, UnexpectedTensorError, UnsupportedError
+from helpers.tiny_models import relative, shake
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+BARE = VocabOptions(none=True)
+LIMIT = 2e-6
+IDS = [2, 17, 42, 9, 3, 60, 31, 8, 77, 12, 5, 90]
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 80,
+    "max_position_embeddings": 40, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+DISTIL = {"vocab_size": 96, "dim": 48, "n_layers": 3, "n_heads": 3, "hidden_dim": 80, "max_position_embeddings": 40}
+GROUPED = {**SIZES, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
+MODERN = {**SIZES, "global_attn_every_n_layers": 2, "local_attention": 6, "cls_token_id": 2, "sep_token_id": 3}
+GEMMA = {
+    **GROUPED, "head_dim": 20, "sliding_window": 6, "query_pre_attn_scalar": 20, "use_bidirectional_attention": True,
+}  # fmt: skip
+THREE = {"id2label": {0: "no", 1: "maybe", 2: "yes"}}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "roberta": ("RobertaModel", {**SIZES, "type_vocab_size": 1}),
+    "roberta, padding 5": ("RobertaModel", {**SIZES, "type_vocab_size": 1, "pad_token_id": 4}),
+    "roberta, language": ("RobertaForMaskedLM", {**SIZES, "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRobertaModel", {**SIZES, "type_vocab_size": 1}),
+    "camembert": ("CamembertModel", {**SIZES, "type_vocab_size": 1}),
+    "bert, language": ("BertForMaskedLM", SIZES),
+    "bert, both heads": ("BertForPreTraining", SIZES),
+    "distilbert": ("DistilBertModel", DISTIL),
+    "distilbert, language": ("DistilBertForMaskedLM", DISTIL),
+    "modernbert": ("ModernBertModel", MODERN),
+    "modernbert, language": ("ModernBertForMaskedLM", MODERN),
+    "modernbert, silu": ("ModernBertModel", {**MODERN, "hidden_activation": "silu", "local_attention": 4}),
+    "modernbert, every third": ("ModernBertModel", {**MODERN, "global_attn_every_n_layers": 3, "norm_eps": 1e-3}),
+    "eurobert": ("EuroBertModel", GROUPED),
+    "eurobert, language": ("EuroBertForMaskedLM", GROUPED),
+    "embeddinggemma": ("Gemma3TextModel", GEMMA),
+    "embeddinggemma, windows": ("Gemma3TextModel", {**GEMMA, "num_hidden_layers": 7}),
+    "qwen3": ("Qwen3Model", {**GROUPED, "head_dim": 20}),
+    "qwen2": ("Qwen2Model", GROUPED),
+    "llama": ("LlamaModel", GROUPED),
+}
+CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertForSequenceClassification", {**SIZES, **THREE}),
+    "bert, two": ("BertForSequenceClassification", SIZES),
+    "roberta": ("RobertaForSequenceClassification", {**SIZES, **THREE, "type_vocab_size": 1}),
+    "xlm-roberta, one": ("XLMRobertaForSequenceClassification", {**SIZES, "num_labels": 1, "type_vocab_size": 1}),
+    "camembert": ("CamembertForSequenceClassification", {**SIZES, **THREE, "type_vocab_size": 1}),
+    "modernbert, first": ("ModernBertForSequenceClassification", {**MODERN, **THREE, "classifier_pooling": "cls"}),
+    "modernbert, mean": (
+        "ModernBertForSequenceClassification",
+        {**MODERN, **THREE, "classifier_pooling": "mean", "classifier_activation": "silu"},
+    ),
+}
+
+
+def saved(folder: Path, kind: str, config: dict[str, Any]) -> Any:
+    """A random model of transformers, saved as it saves it."""
+    torch.manual_seed(5)
+    model = getattr(transformers, kind)
+    made = model(model.config_class(**config, attn_implementation="eager")).eval()
+    shake(made)
+    made.save_pretrained(folder)
+    return made
+
+
+def states(made: Any) -> np.ndarray:
+    """What the part of the model below its head makes of the tokens."""
+    body = getattr(made, made.base_model_prefix, made)
+    with torch.no_grad():
+        return body(input_ids=torch.tensor([IDS])).last_hidden_state[0].numpy()
+
+
+def both(folder: Path) -> tuple[str, str]:
+    """The checkpoint, and its GGUF."""
+    convert(Request(str(folder), f"{folder}.gguf", vocab=BARE))
+    return str(folder), f"{folder}.gguf"
+
+
+SLOW = (
+    "roberta, language", "xlm-roberta", "camembert", "bert, both heads", "distilbert, language", "modernbert, silu",
+    "modernbert, language", "embeddinggemma, windows", "eurobert, language", "qwen2", "llama",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODELS])
+def test_states_are_transformers(name: str, tmp_path: Path) -> None:
+    expected = states(saved(tmp_path / "hf", *MODELS[name]))
+    for side in both(tmp_path / "hf"):
+        assert relative(expected, forward(graph_of(side), IDS)) <= LIMIT
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_scores_are_transformers(name: str, tmp_path: Path) -> None:
+    made = saved(tmp_path / "hf", *CLASSIFIERS[name])
+    with torch.no_grad():
+        expected = made(input_ids=torch.tensor([IDS])).logits[0].numpy()
+    for side in both(tmp_path / "hf"):
+        graph = graph_of(side)
+        assert relative(expected, embedding(graph, forward(graph, IDS))) <= LIMIT
+    stated = [made.config.id2label[number] for number in range(len(expected))]
+    labels = graph.checkpoint.metadata[f"{graph.architecture.name}.classifier.output_labels"].data
+    assert list(labels) == stated
+    assert graph.checkpoint.metadata[f"{graph.architecture.name}.pooling_type"].data == 4
+
+
+def test_a_llama_that_sees_what_follows(tmp_path: Path) -> None:
+    """transformers has no class of that name: its LLaMA, with a mask that hides nothing."""
+    made = saved(tmp_path / "hf", "LlamaModel", GROUPED)
+    edited(tmp_path / "hf", architectures=["LlamaBidirectionalModel"])
+    with torch.no_grad():
+        seen = torch.zeros(1, 1, len(IDS), len(IDS))
+        expected = made(input_ids=torch.tensor([IDS]), attention_mask=seen).last_hidden_state[0].numpy()
+    for side in both(tmp_path / "hf"):
+        assert relative(expected, forward(graph_of(side), IDS)) <= LIMIT
+
+
+# --- NeoBERT, by its definition -------------------------------------------------------------------------------
+
+HEADS, WIDTH, FF, BLOCKS = 3, 48, 56, 3
+NEO = {
+    "architectures": ["NeoBERT"], "model_type": "neobert", "vocab_size": 96, "hidden_size": WIDTH, "max_length": 40,
+    "num_hidden_layers": BLOCKS, "num_attention_heads": HEADS, "intermediate_size": 80, "norm_eps": 1e-4,
+    "hidden_act": "SwiGLU", "rope": True, "rms_norm": True,
+}  # fmt: skip
+
+
+def neo_tensors() -> dict[str, torch.Tensor]:
+    rng = torch.Generator().manual_seed(3)
+
+    def weights(*shape: int, about: float = 0.0) -> torch.Tensor:
+        return about + torch.randn(*shape, generator=rng) * (0.2 if about else shape[-1] ** -0.5)
+
+    found = {"model.encoder.weight": weights(96, WIDTH) * 3, "model.layer_norm.weight": weights(WIDTH, about=1.0)}
+    for n in range(BLOCKS):
+        found |= {
+            f"model.transformer_encoder.{n}.{name}.weight": weights(*shape, about=1.0 if "norm" in name else 0.0) * 1.5
+            for name, shape in (
+                ("attention_norm", (WIDTH,)), ("ffn_norm", (WIDTH,)), ("qkv", (3 * WIDTH, WIDTH)),
+                ("wo", (WIDTH, WIDTH)), ("ffn.w12", (2 * FF, WIDTH)), ("ffn.w3", (WIDTH, FF)),
+            )
+        }  # fmt: skip
+    return found
+
+
+def neo_states(w: dict[str, torch.Tensor]) -> np.ndarray:
+    """As chandar-lab's code computes them: complex rotation of neighbors, each head's q, k, v beside one another."""
+    d = WIDTH // HEADS
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-4) * w[f"model.{name}.weight"]
+
+    x = w["model.encoder.weight"][IDS]
+    turn = torch.polar(
+        torch.ones(len(IDS), d // 2),
+        torch.outer(torch.arange(len(IDS)).float(), 10000.0 ** -(torch.arange(0, d, 2) / d)),
+    )[:, None]
+    for n in range(BLOCKS):
+        at = f"transformer_encoder.{n}"
+        read = norm(x, f"{at}.attention_norm") @ w[f"model.{at}.qkv.weight"].T
+        q, k, v = read.view(len(IDS), HEADS, 3 * d).chunk(3, -1)
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(part.reshape(len(IDS), HEADS, d // 2, 2)) * turn).flatten(-2)
+            for part in (q, k)
+        )
+        seen = torch.einsum("qhd,khd->hqk", q, k) / d**0.5
+        x = x + torch.einsum("hqk,khd->qhd", seen.softmax(-1), v).flatten(1) @ w[f"model.{at}.wo.weight"].T
+        gate, up = (norm(x, f"{at}.ffn_norm") @ w[f"model.{at}.ffn.w12.weight"].T).chunk(2, -1)
+        x = x + (torch.nn.functional.silu(gate) * up) @ w[f"model.{at}.ffn.w3.weight"].T
+    return norm(x, "layer_norm").numpy()
+
+
+def test_neobert_by_its_definition(tmp_path: Path) -> None:
+    tensors = neo_tensors()
+    (tmp_path / "hf").mkdir()
+    save_file(tensors, tmp_path / "hf" / "model.safetensors")
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(NEO))
+    for side in both(tmp_path / "hf"):
+        assert relative(neo_states(tensors), forward(graph_of(side), IDS)) <= LIMIT
+
+
+# --- what cannot be said -----------------------------------------------------------------------------------------
+
+
+def edited(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error"),
+    [
+        ("modernbert", {"layer_types": ["sliding_attention"] * 4}, InconsistentError),
+        ("modernbert", {"norm_bias": True}, UnsupportedError),
+        ("modernbert", {"hidden_activation": "relu"}, UnsupportedError),
+        ("embeddinggemma", {"use_bidirectional_attention": False}, UnsupportedError),
+        ("embeddinggemma", {"query_pre_attn_scalar": 24}, InconsistentError),
+        ("eurobert", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, UnsupportedError),
+        ("roberta", {"position_embedding_type": "relative_key"}, UnsupportedError),
+        ("roberta", {"max_position_embeddings": 41}, GgferryError),
+        ("roberta", {"pad_token_id": 60}, GgferryError),
+    ],
+)
+def test_what_gguf_cannot_say_is_refused(name: str, changes: Any, error: type[GgferryError], tmp_path: Path) -> None:
+    saved(tmp_path, *MODELS[name])
+    edited(tmp_path, **changes)
+    with pytest.raises(error):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+def test_labels_must_be_those_of_the_classifier(tmp_path: Path) -> None:
+    saved(tmp_path, *CLASSIFIERS["bert"])
+    edited(tmp_path, id2label={"0": "one"})
+    with pytest.raises(InconsistentError, match="1 labels for a classifier of 3"):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+def test_a_pooler_is_no_part_of_an_encoder_and_one_of_a_classifier(tmp_path: Path) -> None:
+    saved(tmp_path / "hf", *CLASSIFIERS["bert"])
+    edited(tmp_path / "hf", architectures=["BertModel"])
+    with pytest.raises(UnexpectedTensorError, match="classifier"):
+        understand(open_checkpoint(str(tmp_path / "hf")))
+
+
+# --- other programs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "modernbert, first", "modernbert, mean"])
+def test_transformers_and_llama_cpp_give_the_scores(name: str, tmp_path: Path, fixtures: Path) -> None:
+    """The oracle's BERT lends its vocabulary, without which llama.cpp loads no file."""
+    kind, config = CLASSIFIERS[name]
+    saved(tmp_path / "hf", kind, {**config, "vocab_size": 384})
+    for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (tmp_path / "hf" / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
+    request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), witness=("transformers", "llama.cpp"))
+    heard = {one["witness"]: one for one in convert(request).receipt["testimonies"]}
+    assert {witness: one["what"] for witness, one in heard.items() if witness != "tokenizers"} == {
+        "transformers": "scores", "llama.cpp": "scores"
+    }  # fmt: skip
+    assert all(one["why"] is None for one in heard.values())
