@@ -9,7 +9,7 @@ from typing import Any
 
 from ggferry.converters.model_graph.gguf_edits import architecture_name, undescribed
 from ggferry.converters.model_graph.graph import ModelGraph, bind
-from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
+from ggferry.converters.model_graph.open_checkpoint import architecture_named, architectures, open_checkpoint
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
@@ -50,7 +50,7 @@ def understand(
     whole = checkpoint
     checkpoint = replace(checkpoint, tensors={} if vocab_only else dict(checkpoint.tensors))
     checkpoint = replace(checkpoint, dropped=()) if vocab_only else _plain(checkpoint)
-    if checkpoint.container == "gguf" and architecture_name(checkpoint) not in architectures():
+    if checkpoint.container == "gguf" and architecture_named(architecture_name(checkpoint)) is None:
         return undescribed(checkpoint, f"no table describes the architecture {architecture_name(checkpoint)!r}")
     architecture, dialect = _architecture_of(whole)
     if architecture.dialects[dialect].tiled:
@@ -70,12 +70,12 @@ def _plain(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
-    known = architectures()
     kind = kind_of(checkpoint.container)
+    if kind is Kind.GGUF and (spec := architecture_named(architecture_name(checkpoint))) is not None:
+        return spec, "gguf"
+    known = architectures()
     if kind is Kind.LEGACY:
         return _by_layout(checkpoint, known)
-    if kind is Kind.GGUF:
-        return known[architecture_name(checkpoint)], "gguf"
     if kind is Kind.META:
         return known["llama"], "meta"
     if kind is Kind.TRAINING:

@@ -14,7 +14,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import NotFoundError, TruncatedError, UnknownFormatError
 from ggferry.formats.fields import Struct
 from ggferry.formats.files.sources import open_source
-from ggferry.support.registry import scan
+from ggferry.support.registry import scan, single
 
 HEAD_BYTES = 4096
 
@@ -190,12 +190,21 @@ def containers() -> Mapping[str, Container]:
 
 def kind_of(container: str) -> Kind | None:
     """Return how a container says which model it holds; None for one that its reader recognizes only to refuse it."""
-    return containers()[container].kind if container in containers() else None
+    found = _container(container)
+    return None if found is None else found.kind
 
 
 def label_of(container: str) -> str:
     """Return the name of a container for people."""
-    return containers()[container].label if container in containers() else container.upper()
+    found = _container(container)
+    return container.upper() if found is None else found.label
+
+
+def _container(name: str) -> Container | None:
+    """Return a container by name; one that is called like its reader is found without importing the others."""
+    reader = single("ggferry.formats.readers", name, "SPEC")
+    own = () if reader is None else reader.containers
+    return next((each for each in own if each.name == name), None) or containers().get(name)
 
 
 @cache
@@ -243,13 +252,19 @@ def find_reader(path: str) -> tuple[Reader, Match]:
             raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
         finally:
             source.close()
-    for reader in readers():
+    for reader in _asked(head):
         match = reader.probe(head, path, size)
         if match is not None:
             return reader, match
     if not os.path.isdir(path) and size < 4:
         raise TruncatedError("no room for any magic number", path=path, offset=size, found=f"{size} bytes")
     raise UnknownFormatError("no known model container", path=path, offset=0, found=describe(head, path))
+
+
+def _asked(head: bytes) -> tuple[Reader, ...]:
+    """Return the readers to ask about a file: GGUF's alone where its magic stands, which none before it would claim."""
+    alone = single("ggferry.formats.readers", "gguf", "SPEC") if head.startswith(b"GGUF") else None
+    return readers() if alone is None else (alone,)
 
 
 def describe(head: bytes, path: str) -> str:

@@ -28,6 +28,20 @@ def scan(package: str, attribute: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
+@cache
+def single(package: str, module: str, attribute: str) -> Any:
+    """Return `attribute` of one module of `package`, None where there is none, without importing the others.
+
+    It is for a name that says which module has it. Where other distributions may have it too, it returns None: `scan`.
+    """
+    if not module.isidentifier() or _plugins(package):
+        return None
+    try:
+        return getattr(importlib.import_module(f"{package}.{module}"), attribute, None)
+    except ModuleNotFoundError:
+        return None
+
+
 def _plugins(group: str) -> list[Any]:
     return [point.load() for point in _installed() if point.group == group]
 

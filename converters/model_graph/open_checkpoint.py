@@ -16,13 +16,22 @@ from ggferry.formats.errors import UsageError
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.memory_cap import limited
 from ggferry.formats.reader import HeaderLayout, Kind, find_reader, kind_of
-from ggferry.support.registry import scan
+from ggferry.support.registry import scan, single
 
 
 @cache
 def architectures() -> Mapping[str, Architecture]:
     """Return every architecture by name."""
     return {spec.name: spec for spec in scan("ggferry.converters.architectures", "SPEC")}
+
+
+def architecture_named(name: str) -> Architecture | None:
+    """Return the architecture that GGUF calls `name`; None where no table describes it.
+
+    Its module is called like it, so the other tables need not be imported.
+    """
+    spec = single("ggferry.converters.architectures", name.replace("-", "_"), "SPEC")
+    return spec if isinstance(spec, Architecture) and spec.name == name else architectures().get(name)
 
 
 def header_layouts() -> tuple[HeaderLayout, ...]:
@@ -54,7 +63,7 @@ def open_checkpoint(path: str, arch: str | None = None, config: str | None = Non
 def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
     reader, match = find_reader(path)
     if arch is None and config is None:
-        return reader.open(path, header_layouts())
+        return reader.open(path, () if kind_of(match.container) is Kind.GGUF else header_layouts())
     if kind_of(match.container) is not Kind.LEGACY:
         flag = "--arch" if arch else "--hf-config"
         raise UsageError(f"{flag} is for GGML-era files", path=path, found=match.container)
