@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     )
     from ggferry.service.library.conversions import convert, plan, quantize, verify
     from ggferry.service.library.editing import Edited, edit
+    from ggferry.service.library.examining import Diagnosis, doctor, repair
     from ggferry.service.library.models import forward, inspect, open_model, tokenize
     from ggferry.service.library.rewriting import Rewritten, check_shards, merge, split
     from ggferry.support.progress import Phase
@@ -73,6 +74,7 @@ _HOMES = {
     "ggferry.service.library.models": "inspect open_model forward tokenize",
     "ggferry.service.library.editing": "Edited edit",
     "ggferry.service.client.client": "Client Fetched",
+    "ggferry.service.library.examining": "Diagnosis doctor repair",
     "ggferry.service.library.rewriting": "Rewritten check_shards merge split",
     "ggferry.service.library.answers": """
         Assumption Conversion ConversionPlan DroppedTensor Inspection Model
@@ -103,6 +105,7 @@ __all__ = [
     "Conversion",
     "ConversionPlan",
     "CorruptError",
+    "Diagnosis",
     "DroppedTensor",
     "DuplicateError",
     "Edited",
@@ -146,6 +149,7 @@ __all__ = [
     "__version__",
     "check_shards",
     "convert",
+    "doctor",
     "edit",
     "forward",
     "inspect",
@@ -153,6 +157,7 @@ __all__ = [
     "open_model",
     "plan",
     "quantize",
+    "repair",
     "split",
     "tokenize",
     "verify",

@@ -131,7 +131,7 @@ OPTIONS: tuple[Option, ...] = (
            ("--outfile", "-o")),
     Option("to", Kind.TEXT, "convert", Heading.OUTPUT, "The format to write.", default="gguf", choices=("gguf",),
            terminal=True),
-    Option("force", Kind.FLAG, "convert quantize plan forward imatrix split merge edit", Heading.OUTPUT,
+    Option("force", Kind.FLAG, "convert quantize plan forward imatrix split merge edit doctor", Heading.OUTPUT,
            "Replace an existing output.",
            "force", default=False),
     Option("split_max_tensors", Kind.NUMBER, "convert split", Heading.OUTPUT, "Tensors a shard; 0: one file.",
@@ -247,13 +247,14 @@ OPTIONS: tuple[Option, ...] = (
            default=False, terminal=True),
     Option("jobs", Kind.NUMBER, _READS, Heading.RUN, "Worker threads (default: one a core).", "jobs",
            ("--jobs", "-j"), least=1, most=256),
-    Option("cache", Kind.SIZE, _ALL + " forward imatrix", Heading.RUN,
+    Option("cache", Kind.SIZE, _ALL + " forward imatrix doctor", Heading.RUN,
            "Kept on this disk of a source that is a URL, while it is read and for another try (default: 64GiB).",
            metavar="SIZE", least=0, terminal=True),
-    Option("follow_redirects", Kind.FLAG, _ALL + " inspect forward imatrix tokenize", Heading.RUN,
+    Option("follow_redirects", Kind.FLAG, _ALL + " inspect forward imatrix tokenize doctor", Heading.RUN,
            "Let the web server of a source send us to another one.", default=False, terminal=True),
-    Option("as_json", Kind.FLAG, _ALL + " plan inspect forward imatrix architectures types split merge edit",
-           Heading.RUN, "One JSON object on stdout.", flags=("--json",), default=False, terminal=True),
+    Option("as_json", Kind.FLAG,
+           _ALL + " plan doctor inspect forward imatrix architectures types split merge edit", Heading.RUN,
+           "One JSON object on stdout.", flags=("--json",), default=False, terminal=True),
 )  # fmt: skip
 
 _BY_NAME = {option.name: option for option in OPTIONS}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import spell, unspell
 from ggferry.converters.tokenizers.files.sidecar_settings import TEMPLATE_FOLDER, Sidecars, special_text
-from ggferry.converters.tokenizers.libraries.testimony import FAIRSEQ, SENTENCEPIECE, TIKTOKEN, Witness
+from ggferry.converters.tokenizers.libraries.testimony import FAIRSEQ, SENTENCEPIECE, TEKKEN, TIKTOKEN, Witness
 from ggferry.converters.tokenizers.tokenizer import CHAT_TEMPLATE, GGML, SPACE, SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import VerificationError
@@ -53,6 +53,10 @@ def check_raw(
     merges = 0
     if witness.library in (SENTENCEPIECE, FAIRSEQ):
         held.pieces(facts["vocabulary"], facts["scores"], facts["types"], {one.id for one in witness.added})
+    elif witness.library == TEKKEN:
+        texts = {rank: spell(base64.b64decode(token)) for token, rank in facts["vocabulary"].items()}
+        held.ranks(texts)
+        held.specials({int(rank): text for rank, text in facts["special"].items()})
     elif witness.library == TIKTOKEN:
         held.ranks({rank: spell(base64.b64decode(token)) for token, rank in facts["vocabulary"].items()})
     else:
@@ -133,11 +137,20 @@ class _Held:
                 raise self.wrong(f"type of token {token} ({text!r})", kind, types[token])
 
     def ranks(self, texts: Mapping[int, str]) -> None:
-        """Check the tokens of a tiktoken file, each at its rank. Those after them are special: no file names them."""
-        for token in range(max(texts) + 1):
+        """Check the tokens of a file of ranks, each at its id, without a gap. Those around them are special."""
+        for token in range(min(texts), max(texts) + 1):
             self._text(token, {texts.get(token, "")})
             if self._type(token) != TokenType.NORMAL:
                 raise self.wrong(f"type of token {token} ({texts[token]!r})", self._type(token), TokenType.NORMAL)
+
+    def specials(self, texts: Mapping[int, str]) -> None:
+        """Check the special tokens that a file names, each at its id."""
+        for token, text in texts.items():
+            self._text(token, {text})
+            if self._type(token) not in (TokenType.CONTROL, TokenType.USER_DEFINED):
+                raise self.wrong(
+                    f"type of token {token} ({text!r}), which is special", self._type(token), TokenType.CONTROL
+                )
 
     def scores(self, scores: Sequence[float], but: Collection[int] = ()) -> None:
         """Check the score of every trained piece."""

@@ -23,6 +23,7 @@ COMMANDS = {
     "inspect": ("inspect", "forward", "imatrix", "tokenize"),
     "supported": ("architectures", "types"),
     "files.editing": ("edit",),
+    "files.doctoring": ("doctor",),
     "files.rewriting": ("split", "merge"),
     "archive": ("plan", "apply", "ledger"),
     "server.serve": ("serve",),

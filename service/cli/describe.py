@@ -158,12 +158,22 @@ def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
         yield f"  {model['architecture']}: as GGUF {runtimes}"
     for note in facts["notes"]:
         yield f"  note: {note}"
+    yield from metadata_lines(facts, full)
+    yield from tensor_lines(facts)
+
+
+def metadata_lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
+    """Yield the lines of header, metadata and vocabulary."""
     header = ((key, value) for key, value in facts["header"].items() if not isinstance(value, dict))
     yield from _table("header", ((key, _json(value, full)) for key, value in header))
     short = _short if facts["container"] == "gguf" else lambda value: _json(value, full)
     yield from _table("metadata", ((key, short(value)) for key, value in facts["metadata"].items()))
     if facts["vocabulary"]:
         yield from _table("vocabulary", facts["vocabulary"].items())
+
+
+def tensor_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the tensors, and of what is not carried over."""
     tensors, width, nbytes = facts["tensors"], 0, 0
     for t in tensors:
         width, nbytes = max(width, len(printable(t["name"]))), nbytes + t["bytes"]

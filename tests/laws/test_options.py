@@ -18,12 +18,12 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import CorruptError, UsageError
 from ggferry.service.cli import archive, convert, supported
 from ggferry.service.cli import inspect as looking
-from ggferry.service.cli.files import editing, rewriting
+from ggferry.service.cli.files import doctoring, editing, rewriting
 from ggferry.service.workers.analyze import request_of as of_plan
 
 COMMANDS = {
     name: command
-    for module in (convert, looking, supported, editing, rewriting, archive)
+    for module in (convert, looking, supported, doctoring, editing, rewriting, archive)
     for made in (get_command(module.commands),)
     for name, command in getattr(made, "commands", {made.name: made}).items()  # a single one is no group
 }
@@ -123,6 +123,7 @@ def test_help_has_headings() -> None:
 
 OTHER_MEANING = {
     ("apply", "cache"),
+    ("doctor", "out"),
     ("imatrix", "text"), ("tokenize", "text"),  # what they are about
     ("quantize", "out"), ("quantize", "outtype"),  # arguments, as llama-quantize has them
     ("forward", "out"), ("imatrix", "out"), ("plan", "out"),  # no GGUF file

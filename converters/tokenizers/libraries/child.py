@@ -148,15 +148,41 @@ def with_tiktoken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], I
     return answer, (encode(text) for texts in batches(asked["texts"]) for text in texts)
 
 
-def by_rank(ranks: dict[bytes, int]) -> Callable[[str], list[int]]:
+def with_tekken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+    """Encode by a tekken.json, as mistral_common's Tekkenizer does: ordinary ids come behind the special tokens.
+
+    Special tokens are plain text.
+    """
+    document = json.loads(data)
+    config = document["config"]
+    ahead = config["default_num_special_tokens"]
+    count = config["default_vocab_size"] - ahead
+    first = (entry for entry in document["vocab"] if entry["rank"] < count)
+    ranks = {base64.b64decode(entry["token_bytes"]): entry["rank"] for entry in first}
+    answer: dict[str, Any] = {"library": "tiktoken's algorithm"}
+    if asked["vocabulary"]:
+        answer["vocabulary"] = {base64.b64encode(token).decode(): rank + ahead for token, rank in ranks.items()}
+        answer["special"] = {entry["rank"]: entry["token_str"] for entry in document.get("special_tokens") or ()}
+    encode = by_rank(ranks, config["pattern"])
+    with suppress(ImportError):
+        import tiktoken
+
+        answer["library"] = f"tiktoken {tiktoken.__version__}"
+        made = tiktoken.Encoding("given", pat_str=config["pattern"], mergeable_ranks=ranks, special_tokens={})
+        encode = made.encode_ordinary
+    one_by_one = (encode(text) for texts in batches(asked["texts"]) for text in texts)
+    return answer, ([token + ahead for token in ids] for ids in one_by_one)
+
+
+def by_rank(ranks: dict[bytes, int], pattern_text: str = LLAMA_3) -> Callable[[str], list[int]]:
     """Return an encoder that cuts words by the pattern and joins the pair of lowest rank in each until none has one."""
     import regex
 
-    pattern = regex.compile(LLAMA_3)
+    pattern = regex.compile(pattern_text)
 
     def encode(text: str) -> list[int]:
         ids: list[int] = []
-        for word in pattern.findall(text):
+        for word in (match[0] for match in pattern.finditer(text)):
             whole = word.encode()
             parts = [whole] if whole in ranks else [bytes([byte]) for byte in whole]
             while len(parts) > 1:
@@ -176,6 +202,7 @@ LIBRARIES: dict[str, Callable[[bytes, dict[str, Any]], tuple[dict[str, Any], Ids
     "sentencepiece": with_sentencepiece,
     "fairseq": with_fairseq,
     "tiktoken": with_tiktoken,
+    "tekken": with_tekken,
 }
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from ggferry.converters.tokenizers.libraries.ask import Answer, ask
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import SPACE, Encoder, Tokenizer, TokenType
 
-TOKENIZERS, SENTENCEPIECE, TIKTOKEN = "tokenizers", "sentencepiece", "tiktoken"
+TOKENIZERS, SENTENCEPIECE, TIKTOKEN, TEKKEN = "tokenizers", "sentencepiece", "tiktoken", "tekken"
 FAIRSEQ = "fairseq"
 """SentencePiece, with its pieces numbered as fairseq does."""
 MAX_PIECES = 200_000

@@ -1,0 +1,129 @@
+"""Files and folders that are no model of ours: what they are, and what turns them into one.
+
+Signatures: git-lfs spec v1 (pointers); onnx.proto (ModelProto: field 1, ir_version); HDF5 and TFLite (flatbuffer
+identifier `TFL3`) format documents; CTranslate2 python/ctranslate2/specs/model_spec.py (`_serialize`: version u32,
+then the length and the name of the specification); the others are the first bytes that the tools themselves check.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+CONVERTED = "fetch the original checkpoint (safetensors or PyTorch) it was made of, and convert that"
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """What something is.
+
+    Attributes:
+        what: In words.
+        remedy: What can be done.
+        command: The command that does it; '' where there is none.
+        damaged: Whether it stands in the place of a model that was to be there.
+    """
+
+    what: str
+    remedy: str = CONVERTED
+    command: str = ""
+    damaged: bool = False
+
+
+Head = Callable[[bytes], bool]
+
+
+def _starts(*prefixes: bytes) -> Head:
+    return lambda head: head.lstrip()[:64].lower().startswith(tuple(prefix.lower() for prefix in prefixes))
+
+
+def _is_ctranslate2(head: bytes) -> bool:
+    version, length = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:6], "little")
+    return 1 <= version <= 16 and 4 <= length <= 64 and re.match(rb"[A-Z]\w+Spec\0", head[6 : 6 + length]) is not None
+
+
+def _is_onnx(head: bytes) -> bool:
+    named = re.search(rb"pytorch|onnx|tf2onnx|keras|paddle|skl2onnx|quant", head[:256], re.IGNORECASE)
+    return head[:1] == b"\x08" and 1 <= head[1] <= 13 and head[2:3] in (b"\x12", b":", b"B") and named is not None
+
+
+_AGAIN = "download it again: this is the answer of a server, not the file"
+_UNPACK = "unpack it and look at what is inside"
+HEADS: tuple[tuple[Head, Foreign], ...] = (
+    (_starts(b"version https://git-lfs"), Foreign(
+        "a git-LFS pointer: the file itself was never downloaded", "fetch the files behind the pointers",
+        "git lfs pull", True)),
+    (_starts(b"<!doctype html", b"<html", b"<head"),
+     Foreign("an HTML page saved under a model's name", _AGAIN, "", True)),
+    (_starts(b"<?xml"), Foreign("an XML document, such as an error of an object store", _AGAIN, "", True)),
+    (_starts(b'{"error"', b'{"message"', b'{"detail"'), Foreign("an error message in JSON", _AGAIN, "", True)),
+    (_starts(b"invalid username or password", b"access to model", b"entry not found", b"not found", b"repository not"),
+     Foreign("an error message of a hub", _AGAIN, "", True)),
+    (_starts(b"\x89HDF\r\n\x1a\n"), Foreign("an HDF5 file: weights of Keras or TensorFlow (.h5)")),
+    (lambda head: head[4:8] == b"TFL3", Foreign("a TensorFlow Lite model")),
+    (_is_ctranslate2, Foreign("a CTranslate2 model")),
+    (_is_onnx, Foreign("an ONNX model")),
+    (_starts(b"\x93NUMPY"), Foreign("a NumPy array", "save the tensors as safetensors")),
+    (_starts(b"MZqFpD"),
+     Foreign("a llamafile: a program with a GGUF model inside", "take the GGUF out of it", "unzip FILE '*.gguf'")),
+    (_starts(b"7z\xbc\xaf'\x1c"), Foreign("a 7-Zip archive", _UNPACK, "7z x FILE")),
+    (_starts(b"\x1f\x8b"), Foreign("gzip-compressed data", _UNPACK, "gunzip -k FILE")),
+    (_starts(b"BZh"), Foreign("bzip2-compressed data", _UNPACK, "bunzip2 -k FILE")),
+    (_starts(b"\xfd7zXZ\0"), Foreign("xz-compressed data", _UNPACK, "unxz -k FILE")),
+    (_starts(b"\x28\xb5\x2f\xfd"), Foreign("zstd-compressed data", _UNPACK, "unzstd -k FILE")),
+    (_starts(b"Rar!"), Foreign("a RAR archive", _UNPACK, "unrar x FILE")),
+    (lambda head: head[257:262] == b"ustar", Foreign("a tar archive", _UNPACK, "tar xf FILE")),
+    (_starts(b"\x7fELF"), Foreign("a program (ELF)", "this is no model")),
+    (_starts(b"%PDF"), Foreign("a PDF document", "this is no model")),
+    (lambda head: head[:4] == b"ggsn",
+     Foreign("a saved session of llama.cpp", "this is no model, but what one computed")),
+)  # fmt: skip
+"""First bytes → what they are; the first that fits is taken."""
+
+_OPEN = (".part", ".crdownload", ".incomplete", ".aria2", ".download", ".!ut", ".partial", ".tmp")
+"""Endings that programs give to downloads at work."""
+
+
+def of_head(head: bytes, path: str) -> Foreign | None:
+    """Return what a file that begins with `head` is; None where that is not known."""
+    if head and not head.strip(b"\0"):
+        what = "nothing but zeros at its beginning: room that a download reserved and never filled"
+        return Foreign(what, "download it again", "", True)
+    return next((found for fits, found in HEADS if fits(head)), None)
+
+
+def unfinished(path: str) -> bool:
+    """Return whether a file has the name of a download at work."""
+    return path.lower().endswith(_OPEN)
+
+
+FOLDERS: tuple[tuple[Callable[[frozenset[str]], bool], Foreign], ...] = (
+    (lambda names: {"model.bin", "config.json"} <= names and any("vocabulary" in name for name in names),
+     Foreign("a CTranslate2 model")),
+    (lambda names: any(name.endswith(".onnx") for name in names) or "onnx" in names, Foreign("an ONNX model")),
+    (lambda names: bool({"saved_model.pb", "tf_model.h5"} & names) or any(".ckpt" in name for name in names)
+     or ("checkpoint" in names and any(name.endswith(".index") for name in names)), Foreign("a TensorFlow model")),
+    (lambda names: any(name.endswith((".msgpack",)) for name in names), Foreign("a Flax model")),
+    (lambda names: any(name.endswith((".engine", ".plan")) for name in names), Foreign("a TensorRT engine")),
+    (lambda names: any(name.endswith(".xml") and name[:-4] + ".bin" in names for name in names),
+     Foreign("an OpenVINO model")),
+    (lambda names: any(name.startswith("weights.") and name.endswith(".npz") for name in names),
+     Foreign("an old MLX model (.npz)")),
+)  # fmt: skip
+"""Names in a folder → what it is."""
+
+
+def of_folder(path: str) -> Foreign | None:
+    """Return what a folder holds by the names in it; None where that is not known."""
+    names = frozenset(os.listdir(path))
+    return next((found for fits, found in FOLDERS if fits(names)), None)
+
+
+SCHEMES = {
+    "exl2": "ExLlamaV2's quantization (EXL2)", "exl3": "ExLlamaV3's quantization (EXL3)", "hqq": "HQQ", "aqlm": "AQLM",
+    "quip": "QuIP#", "quanto": "Quanto", "eetq": "EETQ", "higgs": "HIGGS", "vptq": "VPTQ", "spqr": "SpQR",
+    "torchao": "torchao",
+}  # fmt: skip
+"""`quant_method` of a configuration → its name, of schemes that are not read here."""
