@@ -47,6 +47,11 @@ def repair(path: StrPath, out: StrPath, *, force: bool = False, progress: Stage 
     Raises:
         RefusedError: There is nothing to repair, or the values do not tell.
         GgferryError: As `convert`; then nothing is left.
+
+    Example:
+        >>> ggferry.repair("new.gguf", "repaired.gguf")
+        Traceback (most recent call last):
+        ggferry.formats.errors.RefusedError: new.gguf: nothing to repair: only big-endian GGUF files are
     """
     with at_hand(os.fspath(path)) as here:
         swapped = _repair(here, os.fspath(out), force=force, stage=here.staged(progress))
