@@ -15,10 +15,10 @@ from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import (
     Pre,
     find_pre,
 )
+from ggferry.converters.tokenizers.building_blocks.steps import BYTES, patterns
 from ggferry.converters.tokenizers.compare import TokenizerCheck
 from ggferry.converters.tokenizers.encoders.bpe import BpeEncoder
 from ggferry.converters.tokenizers.files.bpe_document import BpeDocument
-from ggferry.converters.tokenizers.files.steps import BYTES, patterns
 from ggferry.converters.tokenizers.libraries.ask import Answer, ask
 from ggferry.converters.tokenizers.libraries.testimony import Witness, weigh
 from ggferry.converters.tokenizers.sample_texts import TEXTS
