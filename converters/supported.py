@@ -8,6 +8,7 @@ from typing import Any
 
 from ggferry.converters.model_graph.open_checkpoint import architectures
 from ggferry.converters.schema.architecture import Architecture
+from ggferry.converters.unknown_classes import REASONS
 from ggferry.formats.errors import InconsistentError
 from ggferry.quant.codec import codecs
 from ggferry.quant.recipes.choose import ModelFacts, TensorInfo, choose, recipe
@@ -61,12 +62,14 @@ class OutType:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Which classes of a list are read. `unlisted`: classes that are read and that the list has not."""
+    """Which classes of a list are read. `unlisted`: classes that are read and that the list has not; `reasons`: why
+    some of the missing ones are not read."""
 
     listed: tuple[str, ...]
     read: tuple[str, ...]
     missing: tuple[str, ...]
     unlisted: tuple[str, ...]
+    reasons: Mapping[str, str]
 
 
 def _classes(spec: Architecture) -> tuple[str, ...]:
@@ -119,7 +122,7 @@ def coverage(listed: Iterable[str]) -> Coverage:
     known = {name for family in families() for name in family.classes}
     return Coverage(
         names, tuple(name for name in names if name in known), tuple(name for name in names if name not in known),
-        tuple(sorted(known - set(names))),
+        tuple(sorted(known - set(names))), {name: why for name, why in REASONS.items() if name in set(names) - known},
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from ggferry.converters.model_graph.open_checkpoint import architecture_named, a
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
+from ggferry.converters.unknown_classes import refusal
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures as class_names
 from ggferry.formats.errors import (
@@ -199,10 +200,7 @@ def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
             )  # fmt: skip
         if name in by_class:
             return by_class[name], _marked(checkpoint, by_class[name]) or "hf"
-    raise UnsupportedError(
-        "architecture of config.json", path=checkpoint.path, found=", ".join(named),
-        hint=f"known: {', '.join(sorted(by_class))}",
-    )  # fmt: skip
+    raise refusal(named, checkpoint, known)
 
 
 def text_type(config: Mapping[str, Any], dialect: Dialect) -> str:

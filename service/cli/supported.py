@@ -65,7 +65,7 @@ def _show_coverage(path: str, as_json: bool) -> None:
         print_json(asdict(found))
         return
     for name in found.missing:
-        tell(f"not read  {name}")
+        tell(f"not read  {name}" + (f": {found.reasons[name]}" if name in found.reasons else ""))
     for name in found.unlisted:
         tell(f"not listed, and read  {name}")
     tell(f"{len(found.read)} of {len(found.listed)} class names are read; {len(found.unlisted)} more are not listed")

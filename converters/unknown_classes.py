@@ -1,0 +1,108 @@
+"""What to say of a class that no table lists: why it is not read, or which known models its weights are nearest to.
+
+The reasons are for classes that today's converter knows (`benchmarks/convert_hf_to_gguf_classes.json`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
+
+from ggferry.converters.model_graph.config_keys import GENERAL
+from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import UnsupportedError
+
+HOWTO = "docs/tables.md says how a family is added"
+NAMED = 3
+"""How many classes, tensors or keys a message names."""
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+_DRAFT = "a draft model: it guesses tokens for another one, beside which runtimes load it, and is no model of its own"
+_SPEECH = "it makes sound: no runtime's file of a text model holds it"
+REASONS: Mapping[str, str] = {
+    "DistilBertForSequenceClassification": "its classifier has a ReLU, for which llama.cpp has no word",
+    **dict.fromkeys(
+        ("Eagle3DraftModel", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "LlamaForCausalLMEagle3", "DFlashDraftModel",
+         "DFlash2DraftModel", "DSparkDraftModel", "DSparkSpeculator", "DeepseekV4DSparkModel", "Gemma4DSparkModel",
+         "Qwen3DSparkModel", "LingDSparkModel", "Lfm2DSparkDraftModel", "Gemma4AssistantForCausalLM",
+         "Gemma4UnifiedAssistantForCausalLM", "MuseGlimmerAssistantModel"), _DRAFT,
+    ),
+    **dict.fromkeys(
+        ("WavTokenizerDec", "PocketTTSModel", "Qwen3TTSForConditionalGeneration", "Lfm25AudioTokenizer"), _SPEECH
+    ),
+    "UltravoxModel": "its text model is a checkpoint of its own, which is converted; this one only hears",
+}  # fmt: skip
+
+
+def refusal(named: Iterable[str], checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> UnsupportedError:
+    """Return the error for a configuration whose classes no table lists.
+
+    It gives the reason, where there is one. Otherwise it names the classes of the nearest names, and the family whose
+    tensors are nearest, with what differs there.
+    """
+    for name in named:
+        if name in REASONS:
+            return UnsupportedError(REASONS[name], path=checkpoint.path, found=name)
+    classes = sorted({name for spec in known.values() for name in spec.hf_classes})
+    close = [one for name in named for one in difflib.get_close_matches(name, classes, NAMED, 0.7)]
+    parts = [f"classes with a name like it: {', '.join(dict.fromkeys(close))}"] if close else []
+    return UnsupportedError(
+        "no table knows the class of config.json", path=checkpoint.path, found=", ".join(named),
+        hint="; ".join([*parts, *_nearest(checkpoint, known), HOWTO]),
+    )  # fmt: skip
+
+
+def _nearest(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> list[str]:
+    """Return a sentence on the family that has a role for the most tensors, if it has one for at least half of them.
+
+    Tensors that differ only in the numbers of blocks and experts count as one.
+    """
+    names = {_opened(name) for name in checkpoint.tensors}
+    found = [
+        (len(names & _patterns(spec, dialect)), -len(_unread(checkpoint, spec, dialect)), spec.name, dialect.name)
+        for spec in known.values()
+        for dialect in spec.dialects.values()
+        if dialect.source == "hf"
+    ]
+    most, _, family, spoken = max(found)
+    if 2 * most < len(names) or not names:
+        return []
+    spec, dialect = known[family], known[family].dialects[spoken]
+    apart = sorted(names - _patterns(spec, dialect))
+    unread = _unread(checkpoint, spec, dialect)
+    said = [f"{most} of {len(names)} kinds of tensors are {spec.name}'s"]
+    said += [f"not so {_some(apart)}"] if apart else []
+    said += [f"keys it does not read: {_some(unread)}"] if unread else []
+    return [", ".join(said)]
+
+
+def _opened(name: str) -> str:
+    return _NUMBER.sub("{}", name)
+
+
+def _patterns(spec: Architecture, dialect: Dialect) -> set[str]:
+    """Return the names of the dialect's tensors, with all numbers left open, renamed back where prefixes differ."""
+    found = set()
+    for role in spec.roles:
+        origin = role.sources.get(dialect.column)
+        for pattern in origin.patterns if origin else ():
+            found.add(_opened(pattern.replace("{n}", "0").replace("{e}", "0")))
+    return found
+
+
+def _unread(checkpoint: Checkpoint, spec: Architecture, dialect: Dialect) -> list[str]:
+    """Return the keys of the configuration that the family neither reads nor calls harmless."""
+    inner = checkpoint.metadata.get(dialect.within) if dialect.within else None
+    config = inner if isinstance(inner, Mapping) else checkpoint.metadata
+    places = [place for param in spec.hparams for place in param.fields.get(dialect.source, "").split("|")]
+    harmless = [pattern for entry in (*GENERAL, *dialect.harmless) for pattern in entry.keys.split()]
+    read = [*(place.partition(".")[0] for place in places), *harmless]
+    return sorted(key for key in config if not any(fnmatch(key, pattern) for pattern in read))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
