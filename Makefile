@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres corpus kills witnessed check lint types clean
+.PHONY: setup demo test slow postgres browser corpus kills witnessed check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,14 +21,22 @@ demo: setup
 
 # Everything that a clone can show; none is skipped (tests/conftest.py).
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not postgres'
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not postgres and not browser'
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m 'slow and not kills and not postgres'
+	$(BIN)/python -m pytest -n 2 -m 'slow and not kills and not postgres and not browser'
 
 # Needs the programs of a PostgreSQL server (apt-get install postgresql).
 postgres: $(VENV)/.dev
 	$(BIN)/python -m pytest -m postgres
+
+# The page in headless Chromium, which Debian has; axe-core looks for what keeps people out. GGFERRY_SCREENSHOTS names a
+# folder for pictures of every page.
+browser: $(VENV)/.dev
+	command -v chromium >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; }
+	command -v npm >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y npm >/dev/null; }
+	test -f .browser/node_modules/axe-core/axe.min.js || npm install --silent --no-save --prefix .browser axe-core@4
+	$(BIN)/python -m pytest -m browser -n 0
 
 # What only the folder named by GGFERRY_CORPUS has (fixtures/README.md).
 corpus: $(VENV)/.dev

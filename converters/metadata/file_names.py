@@ -226,7 +226,7 @@ _VERSION_WORD = re.compile(r"v\d{1,3}(?:\.\d{1,4}){0,3}|\d{1,3}(?:\.\d{1,4}){1,3
 _GENERIC = re.compile(
     r"(?:(?:pytorch |adapter |tf |flax )?models?|adapter|consolidated|weights?|checkpoints?|ckpt|original|params|"
     r"config|tokenizer|vocab|merged|final|latest|output|out|snapshots?|blobs?|resolve|main|raw|hub|files?|downloads?|"
-    r"content|data|te?mp|workspace|root|home|users|mnt|media|opt|srv|usr|var|share|desktop|documents|[a-z]:?|"
+    r"uploads?|content|data|te?mp|workspace|root|home|users|mnt|media|opt|srv|usr|var|share|desktop|documents|[a-z]:?|"
     r"tmp[a-z0-9 ]{8}|[0-9a-f]{12,64})(?: \d+)*",
     re.IGNORECASE | re.ASCII,
 )

@@ -58,7 +58,7 @@ def facets(service: Service) -> dict[str, dict[str, int]]:
 
 def folders(service: Service, below: str = "") -> list[Folder]:
     """Return the folders right below one, with the models and bytes in each."""
-    return models.folders(service.store, below)
+    return models.folders(service.store, below, [*service.settings.places, service.settings.uploads])
 
 
 def totals(service: Service) -> dict[str, Any]:

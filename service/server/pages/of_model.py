@@ -225,6 +225,8 @@ def _facts(found: Mapping[str, Any]) -> tuple[Fact, ...]:
 
 def shown(value: Any) -> str:
     """Return a value for people: text as it is, anything else as JSON on one line, long ones cut."""
+    if isinstance(value, dict) and value.keys() == {"length", "first"}:  # a long list, as `workers.questions` cuts it
+        value = f"{value['length']:,} values: {', '.join(map(shown, value['first']))} …"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from ggferry.service.server.pages import wording
+
 PER_PAGE = 50
 SORTS = ("name", "state", "container", "architecture", "before", "after", "changed")
 ACTIVE = ("queued", "running", "verifying")
@@ -62,6 +64,11 @@ class Problem:
     hint: str | None = None
     fault: str = "person"
     status: int | None = None
+
+    @property
+    def advice(self) -> str:
+        """Return what to do about it."""
+        return wording.advice(self.code, self.fault, self.hint)
 
 
 @dataclass(frozen=True, slots=True)

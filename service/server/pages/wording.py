@@ -44,9 +44,19 @@ STATES = {
 """States of jobs, and verdicts of models that nobody submitted, in words; the order in which they are shown."""
 FAULTS = {
     "file": "The file itself is at fault: the same bytes will fail again.",
-    "person": "Put this right, then try again.",
-    "passing": "This is trouble that passes: try again in a moment.",
+    "passing": "This is trouble that passes: the same may succeed later.",
 }
+ADVICE = {
+    "file": "compare the file with its original, byte by byte or by digest, and fetch it again where they differ",
+    "person": "put this right, then try again",
+    "passing": "try again in a moment",
+    "truncated_error": "the file was not copied whole: compare its size with the original's and fetch it again",
+    "unknown_format_error": "check that these are a model's weights, unpacked and whole; README.md lists what is read",
+    "not_found_error": "check the address; what was removed is no longer shown",
+    "not_found": "check the address",
+    "access_error": "choose something below a root of this server, or start it with --root FOLDER",
+}
+"""What to do where an error itself does not say so, by its code or else by where its cause lies."""
 
 
 def size(count: int | float | None) -> str:
@@ -81,6 +91,11 @@ def count(number: int, one: str, many: str | None = None) -> str:
 def segment(text: str) -> str:
     """Return a text as one segment of an address."""
     return quote(text, safe="")
+
+
+def advice(code: str, fault: str, hint: str | None) -> str:
+    """Return what a person can do about an error."""
+    return hint or ADVICE.get(code) or ADVICE.get(fault, "")
 
 
 def rate(bytes_a_second: float) -> str:

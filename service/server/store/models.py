@@ -262,28 +262,46 @@ def facets(store: Store) -> dict[str, dict[str, int]]:
     return found
 
 
-def folders(store: Store, below: str) -> list[Folder]:
-    """Return the folders right below `below` ("": the topmost that hold models), with what is in them."""
+def folders(store: Store, below: str, tops: Sequence[str] = ()) -> list[Folder]:
+    """Return the folders right below `below` with what is in them.
+
+    Below "" are those of `tops` that hold models; what lies elsewhere is below the folder that all of it shares, or
+    else below the topmost folders that hold models.
+    """
     models = store.t.models
     query = sa.select(models.c.folder, sa.func.count().label("models"), sa.func.sum(models.c.bytes_in).label("bytes"))
     prefix = below.rstrip("/") + "/" if below else ""
     query = query.where(models.c.folder.startswith(prefix, autoescape=True)) if prefix else query
+    rows = [
+        (row["folder"], int(row["models"]), int(row["bytes"] or 0))
+        for row in store.all(query.group_by(models.c.folder))
+    ]
+    above = {} if prefix else _tops([folder for folder, _, _ in rows], tops)
     found: dict[str, list[int]] = {}
-    for row in store.all(query.group_by(models.c.folder)):
-        rest = row["folder"][len(prefix) :]
-        path = prefix + rest.split("/", 1)[0] if prefix else rest
+    for folder, count, nbytes in rows:
+        path = prefix + folder[len(prefix) :].split("/", 1)[0] if prefix else above[folder]
         held = found.setdefault(path, [0, 0])
-        held[0], held[1] = held[0] + row["models"], held[1] + int(row["bytes"] or 0)
-    if not prefix:
-        found = _topmost(found)
-    return [Folder(path, os.path.basename(path) or path, *held) for path, held in sorted(found.items())]
+        held[0], held[1] = held[0] + count, held[1] + nbytes
+    name = os.path.basename if prefix else str
+    return [Folder(path, name(path) or path, *held) for path, held in sorted(found.items())]
 
 
-def _topmost(found: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return the folders that are in no other, each with what is in all below it."""
-    top: dict[str, list[int]] = {}
-    for path in sorted(found):
-        home = next((each for each in top if path.startswith(each.rstrip("/") + "/")), path)
-        held = top.setdefault(home, [0, 0])
-        held[0], held[1] = held[0] + found[path][0], held[1] + found[path][1]
-    return top
+def _tops(folders: Iterable[str], tops: Sequence[str]) -> dict[str, str]:
+    """Return folder → the outermost folder that is shown for it."""
+    found: dict[str, str] = {}
+    known = sorted(tops, key=len, reverse=True)
+    for folder in sorted(folders):
+        home = next((each for each in known if _is_in(folder, each)), None)
+        if home is not None:
+            found[folder] = home
+    rest = sorted(folder for folder in folders if folder not in found)
+    shared = os.path.commonpath(rest) if rest and all(map(os.path.isabs, rest)) else ""
+    last = ""
+    for folder in rest:
+        last = last if last and _is_in(folder, last) else folder
+        found[folder] = shared if shared not in ("", "/") else last
+    return found
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -81,7 +81,8 @@
           for (const key of facts) rows.append(element("dt", key), element("dd", String(problem[key])));
           box.append(rows);
         }
-        box.append(element("p", "What to do: " + (problem.hint || "drop the files again"), "todo"));
+        box.append(element("p", "What to do: " + (problem.hint || (problem.fault === "file"
+          ? "check that these are a model's weights, unpacked and whole, then drop them again" : "drop the files again")), "todo"));
         item.append(box);
       },
     };

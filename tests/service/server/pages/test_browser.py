@@ -1,0 +1,415 @@
+"""The page as a person has it, in headless Chromium: `make browser`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from ggferry.service.records.ledger import Ledger
+from helpers.page_samples import NASTY
+from helpers.server import Server, serving
+from helpers.witnesses import ROOT
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+CHROMIUM = os.environ.get("GGFERRY_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+AXE = ROOT / ".browser" / "node_modules" / "axe-core" / "axe.min.js"
+MODELS = 2000
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+SHOTS = os.environ.get("GGFERRY_SCREENSHOTS")
+"""Where the pictures are put for somebody to look at; a temporary folder without it."""
+
+
+WATCH = """() => {
+    sessionStorage.clear();
+    window.addEventListener("beforeunload", () => sessionStorage.setItem("left", "1"));
+    window.seen = [];
+    const text = name => document.querySelector(name)?.textContent;
+    new MutationObserver(() => window.seen.push([text("[data-phase]"), text("[data-rate]")]))
+        .observe(document.body, {subtree: true, childList: true});
+}"""
+"""Notes what the meters of a page say, and whether it was left."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Iterator[Server]:
+    """A server with one root, which holds a good model and a damaged one."""
+    folder = tmp_path_factory.mktemp("pages")
+    root = folder / "archive" / "llama-7b"
+    root.mkdir(parents=True)
+    old = fixtures / "legacy-llama" / "ggjt1-20230428" / "q4_0.bin"
+    shutil.copy(old, root / "old.bin")
+    (root / "cut.bin").write_bytes(old.read_bytes()[:-5000])
+    with serving(folder / "data", "--root", folder / "archive") as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Page]:
+    yield from signed_in(browser, server)
+
+
+def signed_in(browser: Browser, server: Server, **more: Any) -> Iterator[Page]:
+    """A page that follows the printed link. Nothing may go wrong in its console, whatever the test does."""
+    context = browser.new_context(viewport=DESK, reduced_motion="reduce", accept_downloads=True, **more)
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text) if is_fault(message) else None)
+    page.goto(server.link)
+    yield page
+    context.close()
+    assert not faults
+
+
+def is_fault(message: ConsoleMessage) -> bool:
+    """Whether a message is more than the notice of an answer that is an error."""
+    return message.type in ("error", "warning") and not message.text.startswith("Failed to load resource")
+
+
+def drop(page: Page, files: dict[str, bytes]) -> None:
+    """Drop files, as a file manager does."""
+    given = [(name, base64.b64encode(data).decode()) for name, data in files.items()]
+    script = """files => { const data = new DataTransfer();
+        for (const [name, text] of files)
+            data.items.add(new File([Uint8Array.from(atob(text), each => each.charCodeAt(0))], name));
+        return data; }"""
+    data = page.evaluate_handle(script, given)
+    for event in ("dragenter", "dragover", "drop"):
+        page.dispatch_event("[data-drop]", event, {"dataTransfer": data})
+
+
+def look(page: Page, name: str, folder: Path) -> None:
+    """Take a picture of the whole page: light, dark and on a phone; nothing may be wider than the page."""
+    folder = Path(SHOTS or folder)
+    folder.mkdir(exist_ok=True, parents=True)
+    for kind, size, scheme in (("light", DESK, "light"), ("dark", DESK, "dark"), ("phone", PHONE, "light")):
+        page.set_viewport_size(size)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name} is {wide} pixels too wide ({kind})"
+        assert not overlaps(page), (name, kind)
+        page.screenshot(path=folder / f"{name}-{kind}.png", full_page=True)
+    page.set_viewport_size(DESK)  # type: ignore[arg-type]
+    page.emulate_media(color_scheme="light")
+
+
+def overlaps(page: Page) -> list[str]:
+    """Texts that stand on one another: boxes of elements without children, in the document's flow."""
+    script = """() => {
+        const seen = [...document.querySelectorAll("main *, header *")].filter(each =>
+            !each.closest("svg, .sr, datalist") && !each.children.length && each.textContent.trim()
+            && each.checkVisibility()
+            && !["OPTION", "SCRIPT", "TEXTAREA", "SELECT"].includes(each.tagName)
+            && !["fixed", "absolute"].includes(getComputedStyle(each).position));
+        const boxes = seen.flatMap(each => [...each.getClientRects()].map(box => [each, box]));
+        boxes.sort((one, other) => one[1].top - other[1].top);
+        const found = [];
+        for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
+            const [a, x] = boxes[i], [b, y] = boxes[j];
+            if (y.top >= x.bottom - 3) break;
+            if (a !== b && !a.contains(b) && !b.contains(a) && Math.min(x.right, y.right) - Math.max(x.left, y.left) > 2
+                && !clipped(a) && !clipped(b)) found.push(a.textContent.trim() + " / " + b.textContent.trim());
+        }
+        function clipped(each) {
+            const area = each.closest(".scroll");
+            if (!area) return false;
+            const inner = each.getBoundingClientRect(), outer = area.getBoundingClientRect();
+            return inner.right > outer.right + 1 || inner.left < outer.left - 1;
+        }
+        return found.slice(0, 5);
+    }"""
+    return list(page.evaluate(script))
+
+
+def check_access(page: Page) -> None:
+    """Ask axe-core for what keeps people out, in both palettes."""
+    assert AXE.is_file(), "axe-core is not installed: make browser"
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.evaluate(AXE.read_text())
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        grave = [
+            f"{each['id']} ({each['impact']}): {node['target']} {node.get('failureSummary', '')[:300]}"
+            for each in found["violations"]
+            if each["impact"] in ("serious", "critical", "moderate")
+            for node in each["nodes"][:3]
+        ]
+        assert not grave, (page.url, scheme, grave)
+    page.emulate_media(color_scheme="light")
+
+
+# --- the road of a file --------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_dropped_and_comes_back_proved(page: Page, fixtures: Path, tmp_path: Path) -> None:
+    old = (fixtures / "legacy-llama" / "ggjt1-20230428" / "q4_0.bin").read_bytes()
+    page.goto(page.url + "add")
+    drop(page, {"alpaca-native-7B.bin": old})
+    page.wait_for_url("**/plans/*")
+    expect(page.get_by_role("heading", name="What would happen")).to_be_visible()
+    expect(page.locator(".lines del")).to_contain_text("GGJT v1, llama, Q4_0_V1 ×16, F32 ×5")
+    page.get_by_text("Every tensor and key").click()
+    expect(page.get_by_role("rowheader", name="blk.0.attn_q.weight")).to_be_visible()
+    check_access(page)
+    look(page, "plan", tmp_path)
+
+    page.get_by_role("button", name="Convert 1 model").click()
+    page.wait_for_url("**/models/*")
+    page.evaluate(WATCH)
+    look(page, "model-at-work", tmp_path)
+    expect(page.locator(".badge").first).to_have_text("proved", timeout=60_000)
+    seen = page.evaluate("window.seen")
+    assert len({phase for phase, _ in seen if phase}) >= 2, seen
+    assert [rate for _, rate in seen if rate and rate.endswith("/s")], seen
+    assert page.evaluate("sessionStorage.getItem('left')") is None, "the page was loaded again"
+
+    expect(page.get_by_role("heading", name="Proof", exact=True)).to_be_visible()
+    expect(page.get_by_text("40 of 40")).to_be_visible()
+    shown = page.locator("[data-sha256]").inner_text(timeout=20_000)
+    with page.expect_download() as download:
+        page.get_by_role("link", name=re.compile("^Download")).click()
+    data = download.value.path().read_bytes()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Receipt (JSON)").click()
+    (file,) = json.loads(download.value.path().read_text())["output"]["files"]
+    assert hashlib.sha256(data).hexdigest() == shown == file["sha256"]
+    assert data[:4] == b"GGUF" and len(data) == file["bytes"]
+
+    page.get_by_label("Text", exact=True).fill("The cat sat <b>on</b> the mat.")
+    page.get_by_role("button", name="Tokenize").click()
+    expect(page.locator(".tokens li").nth(3)).to_be_visible()
+    assert re.fullmatch(r"\d+ tokens", page.locator("[data-count]").inner_text())
+    check_access(page)
+    look(page, "model", tmp_path)
+
+    page.goto("/".join(page.url.split("/")[:3]) + "/activity")
+    expect(page.get_by_role("link", name="alpaca-native-7B.bin")).to_be_visible()
+    check_access(page)
+    look(page, "activity", tmp_path)
+
+
+def test_an_upload_goes_on_where_the_connection_broke(page: Page, fixtures: Path) -> None:
+    """The second request for a piece never arrives; the third begins where the server has what came."""
+    old = (fixtures / "legacy-llama" / "ggjt1-0.1.25" / "f16.bin").read_bytes()
+    page.route("**/static/upload.js*", lambda route: route.fulfill(
+        body=(ROOT / "service/server/pages/static/upload.js").read_text().replace("8 * 1024 * 1024", "512 * 1024"),
+        content_type="text/javascript",
+    ))  # fmt: skip
+    pieces: list[str] = []
+
+    def send(route: Any) -> None:
+        pieces.append(route.request.headers["content-range"])
+        if len(pieces) == 2:
+            route.abort("connectionreset")
+        else:
+            route.continue_()
+
+    page.route(re.compile("/api/v1/uploads/.*/files/"), send)
+    page.goto(page.url + "add")
+    drop(page, {"old.bin": old})
+    page.wait_for_url("**/plans/*")
+    assert pieces[1] == pieces[2] and len(pieces) == -(-len(old) // (512 << 10)) + 1
+    expect(page.get_by_role("button", name="Convert 1 model")).to_be_enabled()
+
+
+def test_what_is_no_model_is_refused_with_a_way_out(page: Page, tmp_path: Path) -> None:
+    page.goto(page.url + "add")
+    drop(page, {"<img src=x onerror=alert(1)>.bin": b"nothing that anybody knows" * 100})
+    box = page.locator(".problem")
+    expect(box).to_contain_text("What to do", timeout=20_000)
+    assert page.locator("main img").count() == 0
+    check_access(page)
+    look(page, "upload-refused", tmp_path)
+    page.reload()
+    expect(page.locator(".problem")).to_contain_text("What to do")
+
+
+def test_a_folder_is_planned_and_its_damaged_file_named(page: Page, server: Server, tmp_path: Path) -> None:
+    page.goto(page.url + "add")
+    page.get_by_label("Path or URL").fill(str(server.data.parent / "archive"))
+    page.get_by_role("button", name="Show what would happen").click()
+    page.wait_for_url("**/plans/*")
+    expect(page.get_by_role("button", name="Convert 1 model")).to_be_enabled()
+    expect(page.locator(".problem")).to_contain_text("cut.bin")
+    check_access(page)
+    look(page, "plan-of-a-folder", tmp_path)
+    page.goto(f"{server.url}/?state=corrupt")
+    page.get_by_role("link", name="cut.bin").click()
+    expect(page.locator(".problem").first).to_contain_text("What to do")
+    check_access(page)
+    look(page, "model-damaged", tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "relative", "ftp://host/x"])
+def test_what_may_not_be_read_is_said_where_it_was_asked(page: Page, path: str, tmp_path: Path) -> None:
+    page.goto(page.url + "add")
+    page.get_by_label("Path or URL").fill(path)
+    page.get_by_role("button", name="Show what would happen").click()
+    expect(page.locator(".problem").first).to_be_visible()
+    assert page.get_by_label("Path or URL").input_value() == path
+    look(page, "add-refused", tmp_path)
+
+
+def test_the_page_tells_a_lost_server_and_finds_it_again(browser: Browser, server: Server) -> None:
+    for page in signed_in(browser, server):
+        page.goto(f"{server.url}/activity")
+        page.context.set_offline(True)
+        page.evaluate("fetch('/health').catch(() => null)")
+        expect(page.locator(".offline")).to_be_hidden()
+        page.context.set_offline(False)
+
+
+# --- every page ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose ledger has two thousand models of `ggferry apply`, in every state."""
+    folder = tmp_path_factory.mktemp("many")
+    (folder / "data").mkdir(mode=0o700)
+    ledger = Ledger(str(folder / "data" / "ledger"))
+    ledger.register("0" * 16, [line(number) for number in range(MODELS)])
+    ledger.close()
+    with serving(folder / "data", "--jobs", "0") as server:
+        yield server
+
+
+def line(number: int) -> dict[str, Any]:
+    """A job as a plan's line, of a name that tries the page."""
+    states = ("queued", "skipped", "quarantined", "failed")
+    name = {7: NASTY.replace("/", "-"), 11: "a-name-" + "of-many-words-" * 14 + ".bin", 13: "x" * 200}.get(number)
+    source = f"/archive/{2020 + number % 5}/team {number % 7}/{name or f'model-{number:04}.bin'}"
+    kind = (("ggjt", 1, "llama"), ("ggml", None, "gpt2"), ("gguf", 3, "qwen2"), ("safetensors", None, "mistral"))
+    container, version, architecture = kind[number % 4]
+    entry = {
+        "source": source, "verdict": "convert", "container": container, "version": version,
+        "architecture": architecture, "era": "30 March – 12 May 2023 (llama.cpp 78ca9838e..b9fd7eee5)",
+        "types": "Q4_0 ×225, F32 ×65", "bytes_in": (number + 1) * 7_654_321, "bytes_out": (number + 1) * 6_543_210,
+        "output": f"/out/{number}.gguf", "recipe": {},
+    }  # fmt: skip
+    state = states[number % 4]
+    error = {"class": "TruncatedError", "code": "truncated_error", "message": "ends before its last tensor does",
+             "offset": 4096, "hint": "fetch it again", "fault": "file"}  # fmt: skip
+    return {
+        "id": f"{number:032x}", "source": source, "entry": entry, "state": state,
+        "error": error if state in ("failed", "quarantined") else None,
+    }  # fmt: skip
+
+
+def test_two_thousand_models(browser: Browser, many: Server, tmp_path: Path) -> None:
+    for page in signed_in(browser, many):
+        expect(page.get_by_text("1–50 of 2,000 models")).to_be_visible()
+        check_access(page)
+        look(page, "archive-2000", tmp_path)
+        numbers = page.locator("table.models tbody td.n").evaluate_all(
+            "cells => cells.map(c => getComputedStyle(c).textAlign)"
+        )
+        assert set(numbers) == {"right"}
+
+        page.get_by_role("link", name="Next →").click()
+        expect(page.get_by_text("51–100 of 2,000 models")).to_be_visible()
+        page.get_by_role("link", name="Before").click()
+        page.get_by_role("link", name="Before").click()
+        expect(page.get_by_role("columnheader", name="Before")).to_have_attribute("aria-sort", "descending")
+        assert page.locator("tbody th").first.inner_text().startswith("model-1999.bin")
+
+        page.get_by_role("link", name=re.compile("^failed")).click()
+        page.get_by_label("Family").select_option("mistral")
+        expect(page.get_by_text("1–50 of 500 models")).to_be_visible()
+        page.keyboard.press("/")
+        page.keyboard.type("team 2021/team")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**q=team**")
+        shown = page.locator("tbody th").all_inner_texts()
+        assert shown and all("2021/team" in each for each in shown)
+        check_access(page)
+        look(page, "archive-filtered", tmp_path)
+
+        page.get_by_label("Search in names and folders").fill("no such model")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("Nothing matches")).to_be_visible()
+        look(page, "archive-nothing", tmp_path)
+
+
+def test_the_tree(browser: Browser, many: Server, tmp_path: Path) -> None:
+    for page in signed_in(browser, many):
+        page.get_by_role("link", name="Tree").click()
+        for name in ("/archive/", "2022/", "team 3/"):
+            page.locator("summary", has_text=name).first.focus()
+            page.keyboard.press("Enter")
+        expect(page.locator(".leaf").first).to_be_visible()
+        assert page.locator(".leaf").count() == 50 and page.get_by_text("Show all 57 models here").count() == 1
+        check_access(page)
+        look(page, "tree", tmp_path)
+
+
+def test_pages_without_anything_and_with_errors(browser: Browser, tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as server:
+        for page in signed_in(browser, server):
+            for address, name, words in (
+                ("/", "archive-empty", "No models yet"), ("/activity", "activity-empty", "Nothing at work"),
+                ("/add", "add", "Drop files here"), ("/models/" + "0" * 32, "no-such-model", "no such model"),
+                ("/plans/" + "0" * 16, "no-such-plan", "no such plan"), ("/nowhere", "no-such-page", "Error 404"),
+            ):  # fmt: skip
+                page.goto(server.url + address)
+                expect(page.get_by_text(words).first).to_be_visible()
+                check_access(page)
+                look(page, name, tmp_path)
+            page.get_by_role("button", name="Sign out").click()
+            page.wait_for_url("**/login")
+            check_access(page)
+            page.get_by_label("Token").fill("wrong")
+            page.get_by_role("button", name="Sign in").click()
+            expect(page.locator(".problem")).to_contain_text("wrong, revoked or expired")
+            look(page, "sign-in", tmp_path)
+            page.get_by_label("Token").fill(server.token)
+            page.get_by_role("button", name="Sign in").click()
+            expect(page.get_by_role("heading", name="Archive")).to_be_visible()
+
+
+def test_the_palette_is_chosen_and_kept(page: Page) -> None:
+    def ground() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    light = ground()
+    page.emulate_media(color_scheme="dark")
+    dark = ground()
+    assert light != dark
+    button = page.get_by_role("button", name=re.compile("^Theme"))
+    button.click()
+    assert ground() == light
+    page.reload()
+    assert ground() == light and "light" in button.inner_text()
+    button.click()
+    page.emulate_media(color_scheme="light")
+    assert ground() == dark
+
+
+def test_everything_is_reached_by_keyboard(page: Page) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    seen = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.textContent.trim()"))
+        ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert ring != "none", seen
+    assert {"ggferry", "Archive", "Add models", "Sign out"} <= set(seen)
