@@ -15,7 +15,6 @@ from ggferry.service.records.report_html import size as _size
 from ggferry.support.printable import printable
 
 _PLACES = re.compile(r"(?<=[._/-])(?=[^._/-])")
-ARTICLES = "aeiou"
 NAMES = {
     "bloom": "BLOOM", "falcon": "Falcon", "gpt2": "GPT-2", "gptj": "GPT-J", "gptneox": "GPT-NeoX", "llama": "LLaMA",
     "mpt": "MPT", "phi2": "Phi", "phi3": "Phi-3", "qwen2": "Qwen2", "qwen3": "Qwen3", "rwkv": "RWKV",
@@ -167,20 +166,19 @@ def family(architecture: str) -> str:
 
 def a(noun: str) -> str:
     """Return a noun with its indefinite article."""
-    spelled = noun[:1].isupper() and (len(noun) < 2 or not noun[1:2].islower())
-    vowel = noun[:1] in "AEFHILMNORSX" if spelled and noun not in ("LLaMA", "RWKV") else noun[:1].lower() in ARTICLES
-    return f"{'an' if vowel or noun == 'RWKV' else 'a'} {noun}"
+    word = noun.partition(" ")[0]
+    spelled = word[:1].isupper() and not word[1:2].islower() and word not in ("LLaMA", "BLOOM")
+    vowel = word[:1] in "AEFHILMNORSX" if spelled else word[:1].lower() in "aeiou"
+    return f"{'an' if vowel else 'a'} {noun}"
 
 
 def sentence(architecture: str, container: str, era: str, types: str, weights: int, bytes_in: int) -> str:
     """Return what a model is, in one sentence; it says only what is known."""
-    kind = f"{a(family(architecture))} model" if architecture else "A model of a family that no table describes"
-    words = [kind[0].upper() + kind[1:]]
-    if weights:
-        words.append(f"of {parameters(weights)} weights")
-    place = f"in {a(container + ' file')}" if container else "in a file"
-    words.append(f"{place} of {size(bytes_in)}")
-    told = " ".join(words)
+    what = a(f"{family(architecture)} model") if architecture else ""
+    of = f" of {parameters(weights)} weights" if weights else ""
+    place = a(f"{container} file") if container else "a file"
+    told = f"{what}{of} in {place} of {size(bytes_in)}" if what else f"{place} of {size(bytes_in)}"
+    told = told[0].upper() + told[1:]
     if types:
         told += f", stored as {types.replace(', ', ' and ') if types.count(', ') == 1 else types}"
     if era:

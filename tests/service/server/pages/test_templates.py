@@ -176,7 +176,8 @@ def test_a_model_in_one_sentence() -> None:
         "A LLaMA model of 558 thousand weights in a GGJT v1 file of 348.7 KiB, stored as Q4_0_V1 ×16 and F32 ×5; "
         "such files were written 30 March – 12 May 2023."
     )
-    assert wording.sentence("", "", "", "", 0, 3) == "A model of a family that no table describes in a file of 3 B."
+    assert wording.sentence("", "", "", "", 0, 3) == "A file of 3 B."
+    assert wording.sentence("", "GGUF v3", "", "", 0, 1).startswith("A GGUF v3 file of 1 B")
     assert wording.sentence("rwkv", "GGMF v100", "", "", 0, 1).startswith("An RWKV model in a GGMF v100 file")
 
 
