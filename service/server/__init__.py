@@ -26,6 +26,7 @@ Data functions for the faces (`functions.py`). All are plain blocking functions:
     plan_lines(service, id, cursor, limit) -> (lines, next)   its lines, as the plan's file has them
     submit(service, caller, plan, models=None) -> dict     plan id, ids of the jobs, states
     cancel(service, caller, id) / retry(service, caller, id) -> dict
+    edit(service, caller, id, changes) -> dict             keys of a done file changed: a new file, listed as a model
     progress(service, id=None) -> dict                     of a job or of everything: phase, done, total, rate, eta
     report(service, plan=None) -> dict                     as `ggferry ledger export`
 

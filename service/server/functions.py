@@ -16,7 +16,7 @@ from ggferry.service.server.guard.problems import HttpError
 from ggferry.service.server.state import Service
 from ggferry.service.server.store import models
 from ggferry.service.server.store.models import Folder, ModelPage, Query
-from ggferry.service.server.work import planning, sources
+from ggferry.service.server.work import edits, planning, sources
 from ggferry.service.server.work.sources import Place
 from ggferry.service.server.work.staging import staged
 from ggferry.service.storage.stores import is_remote
@@ -117,8 +117,7 @@ def _place_of(service: Service, job: str) -> tuple[str, list[str], dict[str, Any
     """Return a model's source, the folders that confine it, and its recipe, for a worker that looks at it."""
     row = models.one(service.store, job)
     entry = _entry_of(service, job)
-    _, _, trees = service.planner.read(row["plan"]) if row["verdict"] is not None else (None, None, ())
-    return entry["source"], [*trees], dict(entry.get("recipe") or {})
+    return entry["source"], service.planner.trees(row["plan"]), dict(entry.get("recipe") or {})
 
 
 def _look(service: Service, question: str, source: str, trees: Sequence[str], **options: Any) -> Any:
@@ -257,6 +256,17 @@ def retry(service: Service, caller: Caller, job: str) -> dict[str, Any]:
     service.store.requeue(job)
     service.runner.wake()
     return model(service, job)
+
+
+def edit(service: Service, caller: Caller, job: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change keys of a done job's file, and return the model that the new file is listed as.
+
+    `changes` are arguments of `ggferry.edit` that name no file. Raises RefusedError, UsageError.
+    """
+    _need(caller, "submit")
+    row = models.one(service.store, job)
+    service.uploads.check_room(caller.token, int(row["bytes_out"] or 0))
+    return model(service, edits.edit(service.store, service.lookers, service.settings.outputs, job, changes))
 
 
 def progress(service: Service, job: str | None = None) -> dict[str, Any]:

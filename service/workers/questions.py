@@ -8,6 +8,7 @@ from typing import Any
 
 from ggferry.formats.errors import UsageError
 from ggferry.service.library.conversions import plan
+from ggferry.service.library.editing import edit
 from ggferry.service.library.models import inspect, open_model
 
 MOST_ITEMS, MOST_TEXT = 64, 4000  # of a list of the file's metadata, of a text
@@ -15,10 +16,10 @@ MOST_TOKENS = 10_000
 
 
 def answer(question: str, source: str, options: Mapping[str, Any]) -> Any:
-    """Return the answer to 'inspect', 'plan' or 'tokenize' about the model at `source`. Raises GgferryError."""
-    asked = {"inspect": _inspect, "plan": _plan, "tokenize": _tokenize}.get(question)
+    """Return the answer to 'inspect', 'plan', 'tokenize' or 'edit' of the model at `source`. Raises GgferryError."""
+    asked = {"inspect": _inspect, "plan": _plan, "tokenize": _tokenize, "edit": _edit}.get(question)
     if asked is None:
-        raise UsageError("question", found=question, expected="inspect, plan, tokenize")
+        raise UsageError("question", found=question, expected="inspect, plan, tokenize, edit")
     return asked(source, dict(options))
 
 
@@ -42,6 +43,10 @@ def _tokenize(source: str, options: dict[str, Any]) -> Any:
         ids = model.tokenize(text, special=bool(options.get("special")))
         pieces = model.pieces(ids[:MOST_TOKENS])
     return [{"id": each, "piece": piece} for each, piece in zip(ids[:MOST_TOKENS], pieces, strict=True)]
+
+
+def _edit(source: str, options: dict[str, Any]) -> Any:
+    return plain(edit(source, **options))
 
 
 def _short(value: Any) -> Any:

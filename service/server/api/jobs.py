@@ -41,6 +41,21 @@ class Submission(BaseModel):
     )
 
 
+class Editing(BaseModel):
+    """Changes of a GGUF file, as `ggferry edit` takes them (docs/edit-split-merge.md)."""
+
+    model_config = ConfigDict(extra="forbid")
+    set: Annotated[list[Annotated[str, Field(max_length=100_000)]], Field(max_length=1000)] = Field(
+        [], description="KEY=VALUE or KEY=VALUE:TYPE"
+    )
+    remove: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=1000)] = Field(
+        [], description="Keys, or shell patterns of keys"
+    )
+    special_tokens: dict[str, int | str] = Field({}, description="Role → id, or text of a token")
+    rename_tensors: dict[str, str] = Field({}, description="Old → new names")
+    allow_unknown_keys: bool = False
+
+
 @router.post("/plans", status_code=201, responses={202: {"description": "It is still being made"}})
 def make_plan(request: Request, service: Of, caller: Submitter, asked: Planning, key: Key = None) -> Response:
     """Plan what is at a source: headers are read, no tensor data. `state` says how far the plan is."""
@@ -101,6 +116,17 @@ def cancel(service: Of, caller: Submitter, job: JobId) -> dict[str, Any]:
 def retry(service: Of, caller: Submitter, job: JobId) -> dict[str, Any]:
     """Queue a job again that failed or was cancelled."""
     return functions.retry(service, caller, job)
+
+
+@router.post("/jobs/{job}/edit", status_code=201)
+def edit(request: Request, service: Of, caller: Submitter, job: JobId, asked: Editing, key: Key = None) -> Response:
+    """Change keys of a done job's file: a new file with a receipt of its own, listed as a model; the old one stays."""
+
+    def work() -> Response:
+        found = functions.edit(service, caller, job, asked.model_dump(exclude_defaults=True))
+        return JSONResponse(found, 201, {"Location": f"{VERSION}/jobs/{found['id']}"})
+
+    return once(service, caller, request, key, asked, work)
 
 
 @router.get("/jobs/{job}/receipt")

@@ -23,36 +23,40 @@ from ggferry.service.workers.supervisor import (
 TIMEOUT = 120.0  # seconds to answer a question
 WAITING = 64  # questions that may wait for a worker
 
-_NOTHING: tuple[Mapping[str, Any], Future[Any]] = ({}, Future())
+Item = tuple[Mapping[str, Any], float, "Future[Any]"]
+_NOTHING: Item = ({}, 0.0, Future())
 
 
 class Lookers:
     """Threads with a worker each, which begins when it is first needed."""
 
     def __init__(self, count: int, limits: Limits, timeout: float = TIMEOUT) -> None:
-        self._work: queue.Queue[tuple[Mapping[str, Any], Future[Any]]] = queue.Queue(WAITING)
+        self._work: queue.Queue[Item] = queue.Queue(WAITING)
         self._over = threading.Event()
         self._timeout, self._count = timeout, count
         self._supervisors = [Supervisor(limits) for _ in range(count)]
         for supervisor in self._supervisors:
             threading.Thread(target=self._serve, args=(supervisor,), daemon=True).start()
 
-    def ask(self, command: Mapping[str, Any]) -> Any:
-        """Return the result of a worker's command. Raises what it raised, and BusyError when too many wait."""
+    def ask(self, command: Mapping[str, Any], *, seconds: float | None = None) -> Any:
+        """Return the result of a worker's command. Raises what it raised, and BusyError when too many wait.
+
+        `seconds`: how long it may take; None: as long as any question.
+        """
         answer: Future[Any] = Future()
         try:
-            self._work.put_nowait((command, answer))
+            self._work.put_nowait((command, seconds or self._timeout, answer))
         except queue.Full:
             raise BusyError("too many questions at once", hint="ask again in a moment") from None
         try:
             return answer.result()
         except (WorkerFailed, WorkerTimeout, WorkerDied) as error:
-            raise _ours(error, self._timeout) from None
+            raise _ours(error, seconds or self._timeout) from None
 
     def run(self, command: Mapping[str, Any], *, timeout: float = 0) -> Answer:
         """Have a command done as a Supervisor does, when a worker is free; it raises as that."""
         answer: Future[Any] = Future()
-        self._work.put((command, answer))
+        self._work.put((command, timeout or self._timeout, answer))
         return Answer(answer.result(), 0)
 
     def close(self) -> None:
@@ -65,18 +69,18 @@ class Lookers:
                 item = self._work.get_nowait()
             except queue.Empty:
                 break
-            item[1].set_exception(WorkerDied("the server is ending"))
+            item[2].set_exception(WorkerDied("the server is ending"))
         for _ in range(self._count):
             self._work.put(_NOTHING)
 
     def _serve(self, supervisor: Supervisor) -> None:
         with supervisor:
             while not self._over.is_set():
-                command, answer = self._work.get()
+                command, seconds, answer = self._work.get()
                 if not command:
                     return
                 try:
-                    answer.set_result(supervisor.run(command, timeout=self._timeout).result)
+                    answer.set_result(supervisor.run(command, timeout=seconds).result)
                 except BaseException as error:
                     answer.set_exception(error)
 

@@ -142,6 +142,12 @@ class Planner:
         found = self.store.first(sa.select(table.c.trees).where(table.c.id == plan))
         return head, entries, tuple(found["trees"]) if found is not None else ()
 
+    def trees(self, plan: str) -> list[str]:
+        """Return the folders that confine what a plan names; the outputs are among them, for what was made again."""
+        table = self.store.t.plans
+        found = self.store.first(sa.select(table.c.trees).where(table.c.id == plan))
+        return [*((found or {}).get("trees") or ()), self.settings.outputs]
+
     def note_submitted(self, plan: str, run: str) -> None:
         """Record that jobs of a plan are entered in the ledger as `run`: servers work on them from now on."""
         table = self.store.t.plans

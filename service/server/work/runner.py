@@ -35,8 +35,9 @@ class Runner:
         self._run: Run | None = None
 
     def start(self) -> None:
-        """Begin to do jobs."""
-        self._thread.start()
+        """Begin to do jobs, unless this server leaves them to others."""
+        if self._jobs:
+            self._thread.start()
 
     def wake(self) -> None:
         """Look for a job now."""

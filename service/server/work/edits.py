@@ -1,0 +1,84 @@
+"""Keys of a finished file changed: a new file with a receipt of its own beside the old one, which stays as it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
+from ggferry.formats.errors import ChangedError, RefusedError
+from ggferry.formats.json_files.text import load_object
+from ggferry.service.records.ledger import DONE, bucket
+from ggferry.service.records.plan_file import digest_of
+from ggferry.service.server.store import models
+from ggferry.service.server.store.database import Store
+from ggferry.service.server.work.lookers import Lookers
+from ggferry.service.storage.stores import is_remote
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+else:
+    sa = lazy("sqlalchemy")
+
+FOLDER = "edits"
+SLOWEST = 20 << 20  # bytes a second that no healthy edit falls below
+
+
+def edit(store: Store, lookers: Lookers, folder: str, job: str, changes: Mapping[str, Any]) -> str:
+    """Change keys of a done job's file as `ggferry edit` does, and return the id under which the new file is listed.
+
+    The same changes of the same file are made once. Raises RefusedError for a job that is not done, and what `edit`
+    raises.
+    """
+    row = store.row(job)
+    if row["state"] != DONE or row["receipt"] is None or is_remote(row["output"]):
+        raise RefusedError(
+            "only the file of a done job on this server can be edited", found=row["state"], expected=DONE
+        )
+    key = digest_of([job, row["receipt"]["output"]["files"], changes])[:32]
+    if store.first(sa.select(store.jobs.c.id).where(store.jobs.c.id == key)) is not None:
+        return key
+    place = os.path.join(folder, FOLDER, key)
+    out = os.path.join(place, os.path.basename(row["output"]))
+    os.makedirs(place, 0o700, exist_ok=True)
+    size = sum(each["bytes"] for each in row["receipt"]["output"]["files"])
+    command = {
+        "op": "look", "question": "edit", "source": row["output"], "trees": [folder],
+        "options": {**changes, "out": out, "force": True},
+    }  # fmt: skip
+    try:
+        done = lookers.ask(command, seconds=60 + size / SLOWEST)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    if done["receipt_path"] is None:
+        raise ChangedError("its receipt is not of this file any more", path=row["output"])
+    _enter(store, key, row, out, load_object(out + SUFFIX, MAX_RECEIPT), changes, place)
+    return key
+
+
+def _enter(
+    store: Store, key: str, row: Mapping[str, Any], out: str, receipt: Mapping[str, Any], changes: Mapping[str, Any],
+    place: str,
+) -> None:  # fmt: skip
+    """List the new file as a model that is done."""
+    size, now = sum(each["bytes"] for each in receipt["output"]["files"]), time.time()
+    same = ("architecture", "types", "recipe", "kind", "trees")
+    entry = {name: row["entry"].get(name) for name in same} | {
+        "source": row["output"], "verdict": "convert", "reason": "edited", "container": "gguf", "version": 3,
+        "output": out, "bytes_in": row["bytes_out"], "bytes_out": size, "edit": dict(changes),
+        "edit_of": row["id"], "era": None,
+    }  # fmt: skip
+    values = {
+        "id": key, "plan": row["plan"], "source": row["output"], "output": out, "entry": entry, "state": DONE,
+        "bucket": bucket(key), "bytes_in": row["bytes_out"], "bytes_out": size, "attempts": 1, "losses": 0, "claims": 0,
+        "not_before": 0.0, "created": now, "started": now, "finished": now, "updated": now, "deleted": False,
+        "receipt": dict(receipt),
+    }  # fmt: skip
+    listed = store.first(sa.select(store.t.models.c.plan).where(store.t.models.c.id == row["id"]))
+    models.index(store, str((listed or {}).get("plan") or os.path.basename(place)), [(key, entry)])
+    store.put(store.jobs, **values)
