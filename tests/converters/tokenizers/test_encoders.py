@@ -24,8 +24,8 @@ from ggferry.converters.tokenizers.building_blocks import (
 from ggferry.converters.tokenizers.building_blocks import (
     sentencepiece_proto as spm_file,
 )
+from ggferry.converters.tokenizers.building_blocks import steps
 from ggferry.converters.tokenizers.encoders import unigram, wordpiece
-from ggferry.converters.tokenizers.files import steps
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.formats.errors import UnsupportedError
 
