@@ -17,18 +17,19 @@ def page_of(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], verdic
     """Return a page of a plan, as `functions.show_plan` and `functions.plan_lines` describe it."""
     models = [line for line in lines if line["verdict"] != OTHER and verdict in ("", line["verdict"])]
     facts, options = found.get("summary") or {}, found.get("options") or {}
+    outtype = str(options.get("outtype", "keep"))
     some = models[(page - 1) * PER_PAGE : page * PER_PAGE]
     state = {"planning": "making", "failed": ""}.get(found["state"], "submitted" if found.get("submitted") else "")
     return PlanPage(
         id=found["id"],
         roots=(str(found["source"]),),
-        outtype=str(options.get("outtype", "keep")),
+        outtype=outtype,
         verify=str(options.get("verify", "full")),
         counts={name: n for name, n in (facts.get("verdicts") or {}).items() if name != OTHER},
         bytes_in=int(facts.get("bytes_in") or 0),
         bytes_out=int(facts.get("bytes_out") or 0),
         memory=int(facts.get("memory") or 0),
-        models=tuple(map(planned, some)),
+        models=tuple(planned(line, outtype) for line in some),
         verdict=verdict,
         total=len(models),
         page=page,
@@ -37,12 +38,12 @@ def page_of(found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], verdic
     )
 
 
-def planned(line: Mapping[str, Any]) -> PlannedModel:
-    """Return a line of a plan."""
+def planned(line: Mapping[str, Any], outtype: str) -> PlannedModel:
+    """Return a line of a plan; `outtype` is the plan's, where the line states none."""
     converts = line["verdict"] == CONVERT
     before = [container_of(line), line.get("architecture"), line.get("types"), line.get("era")]
-    outtype = (line.get("options") or {}).get("outtype")
-    after = ["GGUF v3", line.get("architecture"), outtype]
+    wanted = (line.get("options") or {}).get("outtype", outtype)
+    after = ["GGUF v3", line.get("architecture"), "types kept" if wanted == "keep" else str(wanted).upper()]
     lost = [
         Drop(str(each.get("name") or each.get("tensors") or ""), str(each.get("reason") or ""), True)
         for each in line.get("lost", ())[:LOST_SHOWN]

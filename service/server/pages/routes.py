@@ -132,8 +132,9 @@ def model_page(request: Request, job: str, look: bool) -> ModelPage:
     """Return a model's page; `look`: also what a worker reads of a source that is not converted."""
     service = service_of(request)
     page = of_model.page_of(functions.model(service, job))
-    if page.row.state == DONE:
-        page = of_model.with_receipt(page, service.store.row(job)["receipt"], f"/api/v1/jobs/{job}/files")
+    receipt = service.store.row(job)["receipt"] if page.row.state == DONE else None
+    if receipt is not None:
+        page = of_model.with_receipt(page, receipt, f"/api/v1/jobs/{job}/files")
     elif look:
         page = looked_at(service, page)
     number = request.query_params.get("tensors", "1")

@@ -75,12 +75,10 @@
         const problem = error.problem || {}, box = element("section", "", "problem");
         box.setAttribute("role", "alert");
         box.append(element("h3", problem.message || error.message));
-        const facts = ["path", "found", "expected"].filter((key) => problem[key] !== null && problem[key] !== undefined);
-        if (facts.length) {
-          const rows = element("dl");
-          for (const key of facts) rows.append(element("dt", key), element("dd", String(problem[key])));
-          box.append(rows);
-        }
+        const rows = element("dl");
+        for (const [key, words] of [["path", "Where"], ["found", "Found"], ["expected", "Expected"], ["code", "Code"]])
+          if (problem[key] !== null && problem[key] !== undefined) rows.append(element("dt", words), element("dd", String(problem[key])));
+        if (rows.children.length) box.append(rows);
         box.append(element("p", "What to do: " + (problem.hint || (problem.fault === "file"
           ? "check that these are a model's weights, unpacked and whole, then drop them again" : "drop the files again")), "todo"));
         item.append(box);

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from ggferry.service.records.ledger import Ledger
 from helpers.page_samples import NASTY
-from helpers.server import Server, serving
+from helpers.server import Server, serving, start, submitted
 from helpers.witnesses import ROOT
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -66,9 +66,9 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
     yield from signed_in(browser, server)
 
 
-def signed_in(browser: Browser, server: Server, **more: Any) -> Iterator[Page]:
+def signed_in(browser: Browser, server: Server) -> Generator[Page, None, None]:
     """A page that follows the printed link. Nothing may go wrong in its console, whatever the test does."""
-    context = browser.new_context(viewport=DESK, reduced_motion="reduce", accept_downloads=True, **more)
+    context = browser.new_context(viewport=DESK, reduced_motion="reduce", accept_downloads=True)
     page = context.new_page()
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
@@ -268,13 +268,29 @@ def test_what_may_not_be_read_is_said_where_it_was_asked(page: Page, path: str, 
     look(page, "add-refused", tmp_path)
 
 
-def test_the_page_tells_a_lost_server_and_finds_it_again(browser: Browser, server: Server) -> None:
-    for page in signed_in(browser, server):
-        page.goto(f"{server.url}/activity")
-        page.context.set_offline(True)
-        page.evaluate("fetch('/health').catch(() => null)")
+def test_a_page_outlives_its_server(browser: Browser, fixtures: Path, tmp_path: Path) -> None:
+    """The first server converts nothing and ends; the second, at the same address, does. The page is never reloaded."""
+    (tmp_path / "root").mkdir()
+    shutil.copy(fixtures / "legacy-llama" / "ggjt1-20230428" / "q4_0.bin", tmp_path / "root" / "old.bin")
+    with serving(tmp_path / "data", "--root", tmp_path / "root", "--jobs", "0") as first:
+        pages = signed_in(browser, first)
+        page = next(pages)
+        client = first.client()
+        (job,) = submitted(client, tmp_path / "root" / "old.bin", verify="fast")
+        page.goto(f"{first.url}/models/{job}")
+        expect(page.locator(".badge").first).to_have_text("waiting")
+        page.evaluate(WATCH)
+        port = first.port
+    expect(page.locator(".offline")).to_be_visible(timeout=20_000)
+    second = start(tmp_path / "data", "--root", tmp_path / "root", port=port)
+    try:
+        expect(page.locator(".badge").first).to_have_text("proved", timeout=60_000)
         expect(page.locator(".offline")).to_be_hidden()
-        page.context.set_offline(False)
+        expect(page.get_by_role("heading", name="Proof", exact=True)).to_be_visible()
+        assert page.evaluate("sessionStorage.getItem('left')") is None
+    finally:
+        pages.close()
+        second.stop()
 
 
 # --- every page ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,142 @@
+"""Views of real things: a receipt, headers, a plan, the index; what the page says of them is what they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ggferry
+from ggferry.service.server.pages import of_archive, of_model, of_plan, render
+from ggferry.service.server.pages.views import PER_PAGE, ModelPage, Query
+from ggferry.service.workers.questions import answer
+from helpers.page_samples import SHELL
+
+JOB: dict[str, Any] = {
+    "id": "a" * 32, "source": "/archive/llama/old.bin", "state": "done", "container": "ggjt", "version": 1,
+    "era": None, "architecture": "llama", "types": "Q4_0_V1 ×16, F32 ×5", "bytes_in": 357024, "bytes_out": 328960,
+    "error": None, "reason": "", "updated": 1.79e9, "progress": None, "output": "/out/old.gguf", "entry": {},
+    "tried": [{"attempt": 1, "outcome": "done", "error": None, "started": 1.0, "ended": 7.0}],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def old(fixtures: Path) -> Path:
+    return fixtures / "legacy-llama" / "ggjt1-20230428" / "q4_0.bin"
+
+
+@pytest.fixture(scope="module")
+def receipt(old: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("views") / "new.gguf"
+    return dict(ggferry.convert(old, out, outtype="q8_0", allow_requantize=True, witness=["none"]).receipt)
+
+
+def test_a_done_model_is_what_its_receipt_says(receipt: dict[str, Any]) -> None:
+    page = of_model.with_receipt(of_model.page_of(JOB), receipt, "/files")
+    assert "LLaMA model of 558 thousand weights in a GGJT v1 file" in page.sentence
+    assert {fact.name for fact in page.assumed} == {"n_ctx", "eps", "rope_base"}
+    assert [tensor.relative_rms for tensor in page.tensors] == [each["relative_rms"] for each in receipt["tensors"]]
+    assert sum(tensor.bytes_in or 0 for tensor in page.tensors) == 350720
+    assert page.proof is not None and page.proof.grades["rounded"] == 16 and page.proof.texts_equal == 40
+    (own,) = page.proof.agreements
+    assert (own.worst, own.limit) == (receipt["logits"]["relative_rms"], receipt["logits"]["limit"])
+    assert page.files[0].blake3 == receipt["output"]["files"][0]["blake3"] and page.files[0].url == "/files/new.gguf"
+    assert page.has_vocabulary and not page.can_retry and not page.can_cancel
+    text = render.page("model", SHELL, model=of_model.with_tensors(page, "", 1))
+    assert "100%" in text and "19 rounded" not in text and "16 rounded" in text
+
+
+def test_a_witness_that_testified_and_one_that_did_not(receipt: dict[str, Any]) -> None:
+    said = [
+        {"witness": "llama.cpp", "version": "b1", "what": "logits", "side": "output", "count": 16, "worst": 3e-3,
+         "limit": 0.1, "place": "prompt start, row 3", "why": None, "missed": []},
+        {"witness": "transformers", "version": "", "what": "logits", "side": "source", "count": 0, "worst": None,
+         "limit": None, "place": None, "why": "it is not installed", "missed": []},
+    ]  # fmt: skip
+    page = of_model.with_receipt(of_model.page_of(JOB), {**receipt, "testimonies": said}, "/files")
+    text = render.page("model", SHELL, model=of_model.with_tensors(page, "", 1))
+    assert "llama.cpp b1" in text and "furthest apart at prompt start, row 3" in text
+    assert "did not testify" in text and "it is not installed" in text
+
+
+def looked_at(old: Path) -> ModelPage:
+    page = of_model.page_of({**JOB, "state": "planned", "output": None, "tried": []})
+    page = of_model.with_inspection(page, answer("inspect", str(old), {}))
+    return of_model.with_plan(page, answer("plan", str(old), {"outtype": "keep"}))
+
+
+def test_a_model_that_is_only_planned_shows_its_headers(old: Path) -> None:
+    page = looked_at(old)
+    assert {fact.name: fact.value for fact in page.header}["n_vocab"] == "512"
+    assert {fact.name: (fact.value, fact.assumed) for fact in page.hparams}["context_length"] == ("2048", True)
+    assert {fact.name: fact.value for fact in page.keys}["tokenizer.ggml.tokens"].startswith("512 values: <unk>")
+    assert page.proof is None and not page.files and len(page.tensors) == 21
+    text = render.fragment("model_parts", "facts", of_model.with_tensors(page, "", 1))
+    assert "repacked" not in text.partition("Tensors")[0] and "Q4_0_V1" in text
+
+
+def test_tensors_are_found_by_name_and_paged(old: Path) -> None:
+    page = looked_at(old)
+    shown = of_model.with_tensors(page, "attn Q", 1).shown
+    assert [row.name for row in shown.rows] == ["blk.0.attn_q.weight", "blk.1.attn_q.weight"] and shown.total == 2
+    assert of_model.with_tensors(page, "", 99).shown.number == 1
+    assert of_model.with_tensors(page, "nothing", 1).shown.rows == ()
+    assert PER_PAGE >= 21
+
+
+def test_an_error_is_told_with_its_place_and_a_way_out() -> None:
+    try:
+        raise ggferry.TruncatedError("ends early", path="/a/b.bin", offset=17, found=3, expected=9)
+    except ggferry.GgferryError as error:
+        problem = of_model.problem_of(error.as_dict())
+    assert (problem.path, problem.offset, problem.found, problem.expected) == ("/a/b.bin", 17, "3", "9")
+    assert problem.code == "truncated_error" and "fetch it again" in problem.advice
+    assert of_model.problem_of({"message": "x", "hint": "do y", "code": "truncated_error"}).advice == "do y"
+
+
+@pytest.mark.parametrize("verdict", ["", "convert", "corrupt"])
+def test_a_plan_shows_what_is_and_what_would_be(verdict: str) -> None:
+    lines = [
+        {"id": "1", "source": "/a.bin", "verdict": "convert", "container": "ggjt", "version": 1, "types": "Q4_0 ×1",
+         "architecture": "llama", "bytes_in": 9, "bytes_out": 7, "output": "/a.gguf", "grades": {"repacked": 1}},
+        {"id": "2", "source": "/b.bin", "verdict": "corrupt", "error": {"code": "x", "message": "broken", "offset": 3}},
+        {"id": "3", "source": "/c.txt", "verdict": "other"},
+    ]  # fmt: skip
+    summary = {"verdicts": {"convert": 1, "corrupt": 1, "other": 1}, "bytes_in": 9}
+    found = {"id": "p", "state": "ready", "source": "/", "options": {"outtype": "q8_0"}, "submitted": None}
+    found |= {"summary": summary, "error": None}
+    page = of_plan.page_of(found, lines, verdict, 1)
+    assert [model.source for model in page.models] == {
+        "": ["/a.bin", "/b.bin"],
+        "convert": ["/a.bin"],
+        "corrupt": ["/b.bin"],
+    }[verdict]
+    assert page.counts == {"convert": 1, "corrupt": 1}
+    text = render.page("plan", SHELL, plan=page)
+    assert ("GGUF v3, llama, Q8_0" in text) is (verdict != "corrupt")
+    assert ("broken" in text) is (verdict != "convert")
+
+
+@pytest.mark.parametrize(
+    ("given", "query"),
+    [
+        ({}, Query()),
+        ({"sort": "-before", "page": "2", "q": "x"}, Query("x", sort="before", descending=True, page=2)),
+        ({"sort": "id; drop", "page": "-1"}, Query()),
+        ({"page": "9" * 30}, Query()),
+        ({"page": "²"}, Query()),
+        ({"view": "tree", "under": "/a"}, Query(tree=True, under="/a")),
+    ],
+)  # fmt: skip
+def test_what_an_address_asks_for(given: dict[str, str], query: Query) -> None:
+    assert of_archive.query_of(given, []) == query
+
+
+def test_a_row_of_the_index() -> None:
+    done = of_archive.row_of(JOB)
+    assert (done.container, done.reason, done.bytes_out) == ("GGJT v1", "", 328960)
+    failed = of_archive.row_of({**JOB, "state": "failed", "error": {"message": "no room"}, "bytes_out": 0})
+    assert (failed.reason, failed.bytes_out) == ("no room", None)
+    going = of_archive.row_of({**JOB, "state": "running", "progress": {"phase": "writing", "done": 3, "total": 9}})
+    assert going.progress is not None and (going.progress.phase, going.progress.eta) == ("writing", None)
