@@ -20,15 +20,15 @@ def alibi_of_forty(values: Values) -> float:
     return 8.0 if values["n_layer"] == 40 else 0.0
 
 
-def no_unit_rows(values: Values) -> None:
-    """Raise ValueError for Baichuan 2, whose configurations weigh the z loss."""
-    if "z_loss" in values:
-        raise ValueError(
-            "z_loss_weight: Baichuan 2 makes the rows of its output one long before it uses them, which ggferry does "
-            "not do yet and no runtime does"
-        )
+def unit_rows(values: Values) -> bool:
+    """Whether the rows of the output are made one long before they are used: in Baichuan 2, which weighs a z loss."""
+    return "z_loss" in values
 
 
+SECOND = Remark(
+    "unit_rows == 1",
+    "Baichuan 2 makes the rows of its output one long each time it uses them: they are written so",
+)
 BY_SIZE = Remark(
     "(max_alibi > 0 and n_layer != 40) or (max_alibi == 0 and n_layer != 32)",
     "llama.cpp runs this differently: it turns queries and keys of a baichuan of 32 blocks alone, and measures "

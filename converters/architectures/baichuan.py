@@ -14,6 +14,7 @@ from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._tensors import linear, norm
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import Split, Then, heads_halves_to_pairs
+from ggferry.converters.schema.partial_layouts import UnitRows
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
@@ -26,13 +27,14 @@ HPARAMS = (
     HParam("max_alibi", "attention.max_alibi_bias", ValueType.FLOAT32, derive=baichuan.alibi,
            implied=baichuan.alibi_of_forty),
     HParam("z_loss", None, ValueType.FLOAT32, {"hf": "z_loss_weight"}, required=False),
-    HParam("unit_rows", None, ValueType.BOOL, derive=baichuan.no_unit_rows, required=False),
+    HParam("unit_rows", None, ValueType.BOOL, derive=baichuan.unit_rows, required=False),
     common.TIED, common.SILU,
 )  # fmt: skip
 
 PACKED, _ROWS = "self_attn.W_pack", "n_head*head_dim"
 ROLES = roles(
-    tensors.embedding(),
+    tensors.embedding(output=""),
+    roles("output.weight when=tied == 0 : n_vocab n_embd | hf lm_head.weight @unit", unit=UnitRows("unit_rows")),
     block(
         norm("attn_norm", "input_layernorm"),
         linear("attn_q", f"{_ROWS} n_embd", PACKED, Then(Split(0, _ROWS), heads_halves_to_pairs("n_head"))),
@@ -55,7 +57,12 @@ SPEC = Architecture(
             "hf",
             conventions={"rope": "halves", "qkv": "fused"},
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("baichuan"), common.heads_as_wide_as_the_model("baichuan")),
+            remarks=(
+                *rope.REMARKS,
+                baichuan.SECOND,
+                common.own_output("baichuan"),
+                common.heads_as_wide_as_the_model("baichuan"),
+            ),
             harmless=(common.UNBIASED, Harmless("max_position_embeddings gradient_checkpointing", "of training")),
         ),
         "gguf": Dialect("gguf"),

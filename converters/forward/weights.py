@@ -87,6 +87,13 @@ class Weights:
         """
         return torch.cat([self._linear(ref, 0, ref.rows, x) for ref in self.refs(name)], -1)
 
+    def row_lengths(self, name: str) -> torch.Tensor:
+        """Return the Euclidean length of every row of a matrix, `(rows,)`; it is streamed in chunks of rows."""
+        ref = self.refs(name)[0]
+        step = max(1, CHUNK // (ref.columns * 4))
+        chunks = (self._decode(ref, start, min(ref.rows, start + step)) for start in range(0, ref.rows, step))
+        return torch.cat([chunk.norm(dim=-1) for chunk in chunks])
+
     def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W` `(tokens, columns)` for x `(tokens, rows)`; W is streamed in chunks of rows."""
         ref = self.refs(name)[0]

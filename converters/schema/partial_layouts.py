@@ -182,6 +182,34 @@ class Scaled(Layout):
         return replace(self, factors=inverse)
 
 
+@dataclass(frozen=True, slots=True)
+class UnitRows(Rowwise):
+    """Every row divided by its Euclidean length, where the hparam `when` is true, else the rows as they are.
+
+    Baichuan 2 does so each time it uses its output matrix. How long a row was cannot be told from the result.
+    """
+
+    when: str
+
+    @property
+    def lossless(self) -> bool:
+        return False
+
+    @property
+    def widens(self) -> bool:
+        return True
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return self if sizes[self.when] else SAME
+
+    def apply(self, *arrays: Array) -> Array:
+        (array,) = arrays
+        rows = array.astype(np.float64)
+        lengths = np.sqrt(np.square(rows).sum(-1, keepdims=True))
+        out: Array = (rows / np.maximum(lengths, 1e-12)).astype(np.float32)
+        return out
+
+
 def _number(name: str | float, sizes: Sizes) -> float:
     """Return the hparam of that name, or an item of a list. Raises KeyError."""
     if not isinstance(name, str):

@@ -116,6 +116,8 @@ def unembedded(model: Model, x: Tensor) -> Tensor:
     """Return the logits of the last, normalized states."""
     tied = not model.has("output")  # the output's bias is its own even then (Phi-2, GPT-J)
     logits = model.biased("output", model.linear("token_embd", x)) if tied else model.linear("output", x)
+    if model.sizes.get("unit_rows"):
+        logits = logits / model.weights.row_lengths("output.weight").clamp(min=1e-12)
     scale = model.sizes.get("logit_scale")
     if scale:
         logits = logits * scale if model.recipe.logit_scale == "multiply" else logits / scale

@@ -316,14 +316,24 @@ def test_a_small_baichuan_without_positions_says_so_by_a_key(tmp_path: Path) -> 
     assert "runs this differently" in " ".join(source.notes)
 
 
-def test_baichuan_2_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_the_output_of_baichuan_2_has_rows_one_long(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
     def second(config: Config, tensors: Tensors) -> Tensors:
         config["z_loss_weight"] = 0
         return baichuan(config, tensors)
 
     published("llama", tmp_path, "BaichuanForCausalLM", second, **ALONE)
-    with pytest.raises(GgferryError, match="Baichuan 2 makes the rows of its output one long"):
-        graph_of(str(tmp_path))
+    make("llama", tmp_path / "kin", **ALONE)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "kin", attn_implementation="eager")
+    with torch.no_grad():
+        model.lm_head.weight.copy_(torch.nn.functional.normalize(model.lm_head.weight))
+        logits = model(torch.tensor([TOKENS])).logits[0].numpy()
+    made = check(tmp_path, logits, "baichuan")
+    (output,) = (node for node in graph_of(str(made)).nodes if node.name == "output.weight")
+    assert output.inputs[0].type.name == "F32"
+    assert "rows of its output one long" in " ".join(graph_of(str(tmp_path)).notes)
 
 
 def test_heads_that_see_some_blocks_of_text_only_are_refused(tmp_path: Path) -> None:
