@@ -39,6 +39,11 @@ def kind(values: Values) -> str:
     return "default" if values.get("rope_alpha") and stated == "dynamic" else stated
 
 
+def fourth_axis(values: Values) -> int:
+    """How many pairs of a head turn by the fourth axis of positions."""
+    return int(values["rope_sections"][3])
+
+
 def listed(name: str, place: str) -> HParam:
     """Return what a configuration lists block by block, or says once."""
     return HParam(name, None, fields={"hf": place}, many="n_layer", or_one=True, required=False)

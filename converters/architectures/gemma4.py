@@ -120,7 +120,10 @@ UNUSED = tuple(
 SPEC = Architecture(
     name="gemma4",
     display_name="Gemma 4",
-    hf_classes=("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+    hf_classes=(
+        "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM",
+        "Gemma4UnifiedForConditionalGeneration",
+    ),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={

@@ -112,7 +112,8 @@ EXPLAINED = (
     Explained("unread", "ernie4_5-moe hunyuan-moe", "*.expert_shared_count", "their width says how large they are"),
     Explained("unread", "phimoe", "*.router_jitter_noise *.attention.sliding_window", "no such thing", "in phimoe it"),
     Explained(
-        "unread tensor", "arcee ernie4_5 ernie4_5-moe", "*.bias", "llama.cpp has not all", "llama.cpp does not",
+        "unread tensor", "arcee ernie4_5 ernie4_5-moe paddleocr", "*.bias", "llama.cpp has not all",
+        "llama.cpp does not",
     ),
     Explained("missing tensor", "phimoe", "output.bias blk.{n}.attn_output.bias", "runs none", "in phimoe it"),
     Explained("missing tensor", "apertus phimoe", "output.weight", "a tied model", "the output matrix is the token"),

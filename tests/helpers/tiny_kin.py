@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from helpers.tiny import BASE, ROPE, VOCAB, Tiny
-from helpers.tiny_todays import FOUR, HEADS, SEES, SIGMOID, WIDE
+from helpers.tiny_todays import FOUR, GEMMA4, HEADS, SEES, SIGMOID, WIDE
 
 EYES = {
     "vision_config": {
@@ -37,6 +37,21 @@ OPT = {key: value for key, value in GPT.items() if key != "intermediate_size"} |
 CODEGEN = {
     "vocab_size": VOCAB, "n_embd": 48, "n_inner": 88, "n_layer": 3, "n_head": 8, "n_positions": 64, "n_ctx": 64,
     "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+AXES = {"rope_parameters": {**ROPE, "rope_type": "default", "mrope_section": [2, 2, 2]}}
+OCR_EYES = {
+    "vision_config": {
+        "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+        "image_size": 16,
+    },
+    "tie_word_embeddings": True,
+}  # fmt: skip
+HUNYUAN_EYES = {
+    "vision_config": {
+        "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "patch_size": 4, "out_hidden_size": 48, "text_hidden_size": 48, "max_image_size": 16,
+    },
+    "tie_word_embeddings": True,
 }  # fmt: skip
 
 KIN: dict[str, Tiny] = {
@@ -71,4 +86,12 @@ KIN: dict[str, Tiny] = {
     "cwm": Tiny("Cwm", {**WIDE, **FOUR, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
     "ministral": Tiny("Ministral", {**WIDE, **FOUR}),
     "helium": Tiny("Helium", {**HEADS, "head_dim": 6, "attention_bias": True, "pad_token_id": 0}),
+    "paddleocr": Tiny("PaddleOCRVL", {**HEADS, "head_dim": 12, **AXES}, head=SEES, outer=OCR_EYES),
+    "hunyuan vl": Tiny(
+        "HunYuanVL",
+        {**WIDE, "rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 1.0, "alpha": 50.0,
+                                     "mrope_section": [1, 2, 2, 1]}},
+        head=SEES, outer=HUNYUAN_EYES,
+    ),
+    "gemma4 unified": Tiny("Gemma4Unified", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 4}),
 }  # fmt: skip

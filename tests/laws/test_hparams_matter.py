@@ -28,7 +28,7 @@ IDLE = {
     ),
     "attention.head_count": ("(falcon )?mamba", "there is no attention"),
     "rope.scaling.type": (".*longrope", "the tensors of factors say the same"),
-    "rope.dimension_sections": ("qwen|glm", "text has one axis of positions"),
+    "rope.dimension_sections": ("qwen|glm|paddleocr|hunyuan vl", "text has one axis of positions"),
     "full_attention_interval": ("qwen3", "the list of recurrent blocks says it, too"),
     "expert_feed_forward_length": ("youtu", "there are no experts, though llama.cpp asks how wide they are"),
     "router_logit_softcapping": ("grok 1", "0: there is no cap"),
@@ -39,7 +39,7 @@ IDLE = {
 MODELS = (
     "llava", "jais2", "glm", "glm4v", "glm ocr", "glm4v moe", "granite_swa listed",
     "granite_swa moe", "opt gelu", "biogpt", "codegen", "cwm",
-    "ministral", "helium", "bitnet",
+    "ministral", "helium", "paddleocr", "hunyuan vl", "gemma4 unified", "bitnet",
     "llama", "llama linear", "llama yarn", "llama longrope", "mistral window", "mixtral", "qwen2 window",
     "qwen2moe normed", "qwen3", "qwen3moe not normed", "gemma", "gemma2", "gemma3", "phi2", "phi3 longrope", "stablelm",
     "starcoder2", "granite", "olmo", "olmo2", "command-r", "deepseek v2", "deepseek v2 groups", "deepseek v3",

@@ -49,6 +49,7 @@ OTHERWISE = {
     "gptneo": "does not know it",
     "codegen": "knows gptj's name and has no graph",
     "opt": "computes GELU",
+    "hunyuan vl": "has positions on three axes for text",
     **dict.fromkeys(("cwm", "ministral"), "lets all blocks see everything"),
     "gptneox unbiased": "expects biases, and an output of its own",
     "mpt scale": "scales by the width of a head",

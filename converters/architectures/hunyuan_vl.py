@@ -1,0 +1,52 @@
+"""HunYuan-VL and HunyuanOCR, the text half: Hunyuan's dense model with positions along several axes, which for text are
+one.
+
+Sources: `_hunyuan`; llama.cpp `src/models/hunyuan-vl.cpp`; transformers `modeling_hunyuan_vl.py`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _hunyuan as hunyuan
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Harmless, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
+
+_AXES = f"{rope.scaling_place('xdrope_section')}|{rope.scaling_place('mrope_section')}"
+HPARAMS = (
+    *(replace(param, words={**param.words, "xdrope": "dynamic"}) if param.name == "kind_stated" else param
+      for param in hunyuan.HPARAMS),
+    replace(rope.SECTIONS_STATED, fields={"hf": _AXES}, many="4"), rope.SECTIONS,
+    HParam("fourth_axis", None, derive=hunyuan.fourth_axis),
+)  # fmt: skip
+SPOKEN = hunyuan.dialects(
+    half.VISION_KEYS,
+    Harmless("num_experts moe_topk num_shared_expert", "there are no experts", (1,)),
+    Harmless("moe_* norm_topk_prob routed_scaling_factor n_group topk_group use_mixed_mlp_moe", "of experts"),
+    Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
+)
+
+FOURTH = Remark(
+    "fourth_axis > 0",
+    "llama.cpp runs this differently: it gives text positions on three axes and 0 on the fourth, by which "
+    "{fourth_axis} pairs of each head of this model turn",
+    otherwise="llama.cpp",
+)
+
+SPEC = Architecture(
+    name="hunyuan_vl",
+    display_name="HunYuan-VL",
+    hf_classes=("HunYuanVLForConditionalGeneration",),
+    hparams=HPARAMS,
+    roles=roles(tensors.embedding(), block(hunyuan.attention(), tensors.gated())),
+    dialects={
+        **SPOKEN,
+        "hf": replace(
+            SPOKEN["hf"], within=half.WITHIN, renames=half.RENAMES,
+            drops=(*SPOKEN["hf"].drops, *half.unseen("vit.*", "model.vit.*", "model.visual.*", "visual.*")),
+        ),
+    },
+    recipe={"rope": "halves", "qk_norm_at": "after"},
+    remarks=(FOURTH,),
+)  # fmt: skip

@@ -1,0 +1,46 @@
+"""PaddleOCR-VL, the text half: ERNIE 4.5 turned in halves, with positions along three axes, which for text are one.
+
+Sources: llama.cpp `src/models/paddleocr.cpp`, `conversion/ernie.py`; transformers `modeling_paddleocr_vl.py`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _ernie as ernie
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless
+from ggferry.converters.schema.roles import block, roles
+
+_EYES = Default((16, 24, 24), "transformers' default", dialect="hf")
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.AXES_KIND, *rope.SCALING,
+    replace(rope.SECTIONS_STATED, defaults=(_EYES,)), rope.SECTIONS, common.ALWAYS_TIED, ernie.BIASED, common.SILU,
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="paddleocr",
+    display_name="PaddleOCR-VL",
+    hf_classes=("PaddleOCRVLForConditionalGeneration",),
+    hparams=HPARAMS,
+    roles=roles(tensors.embedding(), block(ernie.attention(), ernie.gated())),
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=(*common.DROPS, *half.unseen("visual.*", "model.visual.*", "mlp_AR.*", "model.projector.*")),
+            remarks=(*rope.REMARKS, ernie.unloadable("paddleocr")),
+            within=half.WITHIN,
+            renames=half.RENAMES,
+            harmless=(
+                *ernie.HARMLESS,
+                half.VISION_KEYS,
+                Harmless("rope_is_neox_style", "always", (True,)),
+                Harmless("use_3d_rope", "for text all axes are one"),
+                Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves"},
+)
