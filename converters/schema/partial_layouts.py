@@ -186,7 +186,7 @@ class Scaled(Layout):
 class UnitRows(Rowwise):
     """Every row divided by its Euclidean length, where the hparam `when` is true, else the rows as they are.
 
-    Baichuan 2 does so each time it uses its output matrix. How long a row was cannot be told from the result.
+    Baichuan 2 does so each time it uses its output matrix. The result does not hold the lengths.
     """
 
     when: str
