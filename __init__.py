@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from ggferry.service.library.examining import Diagnosis, doctor, repair
     from ggferry.service.library.models import forward, inspect, open_model, tokenize
     from ggferry.service.library.rewriting import Rewritten, check_shards, merge, split
+    from ggferry.service.library.surveying import diff, examine, hashes
     from ggferry.support.progress import Phase
 
 _HOMES = {
@@ -75,6 +76,7 @@ _HOMES = {
     "ggferry.service.library.editing": "Edited edit",
     "ggferry.service.client.client": "Client Fetched",
     "ggferry.service.library.examining": "Diagnosis doctor repair",
+    "ggferry.service.library.surveying": "diff examine hashes",
     "ggferry.service.library.rewriting": "Rewritten check_shards merge split",
     "ggferry.service.library.answers": """
         Assumption Conversion ConversionPlan DroppedTensor Inspection Model
@@ -149,9 +151,12 @@ __all__ = [
     "__version__",
     "check_shards",
     "convert",
+    "diff",
     "doctor",
     "edit",
+    "examine",
     "forward",
+    "hashes",
     "inspect",
     "merge",
     "open_model",

@@ -247,13 +247,13 @@ OPTIONS: tuple[Option, ...] = (
            default=False, terminal=True),
     Option("jobs", Kind.NUMBER, _READS, Heading.RUN, "Worker threads (default: one a core).", "jobs",
            ("--jobs", "-j"), least=1, most=256),
-    Option("cache", Kind.SIZE, _ALL + " forward imatrix doctor", Heading.RUN,
+    Option("cache", Kind.SIZE, _ALL + " forward imatrix doctor hash diff", Heading.RUN,
            "Kept on this disk of a source that is a URL, while it is read and for another try (default: 64GiB).",
            metavar="SIZE", least=0, terminal=True),
-    Option("follow_redirects", Kind.FLAG, _ALL + " inspect forward imatrix tokenize doctor", Heading.RUN,
+    Option("follow_redirects", Kind.FLAG, _ALL + " inspect forward imatrix tokenize doctor hash diff", Heading.RUN,
            "Let the web server of a source send us to another one.", default=False, terminal=True),
     Option("as_json", Kind.FLAG,
-           _ALL + " plan doctor inspect forward imatrix architectures types split merge edit", Heading.RUN,
+           _ALL + " plan doctor inspect forward imatrix architectures types split merge edit hash diff", Heading.RUN,
            "One JSON object on stdout.", flags=("--json",), default=False, terminal=True),
 )  # fmt: skip
 

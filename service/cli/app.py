@@ -24,6 +24,7 @@ COMMANDS = {
     "supported": ("architectures", "types"),
     "files.editing": ("edit",),
     "files.doctoring": ("doctor",),
+    "files.surveying": ("hash", "diff"),
     "files.rewriting": ("split", "merge"),
     "archive": ("plan", "apply", "ledger"),
     "server.serve": ("serve",),

@@ -54,13 +54,22 @@ def quantize(
 @offers("verify")
 def verify(
     source: Annotated[str, typer.Argument(parser=Named, help="What was converted; a path or a URL.")],
-    output: Annotated[str, typer.Argument(parser=Named, help="The GGUF file made of it; a path or a URL.")],
+    output: Annotated[
+        str | None,
+        typer.Argument(parser=Named, help="The GGUF file made of it; a path or a URL. Without one, SOURCE by itself."),
+    ] = None,
     **given: Any,
 ) -> None:
     """Compare a source with its conversion: accounting, every key, every tensor, the vocabulary, logits.
 
-    The options of the conversion are taken from the receipt beside the output, where there is one.
+    The options of the conversion are taken from the receipt beside the output, where there is one. A file alone is
+    judged by itself: structure, meaning, NaN and constants, vocabulary, template, and which programs load it.
     """
+    if output is None:
+        from ggferry.service.cli.files.surveying import judge
+
+        judge(source, given)
+        return
     from ggferry.converters.request import request_of
     from ggferry.converters.verify import reverify
     from ggferry.service.cli.progress_bar import progress

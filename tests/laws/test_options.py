@@ -18,12 +18,12 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import CorruptError, UsageError
 from ggferry.service.cli import archive, convert, supported
 from ggferry.service.cli import inspect as looking
-from ggferry.service.cli.files import doctoring, editing, rewriting
+from ggferry.service.cli.files import doctoring, editing, rewriting, surveying
 from ggferry.service.workers.analyze import request_of as of_plan
 
 COMMANDS = {
     name: command
-    for module in (convert, looking, supported, doctoring, editing, rewriting, archive)
+    for module in (convert, looking, supported, doctoring, editing, surveying, rewriting, archive)
     for made in (get_command(module.commands),)
     for name, command in getattr(made, "commands", {made.name: made}).items()  # a single one is no group
 }
@@ -99,7 +99,21 @@ def test_a_receipt_states_it_and_verify_takes_it_from_there(option: Option, tmp_
 
 @pytest.mark.parametrize(
     "command",
-    ["convert", "quantize", "verify", "plan", "inspect", "forward", "imatrix", "tokenize", "split", "merge", "edit"],
+    [
+        "convert",
+        "quantize",
+        "verify",
+        "plan",
+        "inspect",
+        "forward",
+        "imatrix",
+        "tokenize",
+        "split",
+        "merge",
+        "edit",
+        "hash",
+        "diff",
+    ],
 )
 def test_the_command_line_has_what_the_table_says(command: str) -> None:
     offered = {param.name: param for param in COMMANDS[command].params}

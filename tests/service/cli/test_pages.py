@@ -19,6 +19,9 @@ def prepare(folder: Path, fixtures: Path) -> None:
     raw = (folder / "model.gguf").read_bytes()
     (folder / "model.gguf.part1of2").write_bytes(raw[:300000])
     (folder / "model.gguf.part2of2").write_bytes(raw[300000:])
+    shutil.copy(fixtures / "hf" / "out" / "llama" / "llama.q8_0.gguf", folder / "model-q8_0.gguf")
+    (folder / "model.manifest").write_text(typed("hash", folder / "model.gguf", "--no-layer").out)
+    (folder / "damaged.gguf").write_bytes(raw[:13_000] + b"\xff" * 8 + raw[13_008:])
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def examples(page: Path) -> list[tuple[str, str]]:
     return [(command, shown) for command, _, shown in (part.partition("\n") for part in parts)]
 
 
-@pytest.mark.parametrize("page", ["edit-split-merge.md"])
+@pytest.mark.parametrize("page", ["edit-split-merge.md", "hash-diff-verify.md"])
 def test_the_page_shows_what_happens(page: str, folder: Path) -> None:
     found = examples(ROOT / "docs" / page)
     assert len(found) >= 4

@@ -24,7 +24,7 @@ from helpers.witnesses import ROOT
 PAGE = ROOT / "docs" / "python.md"
 FUNCTIONS = (
     "convert", "plan", "quantize", "verify", "inspect", "open_model", "forward", "tokenize", "split", "merge",
-    "check_shards", "edit",
+    "check_shards", "edit", "hashes", "diff", "examine",
 )  # fmt: skip
 
 
