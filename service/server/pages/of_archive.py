@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ggferry.formats.reader import label_of
@@ -53,7 +54,7 @@ def archive(service: Service, query: Query) -> Archive:
     folders = functions.folders(service, query.under) if query.tree and not query.narrowed else []
     return Archive(
         query=query,
-        rows=tuple(map(row_of, found.items)),
+        rows=_rows(service, found.items),
         total=found.total,
         models=sum(facets["state"].values()),
         counts=facets["state"],
@@ -81,8 +82,12 @@ def _one(value: str) -> tuple[str, ...]:
     return (value,) if value else ()
 
 
-def row_of(found: Mapping[str, Any]) -> ModelRow:
-    """Return a model of the index as the archive shows it."""
+def _rows(service: Service, items: Iterable[Mapping[str, Any]]) -> tuple[ModelRow, ...]:
+    return tuple(row_of(item, service.settings.uploads) for item in items)
+
+
+def row_of(found: Mapping[str, Any], uploads: str = "") -> ModelRow:
+    """Return a model of the index as the archive shows it; `uploads` is the folder of what people sent."""
     error = found.get("error") or {}
     held = found["state"] in ACTIVE
     return ModelRow(
@@ -98,7 +103,16 @@ def row_of(found: Mapping[str, Any]) -> ModelRow:
         reason="" if found["state"] == DONE or held else str(error.get("message") or found.get("reason") or ""),
         changed=found.get("updated"),
         progress=progress_of(found.get("progress")) if found["state"] in HELD else None,
+        place=_place(os.path.dirname(found["source"]), uploads),
     )
+
+
+def _place(folder: str, uploads: str) -> str:
+    """Return 'upload 1f3a9c02' for a folder of an upload, with what is below; "" for any other."""
+    if not uploads or not folder.startswith(uploads + "/"):
+        return ""
+    key, _, below = folder.removeprefix(uploads + "/").partition("/")
+    return f"upload {key[:8]}" + (f"/{below}" if below else "")
 
 
 def container_of(found: Mapping[str, Any]) -> str:
@@ -124,8 +138,8 @@ def activity(service: Service) -> Activity:
     working = functions.list_models(service, models.Query(states=HELD, sort="source", limit=AT_WORK))
     ended = (DONE, FAILED, QUARANTINED, SKIPPED)
     recent = functions.list_models(service, models.Query(states=ended, sort="updated", descending=True, limit=RECENT))
-    active = tuple(map(row_of, working.items))
+    active = _rows(service, working.items)
     waiting = int(whole["total"]) - sum(row.progress.total for row in active if row.progress)
     return Activity(
-        progress_of(whole), active, int(whole["queued"]), max(0, waiting), tuple(map(row_of, recent.items))
+        progress_of(whole), active, int(whole["queued"]), max(0, waiting), _rows(service, recent.items)
     )  # fmt: skip

@@ -34,9 +34,9 @@ from ggferry.service.server.pages.views import (
 LONGEST = 600  # characters of a value
 
 
-def page_of(found: Mapping[str, Any]) -> ModelPage:
+def page_of(found: Mapping[str, Any], uploads: str = "") -> ModelPage:
     """Return the page of a model as `functions.model` describes it, without what its source holds."""
-    row = row_of(found)
+    row = row_of(found, uploads)
     bad = row.state not in (DONE, *ACTIVE) and found.get("error")
     return ModelPage(
         row=row,
@@ -44,7 +44,8 @@ def page_of(found: Mapping[str, Any]) -> ModelPage:
         output=found.get("output") or "",
         problem=problem_of(found["error"]) if bad and not found.get("same_as") else None,
         attempts=tuple(map(_attempt, found.get("tried", ()))),
-        same_as=str(found.get("same_as") or found.get("entry", {}).get("same_as") or ""),
+        same_as=str(found.get("entry", {}).get("same_as") or ""),
+        same_job=str(found.get("same_as") or ""),
         can_retry=row.state in (FAILED, QUARANTINED) or (found.get("error") or {}).get("class") == "Cancelled",
         can_cancel=row.state in ACTIVE,
         is_looked_at=False,

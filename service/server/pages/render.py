@@ -21,6 +21,8 @@ STATIC = os.path.join(HERE, "static")
 FUNCTIONS = (
     "size", "broken", "count", "rate", "duration", "moment", "ago", "small", "percent", "shape", "listed",
 )  # fmt: skip
+MOST_ROWS = 500
+"""Rows of a table that has no pages."""
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 
@@ -55,6 +57,7 @@ def environment() -> jinja2.Environment:
     made.globals |= {
         "charts": charts, "asset": asset, "url": url, "GRADES": wording.GRADES, "STATES": wording.STATES,
         "VERDICTS": wording.VERDICTS, "FAULTS": wording.FAULTS, "ACTIVE": ACTIVE, "PER_PAGE": PER_PAGE,
+        "MOST_ROWS": MOST_ROWS,
     }  # fmt: skip
     return made
 

@@ -131,7 +131,7 @@ def looked_at(service: Service, page: ModelPage) -> ModelPage:
 def model_page(request: Request, job: str, look: bool) -> ModelPage:
     """Return a model's page; `look`: also what a worker reads of a source that is not converted."""
     service = service_of(request)
-    page = of_model.page_of(functions.model(service, job))
+    page = of_model.page_of(functions.model(service, job), service.settings.uploads)
     receipt = service.store.row(job)["receipt"] if page.row.state == DONE else None
     if receipt is not None:
         page = of_model.with_receipt(page, receipt, f"/api/v1/jobs/{job}/files")

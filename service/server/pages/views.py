@@ -106,6 +106,7 @@ class ModelRow:
         reason: Why it is not converted, in one line.
         changed: When its state changed.
         progress: How far it is, while it is worked on.
+        place: What is shown for its folder, where that is one of the server's own.
     """
 
     id: str
@@ -120,6 +121,7 @@ class ModelRow:
     reason: str = ""
     changed: float | None = None
     progress: Progress | None = None
+    place: str = ""
 
     @property
     def name(self) -> str:
@@ -448,6 +450,7 @@ class ModelPage:
         runtimes: Programs that run the output.
         has_vocabulary: Whether texts can be tried.
         same_as: Source of the model with the same content.
+        same_job: Id of its job.
         can_retry: Whether it can be tried again.
         can_cancel: Whether it can be canceled.
         facts_problem: Why the source could not be looked into.
@@ -471,6 +474,7 @@ class ModelPage:
     runtimes: tuple[str, ...] = ()
     has_vocabulary: bool = False
     same_as: str = ""
+    same_job: str = ""
     can_retry: bool = False
     can_cancel: bool = False
     facts_problem: Problem | None = None

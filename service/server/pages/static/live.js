@@ -28,14 +28,19 @@
       if (meter.dataset.progress === key) show(meter, found);
   };
 
-  // One load at a time, a second apart; what changes meanwhile asks for one more.
+  // One load at a time, a second apart; what changes meanwhile asks for one more. The focus stays where it was.
   const loading = new Map();
   const load = async (place, address) => {
     if (loading.has(place)) { loading.set(place, address); return; }
     loading.set(place, null);
     try {
       const answer = await fetch(address);
-      if (answer.ok) { place.innerHTML = await answer.text(); window.ggferry.load(place); }
+      if (answer.ok) {
+        const text = await answer.text(), held = place.contains(document.activeElement) && document.activeElement;
+        place.innerHTML = text;
+        window.ggferry.load(place);
+        if (held && held.href) [...place.querySelectorAll("a")].find((each) => each.href === held.href)?.focus();
+      }
     } catch { /* the next event tries again */ }
     setTimeout(() => {
       const again = loading.get(place);
@@ -62,34 +67,49 @@
   document.body.append(offline);
 
   // What changed before the stream was open is asked for once; after a lost connection the server tells what was missed.
-  const meters = document.querySelectorAll("[data-progress]").length > 0;
-  let first = true;
-  const source = new EventSource("/api/v1/events");
-  source.addEventListener("open", () => {
-    offline.hidden = true;
-    if (!first || !meters) { first = false; return; }
-    first = false;
-    const outcome = document.querySelector("[data-outcome]");
-    if (outcome) fetch(outcome.dataset.outcome + "?part=state").then((answer) => answer.text()).then((state) => {
-      if (state !== outcome.querySelector(".badge").dataset.state) changed(outcome.dataset.job, state);
+  // A page that nobody sees lets go of its connection: browsers have only six for a server.
+  let source = null, last = null, leaving = false;
+  const refresh = async () => {
+    const outcome = document.querySelector("[data-outcome]"), list = document.querySelector("[data-refresh]");
+    if (!outcome) { if (list && document.querySelector("[data-progress]")) load(list, list.dataset.refresh); return; }
+    const answer = await fetch(outcome.dataset.outcome + "?part=state").catch(() => null);
+    const state = answer && answer.ok ? await answer.text() : null;
+    if (state && state !== outcome.querySelector(".badge").dataset.state) changed(outcome.dataset.job, state);
+  };
+  const connect = () => {
+    source = new EventSource("/api/v1/events" + (last === null ? "" : "?since=" + last));
+    source.addEventListener("open", () => { offline.hidden = true; if (last === null) refresh(); });
+    source.addEventListener("error", async () => {
+      if (leaving) return;
+      offline.hidden = false;
+      if (source.readyState !== EventSource.CLOSED) return;  // the browser tries again by itself
+      const answer = await fetch("/api/v1/roots").catch(() => null);
+      if (answer && answer.status === 401) offline.textContent = "Signed out. Load the page again to sign in.";
+      else setTimeout(() => { if (!leaving && !document.hidden) connect(); }, 3000);
     });
-    else changed("", "");
-  });
-  source.addEventListener("error", () => { if (!leaving) offline.hidden = false; });
-  let leaving = false;
+    source.addEventListener("progress", (event) => {
+      const run = { phase: "", done: 0, total: 0, rate: 0, eta: null };
+      for (const [id, found] of Object.entries(JSON.parse(event.data))) {
+        move(id, found);
+        run.done += found.done; run.total += found.total; run.rate += found.rate;
+      }
+      const meter = document.querySelector('[data-progress="run"]');
+      if (!meter) return;
+      run.total += Number(meter.dataset.waiting);
+      if (run.rate > 0) run.eta = (run.total - run.done) / run.rate;
+      show(meter, run);
+    });
+    source.addEventListener("job", (event) => {
+      const found = JSON.parse(event.data);
+      last = event.lastEventId;
+      changed(found.job, found.state);
+    });
+  };
   window.addEventListener("pagehide", () => { leaving = true; source.close(); });
-  source.addEventListener("progress", (event) => {
-    const jobs = JSON.parse(event.data);
-    const run = { phase: "", done: 0, total: 0, rate: 0, eta: null };
-    for (const [id, found] of Object.entries(jobs)) {
-      move(id, found);
-      run.done += found.done; run.total += found.total; run.rate += found.rate;
-    }
-    const meter = document.querySelector('[data-progress="run"]');
-    if (!meter) return;
-    run.total += Number(meter.dataset.waiting);
-    if (run.rate > 0) run.eta = (run.total - run.done) / run.rate;
-    show(meter, run);
+  window.addEventListener("pageshow", (event) => { if (event.persisted) { leaving = false; connect(); refresh(); } });
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) source.close();
+    else if (source.readyState === EventSource.CLOSED) { connect(); refresh(); }
   });
-  source.addEventListener("job", (event) => { const found = JSON.parse(event.data); changed(found.job, found.state); });
+  connect();
 })();
