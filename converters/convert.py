@@ -110,7 +110,7 @@ def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenize
             model_name=request.model_name, overrides=request.metadata,
         ), None  # fmt: skip
     checkpoint, renamed = edited(request, checkpoint)
-    graph = understand(checkpoint, request.hparams, request.options.vocab_only)
+    graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp)
     rows = graph.sizes.get("n_vocab", 0)
     tokenizer = load_tokenizer(checkpoint, rows, request.vocab)
     imatrix = None

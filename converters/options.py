@@ -183,6 +183,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("hparams", Kind.PAIRS, "convert verify forward open_model", Heading.MODEL,
            "State a GGUF key, without its architecture: attention.head_count=4; repeatable.", "hparams", ("--hparam",),
            metavar="KEY=VALUE", in_plan=True, receipt="hparams"),
+    Option("mtp", Kind.FLAG, _READS, Heading.MODEL, "Carry the blocks that predict further tokens (NextN).", "mtp",
+           default=False, in_plan=True, receipt="mtp"),
     Option("base", Kind.FILE, _READS, Heading.MODEL, "The base model of an adapter, or its config.json alone.", "base",
            metavar="DIR", in_plan=True, receipt="base", of_adapters=True),
     Option("ggla_permute", Kind.FLAG, _READS, Heading.MODEL,

@@ -26,7 +26,8 @@ class Request:
     the model they change and whether Q and K rows of a ggla file are laid out as training meant them.
     `arch`, `config`: for files of the GGML era, the architecture and the config.json that they do not hold
     (`open.open_checkpoint`). `witness`: the programs that are asked at the level 'full' (`proof.witnesses.examine`).
-    `text`: its lines are encoded by both tokenizers, too."""
+    `text`: its lines are encoded by both tokenizers, too. `mtp`: whether blocks that predict further tokens are carried
+    along."""
 
     source: str
     out: str | None = None
@@ -49,6 +50,7 @@ class Request:
     config: str | None = None
     witness: tuple[str, ...] = ()
     text: str | None = None
+    mtp: bool = False
 
 
 Naming = Callable[[Option], str]

@@ -20,12 +20,13 @@ from ggferry.formats.errors import (
     MissingError,
     UnexpectedTensorError,
     UnsupportedError,
+    UsageError,
 )
 from ggferry.formats.reader import Kind, kind_of
 
 
 def understand(
-    checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None, vocab_only: bool = False
+    checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None, vocab_only: bool = False, *, mtp: bool = False
 ) -> ModelGraph:
     """Bind a checkpoint to its architecture, and return the graph.
 
@@ -33,6 +34,7 @@ def understand(
         checkpoint: A model file or folder that has been opened.
         hparams: `--hparam` overrides: GGUF key without the architecture → text.
         vocab_only: Whether to take the vocabulary alone and ignore the tensors, if there are any.
+        mtp: Whether blocks that predict further tokens are part of the graph; a GGUF file has them where it states so.
 
     Returns:
         The graph. A GGUF model that no table describes is returned with each tensor as its own role.
@@ -42,6 +44,7 @@ def understand(
             Also for missing tensors and hparams.
         UnsupportedError: No architecture or dialect is known for the checkpoint.
         UnexpectedTensorError, DuplicateError, ShapeError, InconsistentError, TableError: See `bind`.
+        UsageError: `mtp` is asked of a model that GGUF has no place for such blocks of, or that has none.
     """
     if not checkpoint.tensors and not vocab_only:
         raise MissingError(
@@ -54,14 +57,32 @@ def understand(
     if checkpoint.container == "gguf" and architecture_named(architecture_name(checkpoint)) is None:
         return undescribed(checkpoint, f"no table describes the architecture {architecture_name(checkpoint)!r}")
     architecture, dialect = _architecture_of(whole)
+    if mtp and checkpoint.container != "gguf":
+        architecture = _predicting(architecture, dialect)
     if architecture.dialects[dialect].tiled:
         checkpoint = untiled(checkpoint, architecture.dialects[dialect])
     try:
-        return bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
+        graph = bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
     except UnexpectedTensorError as error:
         if checkpoint.container != "gguf":
             raise
         return undescribed(checkpoint, f"{error.message} ({error.found})")
+    if mtp and not graph.sizes.get("n_nextn"):
+        raise UsageError("--mtp: the model states no blocks that predict further tokens", path=checkpoint.path)
+    return graph
+
+
+def _predicting(architecture: Architecture, dialect: str) -> Architecture:
+    """Return the architecture with the blocks that predict further tokens. Raises UsageError."""
+    if "mtp" not in (param.name for param in architecture.hparams):
+        able = sorted(name for name, spec in architectures().items() if "mtp" in (param.name for param in spec.hparams))
+        raise UsageError(
+            "--mtp: blocks that predict further tokens are not carried for this architecture", found=architecture.name,
+            expected=", ".join(able),
+        )  # fmt: skip
+    speech = architecture.dialects[dialect]
+    carrying = replace(speech, given={**speech.given, "mtp": True})
+    return replace(architecture, dialects={**architecture.dialects, dialect: carrying})
 
 
 def _plain(checkpoint: Checkpoint) -> Checkpoint:

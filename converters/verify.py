@@ -121,7 +121,10 @@ def _model_again(
 ) -> tuple[Proof, KeyProof, tuple[str, ...]]:
     before, renamed = edited(request, before)
     vocab_only = not after.tensors
-    graph, mirror = understand(before, request.hparams, vocab_only), understand(after, vocab_only=vocab_only)
+    graph, mirror = (
+        understand(before, request.hparams, vocab_only, mtp=request.mtp),
+        understand(after, vocab_only=vocab_only),
+    )
     check_hparams(graph, mirror)
     check_accounting(graph, mirror)
     tokenizer = load_tokenizer(before, graph.sizes.get("n_vocab", 0), request.vocab)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ggferry.converters.architectures import _deepseek as deepseek
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.architectures._latent import latent_attention
@@ -11,12 +12,12 @@ from ggferry.converters.schema.roles import block, roles
 
 ROLES = roles(
     tensors.embedding(),
-    block(tensors.norm("attn_norm", "input_layernorm"), latent_attention(), deepseek.feed_forward()),
+    block(tensors.norm("attn_norm", "input_layernorm"), latent_attention(), deepseek.feed_forward(), nextn.tensors()),
 )
 
 HF = Dialect(
-    "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, remarks=deepseek.REMARKS, given={"n_head_kv": 1},
-    harmless=deepseek.HARMLESS,
+    "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), remarks=deepseek.REMARKS,
+    given={"n_head_kv": 1}, harmless=deepseek.HARMLESS,
 )  # fmt: skip
 _SEEN = ("vision_tower.*", "mm_projector.*", "multi_modal_projector.*", "siglip2.*", "merger.*")
 
@@ -28,7 +29,8 @@ SPEC = Architecture(
         "KimiVLForConditionalGeneration", "YoutuForCausalLM", "YoutuVLForConditionalGeneration",
     ),
     hparams=(
-        *deepseek.SIZES, *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING, *deepseek.PLAIN
+        *nextn.counted(deepseek.SIZES), *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING,
+        *deepseek.PLAIN
     ),
     roles=ROLES,
     dialects={
@@ -36,16 +38,18 @@ SPEC = Architecture(
         "text-half": replace(
             HF, name="text-half", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
             classes=("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),
-            drops=(*deepseek.DROPS, *half.unseen(*_SEEN)), harmless=(*HF.harmless, half.VISION_KEYS),
+            drops=(*nextn.dropped(deepseek.DROPS), *half.unseen(*_SEEN)), harmless=(*HF.harmless, half.VISION_KEYS),
         ),
         "dense": replace(
             HF, name="dense", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
             classes=("YoutuForCausalLM", "YoutuVLForConditionalGeneration"),
             given={"n_head_kv": 1, "n_expert": 0, "n_shared": 0},
-            drops=(*deepseek.DROPS, *half.unseen(*_SEEN)),
+            drops=(*nextn.dropped(deepseek.DROPS), *half.unseen(*_SEEN)),
             harmless=(*HF.harmless, half.VISION_KEYS, Harmless("embedding_initializer_range", "used before training")),
         ),
         "gguf": Dialect("gguf"),
     },
+    blocks=nextn.BLOCKS,
+    remarks=(nextn.REMARK,),
     recipe={"attention": "latent"},
 )  # fmt: skip

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _indexer as index
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._latent import latent_attention
 from ggferry.converters.schema.architecture import Architecture, Dialect
@@ -14,7 +15,8 @@ SPEC = Architecture(
     display_name="DeepSeek-V3.2",
     hf_classes=("DeepseekV32ForCausalLM",),
     hparams=(
-        *deepseek.SIZES, *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, replace(deepseek.GATING, required=True),
+        *nextn.counted(deepseek.SIZES), *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING,
+        replace(deepseek.GATING, required=True),
         *index.HPARAMS, *deepseek.PLAIN,
     ),
     roles=roles(
@@ -25,10 +27,12 @@ SPEC = Architecture(
     ),
     dialects={
         "hf": Dialect(
-            "hf", conventions={"latent_kv": "joint"}, drops=deepseek.DROPS, given={"n_head_kv": 1},
+            "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), given={"n_head_kv": 1},
             harmless=deepseek.HARMLESS, remarks=(*deepseek.REMARKS, index.WIDTH, deepseek.LOW_RANK),
         ),
         "gguf": Dialect("gguf"),
     },
+    blocks=nextn.BLOCKS,
+    remarks=(nextn.REMARK,),
     recipe={"attention": "latent", "indexer_rope": "halves"},
 )  # fmt: skip

@@ -8,6 +8,7 @@ dropped.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
@@ -20,7 +21,8 @@ FRACTION = replace(
     rope.HALF, defaults=(Default(1.0, "whole heads, transformers' default", dialect="solar"), *rope.HALF.defaults)
 )
 HPARAMS = (
-    *(replace(param, required=False) if param is common.N_FF else param for param in common.SIZES), common.RMS_EPS,
+    *nextn.counted([replace(param, required=False) if param is common.N_FF else param for param in common.SIZES]),
+    common.RMS_EPS,
     *(FRACTION if param is rope.HALF else param for param in rope.HALF_ROPE), *rope.SECTIONS_IF_STATED,
     *routed.HPARAMS, common.TIED, common.ATTENTION_BIAS,
     HParam("qk_norms", None, ValueType.BOOL, {"hf": "use_qk_norm"}, required=False,
@@ -36,6 +38,7 @@ ROLES = roles(
         tensors.qk_norm(when="qk_norms == 1"),
         tensors.norm("post_attention_norm", "post_attention_layernorm"),
         routed.dense_or_routed(),
+        nextn.tensors(),
     ),
 )
 
@@ -46,15 +49,13 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf", drops=(routed.NEXT_TOKENS, *common.DROPS), remarks=rope.REMARKS, harmless=(routed.NEXT_COUNT,)
-        ),
+        "hf": Dialect("hf", drops=(nextn.DROP, *common.DROPS), remarks=rope.REMARKS, harmless=(routed.NEXT_COUNT,)),
         "seeing": Dialect(
             "seeing",
             names="hf",
             fields="hf",
             classes=("Glm4vMoeForConditionalGeneration",),
-            drops=(routed.NEXT_TOKENS, *common.DROPS, *half.unseen("model.visual.*", "visual.*")),
+            drops=(nextn.DROP, *common.DROPS, *half.unseen("model.visual.*", "visual.*")),
             remarks=rope.REMARKS,
             within=half.WITHIN,
             renames=half.RENAMES,
@@ -66,11 +67,13 @@ SPEC = Architecture(
             names="hf",
             fields="hf",
             classes=("SolarOpenForCausalLM",),
-            drops=(routed.NEXT_TOKENS, *common.DROPS),
+            drops=(nextn.DROP, *common.DROPS),
             remarks=rope.REMARKS,
             harmless=(routed.NEXT_COUNT,),
         ),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "routing": "sigmoid", "ffn_norm": "post_attention_norm"},
+    blocks=nextn.BLOCKS,
+    remarks=(nextn.REMARK,),
 )

@@ -102,6 +102,7 @@ class OfSource(Opening, total=False):
 
     base: StrPath | None
     ggla_permute: bool
+    mtp: bool
     tokenizer: StrPath | None
     huggingface_json: bool
     trim_vocab: bool

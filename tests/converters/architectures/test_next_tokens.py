@@ -1,0 +1,103 @@
+"""Blocks that predict further tokens: carried with `--mtp`, dropped by name without it; llama.cpp takes both files."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ggferry.converters.convert import Request, convert
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.understand import graph_of, understand
+from ggferry.converters.verify import reverify
+from ggferry.formats.errors import GgferryError, MissingError, UsageError
+from ggferry.formats.readers.gguf import open_gguf
+from ggferry.support.progress import silent
+from helpers.llama_cpp import continuations
+from helpers.tiny import TOKENS
+from helpers.tiny_models import make, relative, write
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+MODELS = {"glm4moe": {}, "deepseek v3": {"rms_norm_eps": 1e-6}}
+EXTRA = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
+
+
+def predicting(name: str, folder: Path, count: int = 1, **changes: Any) -> np.ndarray:
+    """transformers' logits; the model stands in `folder` with blocks behind its last one, copies of that."""
+    logits = make(name, folder, **{**MODELS.get(name, {}), **changes})
+    config, path = json.loads((folder / "config.json").read_text()), folder / "model.safetensors"
+    tensors, rng = load_file(path), np.random.default_rng(5)
+    last, width = config["num_hidden_layers"] - 1, config["hidden_size"]
+    for n in range(last + 1, last + 1 + count):
+        at = f"model.layers.{n}."
+        of_last = {key: value for key, value in tensors.items() if key.startswith(f"model.layers.{last}.")}
+        tensors |= {key.replace(f"model.layers.{last}.", at): value + 0.25 for key, value in of_last.items()}
+        shapes = {
+            "eh_proj": (width, 2 * width), "enorm": (width,), "hnorm": (width,), "shared_head.norm": (width,),
+            "embed_tokens": (config["vocab_size"], width), "shared_head.head": (config["vocab_size"], width),
+        }  # fmt: skip
+        tensors |= {f"{at}{key}.weight": rng.normal(0, 0.3, size).astype(np.float32) for key, size in shapes.items()}
+    save_file(tensors, path)
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))
+    return logits
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_they_are_carried_where_they_are_asked_for(name: str, tmp_path: Path) -> None:
+    logits = predicting(name, tmp_path / "hf")
+    source = understand(open_checkpoint(str(tmp_path / "hf")), mtp=True)
+    assert relative(logits, forward(source, TOKENS)) <= 1e-5
+    path = write(source, tmp_path / "x.gguf")
+    made, blocks = open_gguf(str(path)), source.sizes["n_layer"]
+    key = source.architecture.name
+    assert made.metadata[f"{key}.block_count"].data == blocks + 1
+    assert made.metadata[f"{key}.nextn_predict_layers"].data == 1
+    assert {f"blk.{blocks}.nextn.{extra}.weight" for extra in EXTRA} <= set(made.tensors)
+    again = graph_of(str(path))
+    assert again.sizes["n_layer"] == blocks and {node.name for node in again.nodes} == {n.name for n in source.nodes}
+    assert relative(logits, forward(again, TOKENS)) <= 1e-5
+    (found,) = continuations(TOKENS, 2, path)
+    assert found
+    assert [token for token, _ in found][:1] == [int(forward(again, TOKENS)[-1].argmax())]
+
+
+def test_they_are_dropped_by_name_where_they_are_not(tmp_path: Path) -> None:
+    predicting("glm4moe", tmp_path / "hf")
+    graph = graph_of(str(tmp_path / "hf"))
+    assert any("predicts further tokens" in drop.reason for drop in graph.dropped)
+    assert not [node for node in graph.nodes if "nextn" in node.name]
+    assert [note for note in graph.notes if "predicts further tokens" in note]
+
+
+def test_a_conversion_proves_them_and_says_what_it_does_not_compute(tmp_path: Path) -> None:
+    predicting("glm4moe", tmp_path / "hf", count=2)
+    request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mtp=True)
+    request = replace(request, vocab=replace(request.vocab, none=True))
+    receipt = convert(request).receipt
+    named = [tensor["name"] for tensor in receipt["tensors"] if re.search(r"nextn\.eh_proj", tensor["name"])]
+    assert len(named) == 2 and receipt["options"]["mtp"] is True
+    assert any("the proof do not use them" in note for note in receipt["notes"])
+    report = reverify(request, str(tmp_path / "x.gguf"), stage=silent)
+    assert [tensor for tensor in report.proof.tensors if "nextn" in tensor.name]
+    (tmp_path / "x.gguf.receipt.json").unlink()
+    with pytest.raises(GgferryError, match="nextn|block_count|blk.4"):
+        reverify(replace(request, mtp=False), str(tmp_path / "x.gguf"), stage=silent)
+
+
+def test_a_model_without_them(tmp_path: Path) -> None:
+    make("llama", tmp_path / "llama")
+    with pytest.raises(UsageError, match=r"not carried for this architecture: found llama, expected deepseek2"):
+        understand(open_checkpoint(str(tmp_path / "llama")), mtp=True)
+    make("glm4moe", tmp_path / "glm")
+    with pytest.raises(MissingError, match="found 4 blocks, expected 5"):  # transformers states one and has none
+        understand(open_checkpoint(str(tmp_path / "glm")), mtp=True)
+    make("deepseek v3", tmp_path / "deepseek", num_nextn_predict_layers=0)
+    with pytest.raises(UsageError, match="states no blocks that predict further tokens"):
+        understand(open_checkpoint(str(tmp_path / "deepseek")), mtp=True)
