@@ -15,6 +15,7 @@ from ggferry.formats.errors import UnreachableError
 from ggferry.service.server.application import application
 from ggferry.service.server.guard.bodies import HEADER_BYTES
 from ggferry.service.server.settings import Settings
+from ggferry.service.server.slow_headers import BoundedH11Protocol
 from ggferry.service.server.state import Service, open_service
 
 BACKLOG = 2048
@@ -63,7 +64,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
-            application(service), http="h11", ws="none", loop="asyncio", lifespan="off", log_config=None,
+            application(service), http=BoundedH11Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None,
             access_log=False, server_header=False, proxy_headers=False, backlog=BACKLOG, timeout_keep_alive=15,
             timeout_graceful_shutdown=LEAVE, h11_max_incomplete_event_size=2 * HEADER_BYTES,
         )  # fmt: skip

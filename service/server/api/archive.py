@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from ggferry.service.server import functions
@@ -42,7 +43,7 @@ class Tokenizing(BaseModel):
     special: bool = False
 
 
-@router.get("/models")
+@router.get("/models", response_model=ModelList)
 def list_models(
     service: Of, caller: Reader,
     q: Annotated[str, Query(max_length=400, description="Words that the source's path holds")] = "",
@@ -53,12 +54,13 @@ def list_models(
     descending: bool = False,
     cursor: Annotated[str | None, Query(max_length=10_000)] = None,
     limit: Annotated[int, Query(ge=1, le=models.MOST)] = 100,
-) -> ModelList:  # fmt: skip
+) -> Response:  # fmt: skip
     """List the archive: models that were planned or submitted, a page at a time."""
     query = models.Query(
         q, tuple(state), tuple(container), tuple(architecture), plan, folder, sort, descending, cursor, limit
     )
-    return ModelList(**asdict(functions.list_models(service, query)))
+    found = functions.list_models(service, query)
+    return JSONResponse({"items": found.items, "next": found.next, "total": found.total})
 
 
 @router.get("/models/facets")

@@ -198,7 +198,8 @@ def find(store: Store, query: Query) -> ModelPage:
         raise UsageError("sort", found=query.sort, expected=", ".join(SORTS))
     columns = _columns(store)
     by, key, where = columns[query.sort], store.t.models.c.id, _matching(store, query)
-    count = sa.select(sa.func.count()).select_from(_joined(store)).where(*where)
+    counted = _joined(store) if query.states else store.t.models
+    count = sa.select(sa.func.count()).select_from(counted).where(*where)
     limit = max(1, min(query.limit, MOST))
     place = _place(query)
     after = [] if place is None else [sa.tuple_(by, key) < place if query.descending else sa.tuple_(by, key) > place]

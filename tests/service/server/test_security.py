@@ -358,7 +358,7 @@ def test_a_slow_upload_ends_and_goes_on(server: Server, client: httpx.Client) ->
 
 @pytest.mark.slow
 def test_a_slow_small_body_ends(server: Server) -> None:
-    """The bound for bodies of JSON is 15 s; a header that does not end is bounded, too."""
+    """The bound for bodies of JSON is 15 s."""
     head = f"POST /api/v1/inspect HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.token}\r\n".encode()
     began = time.monotonic()
     answer = raw(
@@ -366,6 +366,14 @@ def test_a_slow_small_body_ends(server: Server) -> None:
     )
     assert answer.split()[1] == b"408"
     assert time.monotonic() - began < 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: a"])
+def test_a_head_that_does_not_end(server: Server, text: bytes) -> None:
+    began = time.monotonic()
+    assert raw(server, text, 60) == b""
+    assert 15 < time.monotonic() - began < 45
 
 
 def test_quotas(server: Server) -> None:
