@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
 
 SECONDS = 20.0
 
 
-class BoundedH11Protocol(H11Protocol):
+class BoundedH11Protocol(Protocol):
     """A protocol of uvicorn with a limit for the time until the head of a request is whole."""
 
     _waiting: asyncio.TimerHandle | None = None
