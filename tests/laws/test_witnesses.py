@@ -45,7 +45,7 @@ MADE_ARCHITECTURES = {
     ),
     **dict.fromkeys(("grok", "plamo", "plamo2", "plamo3"), "converters/architectures/test_unclassed.py"),
     **dict.fromkeys(
-        ("eurobert", "gemma-embedding", "llama-embed", "modern-bert", "neo-bert"),
+        ("eurobert", "gemma-embedding", "jina-bert-v2", "llama-embed", "modern-bert", "neo-bert"),
         "converters/architectures/test_encoders.py",
     ),
     "exaone": "converters/architectures/test_published_names.py",

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ggferry.converters.forward.blocks.attention import alibi_slopes
 from ggferry.converters.forward.blocks.feed_forward import dense
 from ggferry.converters.forward.blocks.rope import rotate, rotation
-from ggferry.converters.forward.blocks.softmax_attention import attend, later
+from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later
 from ggferry.converters.forward.model import LAST_STATES, Model
 from ggferry.support.lazy_import import lazy
 
@@ -60,4 +61,7 @@ def _attention(model: Model, block: str, x: Tensor, turn: Turn) -> Tensor:
     q, k, v = (part.view(len(x), model.sizes["n_head"], -1) for part in projected)
     q, k = (rotate(part, turn, model.recipe.rope) for part in (q, k))
     hidden = later(len(x)) if model.sizes.get("causal") else None
-    return model.linear(f"{block}attn_output", attend(q, k, v, hidden=hidden))
+    slopes = alibi_slopes(q.shape[1], float(model.sizes.get("max_alibi") or 0))
+    apart = -distances(len(x)).abs()
+    bias = (lambda head: slopes[head] * apart) if slopes else None
+    return model.linear(f"{block}attn_output", attend(q, k, v, hidden=hidden, bias=bias))

@@ -198,6 +198,84 @@ def test_neobert_by_its_definition(tmp_path: Path) -> None:
         assert relative(neo_states(tensors), forward(graph_of(side), IDS)) <= LIMIT
 
 
+# --- Jina's embeddings v2, by their definition -------------------------------------------------------------------
+
+JINA = {
+    "architectures": ["JinaBertForMaskedLM"], "model_type": "bert", "vocab_size": 96, "hidden_size": WIDTH,
+    "max_position_embeddings": 40, "num_hidden_layers": BLOCKS, "num_attention_heads": HEADS, "intermediate_size": FF,
+    "layer_norm_eps": 1e-5, "feed_forward_type": "geglu", "position_embedding_type": "alibi", "type_vocab_size": 2,
+}  # fmt: skip
+
+
+def jina_tensors(words: int) -> dict[str, torch.Tensor]:
+    rng = torch.Generator().manual_seed(4)
+    found = {}
+
+    def linear(name: str, rows: int, columns: int, bias: bool = True) -> None:
+        found[f"{name}.weight"] = torch.randn(rows, columns, generator=rng) * 1.5 * columns**-0.5
+        if bias:
+            found[f"{name}.bias"] = torch.randn(rows, generator=rng) * 0.3
+
+    def norm(name: str) -> None:
+        found[f"{name}.weight"] = 1 + 0.2 * torch.randn(WIDTH, generator=rng)
+        found[f"{name}.bias"] = 0.2 * torch.randn(WIDTH, generator=rng)
+
+    linear("bert.embeddings.word_embeddings", words, WIDTH, bias=False)
+    linear("bert.embeddings.token_type_embeddings", 2, WIDTH, bias=False)
+    norm("bert.embeddings.LayerNorm")
+    for n in range(BLOCKS):
+        at = f"bert.encoder.layer.{n}"
+        for part in ("query", "key", "value"):
+            linear(f"{at}.attention.self.{part}", WIDTH, WIDTH)
+        linear(f"{at}.attention.output.dense", WIDTH, WIDTH)
+        norm(f"{at}.attention.output.LayerNorm")
+        linear(f"{at}.mlp.gated_layers", 2 * FF, WIDTH, bias=False)
+        linear(f"{at}.mlp.wo", WIDTH, FF)
+        norm(f"{at}.mlp.layernorm")
+    return found
+
+
+def jina_states(w: dict[str, torch.Tensor]) -> np.ndarray:
+    """As Jina's code computes them: scores fall with the distance to either side; three heads take 1/16, 1/256, 1/4."""
+    functional = torch.nn.functional
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return functional.linear(x, w[f"bert.{name}.weight"], w.get(f"bert.{name}.bias"))
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return functional.layer_norm(x, (WIDTH,), w[f"bert.{name}.weight"], w[f"bert.{name}.bias"], 1e-5)
+
+    places = torch.arange(len(IDS))
+    fall = -torch.tensor([1 / 16, 1 / 256, 1 / 4])[:, None, None] * (places[None] - places[:, None]).abs()
+    words, types = (w[f"bert.embeddings.{name}_embeddings.weight"] for name in ("word", "token_type"))
+    x = norm(words[IDS] + types[0], "embeddings.LayerNorm")
+    for n in range(BLOCKS):
+        at = f"encoder.layer.{n}"
+        q, k, v = (
+            linear(x, f"{at}.attention.self.{part}").view(len(IDS), HEADS, -1).transpose(0, 1)
+            for part in ("query", "key", "value")
+        )
+        seen = ((q @ k.mT * (WIDTH // HEADS) ** -0.5 + fall).softmax(-1) @ v).transpose(0, 1).flatten(1)
+        x = norm(linear(seen, f"{at}.attention.output.dense") + x, f"{at}.attention.output.LayerNorm")
+        gate, up = linear(x, f"{at}.mlp.gated_layers").chunk(2, -1)
+        x = norm(linear(functional.gelu(gate) * up, f"{at}.mlp.wo") + x, f"{at}.mlp.layernorm")
+    return x.numpy()
+
+
+def jina(folder: Path, words: int = 96) -> dict[str, torch.Tensor]:
+    folder.mkdir()
+    tensors = jina_tensors(words)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(JINA | {"vocab_size": words}))
+    return tensors
+
+
+def test_jina_by_its_definition(tmp_path: Path) -> None:
+    tensors = jina(tmp_path / "hf")
+    for side in both(tmp_path / "hf"):
+        assert relative(jina_states(tensors), forward(graph_of(side), IDS)) <= LIMIT
+
+
 # --- what cannot be said -----------------------------------------------------------------------------------------
 
 
@@ -258,3 +336,22 @@ def test_transformers_and_llama_cpp_give_the_scores(name: str, tmp_path: Path, f
         "transformers": "scores", "llama.cpp": "scores"
     }  # fmt: skip
     assert all(one["why"] is None for one in heard.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["jina", "neobert"])
+def test_llama_cpp_alone_gives_the_embeddings(name: str, tmp_path: Path, fixtures: Path) -> None:
+    """Of classes that transformers has not."""
+    folder = tmp_path / "hf"
+    if name == "jina":
+        jina(folder, words=384)
+    else:
+        folder.mkdir()
+        tensors = neo_tensors()
+        words = tensors["model.encoder.weight"].repeat(4, 1) * torch.linspace(0.5, 1.5, 384)[:, None]
+        save_file(tensors | {"model.encoder.weight": words}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(NEO | {"vocab_size": 384}))
+    for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (folder / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
+    heard = convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("llama.cpp",))).receipt["testimonies"]
+    assert [(one["what"], one["why"]) for one in heard if one["witness"] == "llama.cpp"] == [("embeddings", None)]
