@@ -1,6 +1,7 @@
 """What to say of a class that no table lists: why it is not read, or which known models its weights are nearest to.
 
-The reasons are for classes that today's converter knows (`benchmarks/convert_hf_to_gguf_classes.json`).
+The reasons are for classes that today's converter knows (`benchmarks/convert_hf_to_gguf_classes.json`), and for those
+of transformers that one might expect to be read.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ REASONS: Mapping[str, str] = {
     **dict.fromkeys(
         ("WavTokenizerDec", "PocketTTSModel", "Qwen3TTSForConditionalGeneration", "Lfm25AudioTokenizer"), _SPEECH
     ),
+    "NanoChatForCausalLM": "no GGUF architecture norms without weights, turns before it norms queries and keys, "
+    "squares a relu and caps logits",
+    "FlexOlmoForCausalLM": "no GGUF architecture has experts with OLMo 2's norms behind them",
+    "VaultGemmaForCausalLM": "no GGUF architecture has Gemma 2's caps without the norms behind its branches",
+    "PersimmonForCausalLM": "no GGUF architecture norms queries and keys by layer norms with biases, turns a part of "
+    "each head and squares a relu",
+    "XGLMForCausalLM": "no GGUF architecture with its graph computes positions as sines",
     "UltravoxModel": "its text model is a checkpoint of its own, which is converted; this one only hears",
 }  # fmt: skip
 

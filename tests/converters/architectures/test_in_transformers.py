@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -105,9 +106,16 @@ def bound(source: Path, target: Path, edit: Callable[[dict[str, Any], dict[str, 
 
 
 def test_an_unknown_class_is_named_with_the_known_ones(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"XForCausalLM \(known: .*LlamaForCausalLM") as caught:
+    with pytest.raises(UnsupportedError, match=r"XForCausalLM \(classes with a name like it: .*ForCausalLM") as caught:
         bound(llama, tmp_path / "x", lambda config, _: config.update(architectures=["XForCausalLM"]))
     assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("cls", ["NanoChat", "FlexOlmo", "VaultGemma", "Persimmon", "XGLM"])
+def test_a_class_that_no_file_can_say_is_refused_with_the_reason(cls: str, llama: Path, tmp_path: Path) -> None:
+    assert hasattr(transformers, f"{cls}ForCausalLM")
+    with pytest.raises(UnsupportedError, match="no GGUF architecture"):
+        bound(llama, tmp_path / "x", lambda config, _: config.update(architectures=[f"{cls}ForCausalLM"]))
 
 
 def test_a_configuration_without_a_class(llama: Path, tmp_path: Path) -> None:
