@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ggferry.converters.options import options_of
 from ggferry.formats.errors import UsageError, VerificationError
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.sources import known_by
@@ -18,6 +19,8 @@ commands = typer.Typer(rich_markup_mode=None)
 
 MODEL = "A model of any container; a path or a URL."
 CORRUPT = 5
+ALONE = ("level", "as_json", "cache", "follow_redirects")
+"""The options of `verify` that say something of a file alone."""
 
 
 @commands.command("hash", cls=HeadedCommand)
@@ -172,6 +175,9 @@ def judge(file: str, given: dict[str, Any]) -> None:
     """Judge one file by itself, for `verify`; exit code 5 where there is a fault."""
     from ggferry.converters.survey.one_file import examine
 
+    for option in options_of("verify"):
+        if option.name not in ALONE and given[option.name] not in (option.default, None, (), []):
+            raise UsageError(f"{option.flag}: of a file alone nothing is compared", hint="verify SOURCE OUTPUT")
     if given["level"] not in ("full", "fast"):
         raise UsageError("--level", found=given["level"], expected="fast, full")
     with reached(file, given) as path:

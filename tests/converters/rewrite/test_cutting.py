@@ -190,6 +190,17 @@ def test_pieces_cut_at_any_byte(tmp_path: Path, names: tuple[str, ...]) -> None:
     assert typed("merge", paths[0], "-o", out, "--force").code == 3
 
 
+def test_pieces_of_other_containers(tmp_path: Path, fixtures: Path) -> None:
+    raw = (fixtures / "hf" / "ckpt" / "llama" / "model.safetensors").read_bytes()
+    (tmp_path / "m.safetensors.part1of2").write_bytes(raw[:100_000])
+    (tmp_path / "m.safetensors.part2of2").write_bytes(raw[100_000:])
+    out = tmp_path / "m.safetensors"
+    assert typed("merge", tmp_path / "m.safetensors.part2of2", "-o", out).code == 0 and out.read_bytes() == raw
+    (tmp_path / "m.safetensors.part2of2").write_bytes(raw[100_000:-1])
+    done = typed("merge", tmp_path / "m.safetensors.part1of2", "-o", out, "--force")
+    assert done.code == 5 and out.read_bytes() == raw and len(list(tmp_path.iterdir())) == 3
+
+
 def test_llama_cpp_loads_the_shards(tmp_path: Path, fixtures: Path) -> None:
     whole = tmp_path / "whole.gguf"
     shutil.copy(fixtures / "hf" / "out" / "llama" / "llama.f32.gguf", whole)

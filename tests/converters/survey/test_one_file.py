@@ -49,6 +49,11 @@ def test_sound_files_are_sound(model: Path, fixtures: Path) -> None:
     assert "there is no chat template" in done.out
 
 
+def test_options_of_a_comparison_are_refused(model: Path) -> None:
+    done = typed("verify", model, "--allow-keys", "general.*")
+    assert done.code == 2 and "verify SOURCE OUTPUT" in done.err
+
+
 def test_weights(model: Path) -> None:
     spoil(model, "blk.0.attn_q.weight", np.array([np.nan], "<f4").tobytes(), 4 * 77)
     spoil(model, "blk.1.ffn_up.weight", bytes(4 * 64 * 96))
