@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         TensorFacts,
         Verification,
     )
-    from ggferry.service.library.conversions import convert, plan, quantize, verify
+    from ggferry.service.library.conversions import convert, ladder, plan, quantize, verify
     from ggferry.service.library.editing import Edited, edit
     from ggferry.service.library.examining import Diagnosis, doctor, repair
     from ggferry.service.library.models import forward, inspect, open_model, tokenize
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from ggferry.support.progress import Phase
 
 _HOMES = {
-    "ggferry.service.library.conversions": "convert plan quantize verify",
+    "ggferry.service.library.conversions": "convert ladder plan quantize verify",
     "ggferry.service.library.models": "inspect open_model forward tokenize",
     "ggferry.service.library.editing": "Edited edit",
     "ggferry.service.client.client": "Client Fetched",
@@ -158,6 +158,7 @@ __all__ = [
     "forward",
     "hashes",
     "inspect",
+    "ladder",
     "merge",
     "open_model",
     "plan",

@@ -21,11 +21,11 @@ from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
-from ggferry.converters.proof.compare import Proof, of_texts, verify
+from ggferry.converters.proof.compare import Case, Proof, of_texts, verify_together
 from ggferry.converters.proof.metadata import check_metadata
 from ggferry.converters.proof.runtime_keys import architectures
 from ggferry.converters.proof.runtime_notes import runtime_notes
-from ggferry.converters.proof.tensors import Encoding
+from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Depth, Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen, examine
@@ -37,7 +37,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
 from ggferry.converters.write.output_files import OutputSet
 from ggferry.converters.write.watch_weights import Watch, check_sums
-from ggferry.converters.write.write_tensors import run
+from ggferry.converters.write.write_tensors import Writing, run_together
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, RefusedError, UsageError, VerificationError
 from ggferry.formats.files.digests import Digests, Taken
@@ -176,69 +176,132 @@ def convert(request: Request, stage: Stage = silent, approve: Callable[[Mapping[
 
     Raises one of `formats.errors`; then nothing is left but the source.
     """
-    if request.out == "":
-        raise UsageError("no name to write to", found=request.out, expected="a file or a folder")
+    return convert_together([request], stage, approve)[0]
+
+
+def convert_together(
+    requests: Sequence[Request], stage: Stage = silent, approve: Callable[[Mapping[str, Any]], None] = _approve
+) -> list[Result]:
+    """Convert one model to several outputs, which differ in their types: it is read and decoded once for all of them.
+
+    Every output has the bytes and the receipt that a conversion of its own would have given it, and none gets its name
+    before all are proved. The arguments are those of `convert`; the requests differ in `out` and the type only.
+    """
+    first = requests[0]
+    if any(request.out == "" for request in requests):
+        raise UsageError("no name to write to", found="", expected="a file or a folder")
     with recorded() as opened, ExitStack() as stack:
-        checkpoint = open_checkpoint(request.source, request.arch, request.config)
+        checkpoint = open_checkpoint(first.source, first.arch, first.config)
         stack.callback(checkpoint.close)
         opened.add_beside(checkpoint.sidecars.values())
-        digests = stack.enter_context(Digests(workers(request.jobs)))
+        digests = stack.enter_context(Digests(workers(first.jobs)))
         source = digests.begin(checkpoint.files, beside=1)
-        plan, tokenizer = make_plan(request, checkpoint)
-        more = plan.graph.checkpoint.files[len(checkpoint.files) :]
+        rungs = []
+        for request in requests:
+            plan, tokenizer = make_plan(request, checkpoint)
+            rungs.append(Rung(request, plan, tokenizer, tuple(_targets(request, plan))))
+        _check_rungs(rungs)
+        more = rungs[0].plan.graph.checkpoint.files[len(checkpoint.files) :]
         source += digests.begin([file for file in more if not isinstance(file, Dequantized)], beside=1)
         with unrecorded():
-            return _carry_out(request, plan, tokenizer, digests, source, opened, stage, approve)
+            return _carry_out(rungs, digests, source, opened, stage, approve)
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One of the outputs that are made of a source together.
+
+    Attributes:
+        request: What was asked for.
+        plan: What happens to every tensor.
+        tokenizer: The source's.
+        paths: The output's files.
+    """
+
+    request: Request
+    plan: Plan
+    tokenizer: Tokenizer | None
+    paths: tuple[str, ...]
+
+
+def _check_rungs(rungs: Sequence[Rung]) -> None:
+    """Raise UsageError for outputs that cannot be made together."""
+    if len(rungs) == 1:
+        return
+    if isinstance(rungs[0].plan, AdapterPlan):
+        raise UsageError("an adapter is written in one type at a time", path=rungs[0].request.source)
+    names = [path for rung in rungs for path in rung.paths]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(
+            "several types, and one name for them", found=twice[0], hint="-o 'model-{outtype}.gguf', or a folder"
+        )
 
 
 def _carry_out(
-    request: Request, plan: Plan, tokenizer: Tokenizer | None, digests: Digests, source: Sequence[Taken],
-    opened: Opened, stage: Stage, approve: Callable[[Mapping[str, Any]], None],
-) -> Result:  # fmt: skip
+    rungs: Sequence[Rung], digests: Digests, source: Sequence[Taken], opened: Opened, stage: Stage,
+    approve: Callable[[Mapping[str, Any]], None],
+) -> list[Result]:  # fmt: skip
     """Write, re-read, verify and publish what is planned.
 
     `source` returns the records of the files read, and `opened` holds the state of every source file when it was
     opened.
     """
-    paths = _targets(request, plan)
-    with OutputSet(paths, plan.layouts, overwrite=request.force, sources=opened.identities) as output:
-        _check_space(paths[0], plan)
+    with ExitStack() as stack:
+        outputs = [
+            stack.enter_context(
+                OutputSet(rung.paths, rung.plan.layouts, overwrite=rung.request.force, sources=opened.identities)
+            )
+            for rung in rungs
+        ]
+        _check_space(rungs)
         try:
-            plan, proof, written = _write(request, plan, tokenizer, digests, output, stage)
+            rungs = _write(rungs, outputs, stage)
+            written = [digests.begin([digests.open(path) for path in out.partials], beside=0) for out in outputs]
+            proofs = prove_together(rungs, [output.partials[0] for output in outputs], stage)
         except (CorruptError, VerificationError):
             opened.check_unchanged()  # the likelier reason
             raise
-        files = [{**take(), "name": os.path.basename(path)} for take, path in zip(written, paths, strict=True)]
-        read = [take() for take in source]
-        done = replace(request, level=proof.level)
-        receipt = receipts.make_receipt(plan, proof, files, read, options_of(plan, done))
-        approve(receipt)
+        found = []
+        for rung, proof, taken in zip(rungs, proofs, written, strict=True):
+            files = [{**take(), "name": os.path.basename(path)} for take, path in zip(taken, rung.paths, strict=True)]
+            read = [take() for take in source]
+            done = replace(rung.request, level=proof.level)
+            receipt = receipts.make_receipt(rung.plan, proof, files, read, options_of(rung.plan, done))
+            approve(receipt)
+            found.append(_result(rung, proof, receipt))
         opened.check_unchanged()
         with interrupts_wait():
-            output.publish(receipts.to_json(receipt).encode("utf-8", "backslashreplace"))
+            for output, result in zip(outputs, found, strict=True):
+                output.publish(receipts.to_json(result.receipt).encode("utf-8", "backslashreplace"))
+    return found
+
+
+def _result(rung: Rung, proof: Proof, receipt: Mapping[str, Any]) -> Result:
+    plan, paths = rung.plan, rung.paths
     assumed = {name: param for name, param in plan.graph.hparams.items() if param.known is Known.ASSUMED}
-    return Result(paths[0], receipt, _lines(plan, proof, paths), tuple(paths), proof, assumed)
+    return Result(paths[0], receipt, _lines(plan, proof, paths), paths, proof, assumed)
 
 
-def _write(
-    request: Request, plan: Plan, tokenizer: Tokenizer | None, digests: Digests, output: OutputSet, stage: Stage
-) -> tuple[Plan, Proof, list[Taken]]:
-    """Write and prove the output.
-
-    Returns the plan with the notes made on the way, the proof, and functions that return the records of the written
-    files.
-    """
-    threads = workers(request.jobs)
-    sums = check_sums(plan.graph.checkpoint, stage, threads)
-    watch = Watch(plan.graph.checkpoint, request.options.allow_nonfinite)
-    with stage(Phase.WRITING, plan.bytes_written) as progress:
-        run(plan, output, jobs=threads, progress=progress, watch=watch)
-    output.finish()
-    written = digests.begin([digests.open(path) for path in output.partials], beside=0)
-    plan = replace(plan, notes=(*plan.notes, *sums, *watch.notes()))
-    if watch.not_finite and request.level == "full":  # a forward pass with NaN proves nothing
-        request = replace(request, level="fast")
-    return plan, prove(plan, tokenizer, output.partials[0], request, stage), written
+def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) -> list[Rung]:
+    """Write the outputs; return the rungs with the notes made on the way."""
+    first = rungs[0]
+    checkpoint, threads = first.plan.graph.checkpoint, workers(first.request.jobs)
+    sums = check_sums(checkpoint, stage, threads)
+    writings = [
+        Writing(rung.plan, output, Watch(rung.plan.graph.checkpoint, rung.request.options.allow_nonfinite))
+        for rung, output in zip(rungs, outputs, strict=True)
+    ]
+    with stage(Phase.WRITING, sum(rung.plan.bytes_written for rung in rungs)) as progress:
+        run_together(writings, threads, progress)
+    done = []
+    for rung, output, writing in zip(rungs, outputs, writings, strict=True):
+        output.finish()
+        plan, request = replace(rung.plan, notes=(*rung.plan.notes, *sums, *writing.watch.notes())), rung.request
+        if writing.watch.not_finite and request.level == "full":  # a forward pass with NaN proves nothing
+            request = replace(request, level="fast")
+        done.append(replace(rung, plan=plan, request=request))
+    return done
 
 
 def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, stage: Stage) -> Proof:
@@ -246,25 +309,39 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
 
     Raises VerificationError where they differ, and another of `formats.errors` for a file that cannot be read.
     """
-    again = open_checkpoint(Named(path))
-    try:
-        check_metadata(plan, again)
-        if isinstance(plan, AdapterPlan):
-            with stage(Phase.VERIFYING, plan.bytes_written) as progress:
-                return prove_adapter(plan.adapter, again, level=request.level, jobs=request.jobs, progress=progress)
-        output = understand(again, vocab_only=request.options.vocab_only)
-        read = load_tokenizer(again, output.sizes.get("n_vocab", 0))
-        sides = Vocabularies(tokenizer, read, plan.graph.checkpoint, request.vocab)
-        tokens = check_tokenizer(sides, path, depth_of(request))
+    return prove_together([Rung(request, plan, tokenizer, (path,))], [path], stage)[0]
+
+
+def prove_together(rungs: Sequence[Rung], paths: Sequence[str], stage: Stage) -> list[Proof]:
+    """Do for several outputs of one source what `prove` does for one; `paths` are where their bytes are now."""
+    request = rungs[0].request
+    cases, proofs = [], []
+    with ExitStack() as stack:
+        for rung, path in zip(rungs, paths, strict=True):
+            again = open_checkpoint(Named(path))
+            stack.callback(again.close)
+            check_metadata(rung.plan, again)
+            if isinstance(rung.plan, AdapterPlan):
+                with stage(Phase.VERIFYING, rung.plan.bytes_written) as progress:
+                    adapter, level = rung.plan.adapter, request.level
+                    return [prove_adapter(adapter, again, level=level, jobs=request.jobs, progress=progress)]
+            cases.append(_case(rung, again, path))
         if request.level == "none":
-            return Proof("none", (), {}, None, tokens, testimonies=of_texts(tokens))
-        encoding = Encoding(plan.imatrix, ours=True)
-        proof = verify(
-            plan.graph, output, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
-        )
-        return witnessed(proof, plan.graph, output, request, stage)
-    finally:
-        again.close()
+            return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
+        found = verify_together(cases, jobs=request.jobs, stage=stage)
+        for rung, case, proof in zip(rungs, cases, found, strict=True):
+            proofs.append(witnessed(proof, case.sides.source, case.sides.output, rung.request, stage))
+    return proofs
+
+
+def _case(rung: Rung, again: Checkpoint, path: str) -> Case:
+    """Return what is to be compared for an output that was opened again; its vocabulary is compared here."""
+    request, plan = rung.request, rung.plan
+    output = understand(again, vocab_only=request.options.vocab_only)
+    read = load_tokenizer(again, output.sizes.get("n_vocab", 0))
+    sides = Vocabularies(rung.tokenizer, read, plan.graph.checkpoint, request.vocab)
+    tokens = check_tokenizer(sides, path, depth_of(request))
+    return Case(Sides(plan.graph, output, Encoding(plan.imatrix, ours=True)), request.level, tokens)
 
 
 def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Request, stage: Stage) -> Proof:
@@ -298,15 +375,15 @@ def _targets(request: Request, plan: Plan) -> list[str]:
     return [f"{out.removesuffix('.gguf')}-{label}.gguf" if label else out for label in labels]
 
 
-def _check_space(target: str, plan: Plan) -> None:
-    folder = os.path.dirname(os.path.abspath(target))
+def _check_space(rungs: Sequence[Rung]) -> None:
+    folder = os.path.dirname(os.path.abspath(rungs[0].paths[0]))
     if not os.path.isdir(folder):
         return
-    free = os.statvfs(folder)
-    if free.f_bavail * free.f_frsize < plan.bytes_written:
+    free, wanted = os.statvfs(folder), sum(rung.plan.bytes_written for rung in rungs)
+    if free.f_bavail * free.f_frsize < wanted:
         raise RefusedError(
             "not enough room", path=folder, found=f"{free.f_bavail * free.f_frsize:,} bytes free",
-            expected=f"{plan.bytes_written:,} bytes",
+            expected=f"{wanted:,} bytes",
         )  # fmt: skip
 
 

@@ -153,7 +153,8 @@ OPTIONS: tuple[Option, ...] = (
            receipt="alignment"),
     # --- types ---
     Option("outtype", Kind.TEXT, "convert plan", Heading.TYPES,
-           "keep, or any type of llama-quantize: f16, bf16, q8_0, q4_k_m, … (`ggferry types` lists them)",
+           "keep, or any type of llama-quantize: f16, bf16, q8_0, q4_k_m, … (`ggferry types` lists them); several, "
+           "separated by commas, are written together: -o 'model-{outtype}.gguf'",
            "options.outtype", default="keep", choices=outtypes, in_plan=True, receipt="outtype"),
     Option("expand", Kind.TEXT, "convert plan", Heading.TYPES,
            "f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64).", "options.expand",

@@ -12,6 +12,9 @@ from ggferry.formats.files.local_files import Named
 from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, say, tell
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ggferry.converters.request import Request
     from ggferry.service.sources.at_hand import AtHand
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -26,11 +29,13 @@ def convert(
     **given: Any,
 ) -> None:
     """Convert a model to GGUF v3 and prove it."""
+    from ggferry.converters.ladder import requests_of
     from ggferry.converters.request import request_of
 
     with reached(source, given) as path:
-        request = request_of(path, given)
-        _convert(replace(request, out=os.getcwd()) if path.url and request.out is None else request, path, given)
+        out = given["out"] if given["out"] is not None or not path.url else os.getcwd()
+        wanted = requests_of(given["outtype"], out, lambda name: request_of(path, {**given, "outtype": name}))
+        _convert(wanted, path, given)
 
 
 @commands.command(cls=HeadedCommand)
@@ -44,10 +49,12 @@ def quantize(
 ) -> None:
     """Quantize a GGUF model of any architecture."""
     from ggferry.converters.convert import quantize_request
+    from ggferry.converters.ladder import requests_of
     from ggferry.converters.request import by_flag
 
     with reached(source, given) as path:
-        _convert(replace(quantize_request(path, out, outtype, given, by_flag), jobs=threads), path, given)
+        wanted = requests_of(outtype, out, lambda name: quantize_request(path, out, name, given, by_flag))
+        _convert([replace(request, jobs=threads) for request in wanted], path, given)
 
 
 @commands.command(cls=HeadedCommand)
@@ -88,39 +95,51 @@ def verify(
     tell(report.line)
 
 
-def _convert(request: Any, source: AtHand, given: dict[str, Any]) -> None:
-    """Carry a request out and report what was done, or print its plan."""
-    from ggferry.converters.convert import convert as run
+def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any]) -> None:
+    """Carry the requests out and report what was done, or print their plans."""
+    from ggferry.converters.convert import convert_together
+    from ggferry.converters.ladder import rating, table
     from ggferry.service.cli.progress_bar import progress
 
     as_json = given["as_json"]
     if given["dry_run"]:
-        _print_plan(request, as_json)
+        _print_plans(requests, as_json)
         return
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
-    result = run(request, stage, lambda receipt: source.check_unchanged())
+    results = convert_together(requests, stage, lambda receipt: source.check_unchanged())
     if as_json:
-        print_json({"path": result.path, "receipt": result.receipt})
+        found = [{"path": result.path, "receipt": result.receipt} for result in results]
+        ladder = {"outputs": found, "table": [rating(result).as_dict() for result in results]}
+        print_json(ladder if len(found) > 1 else found[0])
         return
-    for note in result.receipt["notes"]:
+    for note in dict.fromkeys(note for result in results for note in result.receipt["notes"]):
         say(f"note     {note}")
-    for name, param in result.assumed.items():
+    for name, param in results[0].assumed.items():
         say(f"assumed  {name} = {param.value} ({param.reason})")
-    for line in result.lines:
+    for result in results:
+        for line in result.lines:
+            tell(line)
+    for line in table(results) if len(results) > 1 else ():
         tell(line)
 
 
-def _print_plan(request: Any, as_json: bool) -> None:
+def _print_plans(requests: Sequence[Request], as_json: bool) -> None:
     from ggferry.converters.convert import make_plan
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 
-    checkpoint = open_checkpoint(request.source, request.arch, request.config)
-    plan, _ = make_plan(request, checkpoint)
+    checkpoint = open_checkpoint(requests[0].source, requests[0].arch, requests[0].config)
+    plans = [make_plan(request, checkpoint)[0].as_dict() for request in requests]
     checkpoint.close()
-    facts = plan.as_dict()
     if as_json:
-        print_json(facts)
+        print_json({"plans": plans} if len(plans) > 1 else plans[0])
         return
+    for request, facts in zip(requests, plans, strict=True):
+        if len(plans) > 1:
+            tell(f"{request.options.outtype}:")
+        _print_plan(facts)
+
+
+def _print_plan(facts: dict[str, Any]) -> None:
     for note in facts["notes"]:
         say(f"note     {note}")
     for t in facts["tensors"]:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Unpack
 
 from ggferry.converters.conversion_plan.steps import Plan, Step
-from ggferry.converters.convert import Result, make_plan, quantize_request
+from ggferry.converters.convert import Result, convert_together, make_plan, quantize_request
 from ggferry.converters.convert import convert as run
+from ggferry.converters.ladder import requests_of
 from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.receipt import SUFFIX
@@ -74,6 +75,43 @@ def convert(
         out = os.getcwd() if out is None and path.url else out
         asked = replace(asked, out=None if out is None else os.fspath(out))
         return _conversion(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))
+
+
+@signed("convert")
+def ladder(
+    source: StrPath, out: StrPath | None = None, *, progress: Stage = silent, **options: Unpack[Converting]
+) -> tuple[Conversion, ...]:
+    """Convert a model to several types at once: it is read and decoded once, and every output is proved.
+
+    Every output has the bytes and the receipt that `convert` would have given it. None gets its name before all are
+    proved.
+
+    Args:
+        source: As for `convert`.
+        out: A name in which '{outtype}' stands for the type, or a folder; None: in the folder of the source.
+        progress: As for `convert`.
+        options: As for `convert`, with the types in `outtype`, separated by commas.
+
+    Returns:
+        The outputs, in the order of the types.
+
+    Raises:
+        UsageError: One name is given for several outputs, or a type stands there twice.
+        GgferryError: As `convert` raises.
+        TypeError: There is no such option.
+
+    Example:
+        >>> [done.output for done in ggferry.ladder("llama", "a-{outtype}.gguf", outtype="q8_0,q4_0")]
+        ['a-q8_0.gguf', 'a-q4_0.gguf']
+    """
+    with at_hand(os.fspath(source)) as path, recorded():
+        name = os.getcwd() if out is None and path.url else out
+        asked = requests_of(
+            options.get("outtype", "keep"), None if name is None else os.fspath(name),
+            lambda kind: request("convert", path, {**options, "outtype": kind}),
+        )  # fmt: skip
+        results = convert_together(asked, path.staged(progress), lambda receipt: path.check_unchanged())
+        return tuple(map(_conversion, results))
 
 
 @signed("plan")

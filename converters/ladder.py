@@ -1,0 +1,97 @@
+"""Several types of one model at once: which requests a list of types makes, and the table of what came out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import Any
+
+from ggferry.converters.convert import Result
+from ggferry.converters.request import Request
+from ggferry.formats.errors import UsageError
+
+PLACE = "{outtype}"
+"""Stands for the type in the name of an output."""
+
+
+def requests_of(outtypes: str, out: str | None, request: Callable[[str], Request]) -> list[Request]:
+    """Return a request for every type of a list.
+
+    Args:
+        outtypes: The types, separated by commas.
+        out: The output's name, with PLACE where there are several, or a folder; None: beside the source.
+        request: Returns the request for one type.
+
+    Raises:
+        UsageError: A type is missing or stands there twice, or one name is given for several outputs.
+    """
+    types = [name.strip() for name in outtypes.split(",")]
+    twice = sorted({name for name in types if types.count(name) > 1 or not name})
+    if twice and len(types) > 1:
+        raise UsageError("--outtype", found=outtypes, expected="types, separated by commas, each once")
+    if len(types) > 1 and out is not None and PLACE not in out and not os.path.isdir(out):
+        hint = f"-o 'model-{PLACE}.gguf', or a folder"
+        raise UsageError("several types, and one name for them", found=out, expected=f"a name with {PLACE}", hint=hint)
+    return [replace(request(name), out=out if out is None else out.replace(PLACE, name)) for name in types]
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """One output of several, in numbers.
+
+    Attributes:
+        outtype: The type that was asked for.
+        path: The output, of several files the first.
+        bytes: Size of its files.
+        bits_per_weight: Bits of its tensors by the number of their elements.
+        worst: The tensor with the largest relative error; None where nothing was compared, or nothing rounded.
+        relative_rms: That error.
+        kl_divergence: Of the logits from the source's, mean in nats; None where none were computed.
+    """
+
+    outtype: str
+    path: str
+    bytes: int
+    bits_per_weight: float
+    worst: str | None
+    relative_rms: float | None
+    kl_divergence: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers for JSON."""
+        return asdict(self)
+
+
+def rating(result: Result) -> Rating:
+    """Return the numbers of a finished conversion."""
+    tensors: Sequence[Mapping[str, Any]] = result.receipt["tensors"]
+    elements = sum(prod(tensor["shape"]) for tensor in tensors)
+    bits = 8 * sum(tensor["bytes"] for tensor in tensors)
+    worst, logits = result.proof.worst, result.proof.logits
+    rounded = worst if worst is not None and worst.relative_rms else None
+    return Rating(
+        str(result.receipt["options"]["outtype"]), result.path,
+        sum(file["bytes"] for file in result.receipt["output"]["files"]), bits / elements if elements else 0.0,
+        rounded.name if rounded else None, rounded.relative_rms if rounded else None,
+        logits.kl_divergence if logits else None,
+    )  # fmt: skip
+
+
+def table(results: Sequence[Result]) -> list[str]:
+    """Return the lines of a table: type, size, bits per weight, worst tensor, divergence of the logits."""
+    rows = [("type", "size", "bits/weight", "worst tensor (relative RMS)", "logit KL (nats)", "file")]
+    for one in map(rating, results):
+        worst = f"{one.worst} ({one.relative_rms:.2g})" if one.worst else "–"
+        kl = "–" if one.kl_divergence is None else f"{one.kl_divergence:.2g}"
+        rows.append((one.outtype, f"{one.bytes:,}", f"{one.bits_per_weight:.2f}", worst, kl, one.path))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    right = (1, 2, 4)
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
