@@ -138,7 +138,7 @@ def model(state: str = "done") -> ModelPage:
     proof = Proof(
         "full",
         (
-            Agreement("ggferry: source against output", "logits", 3.1e-3, 0.02, "22 positions of 2 prompts"),
+            Agreement("ggferry: source and output", "logits", 3.1e-3, 0.02, "22 positions of 2 prompts"),
             Agreement("llama.cpp b11549 (output)", "logits", 4.2e-3, 0.1, "16 rows"),
             Agreement("transformers 5.23 (source)", "logits", 1.1e-6, 1e-4, "16 rows"),
             Agreement("tokenizers 0.22 (source)", "812 texts tokenize alike"),

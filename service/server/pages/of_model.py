@@ -126,21 +126,34 @@ def _drops(records: Iterable[Mapping[str, Any]]) -> tuple[Drop, ...]:
 
 def _proof(receipt: Mapping[str, Any], tensors: Sequence[TensorRow]) -> Proof:
     logits, tokens = receipt.get("logits") or {}, receipt.get("tokenizer") or {}
-    found = [_own(logits)] if logits else []
+    found = _own(logits) if logits else []
     found += [_witness(each) for each in receipt["testimonies"]]
     return Proof(
         receipt["verified"], tuple(found), logits.get("top1_agreement"), int(tokens.get("texts") or 0),
         int(tokens.get("equal") or 0), tokens.get("vocabulary"),
         Counter(tensor.grade for tensor in tensors if tensor.relative_rms is not None),
         tuple(logits.get("reached") or ()), tuple(logits.get("not_reached") or ()),
+        all(each.get("why") for each in receipt["testimonies"]),
     )  # fmt: skip
 
 
-def _own(logits: Mapping[str, Any]) -> Agreement:
+def _own(logits: Mapping[str, Any]) -> list[Agreement]:
+    """Return our own comparisons. The limit holds where no value was rounded; rounding has a cost, and no limit."""
     rows = sum(len(prompt.get("rows") or prompt["tokens"]) for prompt in logits.get("prompts") or ())
     said = f"{wording.count(rows, 'position')} of {wording.count(len(logits['prompts']), 'prompt')}" if rows else ""
-    what = str(logits.get("what") or "logits")
-    return Agreement("ggferry: source against output", what, logits.get("relative_rms"), logits.get("limit"), said)
+    what, apart, structure = str(logits.get("what") or "logits"), logits["relative_rms"], logits.get("structure")
+    if structure is None:
+        return [Agreement("ggferry: source and output", what, apart, logits["limit"], said)]
+    return [
+        Agreement(
+            "ggferry: structure",
+            what,
+            structure,
+            logits["limit"],
+            f"the output's model over the source's values; {said}",
+        ),
+        Agreement("ggferry: cost of rounding", what, apart, None, f"source and output; {said}"),
+    ]
 
 
 def _witness(each: Mapping[str, Any]) -> Agreement:

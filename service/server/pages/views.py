@@ -365,6 +365,7 @@ class Proof:
         vocabulary: Number of tokens in the vocabulary.
         grades: Grade → number of tensors.
         reached: What the prompts exercised, likewise `missed`.
+        alone: Whether no other program testified.
     """
 
     level: str
@@ -376,6 +377,7 @@ class Proof:
     grades: Mapping[str, int] = field(default_factory=dict)
     reached: tuple[str, ...] = ()
     missed: tuple[str, ...] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

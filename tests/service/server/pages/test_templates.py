@@ -222,7 +222,9 @@ def test_the_limit_stands_where_the_agreement_would_end() -> None:
     mark, limit = (
         float(re.search(pattern, strip)[1]) for pattern in (r'cx="([\d.]+)%"', r'class="limit" x="([\d.]+)%"')
     )  # type: ignore[index]
-    assert mark < limit and "limit 0.1" in strip
+    assert mark < limit and "limit 0.1" in strip and 'class="over"' not in strip
+    assert 'class="over"' in charts.agreement(Agreement("x", "logits", 0.2, 0.1))
+    assert 'class="limit"' not in charts.agreement(Agreement("x", "logits", 0.2))
 
 
 def test_a_name_is_broken_only_after_punctuation() -> None:

@@ -39,11 +39,16 @@ def test_a_done_model_is_what_its_receipt_says(receipt: dict[str, Any]) -> None:
     assert [tensor.relative_rms for tensor in page.tensors] == [each["relative_rms"] for each in receipt["tensors"]]
     assert sum(tensor.bytes_in or 0 for tensor in page.tensors) == 350720
     assert page.proof is not None and page.proof.grades["rounded"] == 16 and page.proof.texts_equal == 40
-    (own,) = page.proof.agreements
-    assert (own.worst, own.limit) == (receipt["logits"]["relative_rms"], receipt["logits"]["limit"])
+    structure, cost = page.proof.agreements
+    assert (structure.worst, structure.limit) == (receipt["logits"]["structure"], receipt["logits"]["limit"])
+    assert (cost.worst, cost.limit) == (receipt["logits"]["relative_rms"], None) and 0.001 < cost.worst < 0.1
+    exact = {**receipt, "logits": {**receipt["logits"], "structure": None, "relative_rms": 1e-7}}
+    (both,) = of_model.with_receipt(of_model.page_of(JOB), exact, "/files").proof.agreements  # type: ignore[union-attr]
+    assert (both.worst, both.limit) == (1e-7, receipt["logits"]["limit"])
     assert page.files[0].blake3 == receipt["output"]["files"][0]["blake3"] and page.files[0].url == "/files/new.gguf"
     assert page.has_vocabulary and not page.can_retry and not page.can_cancel
     text = render.page("model", SHELL, model=of_model.with_tensors(page, "", 1))
+    assert page.proof.alone and "Self-consistent only" in text
     assert "100%" in text and "19 rounded" not in text and "16 rounded" in text
 
 
@@ -57,6 +62,7 @@ def test_a_witness_that_testified_and_one_that_did_not(receipt: dict[str, Any]) 
     page = of_model.with_receipt(of_model.page_of(JOB), {**receipt, "testimonies": said}, "/files")
     text = render.page("model", SHELL, model=of_model.with_tensors(page, "", 1))
     assert "llama.cpp b1" in text and "furthest apart at prompt start, row 3" in text
+    assert "Self-consistent only" not in text
     assert "did not testify" in text and "it is not installed" in text
 
 
