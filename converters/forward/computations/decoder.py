@@ -33,14 +33,17 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     """
     x = embedded(model, tokens)
     own = per_layer_inputs(model, tokens, x)
-    for number in range(model.sizes["n_layer"]):
-        block, name = model.at(number), f"blk.{number}."
-        x = _block(block, name, x)
-        if own is not None:
-            x = x + added(block, name, x, own[:, number])
-        if model.has(f"{name}layer_output_scale"):
-            x = x * model.weights.vector(f"{name}layer_output_scale.weight")
-        progress(1)
+    for run in range(model.sizes.get("n_loops") or 1):
+        if run and not model.sizes.get("plain_loops"):
+            x = model.norm(LAST_NORMS[model.recipe.output_norm], x)
+        for number in range(model.sizes["n_layer"]):
+            block, name = model.at(number), f"blk.{number}."
+            x = _block(block, name, x)
+            if own is not None:
+                x = x + added(block, name, x, own[:, number])
+            if model.has(f"{name}layer_output_scale"):
+                x = x * model.weights.vector(f"{name}layer_output_scale.weight")
+            progress(0 if run else 1)
     x = model.norm(LAST_NORMS[model.recipe.output_norm], model.wanted(x))
     return x if model.gives_states else unembedded(model, x)
 
