@@ -24,6 +24,11 @@ else:
     np = lazy("numpy")
 
 GROUP, MX_GROUP, BLOCK = 16, 32, 64
+OWN_SCALE = (
+    "each matrix has a scale of its own, a float32 that no block can hold; llama.cpp reads it from a tensor '.scale' "
+    "beside a matrix of NVFP4, which ggferry does not write"
+)
+"""Why NVFP4 of ModelOpt and compressed-tensors is not kept as GGUF's blocks."""
 NAN, SIGN = 0x7F, 0x80
 
 

@@ -142,15 +142,16 @@ def _shown(checkpoint: Checkpoint, found: Found) -> Checkpoint:
 
 def _notes(found: Found, natural: str) -> list[str]:
     """Return what became of the quantized tensors, a line for each kind of result."""
-    counts = Counter(made.kind for made in found.matrices.values())
+    counts = Counter((made.kind, made.why) for made in found.matrices.values())
     return [
         f"{count} tensors were quantized already ({found.scheme}) and are "
         + (
-            f"dequantized; 'keep' makes {natural} of them, as config.json names it, and --outtype f32 loses nothing"
+            f"dequantized{f' ({why})' if why else ''}; 'keep' makes {natural} of them, as config.json names it, "
+            "and --outtype f32 loses nothing"
             if kind == "F32"
             else f"laid out as GGUF has {kind}; 'keep' loses nothing"
         )
-        for kind, count in sorted(counts.items())
+        for (kind, why), count in sorted(counts.items())
     ]
 
 

@@ -19,12 +19,13 @@ DEQUANTIZE = "ask for the unquantized checkpoint, or dequantize it with the libr
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A matrix, or a stack of them, that packed tensors stand for. `kind`: what its rows are, values (F32) or blocks
-    of a type."""
+    of a type. `why`: why they are values, where GGUF has blocks of that scheme."""
 
     name: str
     shape: tuple[int, ...]
     rows: Rows
     kind: str = "F32"
+    why: str = ""
 
 
 @dataclass(slots=True)

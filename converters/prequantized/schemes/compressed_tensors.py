@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Scaled
-from ggferry.converters.prequantized.micro_scales import GROUP, MX_GROUP, Mxfp4Blocks, Mxfp8Values, Nvfp4Values
+from ggferry.converters.prequantized.micro_scales import (
+    GROUP,
+    MX_GROUP,
+    OWN_SCALE,
+    Mxfp4Blocks,
+    Mxfp8Values,
+    Nvfp4Values,
+)
 from ggferry.converters.prequantized.schemes._common import (
     DEQUANTIZE,
     FP8,
@@ -174,7 +181,7 @@ def _four_bits(checkpoint: Checkpoint, found: Found, ref: TensorRef) -> None:
         found.matrices[ref.name] = Matrix(base, shape, Mxfp4Blocks(checkpoint, ref, scale), "MXFP4")
     else:
         of_shape(checkpoint, of_type(checkpoint, whole, "F32"), ref.name, (1,), ())
-        found.matrices[ref.name] = Matrix(base, shape, Nvfp4Values(checkpoint, ref, scale, over=whole))
+        found.matrices[ref.name] = Matrix(base, shape, Nvfp4Values(checkpoint, ref, scale, over=whole), why=OWN_SCALE)
         found.used.add(whole.name)
     found.used.add(scale.name)
 
