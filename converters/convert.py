@@ -29,7 +29,7 @@ from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Depth, Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen, examine
-from ggferry.converters.request import Naming, request_of, stated_options
+from ggferry.converters.request import Naming, open_source_of, request_of, stated_options
 from ggferry.converters.request import Request as Request
 from ggferry.converters.tokenizers.llama_cpp_limits import objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
@@ -191,7 +191,7 @@ def convert_together(
     if any(request.out == "" for request in requests):
         raise UsageError("no name to write to", found="", expected="a file or a folder")
     with recorded() as opened, ExitStack() as stack:
-        checkpoint = open_checkpoint(first.source, first.arch, first.config)
+        checkpoint = open_source_of(first)
         stack.callback(checkpoint.close)
         opened.add_beside(checkpoint.sidecars.values())
         digests = stack.enter_context(Digests(workers(first.jobs)))

@@ -9,8 +9,12 @@ from functools import reduce
 from typing import Any
 
 from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.options import OPTIONS, Kind, Option, option
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.checkpoint_folder.folder import mistral_weights
+from ggferry.formats.checkpoint_folder.without_weights import open_without_weights
 from ggferry.formats.errors import CorruptError, UsageError
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.named_texts import lines_of
@@ -27,7 +31,7 @@ class Request:
     `arch`, `config`: for files of the GGML era, the architecture and the config.json that they do not hold
     (`open.open_checkpoint`). `witness`: the programs that are asked at the level 'full' (`proof.witnesses.examine`).
     `text`: its lines are encoded by both tokenizers, too. `mtp`: whether blocks that predict further tokens are carried
-    along."""
+    along. `mistral_format`: whether a folder's consolidated weights and params.json are taken (`open_source_of`)."""
 
     source: str
     out: str | None = None
@@ -51,6 +55,7 @@ class Request:
     witness: tuple[str, ...] = ()
     text: str | None = None
     mtp: bool = False
+    mistral_format: bool = False
 
 
 Naming = Callable[[Option], str]
@@ -163,6 +168,21 @@ def _types(parse: Callable[[], Iterable[tuple[str, str]]], name: str) -> tuple[t
         return tuple(parse())
     except BlockError as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def open_source_of(request: Request) -> Checkpoint:
+    """Open the source of a request as it is asked for. Raises as `open_checkpoint`.
+
+    For the vocabulary alone a folder without weights is enough.
+    """
+    path = request.source
+    if request.mistral_format and os.path.isdir(path):
+        path = mistral_weights(path)
+    if request.options.vocab_only and os.path.isdir(path):
+        found = open_without_weights(path)
+        if found is not None:
+            return found
+    return open_checkpoint(path, request.arch, request.config)
 
 
 # --- as receipts state it ------------------------------------------------------------------------------------------

@@ -102,6 +102,8 @@ def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
         return known["llama"], "meta"
     if kind is Kind.TRAINING:
         named = "architectures" in checkpoint.metadata
+        if not checkpoint.tensors and not named and {"dim", "n_layers"} <= set(checkpoint.metadata):
+            return known["llama"], "mistral-format"  # params.json without weights, of which Meta's stand in .pth files
         return _by_class(checkpoint, known) if named else _by_marks(checkpoint, known)
     raise UnsupportedError(
         "no architecture is known for this container", path=checkpoint.path, found=checkpoint.container

@@ -24,7 +24,7 @@ from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen
-from ggferry.converters.request import Request, missing_files, with_stated
+from ggferry.converters.request import Request, missing_files, open_source_of, with_stated
 from ggferry.converters.rewrite.lineage import edited_keys
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
@@ -90,9 +90,14 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
     if request.level not in ("fast", "full"):
         raise UsageError("--level", found=request.level, expected="fast, full")
     chosen(request.witness, request.level)
-    before, after = open_checkpoint(request.source, request.arch, request.config), open_checkpoint(output)
+    after = open_checkpoint(output)
     try:
         receipt, notes = _receipt(after)
+        before = open_source_of(_as_converted(request, receipt, after))
+    except BaseException:
+        after.close()
+        raise
+    try:
         if receipt:
             _check_digests(receipt, before, after)
             notes += missing_files(request, receipt["options"])
@@ -114,6 +119,13 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
     finally:
         before.close()
         after.close()
+
+
+def _as_converted(request: Request, receipt: Mapping[str, Any] | None, after: Checkpoint) -> Request:
+    """Return the request with what decides which files of its source are opened, as it was when the output was made."""
+    stated = receipt["options"] if receipt else {}
+    own = request.mistral_format or (isinstance(stated, Mapping) and stated.get("mistral_format") is True)
+    return replace(request, mistral_format=own, options=replace(request.options, vocab_only=not after.tensors))
 
 
 def _model_again(
@@ -169,7 +181,7 @@ def reprove(request: Request, stage: Stage) -> dict[str, Any]:
     the source.
     """
     assert request.out is not None
-    before, threads = open_checkpoint(request.source, request.arch, request.config), workers(request.jobs)
+    before, threads = open_source_of(request), workers(request.jobs)
     try:
         plan, tokenizer = make_plan(request, before)
         whole = plan.graph.checkpoint

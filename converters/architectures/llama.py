@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
+from ggferry.converters.architectures import _mistral as mistral
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.layouts import Stack
 from ggferry.converters.schema.roles import also, block, roles, varied
 from ggferry.formats.fields import Struct
 from ggferry.formats.gguf.values import ValueType
@@ -84,12 +86,12 @@ BIASES = (
     HParam("output_bias", None, ValueType.BOOL, {"hf": "bias|attention_bias"}, required=False),
     replace(common.MLP_BIAS, fields={"hf": "bias|mlp_bias"}),
 )
-HPARAMS = (
+HPARAMS = mistral.stated((
     common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
     common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, common.N_SWA, *common.WINDOW_LIST,
     common.N_EXPERT,
     common.N_EXPERT_USED, common.TIED, *BIASES, common.SILU, *embeddings.DECODER_POOLING,
-)  # fmt: skip
+))  # fmt: skip
 
 ROLES = also(
     roles(
@@ -169,6 +171,8 @@ HELIUM = replace(
     HF, name="helium", fields="hf", conventions={}, classes=("HeliumForCausalLM",), given={"output_bias": False}
 )
 
+ROLES = also(ROLES, mistral.NAME, mistral.TENSORS + mistral.EXPERTS, stack=Stack())
+
 SPEC = Architecture(
     name="llama",
     display_name="LLaMA",
@@ -194,6 +198,7 @@ SPEC = Architecture(
         ),
         "hf": HF,
         "helium": HELIUM,
+        mistral.NAME: mistral.DIALECT,
         **half.of(HF, "llama", "mistral", "mixtral"),
         **half.headless(HF, "LlamaModel"),
         "gguf": Dialect("gguf"),

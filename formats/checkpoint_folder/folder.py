@@ -115,6 +115,20 @@ def find_forms(folder: str) -> list[Weights]:
     return [weights for each in weights_names() if (weights := _by_name(folder, names, each)) is not None]
 
 
+def mistral_weights(path: str) -> str:
+    """Return what to open of a folder for the weights in Mistral's own format: `consolidated*.safetensors`.
+
+    Raises NotFoundError where it has none.
+    """
+    names = names_in(path)
+    index = f"consolidated.safetensors{INDEX}"
+    shards = sorted(name for name in names if re.fullmatch(r"consolidated(-\d{5}-of-\d{5})?\.safetensors", name))
+    found = next((name for name in ("consolidated.safetensors", index) if name in names), shards[0] if shards else None)
+    if found is None:
+        raise NotFoundError("no consolidated.safetensors", path=path, hint="leave out --mistral-format")
+    return os.path.join(path, found)
+
+
 def claim(folder: str, *containers: str) -> str | None:
     """Return which of `containers` a reader should claim `folder` as; None when it is none of them.
 

@@ -116,8 +116,9 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str
         DuplicateError: A file has a key twice.
         CorruptError: A file is broken in another way.
     """
-    adapter = os.path.basename(weights.index or weights.files[0]).startswith("adapter_model")
-    roles = ("params.json", "config") if kind_of(weights.container) is Kind.META else ("config", "params.json")
+    name = os.path.basename(weights.index or weights.files[0])
+    adapter, own = name.startswith("adapter_model"), name.startswith("consolidated")  # Meta's and Mistral's own format
+    roles = ("params.json", "config") if own or kind_of(weights.container) is Kind.META else ("config", "params.json")
     role = next((role for role in ("adapter_config", *roles) if role in beside and (role in roles or adapter)), None)
     notes = []
     if role is None:

@@ -354,7 +354,10 @@ def _sizes(what: str, found: Any, place: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(found)
 
 
-CONTAINERS = (Container(CONTAINER, "safetensors", Kind.TRAINING),)
+CONTAINERS = (
+    Container(CONTAINER, "safetensors", Kind.TRAINING),
+    Container("configuration", "configuration and tokenizer", Kind.TRAINING),  # such a folder without its weights
+)
 # Before pickles; a whole model before an adapter to another one.
 WEIGHTS = (
     WeightsName(1, CONTAINER, "model", "safetensors"),

@@ -125,9 +125,9 @@ def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any])
 
 def _print_plans(requests: Sequence[Request], as_json: bool) -> None:
     from ggferry.converters.convert import make_plan
-    from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+    from ggferry.converters.request import open_source_of
 
-    checkpoint = open_checkpoint(requests[0].source, requests[0].arch, requests[0].config)
+    checkpoint = open_source_of(requests[0])
     plans = [make_plan(request, checkpoint)[0].as_dict() for request in requests]
     checkpoint.close()
     if as_json:

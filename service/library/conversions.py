@@ -12,8 +12,8 @@ from ggferry.converters.convert import Result, convert_together, make_plan, quan
 from ggferry.converters.convert import convert as run
 from ggferry.converters.ladder import requests_of
 from ggferry.converters.model_graph.hparams import Known, Param
-from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.receipt import SUFFIX
+from ggferry.converters.request import open_source_of
 from ggferry.converters.verify import reverify
 from ggferry.formats.checkpoint import Dropped
 from ggferry.formats.files.opened_files import recorded
@@ -136,7 +136,7 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
     """
     with at_hand(os.fspath(source), tensors=False) as path, recorded():
         asked = request("plan", path, options)
-        checkpoint = open_checkpoint(asked.source, asked.arch, asked.config)
+        checkpoint = open_source_of(asked)
         try:
             made, _ = make_plan(asked, checkpoint)
             return _plan(made)

@@ -96,11 +96,13 @@ class OfSource(Opening, total=False):
 
     Attributes:
         base: For an adapter, its base model or config.json alone.
+        mistral_format: Whether a folder's consolidated weights and params.json are taken.
         tokenizer: Folder or file of the tokenizer that a GGML-era file lacks.
         metadata: general.* values, or the path of a JSON file of them.
     """
 
     base: StrPath | None
+    mistral_format: bool
     ggla_permute: bool
     mtp: bool
     tokenizer: StrPath | None

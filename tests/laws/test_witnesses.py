@@ -28,7 +28,10 @@ from helpers.witnesses import FIXTURES, ROOT
 MOST = 80_000_000
 """Bytes of all committed witnesses: a clone stays a matter of seconds."""
 
-MADE_CONTAINERS = {("gguf", 1): "formats/readers/test_gguf.py", ("gguf", 2): "formats/readers/test_gguf.py"}
+MADE_CONTAINERS = {
+    ("gguf", 1): "formats/readers/test_gguf.py", ("gguf", 2): "formats/readers/test_gguf.py",
+    ("configuration", None): "converters/test_mistral_format.py",
+}  # fmt: skip
 MADE_LAYOUTS = {
     "falcon-2023-06-05": "converters/legacy/test_families.py",
     "falcon-2023-06-10": "converters/legacy/test_families.py",

@@ -67,7 +67,10 @@ def load_tekken(document: Mapping[str, Any], path: str | None, pre: str | None =
         merges=tuple(f"{spell(left)} {spell(right)}" for left, right in merges),
         ids={role: named.index(text) for text, role in ROLES.items() if text in named},
         flags={"add_bos": True, "add_eos": False},
-        notes=("tekken.json has no chat template: Mistral renders its own in mistral-common",),
+        notes=(
+            "tekken.json has no chat template: Mistral renders its own in mistral-common",
+            "llama.cpp cuts words at combining marks (Devanagari, Thai, Tamil, …), and Mistral's pattern does not",
+        ),
         origins={"tokens": NAME, "merges": "rebuilt from the ranks, each proved", "pre": f"the pattern of {NAME}"},
     )
 
