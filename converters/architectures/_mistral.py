@@ -57,7 +57,7 @@ DIALECT = Dialect(
     drops=half.unseen("vision_encoder.*", "vision_language_adapter.*", "patch_merger.*", "pre_mm_projector_norm.*"),
     harmless=(
         Harmless("vision_encoder vision_encoder.* multimodal multimodal.*", "of the vision half, which is dropped"),
-        Harmless("max_batch_size max_seq_len model_parallel_size model_type", "of programs that run it"),
+        Harmless("max_batch_size model_parallel_size model_type", "of programs that run it"),
         Harmless("causal", "the default", (True,)),
         Harmless("use_biases", "the default", (False,)),
     ),
