@@ -127,6 +127,12 @@ def _drops(records: Iterable[Mapping[str, Any]]) -> tuple[Drop, ...]:
 def _proof(receipt: Mapping[str, Any], tensors: Sequence[TensorRow]) -> Proof:
     logits, tokens = receipt.get("logits") or {}, receipt.get("tokenizer") or {}
     found = _own(logits) if logits else []
+    if deltas := receipt.get("deltas"):
+        who, said = (
+            f"ggferry: what {wording.count(deltas['pairs'], 'pair')} add",
+            f"furthest apart in {deltas['worst']}",
+        )
+        found.append(Agreement(who, "products", deltas["relative_rms"], deltas["limit"], said))
     found += [_witness(each) for each in receipt["testimonies"]]
     return Proof(
         receipt["verified"], tuple(found), logits.get("top1_agreement"), int(tokens.get("texts") or 0),

@@ -66,6 +66,13 @@ def test_a_witness_that_testified_and_one_that_did_not(receipt: dict[str, Any]) 
     assert "did not testify" in text and "it is not installed" in text
 
 
+def test_an_adapter_is_shown_by_what_its_pairs_add(receipt: dict[str, Any]) -> None:
+    deltas = {"pairs": 4, "vectors": 0, "relative_rms": 2e-7, "worst": "blk.0.attn_q.weight", "limit": 1e-5}
+    page = of_model.with_receipt(of_model.page_of(JOB), {**receipt, "logits": None, "deltas": deltas}, "/files")
+    text = render.page("model", SHELL, model=of_model.with_tensors(page, "", 1))
+    assert "Agreement of the products" in text and "what 4 pairs add" in text and "≤ 1e-05" in text
+
+
 def looked_at(old: Path) -> ModelPage:
     page = of_model.page_of({**JOB, "state": "planned", "output": None, "tried": []})
     page = of_model.with_inspection(page, answer("inspect", str(old), {}))
