@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ggferry.converters.rewrite.lineage import FILLER
 from ggferry.converters.rewrite.standard_keys import other_spelling, suggestion, types_of
-from ggferry.converters.rewrite.typed_text import is_plain, parted, shown, type_of, value_of
+from ggferry.converters.rewrite.typed_text import is_plain, lines_of_change, parted, type_of, value_of
 from ggferry.formats.errors import CorruptError, RefusedError, UsageError
 from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.gguf.shards import SPLIT_KEYS
@@ -76,9 +76,7 @@ class Changes:
         """The changes as a diff: what goes after a minus, what comes after a plus."""
         found = []
         for key, new in self.after.items():
-            old = self.before[key]
-            found += [f"- {key} = {shown(old)}"] if old is not None else []
-            found += [f"+ {key} = {shown(new)}"] if new is not None else []
+            found += lines_of_change(key, self.before[key], new)
         for old_name, new_name in self.renamed.items():
             found += [f"- tensor {old_name}", f"+ tensor {new_name}"]
         return found

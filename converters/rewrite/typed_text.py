@@ -114,3 +114,37 @@ def shown(value: Value | None, most: int = 60) -> str:
         return f"{text[:most]}{'…' if long else ''}:{kind}"
     few = ", ".join(str(item.data if isinstance(item, Value) else item) for item in value.first(5))
     return f"[{few[:most]}{', …' if len(value) > 5 or len(few) > most else ''}]:{kind} × {len(value)}"
+
+
+def lines_of_change(key: str, old: Value | None, new: Value | None) -> list[str]:
+    """Return a change as a diff: what goes after a minus, what comes after a plus, and where exactly they part.
+
+    Of arrays of one length in which few items differ, those; of long texts, the parts that begin to differ.
+    """
+    places = _places(old, new)
+    if old is not None and new is not None and 0 < len(places) <= 4:
+        pairs = ((f"{key}[{place}]", old.data[place], new.data[place]) for place in places)
+        return [line for name, a, b in pairs for line in (f"- {name} = {a}", f"+ {name} = {b}")]
+    before, after = shown(old), shown(new)
+    if old is not None and new is not None and before == after and old.type is new.type is ValueType.STRING:
+        pairs_of = enumerate(zip(old.data, new.data, strict=False))
+        at = next((place for place, (a, b) in pairs_of if a != b), min(len(old.data), len(new.data)))
+        before, after = (f"{_from(value.data, at)} ({len(value.data):,} characters)" for value in (old, new))
+    lines = [f"- {key} = {before}"] if old is not None else []
+    lines += [f"+ {key} = {after}"] if new is not None else []
+    return [*lines, f"  {len(places):,} items differ, the first is {places[0]:,}"] if places else lines
+
+
+def _places(old: Value | None, new: Value | None) -> list[int]:
+    """Return the places at which two arrays of one length and of plain items differ; none for anything else."""
+    if old is None or new is None or old.type is not ValueType.ARRAY or new.type is not ValueType.ARRAY:
+        return []
+    if len(old) != len(new) or ValueType.ARRAY in (old.items, new.items):
+        return []
+    return [place for place, (a, b) in enumerate(zip(old.data, new.data, strict=True)) if a != b]
+
+
+def _from(text: str, at: int, most: int = 60) -> str:
+    """Return the part of a text in which something begins at `at`."""
+    start = max(0, at - 10)
+    return f"{'…' if start else ''}{text[start : start + most]}{'…' if len(text) > start + most else ''}"

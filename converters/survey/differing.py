@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.rewrite.lineage import FILLER
-from ggferry.converters.rewrite.typed_text import shown
+from ggferry.converters.rewrite.typed_text import lines_of_change, shown
 from ggferry.converters.survey.streams import pieces, together, values
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.gguf.shards import SPLIT_KEYS
@@ -20,9 +20,13 @@ from ggferry.support.progress import Progress
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ggferry.quant.codec import Floats
 else:
     np = lazy("numpy")
 
+Facts = tuple[str, tuple[int, ...]] | None
+"""Type and shape of a tensor; None where there is none."""
 LAYOUT = (*SPLIT_KEYS, FILLER)
 """Keys that say how a model lies in files, and nothing of the model."""
 _SHOWN = 60
@@ -38,6 +42,7 @@ class KeyDifference:
         second: Its value in the second.
         items: For arrays of one length, how many items differ.
         place: For those, the first item that does.
+        lines: The difference as diff shows one.
     """
 
     key: str
@@ -45,6 +50,7 @@ class KeyDifference:
     second: str | None
     items: int | None = None
     place: int | None = None
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +67,8 @@ class TensorDifference:
     """
 
     name: str
-    first: tuple[str, tuple[int, ...]] | None
-    second: tuple[str, tuple[int, ...]] | None
+    first: Facts
+    second: Facts
     relative_rms: float | None = None
     largest: float | None = None
     not_finite: bool = False
@@ -119,7 +125,7 @@ def difference(first: Checkpoint, second: Checkpoint, *, data: bool = True, prog
         elif a.type == b.type and _same_bytes(first, a, second, b, progress):
             same += 1
         else:
-            one = _apart(first, a, second, b)
+            one = apart(name, _facts(a), _facts(b), together(values(first, a), values(second, b)))
             alike += one.relative_rms == 0
             found += [] if one.relative_rms == 0 and a.type == b.type else [one]
     merged = {key for key in {**first.metadata, **second.metadata} if key not in LAYOUT}
@@ -128,7 +134,7 @@ def difference(first: Checkpoint, second: Checkpoint, *, data: bool = True, prog
     )
 
 
-def _facts(ref: TensorRef | None) -> tuple[str, tuple[int, ...]] | None:
+def _facts(ref: TensorRef | None) -> Facts:
     return None if ref is None else (ref.type.name, ref.shape)
 
 
@@ -138,12 +144,15 @@ def _keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[KeyDiffer
         a, b = first.get(key), second.get(key)
         if key not in LAYOUT and (key not in first or key not in second or a != b):
             items, place = _items(a, b)
-            found.append(
-                KeyDifference(
-                    key, _text(a) if key in first else None, _text(b) if key in second else None, items, place
-                )
-            )
+            texts = (_text(a) if key in first else None, _text(b) if key in second else None)
+            found.append(KeyDifference(key, *texts, items, place, tuple(_lines(key, a, b, *texts))))
     return found
+
+
+def _lines(key: str, a: Any, b: Any, one: str | None, other: str | None) -> list[str]:
+    if all(isinstance(value, Value | None) for value in (a, b)):
+        return lines_of_change(key, a, b)
+    return [f"{mark} {key} = {text}" for mark, text in (("-", one), ("+", other)) if text is not None]
 
 
 def _text(value: Any) -> str:
@@ -167,12 +176,13 @@ def _same_bytes(first: Checkpoint, a: TensorRef, second: Checkpoint, b: TensorRe
     return True
 
 
-def _apart(first: Checkpoint, a: TensorRef, second: Checkpoint, b: TensorRef) -> TensorDifference:
+def apart(name: str, first: Facts, second: Facts, pairs: Iterable[tuple[Floats, Floats]]) -> TensorDifference:
+    """Return how far two tensors lie apart, whose values come in pieces of equal length."""
     errors, powers, largest = [], [], 0.0
-    for x, y in together(values(first, a), values(second, b)):
+    for x, y in pairs:
         if not (np.isfinite(x).all() and np.isfinite(y).all()):
             if not np.array_equal(x, y, equal_nan=True):
-                return TensorDifference(a.name, _facts(a), _facts(b), not_finite=True)
+                return TensorDifference(name, first, second, not_finite=True)
             continue
         found = differences(x, y, lambda values, here: None)
         errors.append(found.error)
@@ -180,4 +190,4 @@ def _apart(first: Checkpoint, a: TensorRef, second: Checkpoint, b: TensorRef) ->
         largest = max(largest, found.largest)
     error, power = math.fsum(errors), math.fsum(powers)
     relative = 0.0 if error == 0 else math.sqrt(error / power) if power else math.inf
-    return TensorDifference(a.name, _facts(a), _facts(b), relative, largest)
+    return TensorDifference(name, first, second, relative, largest)

@@ -265,7 +265,9 @@ def _against_llama_cpp(checkpoint: Checkpoint, graph: ModelGraph | None, tokeniz
         yield "the tensor table is not in the order of the data"
     if any(value.items is ValueType.ARRAY for value in checkpoint.metadata.values()):
         yield "an array of arrays among the keys"
-    if graph is not None and graph.architecture.hparams and "llama.cpp" not in graph.runtimes:
+    if graph is None:
+        yield "not known: the model contradicts itself"
+    elif graph.architecture.hparams and "llama.cpp" not in graph.runtimes:
         yield "it is not known to run this very model"
     architecture = str(checkpoint.metadata["general.architecture"].data)
     notes = graph.notes if graph is not None else ()

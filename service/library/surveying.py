@@ -52,7 +52,7 @@ def diff(first: StrPath, second: StrPath, *, data: bool = True, progress: Stage 
 
     Args:
         first: A model of any container.
-        second: Another one.
+        second: Another one. Of another container, it is compared by the roles of tensors, through their layouts.
         data: Whether to compare tensor data.
         progress: As for `convert`.
 
@@ -67,14 +67,14 @@ def diff(first: StrPath, second: StrPath, *, data: bool = True, progress: Stage 
         False
     """
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-    from ggferry.converters.survey.differing import difference
+    from ggferry.converters.survey.across_containers import difference_of
 
     with at_hand(os.fspath(first)) as one, at_hand(os.fspath(second)) as other:
         a, b = open_checkpoint(one), open_checkpoint(other)
         try:
             total = sum(ref.nbytes for side in (a, b) for ref in side.tensors.values())
             with progress(Phase.CHECKING, total) as done:
-                return difference(a, b, data=data, progress=done)
+                return difference_of(a, b, data=data, progress=done)[0]
         finally:
             a.close()
             b.close()

@@ -105,19 +105,21 @@ def diff(
 ) -> None:
     """Show how two models differ: keys, tensors, and how far their values lie apart; exit code 1 where they do."""
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-    from ggferry.converters.survey.differing import difference
+    from ggferry.converters.survey.across_containers import difference_of
 
     with reached(first, given) as left, reached(second, given) as right:
         a, b = open_checkpoint(left), open_checkpoint(right)
         total = sum(ref.nbytes for side in (a, b) for ref in side.tensors.values())
         stage = right.staged(left.staged(_stage(given)))
         with stage(_checking(), total) as progress:
-            found = difference(a, b, data=not no_data, progress=progress)
+            found, by_roles = difference_of(a, b, data=not no_data, progress=progress)
         names = known_by(a.path), known_by(b.path)
         left.check_unchanged()
         right.check_unchanged()
         a.close()
         b.close()
+    if by_roles:
+        say("note     compared by roles, through the layouts of both containers: names are GGUF's")
     if given["as_json"]:
         print_json({"first": names[0], "second": names[1], **_finite(found.as_dict())})
     else:
@@ -137,12 +139,8 @@ def _finite(value: Any) -> Any:
 
 def _tell_difference(found: Any, first: str, second: str) -> None:
     for key in found.keys:
-        if key.first is not None:
-            tell(f"- {key.key} = {key.first}")
-        if key.second is not None:
-            tell(f"+ {key.key} = {key.second}")
-        if key.items is not None:
-            tell(f"  {key.items} of its items differ, the first is {key.place}")
+        for line in key.lines:
+            tell(line)
     for tensor in found.tensors:
         tell(_tensor_line(tensor))
     if not found.differs:

@@ -206,6 +206,18 @@ def test_a_large_vocabulary(tmp_path: Path) -> None:
     assert ggferry.inspect(tmp_path / "a.gguf").metadata["a.tokens"] == (*tokens[:-1], "ü")
 
 
+def test_a_diff_shows_where_values_part(model: Path, tmp_path: Path) -> None:
+    text = "{{ long }}" * 30
+    out = tmp_path / "out.gguf"
+    ggferry.edit(model, out, set={"tokenizer.chat_template": text + "a" + text})
+    done = typed("edit", out, "--set", f"tokenizer.chat_template={text}b{text}", "--dry-run")
+    assert done.out.count("…{{ long }}a") == done.out.count("…{{ long }}b") == 1, done.out
+    scores = json.dumps([float(n) for n in range(512)])
+    done = typed("edit", out, "--set", f"tokenizer.ggml.scores={scores}", "--set", "tokenizer.ggml.tokens[400]=x",
+                 "--dry-run")  # fmt: skip
+    assert "items differ, the first is" in done.out and "+ tokenizer.ggml.tokens[400] = x" in done.out
+
+
 def test_shards(model: Path, tmp_path: Path) -> None:
     shards = ggferry.split(model, split_max_tensors=8).outputs
     before = [Path(shard).read_bytes() for shard in shards]

@@ -81,6 +81,7 @@ def test_vocabulary_and_model(model: Path, change: dict[str, str], said: str) ->
     found = ggferry.examine(model)
     assert [finding for finding in found.findings if said in finding.text], found.findings
     assert found.sound == ("twice" in said)
+    assert not found.runtimes[0].loads or "llama.block_count" not in change
 
 
 def test_why_llama_cpp_refuses(tmp_path: Path, model: Path) -> None:
