@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -119,6 +120,18 @@ class ModelGraph:
         remarks = (*self.architecture.remarks, *spoken)
         stopped = {remark.stops for remark in remarks if remark.stops and holds(remark.when, self.sizes)}
         return tuple(name for name in self.architecture.runtimes if name not in stopped)
+
+    @property
+    def reservations(self) -> tuple[str, ...]:
+        """What is known of current programs that do not run this model, or compute something else; a sentence each."""
+        spoken = (remark for dialect in self.architecture.dialects.values() for remark in dialect.remarks)
+        remarks = dict.fromkeys((*self.architecture.remarks, *spoken))
+        sizes, found = self.sizes, []
+        for remark in remarks:
+            if (remark.stops or remark.otherwise) and holds(remark.when, sizes):
+                with suppress(KeyError):  # it names what only a source states
+                    found.append(remark.text.format_map(sizes))
+        return tuple(found)
 
     def otherwise(self, program: str, tokens: int) -> tuple[str, ...]:
         """Return in what respects `program` is known to compute something else, for texts of `tokens` tokens.

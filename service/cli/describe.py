@@ -51,9 +51,9 @@ def describe(checkpoint: Checkpoint, full: bool = False, plain: bool = True) -> 
 
 
 def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Return the architecture and the current programs that run such a model, as far as header or configuration show.
+    """Return the architecture, the current programs that run such a model, and what they do otherwise.
 
-    None where no table describes it.
+    They are known as far as header or configuration show. The result is None where no table describes the model.
     """
     from ggferry.converters.understand import understand
 
@@ -63,7 +63,11 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
         return None
     if not graph.architecture.hparams:
         return None
-    return {"architecture": graph.architecture.name, "runtimes": list(graph.runtimes)}
+    return {
+        "architecture": graph.architecture.name,
+        "runtimes": list(graph.runtimes),
+        "reservations": list(graph.reservations),
+    }
 
 
 class Rows(Sequence[dict[str, Any]]):
@@ -156,6 +160,7 @@ def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
     if model := facts["model"]:
         runtimes = f"run by {', '.join(model['runtimes'])}" if model["runtimes"] else "no runtime is known to run it"
         yield f"  {model['architecture']}: as GGUF {runtimes}"
+        yield from (f"  note: {text}" for text in model["reservations"])
     for note in facts["notes"]:
         yield f"  note: {note}"
     yield from metadata_lines(facts, full)

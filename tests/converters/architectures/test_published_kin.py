@@ -427,3 +427,11 @@ def test_a_model_that_fills_in_masked_tokens_sees_all(name: str, tmp_path: Path)
     made = open_gguf(str(check(tmp_path, logits, name)))
     assert made.metadata[f"{name}.attention.causal"].data is False
     assert "diffusion language model" in " ".join(graph_of(str(tmp_path)).notes)
+
+
+def test_what_llama_cpp_does_otherwise_is_known_of_the_written_file_too(tmp_path: Path) -> None:
+    published("llama", tmp_path, "BaichuanForCausalLM", baichuan, **ALONE)
+    made = graph_of(str(write(graph_of(str(tmp_path)), tmp_path / "x.gguf")))
+    assert "llama.cpp runs this differently" in " ".join(made.reservations)
+    make("llama", tmp_path / "plain")
+    assert graph_of(str(tmp_path / "plain")).reservations == ()

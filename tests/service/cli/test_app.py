@@ -69,7 +69,7 @@ def test_inspect_and_verify_and_forward(model: Path, tmp_path: Path) -> None:
     assert run("convert", model, "-o", target).returncode == 0
     for path, container in ((model, "ggjt"), (target, "gguf")):
         facts = json.loads(run("inspect", path, "--json").stdout)
-        assert facts["model"] == {"architecture": "llama", "runtimes": ["llama.cpp"]}
+        assert facts["model"] == {"architecture": "llama", "runtimes": ["llama.cpp"], "reservations": []}
         assert facts["container"] == container and len(facts["tensors"]) == 30
         assert all(t["bytes"] and t["spans"] and t["type"] and t["shape"] for t in facts["tensors"])
         assert container.upper() in run("inspect", path).stdout
