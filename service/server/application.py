@@ -70,7 +70,6 @@ def _answer_errors(app: FastAPI, service: Service) -> None:
 
     @app.exception_handler(Exception)
     def internal(request: Request, error: Exception) -> Response:
-        service.observer.log.write("internal", "error", error=f"{type(error).__name__}: {error}", path=request.url.path)
         return answer(request, HttpError(500, "internal", f"internal: {type(error).__name__}", hint="please report it"))
 
 

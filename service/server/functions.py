@@ -20,6 +20,7 @@ from ggferry.service.server.work import edits, planning, sources
 from ggferry.service.server.work.sources import Place
 from ggferry.service.server.work.staging import staged
 from ggferry.service.storage.stores import is_remote
+from ggferry.service.storage.urls import shown
 
 SHOWN_OF_A_JOB = (
     "id", "plan", "source", "output", "state", "bytes_in", "bytes_out", "attempts", "stage", "error", "same_as",
@@ -190,7 +191,7 @@ def make_plan(
     _need(caller, "submit")
     place = find(service, caller, source)
     recipe = planning.files_of(options, lambda name: find(service, caller, name))
-    key = service.planner.begin(source, place, recipe, caller.token.owner)
+    key = service.planner.begin(shown(source), place, recipe, caller.token.owner)
     service.planner.wait(key, wait)
     return show_plan(service, key)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,6 +21,7 @@ from ggferry.service.server.slow_headers import BoundedH11Protocol
 from ggferry.service.server.state import Service, open_service
 
 BACKLOG = 2048
+THREADS = 32  # that write, read and sync files
 LEAVE = 5  # seconds that answers on their way have at the end
 
 
@@ -70,6 +73,11 @@ class _Server(uvicorn.Server):
         )  # fmt: skip
         super().__init__(config)
         self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin, with threads enough for files that are slow to be written."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "ggferry-io"))
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end: no new jobs, and listeners are sent away."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ggferry.formats.errors import GgferryError
 from ggferry.service.apply import job
@@ -20,11 +20,11 @@ from ggferry.service.server.work.housekeeping import Housekeeper
 from ggferry.service.server.work.lookers import Lookers
 from ggferry.service.server.work.notices import Notifier
 from ggferry.service.server.work.outputs import Outputs
-from ggferry.service.server.work.planning import Planner
+from ggferry.service.server.work.planning import Planner, secrets_file
 from ggferry.service.server.work.progress import ProgressBoard
 from ggferry.service.server.work.runner import Runner
 from ggferry.service.server.work.uploads import Uploads
-from ggferry.service.storage.urls import grant
+from ggferry.service.storage.urls import grant, read_secrets
 
 LINK_SECONDS = 86400.0
 
@@ -103,7 +103,7 @@ def open_service(settings: Settings, log: Log | None = None) -> Service:
     outputs = Outputs(store, lambda path: settings.outputs)
     lookers = Lookers(settings.lookers, settings.limits)
     planner = Planner(store, settings, lookers)
-    grant(planner.access())
+    grant(replace(planner.access(), secrets=read_secrets(secrets_file(settings))))
 
     def see(event: dict[str, object]) -> None:
         progress.see(event)

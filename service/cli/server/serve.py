@@ -96,8 +96,11 @@ def run(
     if context.invoked_subcommand is not None:
         return
     _check_roots(settings)
-    from ggferry.service.server.run_server import serve as start
-
+    try:
+        from ggferry.service.server.run_server import serve as start
+    except ModuleNotFoundError as error:
+        words = f"the service needs a package that is not here: {error.name}"
+        raise UsageError(words, hint="pip install 'ggferry[service]'") from None
     start(settings, say)
 
 

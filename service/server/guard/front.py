@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -55,6 +56,11 @@ class Front:
             answer = problems.of_http(error)
         except GgferryError as error:
             answer = problems.problem(503, error.code, "the ledger cannot be reached", {"Retry-After": "5"})
+        except ClientDisconnect:
+            answer = None
+        except Exception as error:  # which the application's own handler has answered, if it could
+            self.observer.failed(watched, error)
+            answer = None if watched.status else problems.problem(500, "internal", "internal", hint="please report it")
         try:
             if answer is not None:
                 await answer(scope, receive, sending)
@@ -67,6 +73,8 @@ class Front:
         headers = Headers(scope=scope)
         check_host(headers.getlist("host"), self.names)
         path, method = scope["path"], scope["method"]
+        if headers.get("content-encoding", "identity") != "identity":
+            raise HttpError(415, "encoded", "compressed bodies are not taken", found=headers["content-encoding"])
         if (entered := await self._enter_by_link(scope)) is not None:
             return entered
         callers.check_same_site(method, headers)
@@ -115,8 +123,6 @@ class Front:
         """Read a body that is no upload, check it, and return what gives it to the route."""
         if "content-length" not in headers and "transfer-encoding" not in headers:
             return receive
-        if headers.get("content-encoding", "identity") != "identity":
-            raise HttpError(415, "encoded", "compressed bodies are not taken", found=headers["content-encoding"])
         data = await bodies.read_body(receive, headers.get("content-length"))
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if data and (kind.endswith("json") or scope["path"].startswith("/api/")):

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -92,6 +93,13 @@ class Observer:
             status=watched.status, seconds=round(took, 4), token=caller.token.id if caller else None,
             job=params.get("job"), upload=params.get("upload"),
         )  # fmt: skip
+
+    def failed(self, watched: Watched, error: Exception) -> None:
+        """Log a request that ended with an error that is none of ours, and where it arose."""
+        frames = traceback.extract_tb(error.__traceback__)[-1:]
+        where = f"{os.path.basename(frames[0].filename)}:{frames[0].lineno}" if frames else None
+        words = f"{type(error).__name__}: {error}"
+        self.log.write("internal", "error", request=watched.id, error=printable(words, 500), where=where)
 
     def see(self, event: Mapping[str, Any]) -> None:
         """Count a job that ended, from an event of the engine."""

@@ -131,15 +131,17 @@ class Hub:
 
     async def _missed(self, at: int, job: str | None) -> tuple[int, list[bytes]]:
         """Return the events after `at` and where they end: from memory, or from the database if they are older."""
-        if at >= self._last:
+        newest, recent = self._last, list(self._recent)
+        if at >= newest:
             return at, []
-        oldest = self._recent[0][0] if self._recent else self._last + 1
+        oldest = recent[0][0] if recent else newest + 1
         if at < self._first or (at + 1 < oldest and self._first < oldest - 1):
             found = await asyncio.to_thread(self.after, at, job)
-            end = found[-1][0] if len(found) == PAGE else max(at, self._last)
-            return end, [text for _, _, text in found]
-        some = [each for each in list(self._recent) if each[0] > at]
-        return self._last, [text for _, key, text in some if job is None or key == job]
+            whole = [newest] if len(found) < PAGE else []  # what is no longer than a page holds all until then
+            return max([at, *whole, *(number for number, _, _ in found[-1:])]), [text for _, _, text in found]
+        some = [each for each in recent if each[0] > at]
+        end = max([at, *(number for number, _, _ in some[-1:])])
+        return end, [text for _, key, text in some if job is None or key == job]
 
     def _shown(self, job: str | None) -> bytes | None:
         if job is None:

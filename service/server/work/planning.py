@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from ggferry.service.server.store.database import Store
 from ggferry.service.server.work.lookers import Lookers
 from ggferry.service.server.work.sources import Place
 from ggferry.service.storage.stores import is_remote, join
-from ggferry.service.storage.urls import PATIENCE, Access
+from ggferry.service.storage.urls import PATIENCE, Access, read_secrets, secrets_of, write_secrets
 from ggferry.service.workers.analyze import request_of
 from ggferry.support.lazy_import import lazy
 
@@ -89,6 +90,7 @@ class Planner:
         values: dict[str, Any]
         try:
             head, entries = make(self._wanted(plan, place, recipe), worker=self.lookers)
+            self._keep_secrets(entries)
             body = "\n".join([to_line(head), *map(to_line, entries)]) + "\n"
             models.index(self.store, plan, models.entries_of(head, entries))
             models.forget_plan(self.store, plan, [entry.id(head) for entry in entries])
@@ -102,6 +104,13 @@ class Planner:
             values = {"state": BROKEN, "error": {"code": "internal", "message": message, "hint": "please report it"}}
         table = self.store.t.plans
         self.store.run(sa.update(table).where(table.c.id == plan).values(**values))
+
+    def _keep_secrets(self, entries: Sequence[Entry]) -> None:
+        """Keep what web addresses hold besides their names, in a file of the owner's, for the next start."""
+        names = {each.path for entry in entries for each in (*entry.files, *entry.beside)}
+        if found := secrets_of(names):
+            with self._lock:
+                write_secrets(secrets_file(self.settings), {**read_secrets(secrets_file(self.settings)), **found})
 
     def _wanted(self, plan: str, place: Place, recipe: Mapping[str, Any]) -> Wanted:
         more = {key: value for key, value in recipe.items() if key not in ("outtype", "verify")}
@@ -158,6 +167,11 @@ _LOST: dict[str, Any] = {
     "state": BROKEN,
     "error": {"code": "interrupted", "message": "the server ended while it planned", "hint": "plan again"},
 }
+
+
+def secrets_file(settings: Settings) -> str:
+    """Return where the secrets of web addresses are kept, as `urls.write_secrets` names it."""
+    return os.path.join(settings.data, "web")
 
 
 def files_of(options: Mapping[str, Any], resolve: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def env(server: Server) -> dict[str, str]:
     return {"GGFERRY_SERVER": server.url, "GGFERRY_TOKEN": server.token}
 
 
+@pytest.mark.slow
 def test_a_file_goes_there_and_comes_back(server: Server, env: dict[str, str], tmp_path: Path, fixtures: Path) -> None:
     source = fixtures / "legacy-llama" / "ggjt3-20230821" / "q4_0.bin"
     done = command("remote", "submit", source, "--wait", "-O", "verify=fast", "--json", **env)

@@ -1,4 +1,4 @@
-"""A server for the tests of a module, its root with a legacy file in it, and a client that may do everything."""
+"""A server for the tests of this folder, its root with a legacy file in it, and a client that may do everything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from helpers.server import Server, serving
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     (folder / "root").mkdir()

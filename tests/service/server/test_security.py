@@ -218,6 +218,7 @@ def test_names_of_downloads(server: Server, client: httpx.Client) -> None:
         assert raw(server, head).split()[1] in (b"404", b"422")
 
 
+@pytest.mark.slow
 def test_a_link_that_is_exchanged_during_requests(client: httpx.Client, root: Path, outside: Path) -> None:
     """A name that is a model at one moment and a link to a secret at the next shows the model or an error."""
     good, name, aside = root / "old.bin", root / "swapped" / "model.bin", root / "swapped" / "next"
@@ -341,6 +342,7 @@ def test_uploads_are_bounded(client: httpx.Client) -> None:
     assert client.delete(f"/uploads/{upload}").status_code == 204
 
 
+@pytest.mark.slow
 def test_a_slow_upload_ends_and_goes_on(server: Server, client: httpx.Client) -> None:
     upload = client.post("/uploads", json={"files": [{"name": "a.bin", "bytes": 1000}]}).json()["id"]
     head = (

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from helpers.builders import Llama
 from helpers.server import Server, ended, inspected, start, submitted
 
 LISTENERS, UPLOADS = 1000, 200
@@ -50,7 +51,8 @@ def states(client: httpx.Client, last: int | None = None, until: tuple[str, ...]
 
 def test_a_listener_who_comes_back_misses_nothing(client: httpx.Client, root: Path) -> None:
     last = max([0, *(number for number, _ in _all(client))])
-    (job,) = submitted(client, root / "old.bin", verify="none")
+    own = Llama(n_ff=320, kind="F16", container="ggjt", version=1).write(root / "streamed.bin")  # nobody else's
+    (job,) = submitted(client, own, verify="none")
     ended(client, job)
     whole = states(client, last)
     assert [state for _, state in whole][:1] == ["queued"]
