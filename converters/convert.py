@@ -62,6 +62,7 @@ class Result:
         paths: All output files.
         proof: The findings of the proof.
         assumed: The hparams for which a default was taken, by short name.
+        receipt_path: Where the receipt is, if not beside the output.
     """
 
     path: str
@@ -70,6 +71,7 @@ class Result:
     paths: tuple[str, ...]
     proof: Proof
     assumed: Mapping[str, Param]
+    receipt_path: str = ""
 
 
 def quantize_request(source: str, out: str, outtype: str, given: Mapping[str, Any], naming: Naming) -> Request:

@@ -13,6 +13,7 @@ from typing import Any
 
 LEVELS = ("none", "fast", "full")
 EXPANSIONS = ("f16", "f32", "q8_0")
+FORMATS, DTYPES = ("gguf", "safetensors"), ("f32", "f16", "bf16")
 
 
 class Heading(StrEnum):
@@ -129,8 +130,14 @@ OPTIONS: tuple[Option, ...] = (
     # --- output ---
     Option("out", Kind.TEXT, "convert", Heading.OUTPUT, "File or folder (default: beside the source).", "out",
            ("--outfile", "-o")),
-    Option("to", Kind.TEXT, "convert", Heading.OUTPUT, "The format to write.", default="gguf", choices=("gguf",),
-           terminal=True),
+    Option("to", Kind.TEXT, "convert", Heading.OUTPUT,
+           "The format to write: gguf, or safetensors, a folder in Hugging Face's form.", "to", default="gguf",
+           choices=FORMATS),
+    Option("dtype", Kind.TEXT, "convert", Heading.OUTPUT,
+           "f32, f16 or bf16 for all weights of a folder (default: plain types stay, quantized ones become f32).",
+           "dtype", choices=DTYPES),
+    Option("max_shard_size", Kind.SIZE, "convert", Heading.OUTPUT,
+           "Bytes of weights in a file of a folder (default: 5G).", "max_shard_size", metavar="SIZE", least=1),
     Option("force", Kind.FLAG, "convert quantize plan forward imatrix split merge edit doctor", Heading.OUTPUT,
            "Replace an existing output.",
            "force", default=False),

@@ -31,7 +31,9 @@ class Request:
     `arch`, `config`: for files of the GGML era, the architecture and the config.json that they do not hold
     (`open.open_checkpoint`). `witness`: the programs that are asked at the level 'full' (`proof.witnesses.examine`).
     `text`: its lines are encoded by both tokenizers, too. `mtp`: whether blocks that predict further tokens are carried
-    along. `mistral_format`: whether a folder's consolidated weights and params.json are taken (`open_source_of`)."""
+    along. `mistral_format`: whether a folder's consolidated weights and params.json are taken (`open_source_of`).
+    `to`: the format to write; `dtype`, `max_shard_size`: of a folder in Hugging Face's form, the type of all weights,
+    and bytes of weights a file."""
 
     source: str
     out: str | None = None
@@ -56,6 +58,9 @@ class Request:
     text: str | None = None
     mtp: bool = False
     mistral_format: bool = False
+    to: str = "gguf"
+    dtype: str | None = None
+    max_shard_size: int = 5 * 10**9
 
 
 Naming = Callable[[Option], str]

@@ -58,7 +58,7 @@ WIDTHS = (
     HParam("head_dim_v", "attention.value_length", derive="kv_rank", check="head_dim_v == kv_rank"),
 )
 QUERIES = HParam(
-    "q_rank", "attention.q_lora_rank", fields={"hf": "q_lora_rank"}, null=0,
+    "q_rank", "attention.q_lora_rank", fields={"hf": "q_lora_rank"}, null=0, silent=True,
     defaults=(Default(0, "queries come straight from the input"),),
 )  # fmt: skip
 SIZES = (

@@ -44,6 +44,7 @@ HARMLESS = (
     half.VISION_KEYS, half.AUDIO_KEYS,
     Harmless("vision_soft_tokens_per_image audio_soft_tokens_per_image", "of the halves that see and hear"),
     Harmless("vocab_size_per_layer_input", "the tensor says it"),
+    Harmless("vocab_size_per_layer_input", "as many as there are tokens", follows="n_vocab"),
 )  # fmt: skip
 BY_BLOCK = Harmless("per_layer_config.*", "what blocks without a window have of their own: their tensors show it")
 CLIP = Harmless("altup_coef_clip", "used in training only")

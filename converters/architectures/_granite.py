@@ -67,7 +67,8 @@ def experts(*, when: str = "") -> tuple[Role, ...]:
     """Return the router and the experts."""
     source = "block_sparse_moe."
     joint = f"{source}input_linear.weight"
-    gate, up = Pick("n_expert", 0, "n_ff"), Pick("n_expert", "n_ff", "2 * n_ff")
+    gate = Pick("n_expert", 0, "n_ff", stacked=True)
+    up = Pick("n_expert", "n_ff", "2 * n_ff", stacked=True)
     return (
         tensor("ffn_gate_inp.weight", "n_expert n_embd", f"{source}router.layer.weight", f32=True, when=when),
         tensor("ffn_gate_exps.weight", "n_expert n_ff n_embd", joint, gate, when=when),

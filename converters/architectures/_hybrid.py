@@ -68,7 +68,7 @@ ATTENDS_STATED = (
     HParam("attn_offset", None, fields={"hf": "attn_layer_offset"}, required=False),
 )
 
-_COLUMN = Reshape(("n_heads", 1))
+_COLUMN = Reshape(("n_heads", 1), back=("n_heads",))
 CONV = Squeeze(1)
 MAMBA2 = (
     HParam("n_conv", "ssm.conv_kernel", fields={"hf": "mamba_d_conv|conv_kernel"}),
@@ -87,6 +87,10 @@ MAMBA2 = (
 )  # fmt: skip
 MAMBA_HARMLESS = (
     Harmless("mamba_expand expand mamba_d_head mamba_d_ssm mamba_head_dim", "the tensors say it"),
+    Harmless("mamba_expand expand", "how much wider the state space is", follows="@space_expansion"),
+    Harmless("mamba_d_head mamba_head_dim", "the width of a head", follows="@space_head"),
+    Harmless("mamba_d_ssm", "the width of the state space", follows="@space_width"),
+    Harmless("mamba_dt_rank", "the rank of the time step", follows="@step_rank"),
     Harmless("mamba_chunk_size chunk_size use_mamba_kernels use_mambapy use_associative_scan", "how it is computed"),
     Harmless("num_logits_to_keep", "how many logits generation keeps"),
     Harmless("z_loss_coefficient", "used in training only"),
@@ -102,7 +106,7 @@ def mamba2(
     reads: n_inner, n_group, n_state, n_heads, n_conv.
     """
     channels = "n_inner+2*n_group*n_state"
-    groups = Reshape(("n_group", "n_inner / n_group"))
+    groups = Reshape(("n_group", "n_inner / n_group"), back=("n_inner",))
     shape, norm = "n_group n_inner/n_group", f"{source}norm.weight"
     return (
         *linear("ssm_in", f"{channels}+n_inner+n_heads n_embd", f"{source}in_proj", enters, when=when),

@@ -33,7 +33,9 @@ def width(values: Values) -> int:
 
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_HEAD,
-    hybrid.HEADS_KV_STATED, *hybrid.ATTENDS_STATED, hybrid.ATTENDS, hybrid.HEADS_KV, common.HEAD_DIM, common.HEAD_DIM_V,
+    hybrid.HEADS_KV_STATED, *hybrid.ATTENDS_STATED,
+    replace(hybrid.ATTENDS, words={"conv": False, "full_attention": True, **hybrid.KINDS}), hybrid.HEADS_KV,
+    common.HEAD_DIM, common.HEAD_DIM_V,
     replace(common.RMS_EPS, fields={"hf": "norm_eps|block_norm_eps"},
             defaults=(Default(1e-5, "transformers' default", dialect="hf"),)),
     *rope.ROPE,

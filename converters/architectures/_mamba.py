@@ -65,6 +65,9 @@ _BEFORE = "used before training only"
 _HOW = "how it is computed, not what"
 HARMLESS = (
     Harmless("expand time_step_rank head_dim hidden_ratio", "the tensors say it"),
+    Harmless("expand", "how much wider the state space is", follows="@space_expansion"),
+    Harmless("time_step_rank", "the rank of the time step", follows="@step_rank"),
+    Harmless("head_dim", "the width of a head", follows="@space_head"),
     Harmless("time_step_m* time_step_scale time_step_init_scheme time_step_floor rescale_prenorm_residual", _BEFORE),
     Harmless("residual_in_fp32 use_associative_scan use_mambapy chunk_size fused_add_norm", _HOW),
     Harmless("rms_norm", "every norm is", (True,)),

@@ -14,7 +14,7 @@ from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.limits import MAX_LAYERS
 
 F32 = ValueType.FLOAT32
-VECTOR = Reshape(("n_embd",))  # (1, 1, n) in most checkpoints, (n,) in some
+VECTOR = Reshape(("n_embd",), back=(1, 1, "n_embd"))  # (1, 1, n) in most checkpoints, (n,) in some
 
 N_VOCAB = common.N_VOCAB
 N_EMBD = HParam("n_embd", "embedding_length", fields={"hf": "hidden_size", "ggml": "n_embd"})

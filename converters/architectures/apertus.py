@@ -14,7 +14,7 @@ from ggferry.formats.gguf.values import ValueType
 ACT = "model.layers.{n}.mlp.act_fn."
 XIELU = tuple(
     HParam(f"xielu_{name}", f"xielu.{name}", ValueType.FLOAT32, tensors=f"{ACT}{name}", bare=True, many="n_layer",
-           or_one=True)
+           or_one=True, scalar=name in ("beta", "eps"))
     for name in ("alpha_n", "alpha_p", "beta", "eps")
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from ggferry.converters.schema.architecture import Architecture, Default, Dialec
 from ggferry.converters.schema.layouts import Reshape, Then, Transpose
 from ggferry.converters.schema.roles import block, roles
 
-STACKED = Reshape(("n_expert", "n_ff", "n_embd"))
+STACKED = Reshape(("n_expert", "n_ff", "n_embd"), back=("n_expert*n_ff", "n_embd"))
 HPARAMS = (
     common.N_VOCAB,
     replace(common.N_CTX, fields={"hf": "max_seq_len"}), replace(common.N_EMBD, fields={"hf": "d_model"}),

@@ -135,6 +135,7 @@ SPEC = Architecture(
             harmless=(Harmless("apply_residual_connection_post_layernorm", "read by nobody", (False,)),),
             # With two norms GGUF's first is the feed-forward's, its second the attention's.
             renames=(*_LN_MLP, *gpt.HEADLESS),
+            respelled=tuple((table, written, "n_norms == 2") for written, table in _LN_MLP),
         ),
         "ggml": Dialect(
             "ggml",

@@ -62,6 +62,7 @@ SPEC = Architecture(
                 routed.NEXT_COUNT,
                 Harmless("enable_moe_fp32_combine enable_*_fp32", "how it is computed, not what"),
                 Harmless("first_k_dense_replace", "the tensors say it"),
+                Harmless("first_k_dense_replace", "the blocks before the first with experts", follows="@first_sparse"),
                 Harmless("moe_router_use_sigmoid moe_router_enable_expert_bias qk_norm", "always", (True,)),
             ),
         ),

@@ -11,7 +11,7 @@ from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Then
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
-_COLUMN = Reshape(("n_heads", 1))
+_COLUMN = Reshape(("n_heads", 1), back=("n_heads",))
 
 HPARAMS = (
     *mamba.SIZES,
@@ -41,7 +41,7 @@ ROLES = roles(
         ssm_norm.weight f32   : n_group n_inner/n_group                    | hf norm.weight @groups
         """,
         layer=mamba.MIXER, conv=mamba.CONV, rate=Then(_COLUMN, NEG_EXP), column=_COLUMN,
-        groups=Reshape(("n_group", "n_inner / n_group")),
+        groups=Reshape(("n_group", "n_inner / n_group"), back=("n_inner",)),
     ),
 )  # fmt: skip
 

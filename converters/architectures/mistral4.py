@@ -39,6 +39,7 @@ HF = Dialect(
     harmless=(
         *deepseek.HARMLESS, half.VISION_KEYS, Harmless("head_dim", "repeats qk_head_dim", follows="head_dim_mla"),
         Harmless("rope_parameters.partial_rotary_factor", "qk_rope_head_dim says what turns"),
+        Harmless("rope_parameters.partial_rotary_factor", "the turned part of a head", follows="@latent_fraction"),
         Harmless("rope_parameters.max_position_embeddings", "repeats max_position_embeddings"),
         Harmless("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
     ),

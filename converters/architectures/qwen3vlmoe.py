@@ -20,7 +20,8 @@ HPARAMS = (
     *common.ALL_SPARSE, common.TIED, common.SILU,
 )  # fmt: skip
 
-GATE, UP = Pick("n_expert", 0, "n_ff_exp"), Pick("n_expert", "n_ff_exp", "2*n_ff_exp")
+GATE = Pick("n_expert", 0, "n_ff_exp", stacked=True)
+UP = Pick("n_expert", "n_ff_exp", "2*n_ff_exp", stacked=True)
 ROLES = varied(
     roles(
         tensors.embedding(),
@@ -76,7 +77,6 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": _HF,
         "hf5": replace(
             _HF,
             name="hf5",
@@ -84,6 +84,7 @@ SPEC = Architecture(
             conventions={"gate_up": "halves"},
             shapes=("*.mlp.experts.gate_up_proj: experts 2*ff width", "*.mlp.experts.down_proj: experts width ff"),
         ),
+        "hf": _HF,
         # Qwen3-Omni keeps its experts one by one.
         "omni": replace(
             _HF, name="omni", fields="hf", conventions={}, classes=("Qwen3OmniMoeForConditionalGeneration",),

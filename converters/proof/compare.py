@@ -190,7 +190,8 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
         )
     for name, param in source.hparams.items():
         other = output.hparams.get(name)
-        if other is None and source.architecture.hparam(name).key is None:
+        unsaid = other is None or other.known is Known.ASSUMED
+        if unsaid and source.architecture.hparam(name).key is None:
             continue  # only the source states it; what follows from it is in the other hparams and the tensors
         if other is None or not same(param.value, other.value):
             key = next((p.key for p in source.architecture.hparams if p.name == name and p.key), name)

@@ -68,6 +68,8 @@ class HParam:
             refused.
         tensors: Name, with {n}, of the tensors that hold the list in a checkpoint: one number in one tensor per block.
         bare: Whether the key is written without the architecture's name.
+        silent: Whether a written configuration says null where the value is that of `null`.
+        scalar: Whether the tensors that hold the list have no axes, where a checkpoint is written.
     """
 
     name: str
@@ -87,6 +89,8 @@ class HParam:
     unsayable: Any = None
     tensors: str = ""
     bare: bool = False
+    silent: bool = False
+    scalar: bool = False
 
     def key_of(self, architecture: str) -> str:
         """Return the whole key in a GGUF file of that architecture."""
@@ -232,6 +236,8 @@ class Dialect:
         harmless: Keys of the configuration that are rightly not read, besides those harmless in every configuration
             (`config_keys.GENERAL`).
         nested: Members that are configurations of their own in transformers, and may have such keys, too.
+        respelled: (prefix in the role table, prefix in a written checkpoint, condition on hparams), where a checkpoint
+            that is written has other names than those that `renames` leads to.
         shapes: 'PATTERN: SIZE SIZE …', shapes of tensors by which the dialect is recognized; a name in them stands for
             the same number everywhere.
     """
@@ -257,6 +263,7 @@ class Dialect:
     harmless: tuple[Harmless, ...] = ()
     nested: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
+    respelled: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def column(self) -> str:

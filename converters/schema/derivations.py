@@ -147,6 +147,37 @@ def rope_dimensions(values: Values) -> int | None:
     return turned
 
 
+def latent_fraction(values: Values) -> float:
+    """Return which part of a head turns where the parts have widths of their own (latent attention)."""
+    return float(values["n_rot"] / values["head_dim_mla"])
+
+
+def space_width(values: Values) -> int:
+    """Return how wide a state space is."""
+    return int(values["n_inner"])
+
+
+def space_expansion(values: Values) -> int:
+    """Return how much wider a state space is than the model. Raises ValueError where that is no whole number."""
+    return evaluate("n_inner / n_embd", values)
+
+
+def space_head(values: Values) -> int:
+    """Return how wide a head of a state space is."""
+    return int(values["n_inner"] // values["n_heads"])
+
+
+def step_rank(values: Values) -> int:
+    """Return the rank of a state space's time step."""
+    return int(values["dt_rank"])
+
+
+def first_sparse(values: Values) -> int:
+    """Return how many blocks precede the first one with experts."""
+    listed = list(values["sparse"])
+    return listed.index(True) if True in listed else len(listed)
+
+
 def rope_sections(values: Values) -> tuple[int, ...] | None:
     """Return rope.dimension_sections: the number of rotary frequencies for each axis of position, four numbers."""
     stated = values.get("rope_sections_stated")
@@ -219,6 +250,12 @@ HPARAMS: dict[str, Derivation] = {
     "rope_attn_factor": rope_attn_factor,
     "yarn_log_multiplier": yarn_log_multiplier,
     "rope_dimensions": rope_dimensions,
+    "latent_fraction": latent_fraction,
+    "space_width": space_width,
+    "space_expansion": space_expansion,
+    "space_head": space_head,
+    "step_rank": step_rank,
+    "first_sparse": first_sparse,
     "rope_sections": rope_sections,
     "window_layers": window_layers,
     "qwen_window_layers": qwen_window_layers,

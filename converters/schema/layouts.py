@@ -178,14 +178,19 @@ class Pick(Layout):
 
     Examples are the keys or the values of every head, where a matrix holds both head by head, and one half of every
     matrix of a stack. All three numbers are expressions over hparams.
+
+    Attributes:
+        stacked: Whether a checkpoint that is written has a matrix for each group, and not one of all groups.
     """
 
     groups: str | int
     start: str | int
     stop: str | int
+    stacked: bool = False
 
     def bind(self, sizes: Sizes) -> Layout:
-        return Pick(evaluate(self.groups, sizes), evaluate(self.start, sizes), evaluate(self.stop, sizes))
+        groups, start, stop = (evaluate(size, sizes) for size in (self.groups, self.start, self.stop))
+        return Pick(groups, start, stop, self.stacked)
 
     def shape(self, *inputs: Shape) -> Shape:
         (only,) = inputs
@@ -355,18 +360,20 @@ class Reshape(Layout):
     Attributes:
         to: The new shape, expressions over hparams.
         of: The only shape it accepts, if given.
+        back: The shape that a checkpoint is given on the road back, where `of` does not say it.
     """
 
     to: tuple[str | int, ...]
     of: tuple[str | int, ...] = ()
+    back: tuple[str | int, ...] = ()
 
     @property
     def block_safe(self) -> bool:
         return False
 
     def bind(self, sizes: Sizes) -> Layout:
-        to, of = (tuple(evaluate(size, sizes) for size in shape) for shape in (self.to, self.of))
-        return Reshape(to, of)
+        shapes = (self.to, self.of, self.back)
+        return Reshape(*(tuple(evaluate(size, sizes) for size in shape) for shape in shapes))
 
     def shape(self, *inputs: Shape) -> Shape:
         (only,) = inputs

@@ -97,7 +97,7 @@ def verify(
 
 def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any]) -> None:
     """Carry the requests out and report what was done, or print their plans."""
-    from ggferry.converters.convert import convert_together
+    from ggferry.converters.export.export import carry_out
     from ggferry.converters.ladder import rating, table
     from ggferry.service.cli.progress_bar import progress
 
@@ -106,7 +106,7 @@ def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any])
         _print_plans(requests, as_json)
         return
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
-    results = convert_together(requests, stage, lambda receipt: source.check_unchanged())
+    results = carry_out(requests, stage, lambda receipt: source.check_unchanged())
     if as_json:
         found = [{"path": result.path, "receipt": result.receipt} for result in results]
         ladder = {"outputs": found, "table": [rating(result).as_dict() for result in results]}

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Unpack
 
 from ggferry.converters.conversion_plan.steps import Plan, Step
-from ggferry.converters.convert import Result, convert_together, make_plan, quantize_request
+from ggferry.converters.convert import Result, make_plan, quantize_request
 from ggferry.converters.convert import convert as run
+from ggferry.converters.export.export import carry_out
 from ggferry.converters.ladder import requests_of
 from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.proof.receipt import SUFFIX
@@ -74,7 +75,7 @@ def convert(
         asked = request("convert", path, options)
         out = os.getcwd() if out is None and path.url else out
         asked = replace(asked, out=None if out is None else os.fspath(out))
-        return _conversion(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))
+        return _conversion(carry_out([asked], path.staged(progress), lambda receipt: path.check_unchanged())[0])
 
 
 @signed("convert")
@@ -110,7 +111,7 @@ def ladder(
             options.get("outtype", "keep"), None if name is None else os.fspath(name),
             lambda kind: request("convert", path, {**options, "outtype": kind}),
         )  # fmt: skip
-        results = convert_together(asked, path.staged(progress), lambda receipt: path.check_unchanged())
+        results = carry_out(asked, path.staged(progress), lambda receipt: path.check_unchanged())
         return tuple(map(_conversion, results))
 
 
@@ -208,8 +209,8 @@ def verify(source: StrPath, output: StrPath, *, progress: Stage = silent, **opti
 
 def _conversion(result: Result) -> Conversion:
     return Conversion(
-        result.path, result.paths, result.receipt, result.path + SUFFIX, result.proof, _assumed(result.assumed),
-        tuple(result.receipt["notes"]), result.lines,
+        result.path, result.paths, result.receipt, result.receipt_path or result.path + SUFFIX, result.proof,
+        _assumed(result.assumed), tuple(result.receipt["notes"]), result.lines,
     )  # fmt: skip
 
 

@@ -150,12 +150,18 @@ class Converting(Planning, OfProof, total=False):
         force: Whether an existing output is replaced.
         text: A file whose lines both tokenizers encode, too.
         jobs: Worker threads; None: one per core.
+        to: 'gguf', or 'safetensors' for a folder in Hugging Face's form.
+        dtype: The type of all weights of a folder; None keeps plain types and makes float32 of quantized ones.
+        max_shard_size: Bytes of weights in a file of a folder.
     """
 
     verify: Literal["full", "fast", "none"]
     force: bool
     text: StrPath | None
     jobs: int | None
+    to: Literal["gguf", "safetensors"]
+    dtype: Literal["f32", "f16", "bf16"] | None
+    max_shard_size: int | str | None
 
 
 class OfEdits(TypedDict, total=False):

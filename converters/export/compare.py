@@ -1,0 +1,76 @@
+"""Hold a written folder against its source, tensor by tensor, in the form that GGUF has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.conversion_plan.grades import Grade
+from ggferry.converters.model_graph.graph import ModelGraph, Node
+from ggferry.converters.model_graph.rows import laid_out_values, row_chunks
+from ggferry.converters.proof.compare import Proof, check_accounting, check_decoders, check_hparams, of_texts
+from ggferry.converters.proof.logits import check_logits
+from ggferry.converters.proof.tensors import TensorProof, check_tensor
+from ggferry.formats.errors import VerificationError
+from ggferry.quant.accuracy.bounds import narrowing_bound
+from ggferry.quant.types import BlockType
+from ggferry.support.lazy_import import lazy
+from ggferry.support.progress import Phase, Progress, Stage
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+
+def compare(
+    folder: ModelGraph, source: ModelGraph, narrowed: Mapping[str, BlockType], *, level: str,
+    tokenizer: Mapping[str, Any], jobs: int | None, stage: Stage,
+) -> Proof:  # fmt: skip
+    """Compare a folder, as it was read again, with its source.
+
+    Args:
+        folder: The folder's graph.
+        source: The source's.
+        narrowed: The tensors that a narrower type was asked for, and that type.
+        level: 'fast', or 'full' to compare logits, too.
+        tokenizer: What was found about the vocabulary.
+        jobs: Number of threads; None for the default.
+        stage: Opens a progress bar for each stage.
+
+    Raises VerificationError naming the first thing that differs beyond what its type rounds.
+    """
+    hparams = check_hparams(folder, source)
+    check_accounting(folder, source)
+    check_decoders(folder, source)
+    with stage(Phase.VERIFYING, source.checkpoint.nbytes) as progress:
+        tensors = tuple(
+            _rounded(folder, source, node, narrowed[node.name], progress)
+            if node.name in narrowed
+            else check_tensor(folder, source, node, jobs, progress)
+            for node in source.nodes
+        )
+    computable = bool(source.nodes and source.architecture.recipe)
+    logits = check_logits(folder, source, tensors, jobs, stage) if level == "full" and computable else None
+    return Proof(level, tensors, hparams, logits, tokenizer, testimonies=of_texts(tokenizer))
+
+
+def _rounded(folder: ModelGraph, source: ModelGraph, node: Node, kind: BlockType, progress: Progress) -> TensorProof:
+    """Compare a tensor whose values were rounded to `kind`. Raises VerificationError beyond what that type rounds."""
+    mine, largest, error, power = folder.by_name[node.name], 0.0, 0.0, 0.0
+    for start, stop in row_chunks(node, kind):
+        expected = laid_out_values(source.checkpoint, node, start, stop)
+        found = laid_out_values(folder.checkpoint, mine, start, stop)
+        apart = np.abs(found.astype(np.float64) - expected)
+        allowed: Any = narrowing_bound(kind.name, np.abs(expected) + (0 if mine.layout.lossless else 1))
+        if not (apart <= allowed).all():
+            raise VerificationError(
+                f"tensor {node.name!r} lies further from its source than {kind} rounds", path=folder.checkpoint.path,
+                found=f"{float(apart.max()):g}",
+            )  # fmt: skip
+        largest = max(largest, float(apart.max(initial=0.0)))
+        error, power = error + float((apart**2).sum()), power + float((expected.astype(np.float64) ** 2).sum())
+        progress(expected.nbytes)
+    relative = (error / power) ** 0.5 if power else error**0.5
+    grade = Grade.ROUNDED if largest else Grade.REPACKED
+    return TensorProof(node.name, node.inputs[0].type.name, kind.name, grade, largest, relative)

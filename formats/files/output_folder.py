@@ -1,0 +1,172 @@
+"""A folder that is written whole or not at all: it grows under a private name beside its target.
+
+The names are those of `partial_files`, and so are the locks: a folder that a killed run left is free and swept by the
+next run, one whose writer lives is not touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from ggferry.formats.errors import BusyError, NotFoundError, RefusedError, UsageError, of_os
+from ggferry.formats.files.opened_files import Identity
+from ggferry.formats.files.partial_files import (
+    exists_already,
+    leftovers,
+    name_new,
+    new_token,
+    partial_path,
+    sync_folder,
+)
+from ggferry.support.interrupts import interrupts_wait
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+Ours = Callable[[str], bool]
+
+
+class OutputFolder:
+    """A new folder beside `target`, locked until it gets that name or is removed.
+
+    Attributes:
+        target: The name it will have.
+        path: Where it grows.
+    """
+
+    def __init__(
+        self, target: str, *, overwrite: bool = False, ours: Ours = lambda path: False,
+        sources: Mapping[Identity, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Remember what is asked for; nothing is written before the context is entered.
+
+        Args:
+            target: The folder to be.
+            overwrite: Whether an existing folder may be replaced.
+            ours: Says whether an existing folder is one that we wrote and nobody changed: no other is replaced.
+            sources: Files that must not be replaced.
+        """
+        self.target = os.path.normpath(target)
+        self.path = ""
+        self._overwrite, self._ours, self._sources = overwrite, ours, sources or {}
+        self._lock = -1
+
+    def __enter__(self) -> OutputFolder:
+        self._check()
+        try:
+            with interrupts_wait():
+                self.path = partial_path(self.target, new_token())
+                os.mkdir(self.path)
+                self._lock = _locked(self.path)
+        except OSError as error:
+            raise of_os(error, "cannot be written", self.target) from None
+        self._sweep()
+        return self
+
+    def _check(self) -> None:
+        """Raise UsageError, NotFoundError or RefusedError where the target cannot become a folder."""
+        parent, name = os.path.split(self.target)
+        if not name or name in (os.curdir, os.pardir):
+            raise UsageError("not the name of a folder to write", found=self.target)
+        if not os.path.isdir(parent or os.curdir):
+            raise NotFoundError("its folder does not exist", path=self.target)
+        if not os.path.lexists(self.target):
+            return
+        if os.path.islink(self.target) or not os.path.isdir(self.target):
+            raise RefusedError("exists and is no folder", path=self.target, hint="write to another name")
+        if not self._overwrite:
+            raise exists_already(self.target)
+        if not self._ours(self.target):
+            raise RefusedError(
+                "exists, and is no folder that ggferry wrote and nobody changed", path=self.target,
+                hint="move it away, or write to another name",
+            )  # fmt: skip
+        self._refuse_sources()
+
+    def _refuse_sources(self) -> None:
+        for name in os.listdir(self.target):
+            status = os.lstat(os.path.join(self.target, name))
+            if (status.st_dev, status.st_ino) in self._sources:
+                raise RefusedError(
+                    "would replace what it is made of", path=self.target, found=name, hint="write to another name"
+                )
+
+    def _sweep(self) -> None:
+        """Remove what killed runs left of the same target. Raises BusyError while another writer is at work on it."""
+        for path in leftovers(os.path.dirname(self.target)).of(self.target):
+            if path == self.path or os.path.islink(path) or not os.path.isdir(path):
+                continue
+            try:
+                lock = _locked(path)
+            except BlockingIOError:
+                self.discard()
+                raise BusyError("another writer is at work on this folder", path=self.target) from None
+            except OSError:
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+    def file(self, name: str) -> str:
+        """Return the path of a file in it."""
+        return os.path.join(self.path, name)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file; it is on disk when this returns."""
+        try:
+            with open(self.file(name), "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise of_os(error, "cannot be written", os.path.join(self.target, name)) from None
+
+    def publish(self) -> None:
+        """Give the folder its name, in one step. Raises RefusedError when the name has been taken meanwhile."""
+        sync_folder(os.path.join(self.path, ""))
+        try:
+            with interrupts_wait():
+                if self._overwrite and os.path.lexists(self.target):
+                    self._exchange()
+                else:
+                    name_new(self.path, self.target)
+                    self.path = ""
+        except FileExistsError:
+            raise exists_already(self.target) from None
+        except OSError as error:
+            raise of_os(error, "cannot be written", self.target) from None
+        sync_folder(self.target)
+
+    def _exchange(self) -> None:
+        """Take the place of an older folder, which is removed."""
+        call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        names = os.fsencode(self.path), os.fsencode(self.target)
+        if call is None or call(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
+            older = partial_path(self.target, new_token())
+            os.rename(self.target, older)
+            os.rename(self.path, self.target)
+            self.path = older
+
+    def discard(self) -> None:
+        """Remove what has no name yet, or what was replaced."""
+        if self.path:
+            shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            with suppress(OSError):
+                os.close(self._lock)
+        self.path, self._lock = "", -1
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+
+def _locked(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
