@@ -36,6 +36,7 @@ def places() -> set[str]:
     found = {place.partition(".*")[0] for text in fields for place in text.split("|")}
     entries = (entry for spec in tables for dialect in spec.dialects.values() for entry in dialect.harmless)
     found |= {key for entry in entries if entry.follows for key in entry.keys.split()}
+    found |= {"bos_token_id", "eos_token_id", "pad_token_id"}
     return found | {place.rpartition(".")[2] for place in found if place.startswith("rope_")}
 
 

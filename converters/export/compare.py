@@ -10,7 +10,7 @@ from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.converters.model_graph.rows import laid_out_values, row_chunks
 from ggferry.converters.proof.compare import Proof, check_accounting, check_decoders, check_hparams, of_texts
 from ggferry.converters.proof.logits import check_logits
-from ggferry.converters.proof.tensors import TensorProof, check_tensor
+from ggferry.converters.proof.tensors import Sides, TensorProof, check_tensor
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy.bounds import narrowing_bound
 from ggferry.quant.types import BlockType
@@ -47,7 +47,7 @@ def compare(
         tensors = tuple(
             _rounded(folder, source, node, narrowed[node.name], progress)
             if node.name in narrowed
-            else check_tensor(folder, source, node, jobs, progress)
+            else check_tensor([Sides(folder, source)], node.name, jobs, progress)[0]
             for node in source.nodes
         )
     computable = bool(source.nodes and source.architecture.recipe)

@@ -167,10 +167,11 @@ def _texts(
 
 def _ids(known: KnownClass, tokenizer: Tokenizer | None) -> dict[str, int | None]:
     """Return what config.json says of special tokens, null for what there is not: a class may have some by default."""
-    found: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    named = (key for key in ("bos_token_id", "eos_token_id", "pad_token_id") if known.within + key not in known.solid)
+    found: dict[str, int | None] = dict.fromkeys(named)
     found |= special_ids(tokenizer) if tokenizer is not None else {}
     if known.model_type in ("t5", "umt5"):
-        found["decoder_start_token_id"] = found["pad_token_id"] or 0
+        found["decoder_start_token_id"] = found.get("pad_token_id") or 0
     return found
 
 
