@@ -35,7 +35,8 @@
     loading.set(place, null);
     try {
       const answer = await fetch(address);
-      if (answer.ok) {
+      if (answer.redirected) location.assign("/login");  // the session has ended
+      else if (answer.ok) {
         const text = await answer.text(), held = place.contains(document.activeElement) && document.activeElement;
         place.innerHTML = text;
         window.ggferry.load(place);

@@ -8,6 +8,7 @@ document.addEventListener("submit", async (event) => {
   count.textContent = "…";
   try {
     const answer = await fetch(form.action + "?part=tokens&" + new URLSearchParams(new FormData(form)));
+    if (answer.redirected) { location.assign("/login"); return; }
     shown.innerHTML = await answer.text();
     const number = shown.querySelectorAll(".tokens li").length;
     count.textContent = answer.ok ? (number === 1 ? "1 token" : number + " tokens") : "";

@@ -29,6 +29,7 @@
   const fill = async (place, address) => {
     try {
       const answer = await fetch(address);
+      if (answer.redirected) { location.assign("/login"); return false; }  // the session has ended
       place.innerHTML = await answer.text();
       return answer.ok;
     } catch {

@@ -401,6 +401,17 @@ def test_pages_without_anything_and_with_errors(browser: Browser, tmp_path: Path
             expect(page.get_by_role("heading", name="Archive")).to_be_visible()
 
 
+def test_a_session_that_ended_leads_to_the_sign_in(browser: Browser, many: Server) -> None:
+    pages = signed_in(browser, many)
+    page = next(pages)
+    page.get_by_role("link", name="Tree").click()
+    page.context.clear_cookies()
+    page.locator("summary").first.click()
+    page.wait_for_url("**/login")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    pages.close()
+
+
 def test_the_palette_is_chosen_and_kept(page: Page) -> None:
     def ground() -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
