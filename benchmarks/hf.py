@@ -1,6 +1,7 @@
 """Hugging Face checkpoint to GGUF: ggferry against convert_hf_to_gguf.py (and llama-quantize), as ratios in one run.
 
     python benchmarks/hf.py [--converter convert_hf_to_gguf.py] [--quantize llama-quantize] [--outtypes f16,q8_0,q4_k_m]
+        [--ladder q2_k,q3_k_m,q4_k_m,q5_k_m,q6_k,q8_0] [--plot FILE.svg]
 
 The checkpoint is TinyLlama's shapes (1.1 · 10⁹ weights, bf16, 2.2 GB) with random weights. Each command is timed with
 an fsync of its output, so that both sides end with the bytes on disk. Without the peer's paths only ours is measured.
@@ -29,6 +30,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 TOKENIZER = ROOT / "fixtures" / "legacy-llama" / "tokenizer.model"
 PREFIX = "ggferry-bench-"
+LEVELS = ("none", "fast", "full")
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 2048,
     "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 22,
@@ -43,8 +45,10 @@ pid = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ)
 _, status, usage = os.wait4(pid, 0)
 code = os.waitstatus_to_exitcode(status)
 if not code:
-    fd = os.open(sys.argv[1], os.O_RDONLY)
-    os.fsync(fd)
+    for name in json.loads(sys.argv[1]):
+        fd = os.open(name, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
 wall = time.perf_counter() - start
 print(json.dumps([code, wall, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024]))
 """
@@ -112,12 +116,14 @@ def make(folder: Path, layers: int) -> int:
     return (folder / "model.safetensors").stat().st_size
 
 
-def measure(target: Path, *command: str | Path) -> Cost:
-    """Run a command that writes `target`, a file in this benchmark's own folder, which is removed first. Exits with
-    what the command said where it fails."""
-    assert target.parent.name.startswith(PREFIX), target
-    target.unlink(missing_ok=True)
-    words = [sys.executable, "-S", "-c", WRAPPER, str(target), *map(str, command)]
+def measure(targets: Path | list[Path], *command: str | Path) -> Cost:
+    """Run a command that writes files in this benchmark's own folder, which are removed first. Exits with what the
+    command said where it fails."""
+    names = [targets] if isinstance(targets, Path) else targets
+    for target in names:
+        assert target.parent.name.startswith(PREFIX), target
+        target.unlink(missing_ok=True)
+    words = [sys.executable, "-S", "-c", WRAPPER, json.dumps([str(name) for name in names]), *map(str, command)]
     with tempfile.TemporaryFile("w+") as log:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=log, text=True, check=True)
         code, *cost = json.loads(done.stdout.splitlines()[-1])
@@ -132,8 +138,10 @@ def best(costs: list[Cost]) -> Cost:
 
 
 def ours(source: Path, target: Path, outtype: str, level: str) -> Cost:
+    """`outtype` may list several; then the name of `target` has '{outtype}' in it."""
+    made = [Path(str(target).replace("{outtype}", name)) for name in outtype.split(",")]
     return measure(
-        target, sys.executable, "-m", "ggferry", "convert", source, "-o", target, "--force",
+        made, sys.executable, "-m", "ggferry", "convert", source, "-o", target, "--force",
         "--outtype", outtype, "--verify", level,
     )  # fmt: skip
 
@@ -166,6 +174,74 @@ def equal_tensors(a: Path, b: Path) -> str:
     return f"{same} of {len(left.tensors.keys() | right.tensors.keys())} tensors are byte-identical"
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A bar of the plot: what was converted, by whom, and its wall time."""
+
+    outtype: str
+    by: str
+    cost: Cost
+    peer: Cost | None = None
+
+
+ROWS: list[Row] = []
+
+
+def compare_levels(source: Path, target: Path, outtype: str, arguments: argparse.Namespace, peer: Cost | None) -> None:
+    if peer:
+        ROWS.append(Row(outtype, "today's tools", peer))
+    for level in LEVELS:
+        cost = best([ours(source, target, outtype, level) for _ in range(arguments.rounds)])
+        print(f"  {f'ggferry --verify {level}':<22}{cost}", f"  {cost.against(peer)}" if peer else "")
+        ROWS.append(Row(outtype, f"ggferry --verify {level}", cost, peer))
+
+
+def compare_ladder(source: Path, folder: Path, arguments: argparse.Namespace) -> None:
+    """Several types at once, against one conversion to bf16 and a run of llama-quantize for each."""
+    types = arguments.ladder.split(",")
+    print(f"\nladder of {len(types)}: {arguments.ladder}")
+    peer = None
+    if arguments.converter and arguments.quantize:
+        between, made = folder / "theirs.bf16.gguf", folder / "theirs.gguf"
+        convert = [arguments.python, arguments.converter, source, "--outfile", between, "--outtype", "bf16"]
+        peer = best([measure(between, *convert) for _ in range(arguments.rounds)])
+        for name in types:
+            runs = [measure(made, arguments.quantize, between, made, name.upper()) for _ in range(arguments.rounds)]
+            peer += best(runs)
+        print(f"  {'today s tools':<22}{peer}")
+        for file in (between, made):
+            file.unlink(missing_ok=True)
+    compare_levels(source, folder / "ours-{outtype}.gguf", arguments.ladder, arguments, peer)
+    for name in types:
+        (folder / f"ours-{name}.gguf").unlink(missing_ok=True)
+
+
+def plot(rows: list[Row], title: str) -> str:
+    """The wall times as bars, an SVG without scripts or fonts of its own."""
+    left, width, height, top = 250, 420, 20, 40
+    most = max(row.cost.wall for row in rows)
+    lines, at, before = [], top, ""
+    for row in rows:
+        name = row.outtype if "," not in row.outtype else f"{row.outtype.count(',') + 1} types at once"
+        if row.outtype != before:
+            at, before = at + 14, row.outtype
+        else:
+            name = ""
+        long, color = width * row.cost.wall / most, "#2a6f97" if row.by.startswith("ggferry") else "#a0a0a0"
+        times = f", {row.peer.wall / row.cost.wall:.1f} ×" if row.peer else ""
+        lines += [
+            f'<text x="8" y="{at + 14}" font-weight="bold">{name}</text>',
+            f'<text x="{left - 8}" y="{at + 14}" text-anchor="end">{row.by}</text>',
+            f'<rect x="{left}" y="{at + 3}" width="{long:.1f}" height="{height - 6}" fill="{color}"/>',
+            f'<text x="{left + long + 6:.1f}" y="{at + 14}">{row.cost.wall:.2f} s{times}</text>',
+        ]
+        at += height
+    size = f'width="{left + width + 130}" height="{at + 16}"'
+    style = 'font-family="sans-serif" font-size="12" fill="#444"'
+    head = f'<text x="8" y="24" font-size="14">{title}</text>'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>', head, *lines, "</svg>", ""])
+
+
 def compare(source: Path, folder: Path, outtype: str, arguments: argparse.Namespace) -> None:
     mine, other = folder / "ours.gguf", folder / "theirs.gguf"
     has_peer = arguments.converter and (arguments.quantize or outtype in ("f16", "bf16", "f32", "q8_0"))
@@ -178,9 +254,7 @@ def compare(source: Path, folder: Path, outtype: str, arguments: argparse.Namesp
             print(f"  {name:<22}{cost}")
         first, *rest = chosen.values()
         peer = sum(rest, first)
-    for level in ("none", "fast"):
-        cost = best([ours(source, mine, outtype, level) for _ in range(arguments.rounds)])
-        print(f"  {f'ggferry --verify {level}':<22}{cost}", f"  {cost.against(peer)}" if peer else "")
+    compare_levels(source, mine, outtype, arguments, peer)
     if peer:
         print(f"  {equal_tensors(mine, other)}")
     for file in (mine, other):
@@ -195,7 +269,9 @@ def main() -> None:
     parser.add_argument("--outtypes", default="f16,q8_0,q4_k_m")
     parser.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--folder", help="where the checkpoint is made; 8 GB are used")
+    parser.add_argument("--ladder", default="q2_k,q3_k_m,q4_k_m,q5_k_m,q6_k,q8_0", help="types at once; '' for none")
+    parser.add_argument("--plot", type=Path, help="write the wall times as an SVG")
+    parser.add_argument("--folder", help="where the checkpoint is made; 12 GB are used")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes then, too
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=arguments.folder))
@@ -205,11 +281,18 @@ def main() -> None:
         size = make(source, arguments.layers)
         empty = folder / "empty"
         base = measure(empty, sys.executable, "-c", "import numpy, sys; open(sys.argv[1], 'w')", empty)
-        print(f"{size / 1e9:.2f} GB, {os.cpu_count()} CPUs, best of {arguments.rounds}")
+        load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+        title = f"{size / 1e9:.2f} GB of bf16, {os.cpu_count()} CPUs, load before {load}, best of {arguments.rounds}"
+        print(title)
         print(f"{'python with numpy':<24}{base}")
         for outtype in arguments.outtypes.split(","):
             ours(small, folder / "warm.gguf", outtype, "fast")  # compiles what is compiled on first use
             compare(source, folder, outtype, arguments)
+        if arguments.ladder:
+            ours(small, folder / "warm-{outtype}.gguf", arguments.ladder, "fast")
+            compare_ladder(source, folder, arguments)
+        if arguments.plot:
+            arguments.plot.write_text(plot(ROWS, title), encoding="utf-8")
     finally:
         shutil.rmtree(folder)
 

@@ -18,21 +18,24 @@ if TYPE_CHECKING:
     from ggferry.quant.codec import Bytes, Floats
 
 
-_listener: Callable[[], None] | None = None
+_listener: Callable[[bool], None] | None = None
 
 
-def on_compilation(listener: Callable[[], None]) -> None:
-    """Call `listener` once, from any thread, if a kernel must be compiled because no cache has its code."""
+def on_compilation(listener: Callable[[bool], None]) -> None:
+    """Call `listener` once, from any thread, if a kernel must be compiled because no cache has its code.
+
+    It is passed whether the code will be kept for later processes.
+    """
     global _listener
     _listener = listener
 
 
-def announce_compilation() -> None:
-    """Call the listeners; a kernel does this before it is compiled."""
+def announce_compilation(kept: bool) -> None:
+    """Call the listener; a kernel does this before it is compiled."""
     global _listener
     listener, _listener = _listener, None
     if listener is not None:
-        listener()
+        listener(kept)
 
 
 def lazy_kernel(module: str, name: str) -> Callable[[Floats, Floats | None], Bytes]:

@@ -7,6 +7,9 @@ reference's, in its order. That is why the bytes are equal. numba neither reorde
 
 from __future__ import annotations
 
+import os
+import stat
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -96,13 +99,33 @@ def _sources() -> tuple[tuple[str, int, int], ...]:
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile `function` at its first call and keep the machine code next to the source.
 
-    Where nothing can be written there, it is kept in the user's cache; where there is no cache either, it is compiled
-    once in each process.
+    Where nothing can be written there, it is kept in the user's cache, or else in a folder of this user's among the
+    temporary files; where there is none either, it is compiled in each process, and the announcement says so.
     """
     compiled = nb.njit(nogil=True, error_model="numpy", forceinline=False)(function)
-    with suppress(RuntimeError):  # "no locator available"
+    try:
         compiled._cache = _Cache(function)
+    except RuntimeError:  # "no locator available"
+        nb.config.CACHE_DIR = nb.config.CACHE_DIR or private_folder(tempfile.gettempdir())
+        if nb.config.CACHE_DIR:
+            with suppress(RuntimeError):
+                compiled._cache = _Cache(function)
     return compiled
+
+
+def private_folder(parent: str) -> str:
+    """Return a folder of this user's in a folder that others may write to; '' where there is none that is safe.
+
+    What is loaded from it is executed, so it must be a folder, not a link, that we own and nobody else may write to.
+    """
+    path = os.path.join(parent, f"ggferry-kernels-{os.getuid()}")
+    with suppress(OSError):
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        found = os.lstat(path)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return path
+    return ""
 
 
 class _Announcer(event.Listener):  # type: ignore[misc]
@@ -113,7 +136,7 @@ class _Announcer(event.Listener):  # type: ignore[misc]
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith(__package__):
-            announce_compilation()
+            announce_compilation(kept=event.data["dispatcher"]._cache.cache_path is not None)
 
     def on_end(self, event: Any) -> None:
         pass

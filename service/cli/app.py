@@ -70,7 +70,7 @@ def _run(arguments: list[str], alone: bool = False) -> int:
     from ggferry import __version__
     from ggferry.quant.kernels import on_compilation
 
-    on_compilation(lambda: say("note     compiling the encoders for this processor: seconds a type, once a machine"))
+    on_compilation(_say_compilation)
     if arguments[:1] == ["--version"]:
         tell(f"ggferry {__version__}")
         return 0
@@ -98,6 +98,11 @@ def _run(arguments: list[str], alone: bool = False) -> int:
             raise
         say(f"error: internal: {type(error).__name__}: {error} (GGFERRY_TRACEBACK=1 shows where; please report it)")
         return INTERNAL_ERROR
+
+
+def _say_compilation(kept: bool) -> None:
+    once = "once a machine" if kept else "in every run: no folder can keep them (NUMBA_CACHE_DIR names one)"
+    say(f"note     compiling the kernels for this processor: seconds a type, {once}")
 
 
 def _fail(error: GgferryError, arguments: list[str]) -> int:

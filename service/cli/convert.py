@@ -100,11 +100,13 @@ def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any])
     from ggferry.converters.export.export import carry_out
     from ggferry.converters.ladder import rating, table
     from ggferry.service.cli.progress_bar import progress
+    from ggferry.support.allocator import few_arenas
 
     as_json = given["as_json"]
     if given["dry_run"]:
         _print_plans(requests, as_json)
         return
+    few_arenas()
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
     results = carry_out(requests, stage, lambda receipt: source.check_unchanged())
     if as_json:

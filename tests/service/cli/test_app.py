@@ -200,8 +200,8 @@ def test_compiling_is_said_where_it_happens(tmp_path: Path) -> None:
         for n in (1, 2)
     )
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
-    assert first.stderr.count("compiling the encoders") == 1
-    assert "compiling the encoders" not in second.stderr
+    assert first.stderr.count("compiling the kernels") == 1
+    assert "compiling the kernels" not in second.stderr
     program = (
         "import sys, numpy as np; from ggferry.quant.codec import codec;"
         "codec('Q8_0').encode(np.ones((2, 256), np.float32), None); print('numba.np.linalg' in sys.modules)"
