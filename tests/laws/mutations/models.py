@@ -26,6 +26,13 @@ MODELS = {
         "qwen3moe", "granite", "command-r", "stablelm", "stablelm 12b", "gptneox", "gptneox sequential", "bloom",
         "mpt clip", "deepseek v2", "deepseek v2 yarn", "deepseek v2 groups", "deepseek v3", "mamba",
     )},
+    **{name: Model(name) for name in (
+        "minimax_m2", "granitemoe", "exaone_moe", "smollm3", "arcee", "mellum one base", "laguna", "hy_v3", "llama4",
+        "nemotron", "kimi linear", "granite hybrid", "minicpm3", "dots1", "seed_oss", "glm4moe", "exaone4", "olmo3",
+        "glm4", "afmoe", "jamba", "apertus",
+    )},
+    "mimo2": Model("mimo2", WINDOW),
+    "mimo2 of a window": Model("mimo2", WINDOW, {"sliding_window_size": 29}),
     "llama3": Model("llama llama3"),
     "qwen2 epsilon": Model("qwen2", {"rms_norm_eps": 0.1}),
     "mistral": Model("mistral window", WINDOW),

@@ -15,6 +15,7 @@ from __future__ import annotations
 from laws.mutations.engine_rows import ENGINE
 from laws.mutations.rows import Planted
 from laws.mutations.table_rows import TABLES
+from laws.mutations.todays_rows import TODAYS
 from laws.mutations.vocabulary_rows import VOCABULARIES
 
-PLANTED: tuple[Planted, ...] = (*TABLES, *ENGINE, *VOCABULARIES)
+PLANTED: tuple[Planted, ...] = (*TABLES, *TODAYS, *ENGINE, *VOCABULARIES)

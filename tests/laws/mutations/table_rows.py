@@ -125,7 +125,7 @@ VALUES = (
          '{"hf": "scaling_factor"}'),
         ("groups of experts not limited", "deepseek v3", "transformers", '{"hf": "n_group"}', '{"hf": "n_groups"}'),
     ),
-    *among(A + "gemma3", ("one rotary base for all blocks", "gemma3", "transformers",
+    *among(A + "_gemma3", ("one rotary base for all blocks", "gemma3", "transformers",
                         "rope_parameters.sliding_attention.rope_theta|rope_local_base_freq",
                         "rope_parameters.full_attention.rope_theta")),
 )  # fmt: skip

@@ -1,0 +1,65 @@
+"""Mistakes in the tables of today's families: norms, halves of experts and keys exchanged, one family after another."""
+
+from __future__ import annotations
+
+from laws.mutations.rows import Planted, among, several
+
+A = "converters.architectures."
+INPUT, ATTENTION = ("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")
+BEHIND = ("post_attention_norm", "post_attention_layernorm")
+
+
+def exchanged(model: str, module: str, one: tuple[str, str], other: tuple[str, str]) -> Planted:
+    """The sources of two norms of a block exchanged."""
+    changes = tuple(
+        (A + module, f'norm("{role}", "{source}"', f'norm("{role}", "{wrong}"')
+        for (role, source), (_, wrong) in ((one, other), (other, one))
+    )
+    return several(f"norms of {model} exchanged", model, "transformers", *changes)
+
+
+NORMS = (
+    *(
+        exchanged(model, module, INPUT, ATTENTION)
+        for model, module in (
+            ("minimax_m2", "minimax_m2"), ("granitemoe", "granitemoe"), ("exaone_moe", "exaone_moe"),
+            ("smollm3", "smollm3"), ("arcee", "arcee"), ("mellum one base", "mellum"), ("laguna", "laguna"),
+            ("hy_v3", "hy_v3"), ("llama4", "llama4"), ("nemotron", "nemotron"), ("kimi linear", "kimi_linear"),
+            ("granite hybrid", "granitehybrid"), ("minicpm3", "minicpm3"), ("mimo2", "mimo2"), ("dots1", "dots1"),
+        )
+    ),
+    exchanged("seed_oss", "seed_oss", INPUT, BEHIND),
+    exchanged("glm4moe", "glm4moe", INPUT, BEHIND),
+    exchanged("exaone4", "exaone4", BEHIND, ("post_ffw_norm", "post_feedforward_layernorm")),
+    exchanged("olmo3", "olmo2", BEHIND, ("post_ffw_norm", "post_feedforward_layernorm")),
+    exchanged("glm4", "glm4", ATTENTION, ("post_ffw_norm", "post_mlp_layernorm")),
+    exchanged("afmoe", "afmoe", ("ffn_norm", "pre_mlp_layernorm"), ("post_ffw_norm", "post_mlp_layernorm")),
+    exchanged("jamba", "jamba", INPUT, ("ffn_norm", "pre_ff_layernorm")),
+    exchanged("apertus", "apertus", ("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")),
+)  # fmt: skip
+
+PARTS = (
+    *(
+        several(f"experts' gate and up of {model} exchanged", model, "transformers",
+                (A + module, '("w1", "w2", "w3")', '("w3", "w2", "w1")'))
+        for model, module in (("minimax_m2", "minimax_m2"), ("kimi linear", "kimi_linear"))
+    ),
+    *among(
+        A + "mimo2",
+        ("sinks of MiMo ignored", "mimo2", "reading", '"add_swa_attention_sink_bias", True',
+         '"add_swa_attention_sink_bias", False'),
+        ("scale of values' key misspelt", "mimo2", "loader", '"attention.value_scale"', '"attention.values_scale"'),
+        ("values as they are", "mimo2", "llama.cpp", '{"hf": "attention_value_scale"}, null=1.0, absent=1.0,',
+         '{"hf": "value_scale"}, null=1.0, absent=0.707,'),
+        ("base of windows for all of MiMo", "mimo2", "transformers",
+         '"rope_parameters.sliding_attention.rope_theta|swa_rope_theta"',
+         '"rope_parameters.full_attention.rope_theta|swa_rope_theta"'),
+    ),
+    *among(
+        A + "_mimo",
+        ("MiMo's window one short", "mimo2 of a window", "transformers", 'int(values["window_before"]) + 1',
+         'int(values["window_before"])'),
+    ),
+)  # fmt: skip
+
+TODAYS = (*NORMS, *PARTS)
