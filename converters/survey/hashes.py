@@ -55,6 +55,8 @@ ALGORITHMS: Mapping[str, Callable[[], Any]] = {
     "uuid": _Uuid,
 }
 """The digests, the strongest first."""
+NOT_OURS = ("xxh3",)
+"""Digests of llama-gguf-hash that are not known here; a manifest that states others, too, can be compared by those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ def read_manifest(text: str, path: str, tensors: Mapping[str, Any]) -> Manifest:
         words = line.split(None, 2)
         if not words:
             continue
+        if len(words) == 3 and words[0] in NOT_OURS:
+            continue
         if len(words) < 3 or words[0] not in ALGORITHMS:
             raise CorruptError(f"line {number} is none of a manifest", path=path, found=line,
                                expected="ALGORITHM  DIGEST  FILE:TENSOR")  # fmt: skip
@@ -132,7 +136,7 @@ def read_manifest(text: str, path: str, tensors: Mapping[str, Any]) -> Manifest:
         if stated.setdefault(place, words[1].lower()) != words[1].lower():
             raise CorruptError(f"line {number} contradicts another one", path=path, found=line)
     if not stated:
-        raise CorruptError("no line of a manifest", path=path)
+        raise CorruptError("no line of a manifest, or of digests that are known", path=path)
     return Manifest(stated)
 
 

@@ -65,6 +65,8 @@ def test_manifests(tmp_path: Path, fixtures: Path) -> None:
     manifest.write_text(typed("hash", path, "-a", "xxh64", "-a", "sha256").out)
     assert typed("hash", path, "--check", manifest).out.endswith("22 digests (sha256) as the manifest says\n")
     assert "xxh64" in typed("hash", path, "--check", manifest, "-a", "xxh64").out
+    with manifest.open("a") as file:
+        file.write(f"xxh3      {'0' * 16}  test.gguf\n")
     manifest.write_text(manifest.read_text().replace(str(path), "another:name/test.gguf"))
     assert typed("hash", path, "--check", manifest).code == 0
     assert typed("hash", other, "--check", manifest).code == 6
