@@ -36,6 +36,7 @@ WITNESSES = {
     f"{_A}test_published_kin.py::test_the_output_of_baichuan_2_has_rows_one_long": TRANSFORMERS,
     f"{_A}test_published_names.py::test_the_first_of_ling_and_deepseek_are_ernies_graph": TRANSFORMERS,
     f"{_A}test_published_names.py::test_llama_cpp_continues_an_arctic_with_experts": LLAMA_CPP,
+    f"{_A}test_published_names.py::test_what_thinks_of_deepseek_ocr_is_ernies_graph": TRANSFORMERS,
     f"{_A}test_published_kin.py::test_a_published_model_computes_what_its_kin_does": TRANSFORMERS,
     f"{_A}test_encoders.py::test_states_are_transformers": TRANSFORMERS,
     f"{_A}test_encoders.py::test_neobert_by_its_definition": EQUATIONS,

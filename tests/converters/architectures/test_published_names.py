@@ -389,6 +389,22 @@ def test_the_first_of_ling_and_deepseek_are_ernies_graph(architecture: str, tmp_
     assert runs == architecture.startswith("Bailing")  # llama.cpp's deepseek never norms
 
 
+def test_what_thinks_of_deepseek_ocr_is_ernies_graph(tmp_path: Path) -> None:
+    logits = unbiased_ernie(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tensors = like_ernie("DeepseekV2ForCausalLM", normed=True)(config, dict(load_file(tmp_path / "model.safetensors")))
+    tensors |= {"model.sam_model.patch_embed.proj.weight": np.ones((2, 3), np.float32)}
+    tensors |= {"model.view_seperator": np.ones(48, np.float32)}
+    save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, tmp_path / "model.safetensors")
+    inner = config | {"use_mla": False, "kv_lora_rank": None, "qk_rope_head_dim": 0, "topk_method": "greedy"}
+    whole = {"architectures": ["DeepseekOCRForCausalLM"], "language_config": inner, "vision_config": {"width": 3}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    check(tmp_path, logits)
+    source = graph_of(str(tmp_path))
+    assert source.architecture.name == "deepseek2-ocr" and "rotary base of 10000" in " ".join(source.notes)
+    assert len(source.dropped) == 2
+
+
 def arctic(config: Config, tensors: Tensors) -> Tensors:
     """LLaMA's graph, beside which experts stand that give nothing."""
     config |= {"architectures": ["ArcticForCausalLM"], "num_local_experts": 3, "num_experts_per_tok": 2}

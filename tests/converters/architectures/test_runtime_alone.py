@@ -144,6 +144,21 @@ def spark() -> tuple[Config, Shapes, Shapes]:
     return config, LLAMA_FRAME, block
 
 
+def deepseek_ocr() -> tuple[Config, Shapes, Shapes]:
+    inner = {
+        **BASE, "num_attention_heads": 8, "num_key_value_heads": 8, "n_routed_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40, "n_shared_experts": 2, "first_k_dense_replace": 0, "use_mla": False,
+        "routed_scaling_factor": 1.5, "topk_method": "greedy", "hidden_act": "silu", "tie_word_embeddings": False,
+    }  # fmt: skip
+    block = {name: shape for name, shape in llama_block(8, 8, 6).items() if "mlp" not in name}
+    block |= {"mlp.gate.weight": (5, WIDTH)}
+    for expert in (*(f"experts.{n}" for n in range(5)), "shared_experts"):
+        width = 80 if expert == "shared_experts" else 40
+        block |= {name.replace("mlp.", f"mlp.{expert}."): shape
+                  for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=width).items()}  # fmt: skip
+    return {"language_config": inner}, LLAMA_FRAME | {"lm_head.weight": (VOCAB, WIDTH)}, block
+
+
 MADE: dict[str, tuple[str, str, Callable[[], tuple[Config, Shapes, Shapes]]]] = {
     "maincoder": ("MaincoderForCausalLM", "model.layers.", maincoder),
     "plm": ("PLMForCausalLM", "model.layers.", plm),
@@ -151,6 +166,7 @@ MADE: dict[str, tuple[str, str, Callable[[], tuple[Config, Shapes, Shapes]]]] = 
     "refact": ("GPTRefactForCausalLM", "transformer.h.", refact),
     "nanbeige": ("NanbeigeForCausalLM", "model.layers.", nanbeige),
     "nanbeige plain": ("NanbeigeForCausalLM", "model.layers.", nanbeige_plain),
+    "deepseek2-ocr": ("DeepseekOCRForCausalLM", "model.layers.", deepseek_ocr),
     "spark2_5": ("Spark2_5ForCausalLM", "model.layers.", spark),
     "smallthinker": ("SmallThinkerForCausalLM", "model.layers.", smallthinker),
     "smallthinker windows": ("SmallThinkerForCausalLM", "model.layers.", smallthinker_windows),

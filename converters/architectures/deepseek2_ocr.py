@@ -1,0 +1,79 @@
+"""DeepSeek-OCR, the text half: DeepSeek's mixture with LLaMA's attention, turned in halves.
+
+Sources: llama.cpp `src/models/deepseek2{,ocr}.cpp`, `conversion/deepseek.py`; DeepSeek's `modeling_deepseekv2.py`.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _routed as routed
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, routed.N_DENSE, common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
+    routed.N_SHARED, routed.SCALE,
+    HParam("expert_norm", "expert_weights_norm", common.BOOL, {"hf": "norm_topk_prob"}, absent=False,
+           defaults=(Default(False, "the class' default", dialect="hf"),)),
+    HParam("expert_gating", "expert_gating_func", fields={"hf": "scoring_func"}, words={"softmax": 1},
+           defaults=(Default(1, "the class' default"),)),
+    HParam("expert_selection", None, common.STRING, {"hf": "topk_method"}, words={"greedy": "greedy"}, required=False),
+    HParam("latent", None, common.BOOL, {"hf": "use_mla"}, words={False: False}, required=False),
+    common.TIED, common.SILU,
+)  # fmt: skip
+
+SPARSE = "n_dense <= n"
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.attention(),
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(when="n < n_dense"),
+        tensors.experts(when=SPARSE),
+        tensors.shared_experts("mlp.shared_experts.", width="n_shared*n_ff_exp", when=f"{SPARSE} and n_shared > 0"),
+    ),
+)
+
+FIXED = Remark(
+    "rope_base != 10000 or n_head_kv != n_head or n_head * head_dim != n_embd or rope_factor != 1",
+    "llama.cpp does not run this model: it wants a rotary base of 10000, as it is, as many keys as heads, and heads "
+    "together as wide as the model in deepseek2-ocr",
+    stops="llama.cpp",
+)
+
+SPEC = Architecture(
+    name="deepseek2-ocr",
+    display_name="DeepSeek-OCR",
+    hf_classes=("DeepseekOCRForCausalLM",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            drops=(
+                *common.DROPS,
+                *half.unseen("model.sam_model.*", "model.vision_model.*", "model.projector.*", "model.image_newline"),
+                Drop("model.view_seperator", "the vision half: this file holds the text model"),
+            ),
+            remarks=rope.REMARKS,
+            within="language_config",
+            harmless=(
+                common.UNBIASED,
+                half.VISION_KEYS,
+                Harmless("projector_config projector_config.* tile_tag global_view_pos candidate_resolutions",
+                         "of the vision half, dropped"),
+                Harmless("n_group topk_group", "one group of experts", (1,)),
+                Harmless("kv_lora_rank q_lora_rank", "no low ranks", (None,)),
+                Harmless("qk_nope_head_dim qk_rope_head_dim v_head_dim", "of latent attention, which it has not", (0,)),
+                Harmless("aux_loss_alpha seq_aux ep_size moe_layer_freq", "of training", (0.001, True, 1)),
+                Harmless("lm_head rm_head", "it has one", (True, False)),
+                Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "halves"},
+    remarks=(FIXED,),
+)  # fmt: skip
