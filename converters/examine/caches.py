@@ -21,6 +21,7 @@ CONTEXTS = (4096, 32768)
 CACHE_TYPES = ("f16", "q8_0", "q4_0")
 ALL_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Types that llama.cpp's --cache-type-k and -v take (common/arg.cpp, kv_cache_types)."""
+MOST_BLOCKS = 10_000  # llama.cpp takes 512
 PAD, BATCH = 256, 512  # cells are whole pads; a window's cache has room for a batch (--ubatch-size)
 LLAMA_4 = 8192  # its window in src/models/llama4.cpp, whatever the file states
 _BOTH = ("falcon-h1",)  # architectures whose every block attends and has a state
@@ -118,6 +119,8 @@ def _row(kind: BlockType, columns: int) -> int:
 def _blocks(architecture: str, keys: Mapping[str, Any]) -> list[_Block]:
     try:
         count = int(keys["block_count"])
+        if not 0 < count <= MOST_BLOCKS:
+            raise ValueError
         heads = _each(keys.get("attention.head_count_kv", keys.get("attention.head_count", 0)), count)
         states = _recurrent(architecture, keys, heads, count)
         kept = count - int(keys.get("attention.shared_kv_layers") or 0)

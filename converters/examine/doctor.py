@@ -10,8 +10,10 @@ from typing import Any
 
 from ggferry.converters.examine import foreign, strays
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.rewrite.pieces import is_piece
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.checkpoint_folder.folder import names_in
 from ggferry.formats.errors import (
     CorruptError,
     GgferryError,
@@ -105,6 +107,11 @@ def _file(path: str, name: str, head: bytes, size: int) -> Diagnosis:
     other = foreign.of_head(head, path)
     if other is not None:
         return _foreign(name, other)
+    if name == path and is_piece(path):  # of a URL nothing else is there to tell
+        join = Remedy(
+            "join it with the others", f"ggferry merge {shlex.quote(name)} -o {shlex.quote(_whole_name(name))}"
+        )
+        return Diagnosis(name, "a piece of a file that was cut at a byte", False, CORRUPT, (), (join,))
     swapped = container_by_magic(head[:4][::-1])
     if (swapped is not None and container_by_magic(head) is None) or head[:4] == b"FUGG":
         label = "GGUF" if swapped is None else swapped.label
@@ -120,6 +127,11 @@ def _file(path: str, name: str, head: bytes, size: int) -> Diagnosis:
         return _checkpoint(checkpoint, path, name)
     finally:
         checkpoint.close()
+
+
+def _whole_name(name: str) -> str:
+    """Return the name of the file that pieces make: up to its suffix."""
+    return name[: name.lower().rfind(".gguf") + 5] if ".gguf" in name.lower() else f"{name}.whole"
 
 
 def _foreign(name: str, found: foreign.Foreign) -> Diagnosis:
@@ -285,13 +297,17 @@ def _no_checkpoint(path: str, name: str, error: GgferryError) -> Diagnosis:
         inner = examine(culprit)
         words = f"a folder with {os.path.basename(culprit)}: {inner.what}"
         return Diagnosis(name, words, inner.whole, inner.exit_code or error.exit_code, inner.findings, inner.remedies)
-    other = foreign.of_folder(path)
+    try:
+        names = names_in(path)
+    except NotFoundError as unlisted:
+        return Diagnosis(name, "a folder that cannot be listed", None, unlisted.exit_code, (str(unlisted),))
+    other = foreign.of_folder(names)
     if other is not None and not isinstance(error, CorruptError):
         return _foreign(name, other)
     if isinstance(error, NotFoundError | CorruptError):
         again = Remedy("fetch the files that are missing", "hf download OWNER/NAME --local-dir " + shlex.quote(name))
         return Diagnosis(name, "a checkpoint that is not whole", False, error.exit_code, (str(error),), (again,))
-    models = sorted(each for each in os.listdir(path) if each.endswith((".gguf", ".bin", ".safetensors", ".pth")))
+    models = sorted(each for each in names if each.endswith((".gguf", ".bin", ".safetensors", ".pth")))
     if models:
         hint = Remedy(
             "look at them one by one, or plan the folder as an archive",

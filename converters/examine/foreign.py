@@ -7,7 +7,6 @@ then the length and the name of the specification); the others are the first byt
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -115,9 +114,8 @@ FOLDERS: tuple[tuple[Callable[[frozenset[str]], bool], Foreign], ...] = (
 """Names in a folder → what it is."""
 
 
-def of_folder(path: str) -> Foreign | None:
+def of_folder(names: frozenset[str]) -> Foreign | None:
     """Return what a folder holds by the names in it; None where that is not known."""
-    names = frozenset(os.listdir(path))
     return next((found for fits, found in FOLDERS if fits(names)), None)
 
 

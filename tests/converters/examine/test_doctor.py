@@ -65,6 +65,17 @@ def test_a_download_cut_short(kept: int, tmp_path: Path) -> None:
     assert "curl -L -C -" in found.remedies[0].command
 
 
+def test_a_byte_piece_is_joined_by_the_command_that_is_told(tmp_path: Path) -> None:
+    data = MODEL.read_bytes()
+    for number, piece in enumerate((data[:70_000], data[70_000:]), 1):
+        (tmp_path / f"m.gguf.part{number}of2").write_bytes(piece)
+    for number in (1, 2):
+        found = examine(str(tmp_path / f"m.gguf.part{number}of2"))
+        assert found.what.startswith("a piece of a file") and found.exit_code == 5
+    command(*found.remedies[0].command.split()[1:])
+    assert (tmp_path / "m.gguf").read_bytes() == data
+
+
 def test_an_archive_of_torch_that_was_cut(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "m.pth", "w") as archive:
         archive.writestr("archive/data.pkl", b"x" * 3000)
