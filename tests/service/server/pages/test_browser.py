@@ -206,13 +206,56 @@ def test_a_file_is_dropped_and_comes_back_proved(page: Page, fixtures: Path, tmp
     look(page, "activity", tmp_path)
 
 
+def small_pieces(page: Page) -> None:
+    """Let uploads go in pieces of 512 KiB."""
+    script = (ROOT / "service" / "server" / "pages" / "static" / "upload.js").read_text()
+    body = script.replace("PIECE = 8 * 1024 * 1024", "PIECE = 512 * 1024")
+    assert body != script
+    page.route("**/static/upload.js*", lambda route: route.fulfill(body=body, content_type="text/javascript"))
+
+
+def test_an_upload_that_was_left_goes_on_when_its_file_is_dropped_again(page: Page, fixtures: Path) -> None:
+    old = (fixtures / "legacy-llama" / "ggjt1-0.1.25" / "f16.bin").read_bytes()
+    first = page.context.new_page()
+    small_pieces(first)
+    sent: list[str] = []
+
+    def send(route: Any) -> None:
+        sent.append(route.request.headers["content-range"])
+        if len(sent) == 1:
+            route.continue_()
+        else:
+            route.abort()
+
+    first.route(re.compile("/api/v1/uploads/.*/files/"), send)
+    first.goto(page.url + "add")
+    drop(first, {"left.bin": old})
+    expect(first.locator(".uploads progress").first).to_have_js_property("value", 512 << 10)
+    first.close()
+    page.on("request", lambda request: sent.append(request.headers.get("content-range", "")))
+    sent.clear()
+    page.goto(page.url + "add")
+    expect(page.get_by_text("Drop the same files again to go on.")).to_be_visible()
+    drop(page, {"left.bin": old})
+    page.wait_for_url("**/plans/*")
+    ranges = [each for each in sent if each]
+    assert ranges[0].startswith(f"bytes {512 << 10}-") and len(ranges) == 1
+
+
+def test_the_whole_run_is_seen(page: Page, server: Server) -> None:
+    page.goto(f"{server.url}/activity")
+    page.evaluate(WATCH.replace('"[data-phase]"', "'[data-progress=\"run\"] [data-bytes]'"))
+    (job,) = submitted(server.client(), server.data.parent / "archive" / "llama-7b" / "old.bin", outtype="f16")
+    expect(page.locator(f'tbody a[href="/models/{job}"]')).to_be_visible(timeout=60_000)
+    seen = page.evaluate("window.seen")
+    assert [run for run, _ in seen if run and " of " in run] and [rate for _, rate in seen if rate], seen
+    assert page.evaluate("sessionStorage.getItem('left')") is None
+
+
 def test_an_upload_goes_on_where_the_connection_broke(page: Page, fixtures: Path) -> None:
     """The second request for a piece never arrives; the third begins where the server has what came."""
     old = (fixtures / "legacy-llama" / "ggjt1-0.1.25" / "f16.bin").read_bytes()
-    page.route("**/static/upload.js*", lambda route: route.fulfill(
-        body=(ROOT / "service/server/pages/static/upload.js").read_text().replace("8 * 1024 * 1024", "512 * 1024"),
-        content_type="text/javascript",
-    ))  # fmt: skip
+    small_pieces(page)
     pieces: list[str] = []
 
     def send(route: Any) -> None:
