@@ -128,6 +128,24 @@ def open_file(path: str | os.PathLike[str], root: str | None = None) -> int:
     return fd
 
 
+def open_folder(path: str) -> int:
+    """Open the folder at `path` for listing and return its descriptor, under the rules of `open_file`.
+
+    What is listed through it is what was checked, even if the name has come to mean another folder. Raises
+    NotFoundError and RefusedError.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotFoundError(f"cannot be listed: {error.strerror}", path=path) from None
+    try:
+        _check_place(_real_path(fd, path), path, None)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def read_bytes(path: str, limit: int = MAX_JSON, root: str | None = None) -> bytes:
     """Return all bytes of a small file. Raises as `open_file`, and OutOfRangeError above `limit` bytes."""
     data, size = _read(path, limit, root)

@@ -19,6 +19,7 @@ from ggferry.formats.errors import (
     UnreachableError,
     UsageError,
 )
+from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.partial_files import write_text
 from ggferry.service.client.transport import FIRST, TRIES, Transport
 from ggferry.support.printable import printable_json
@@ -139,7 +140,7 @@ class Client:
         listed = [{"name": name, "bytes": os.path.getsize(each)} for name, each in files.items()]
         made = self._post("/uploads", {"files": listed}, os.urandom(16).hex())
         for number, each in enumerate(files.values()):
-            self._send(made["id"], number, each, progress)
+            self._send(made["id"], number, each, path if os.path.isdir(path) else None, progress)
         found = self._get(f"/uploads/{made['id']}")
         while found["state"] in ("receiving", "inspecting"):
             time.sleep(0.2)
@@ -148,8 +149,8 @@ class Client:
             raise _revived(found["error"] or {})
         return str(found["source"])
 
-    def _send(self, upload: str, number: int, path: str, progress: Progress) -> None:
-        with open(path, "rb") as file:
+    def _send(self, upload: str, number: int, path: str, root: str | None, progress: Progress) -> None:
+        with open(open_file(path, root), "rb") as file:
             total, offset, left = os.fstat(file.fileno()).st_size, 0, TRIES
             while offset < total:
                 file.seek(offset)
@@ -245,7 +246,7 @@ class Client:
                 if not left:
                     raise
                 time.sleep(FIRST * 2 ** (TRIES - left))
-        with open(partial, "rb") as done:
+        with open(open_file(Named(partial)), "rb") as done:
             found = hashlib.file_digest(done, "sha256").hexdigest()
         if proved is None or found != proved:
             os.unlink(partial)
@@ -255,14 +256,15 @@ class Client:
 
     def _receive(self, url: str, headers: Mapping[str, str], partial: str, progress: Progress) -> None:
         """Append what comes to a file, or begin it anew where the server sends all of it."""
-        with self._transport.open("GET", url, None, headers) as answer:
-            mode = "ab" if answer.status == 206 else "wb"
-            with open(partial, mode) as out:
-                while piece := answer.read(BLOCK):
-                    out.write(piece)
-                    progress(len(piece))
-                out.flush()
-                os.fsync(out.fileno())
+        with (
+            self._transport.open("GET", url, None, headers) as answer,
+            open(partial, "ab") if answer.status == 206 else open(partial, "wb") as out,
+        ):
+            while piece := answer.read(BLOCK):
+                out.write(piece)
+                progress(len(piece))
+            out.flush()
+            os.fsync(out.fileno())
 
     def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         return self._transport.json("GET", API + path, None, query)
@@ -288,7 +290,7 @@ def _revived(record: Mapping[str, Any]) -> GgferryError:
 def _files(path: str) -> dict[str, str]:
     """Return the files of a model by the names they are uploaded under. Raises NotFoundError, UsageError."""
     if os.path.isfile(path):
-        return {os.path.basename(path): path}
+        return {os.path.basename(path): Named(path)}
     if not os.path.isdir(path):
         raise NotFoundError("no such file or folder", path=path)
     found: dict[str, str] = {}

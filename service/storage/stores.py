@@ -17,7 +17,7 @@ from ggferry.formats.errors import (
     UnsupportedError,
     UsageError,
 )
-from ggferry.formats.files.local_files import kind_of, leads_out, read_bytes
+from ggferry.formats.files.local_files import kind_of, leads_out, open_folder, read_bytes
 from ggferry.service.storage.backends import other_filesystems as anyfs
 from ggferry.service.storage.backends import s3, web
 from ggferry.service.storage.checksums import Running
@@ -88,20 +88,31 @@ def listing(root: str) -> Iterator[Found]:
 
 
 def _local_listing(folder: str) -> Iterator[Found]:
+    for name, inner in _children(folder):
+        path = os.path.join(folder, name)
+        if inner:
+            yield from _local_listing(path)
+        else:
+            yield _listed(path)
+
+
+def _children(folder: str) -> list[tuple[str, bool]]:
+    """Return the names in a folder, sorted, each with whether it is a folder to walk into."""
+    fd = open_folder(folder)
     try:
-        with os.scandir(folder) as entries:
-            children = sorted(entries, key=lambda entry: entry.name)
+        with os.scandir(fd) as entries:
+            return sorted((entry.name, _is_inner(entry)) for entry in entries)
     except OSError as error:
         raise NotFoundError(f"cannot be listed: {error.strerror}", path=folder) from None
-    for child in children:
-        try:
-            inner = child.is_dir(follow_symlinks=False) and child.name not in SKIPPED_FOLDERS
-        except OSError:
-            inner = False
-        if inner:
-            yield from _local_listing(child.path)
-        else:
-            yield _listed(child.path)
+    finally:
+        os.close(fd)
+
+
+def _is_inner(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False) and entry.name not in SKIPPED_FOLDERS
+    except OSError:
+        return False
 
 
 def _listed(path: str) -> Found:

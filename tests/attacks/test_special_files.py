@@ -187,6 +187,8 @@ OTHERS = {
     "formats/files/partial_files.py": "folders, to flush them",
     "service/storage/stores.py": "folders, to flush them",
     "service/records/owners.py": "/proc",
+    "service/server/pages/render.py": "of the installation",
+    "service/server/work/sources.py": "opens a path only to ask where it is, and reads nothing of it",
     "formats/files/named_texts.py": "texts a person names, which may come through a pipe",
     "converters/proof/witnesses/child_process.py": "what a child wrote into a folder of our own",
     "converters/proof/witnesses/programs/hearing.py": "what the parent wrote into a folder of its own",

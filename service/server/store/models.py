@@ -259,7 +259,7 @@ def facets(store: Store) -> dict[str, dict[str, int]]:
     for name in FACETS:
         query = sa.select(columns[name].label("value"), sa.func.count().label("models"))
         rows = store.all(query.select_from(_joined(store)).group_by(columns[name]))
-        found[name] = {row["value"]: row["models"] for row in sorted(rows, key=lambda row: -row["models"])}
+        found[name] = {row["value"] or "": row["models"] for row in sorted(rows, key=lambda row: -row["models"])}
     return found
 
 

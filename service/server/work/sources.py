@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggferry.formats.errors import AccessError, NotFoundError, RefusedError, UsageError
+from ggferry.formats.files.local_files import confined, open_folder
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.service.storage.urls import WEB
 
@@ -82,13 +83,9 @@ def is_within(path: str, root: str) -> bool:
 def browse(path: str, roots: Sequence[str]) -> list[dict[str, Any]]:
     """Return what is in a folder below a root: name, path, 'folder', 'file' or 'other', bytes."""
     real = real_path(local_path(path), roots)
+    with confined(roots):
+        fd = open_folder(real)
     try:
-        fd = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        raise NotFoundError("no such folder", path=path) from None
-    try:
-        if not any(is_within(os.readlink(f"/proc/self/fd/{fd}"), root) for root in roots):
-            raise RefusedError("a link that leads out of the roots: it was not followed", path=path)
         with os.scandir(fd) as entries:
             found = [_entry(entry, real) for entry in entries]
     finally:

@@ -20,7 +20,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.errors import BusyError, ChecksumError, GgferryError, NotFoundError, RefusedError, UsageError
-from ggferry.formats.files.partial_files import NAME_MAX
+from ggferry.formats.files.local_files import open_file
+from ggferry.formats.files.partial_files import NAME_MAX, sync_folder
 from ggferry.service.plan.make_plan import Wanted
 from ggferry.service.plan.make_plan import plan as make
 from ggferry.service.records.plan_file import ARCHIVE, BAD, CONVERT, DUPLICATE, SKIP, Entry
@@ -96,8 +97,8 @@ class Uploads:
             os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         for place, _, _ in os.walk(folder):
-            _sync_folder(place)
-        _sync_folder(self.settings.quarantine)
+            sync_folder(os.path.join(place, ""))
+        sync_folder(os.path.join(self.settings.quarantine, ""))
 
     def check_room(self, token: Token, more: int) -> None:
         """Raise RefusedError where a token's quota or the disk has no room for `more` bytes."""
@@ -260,8 +261,8 @@ class Uploads:
                 entries = self._planned(inside)
                 check_models(entries)
                 os.rename(inside, outside)
-                _sync_folder(self.settings.uploads)
-                _sync_folder(self.settings.quarantine)
+                sync_folder(os.path.join(self.settings.uploads, ""))
+                sync_folder(os.path.join(self.settings.quarantine, ""))
             else:  # killed between the move and its record
                 entries = self._planned(outside)
             values = {"state": ACCEPTED, "summary": summary(entries), "error": None}
@@ -280,7 +281,7 @@ class Uploads:
         found = self.store.first(sa.select(table.c.files).where(table.c.id == key)) or {"files": []}
         for each in found["files"]:
             if each.get("sha256"):
-                with open(os.path.join(folder, each["name"]), "rb") as file:
+                with open(open_file(os.path.join(folder, each["name"]), folder), "rb") as file:
                     came = hashlib.file_digest(file, "sha256").hexdigest()
                 if came != each["sha256"]:
                     words = "not the bytes that were announced"
@@ -368,11 +369,3 @@ def _listed(each: Mapping[str, Any]) -> dict[str, Any]:
 
 def _below(path: Any, folder: str) -> Any:
     return os.path.relpath(path, folder) if isinstance(path, str) and path.startswith(folder + "/") else path
-
-
-def _sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
