@@ -19,7 +19,7 @@ from ggferry.service.cli.app import _run
 from helpers.witnesses import FIXTURES
 
 SOURCE = FIXTURES / "hf" / "ckpt" / "llama_k256"
-TYPES = "q4_k_m,keep,q8_0,f16"
+TYPES = "q4_k_m,keep,f16"
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(3, marks=pytest.mark.slow)])

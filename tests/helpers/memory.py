@@ -6,11 +6,16 @@ import json
 import subprocess
 import sys
 
-# The child measures itself: pytest's own memory would hide what it adds.
+# The child measures itself: pytest's own memory would hide what it adds. Compiled kernels, which else are loaded where
+# there is much to do, are loaded for small models, too: they take the same memory whatever the model's size is.
 RUN = """
 import json, resource, sys
+from ggferry.quant import kernels
 from ggferry.service.cli.app import _run
+kernels.ENOUGH = kernels.ENOUGH_WITH_NUMBA = 0
 code = _run(sys.argv[1:])
+if kernels._pool is not None:
+    kernels._pool.shutdown()
 print(json.dumps({"code": code, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 """
 
