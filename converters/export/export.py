@@ -40,7 +40,7 @@ from ggferry.formats.files.digests import Digests, digest
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.output_folder import OutputFolder
-from ggferry.formats.files.sources import LocalFile
+from ggferry.formats.files.sources import LocalFile, known_by
 from ggferry.formats.json_files.text import load_object
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.threads import workers
@@ -323,7 +323,7 @@ def _lines(plan: FolderPlan, proof: Proof, target: str) -> tuple[str, str, str]:
     kinds = ", ".join(dict.fromkeys(entry.type.name for entry in shards.entries))
     count = f"{len(shards.names)} files" if shards.names[1:] else "1 file"
     return (
-        f"read     {checkpoint.path}: {what_was_read(checkpoint)}",
+        f"read     {known_by(checkpoint.path)}: {what_was_read(checkpoint)}",
         f"wrote    {target}: {plan.back.known.name}, {len(shards.entries)} tensors ({kinds}) in {count}, "
         f"{shards.nbytes:,} bytes",
         f"proved   {how_it_was_proved(proof)}",

@@ -32,7 +32,7 @@ def convert(
     from ggferry.converters.ladder import requests_of
     from ggferry.converters.request import request_of
 
-    with reached(source, given) as path:
+    with reached(source, given, tensors=not given["dry_run"]) as path:
         out = given["out"] if given["out"] is not None or not path.url else os.getcwd()
         wanted = requests_of(given["outtype"], out, lambda name: request_of(path, {**given, "outtype": name}))
         _convert(wanted, path, given)
@@ -52,7 +52,7 @@ def quantize(
     from ggferry.converters.ladder import requests_of
     from ggferry.converters.request import by_flag
 
-    with reached(source, given) as path:
+    with reached(source, given, tensors=not given["dry_run"]) as path:
         wanted = requests_of(outtype, out, lambda name: quantize_request(path, out, name, given, by_flag))
         _convert([replace(request, jobs=threads) for request in wanted], path, given)
 

@@ -137,6 +137,13 @@ def test_the_other_commands_take_urls(site: Web, tmp_path: Path) -> None:
     assert ggferry.plan(f"{site.url}/small").source.startswith(site.url)
 
 
+def test_a_plan_fetches_no_tensors(site: Web) -> None:
+    model = ROOT / "fixtures/hf/out/llama/llama.f32.gguf"
+    (site.root / "m.gguf").write_bytes(model.read_bytes())
+    command("convert", f"{site.url}/m.gguf", "--dry-run")
+    assert site.rules.sent < model.stat().st_size / 2
+
+
 @pytest.mark.parametrize("cache", [0, 64 << 30])
 def test_a_legacy_file_in_parts_is_found_whole(site: Web, tmp_path: Path, cache: int) -> None:
     for path in (ROOT / "fixtures/legacy-llama/ggmf1-20230330-2part").iterdir():
