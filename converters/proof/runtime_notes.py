@@ -83,6 +83,7 @@ EXPLAINED = (
         "missing tensor", "gemma3n", "blk.{n}.attn_k_norm.weight",
         "transformers 5 saves none where they are taken over", "blocks take over keys and values from the 21st on",
     ),
+    Explained("unread", "gpt2", "*.feed_forward_activation", "GELU in llama.cpp", "it computes GELU in every gpt2"),
     Explained("unread", "jais", "*.attention.scale", "fixed in llama.cpp", "it divides scores by the width of a head"),
     Explained("unread tensor", "plm", "output.weight", "llama.cpp's has none", "an output of its own"),
     Explained("unread", "olmoe", "*.expert_weights_norm", "never in llama.cpp", "sum to one in olmoe"),
