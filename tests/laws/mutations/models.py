@@ -29,8 +29,10 @@ MODELS = {
     **{name: Model(name) for name in (
         "minimax_m2", "granitemoe", "exaone_moe", "smollm3", "arcee", "mellum one base", "laguna", "hy_v3", "llama4",
         "nemotron", "kimi linear", "granite hybrid", "minicpm3", "dots1", "seed_oss", "glm4moe", "exaone4", "olmo3",
-        "glm4", "afmoe", "jamba", "apertus",
+        "glm4", "afmoe", "jamba", "apertus", "qwen3vl", "qwen3vlmoe", "olmoe", "jais2", "ernie4_5", "ernie4_5_moe",
+        "phimoe", "qwen3next", "qwen35", "lfm2", "gemma3n",
     )},
+    "gemma4 shared": Model("gemma4 shared", {"vocab_size_per_layer_input": 400}),
     "mimo2": Model("mimo2", WINDOW),
     "mimo2 of a window": Model("mimo2", WINDOW, {"sliding_window_size": 29}),
     "llama3": Model("llama llama3"),
