@@ -185,6 +185,7 @@ OTHERS = {
     "formats/files/local_files.py": "here it is done",
     "formats/memory_cap.py": "/proc",
     "formats/files/partial_files.py": "folders, to flush them",
+    "formats/files/output_folder.py": "folders, to flush them",
     "service/storage/stores.py": "folders, to flush them",
     "service/records/owners.py": "/proc",
     "service/server/pages/render.py": "of the installation",
@@ -192,7 +193,6 @@ OTHERS = {
     "formats/files/named_texts.py": "texts a person names, which may come through a pipe",
     "converters/proof/witnesses/child_process.py": "what a child wrote into a folder of our own",
     "converters/proof/witnesses/programs/hearing.py": "what the parent wrote into a folder of its own",
-    "converters/proof/witnesses/programs/llama_cpp_logits.py": "what it wrote itself",
     "support/registry.py": "of the installation",
     "quant/codecs/grids.py": "of the installation",
 }

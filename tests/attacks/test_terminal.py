@@ -253,8 +253,8 @@ def test_a_run_on_a_terminal_prints_names_to_the_letter(tmp_path: Path) -> None:
     assert r"[bold]x[red]:bomb:\udcff" in shown and r"\x1b[31m" in shown
 
 
-PRINTS = {"service/cli/terminal.py", "service/cli/progress_bar.py"}
-"""Where printing is done: lines, JSON, and the bar."""
+PRINTS = {"service/cli/terminal.py", "service/cli/progress_bar.py", "service/server/guard/observe.py"}
+"""Where printing is done: lines, JSON, the bar, and the server's log, a line of which is JSON."""
 
 
 def test_nothing_prints_past_the_one_place() -> None:

@@ -46,6 +46,14 @@ MADE_ARCHITECTURES = {
          "xverse"),
         "converters/architectures/test_published_kin.py",
     ),
+    **dict.fromkeys(
+        ("jais", "maincoder", "nanbeige", "plm", "refact", "smallthinker", "spark2_5"),
+        "converters/architectures/test_runtime_alone.py",
+    ),
+    **dict.fromkeys(
+        ("dream", "llada", "llada-moe", "rnd1"), "converters/architectures/test_published_kin.py"
+    ),
+    **dict.fromkeys(("deepseek2-ocr", "grovemoe"), "converters/architectures/test_published_names.py"),
     **dict.fromkeys(("grok", "plamo", "plamo2", "plamo3"), "converters/architectures/test_unclassed.py"),
     **dict.fromkeys(
         ("eurobert", "gemma-embedding", "jina-bert-v2", "llama-embed", "modern-bert", "neo-bert"),
