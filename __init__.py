@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         TensorFacts,
         Verification,
     )
+    from ggferry.service.library.comparing import compare
     from ggferry.service.library.conversions import convert, ladder, plan, quantize, verify
     from ggferry.service.library.editing import Edited, edit
     from ggferry.service.library.examining import Diagnosis, doctor, repair
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ggferry.service.library.conversions": "convert ladder plan quantize verify",
+    "ggferry.service.library.comparing": "compare",
     "ggferry.service.library.models": "inspect open_model forward tokenize",
     "ggferry.service.library.editing": "Edited edit",
     "ggferry.service.client.client": "Client Fetched",
@@ -150,6 +152,7 @@ __all__ = [
     "VerificationError",
     "__version__",
     "check_shards",
+    "compare",
     "convert",
     "diff",
     "doctor",

@@ -25,6 +25,7 @@ COMMANDS = {
     "files.editing": ("edit",),
     "files.doctoring": ("doctor",),
     "files.surveying": ("hash", "diff"),
+    "files.comparing": ("compare",),
     "files.rewriting": ("split", "merge"),
     "archive": ("plan", "apply", "ledger"),
     "server.serve": ("serve",),

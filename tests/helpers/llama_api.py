@@ -71,7 +71,8 @@ class Llama:
 
 
 def encoded_and_decoded(path: str, encode: Sequence[int], decode: Sequence[int], folder: Path) -> np.ndarray:
-    """Logits of the decoder at each token of `decode`; states of the encoder where there is none to decode."""
+    """Logits of the decoder at each token of `decode`; states of the encoder where there is none to decode. A model
+    without an encoder is given nothing to encode."""
     target = str(folder / "llama.npy")
     command = [sys.executable, __file__, path, json.dumps(list(encode)), json.dumps(list(decode)), target]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -103,7 +104,8 @@ def main(path: str, encode: str, decode: str, target: str) -> None:
     llama.begin()
     if not second:
         llama.call("llama_set_embeddings", None, llama.context, c.c_bool(True))
-    llama.run("llama_encode", first)
+    if first:
+        llama.run("llama_encode", first)
     if second:
         llama.run("llama_decode", second)
         vocabulary = llama.call("llama_model_get_vocab", c.c_void_p, c.c_void_p(llama.model))

@@ -1,0 +1,67 @@
+"""`compare`: the quality of two models on a text."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ggferry.service.library.keywords import StrPath
+from ggferry.service.sources.at_hand import at_hand
+from ggferry.support.progress import Stage, silent
+
+if TYPE_CHECKING:
+    from ggferry.converters.examine.quality import Quality
+
+
+def compare(
+    first: StrPath, second: StrPath, text: StrPath, *, context: int = 512, chunks: int | None = None,
+    jobs: int | None = None, progress: Stage = silent,
+) -> Quality:  # fmt: skip
+    """Compare two models of one vocabulary on a text, as `ggferry compare` does.
+
+    Args:
+        first: The base: a model of any container.
+        second: The model that is judged.
+        text: A file of text.
+        context: Tokens of a chunk.
+        chunks: The most chunks; None for all.
+        jobs: Worker threads; None: one per core.
+        progress: As for `convert`.
+
+    Returns:
+        Perplexities, KL divergence and agreement after every chunk, as llama-perplexity defines them.
+
+    Raises:
+        InconsistentError: The vocabularies differ.
+        GgferryError: As `open_model`.
+
+    Example:
+        >>> ggferry.compare("a.gguf", "b.gguf", "text.txt", context=64).chunks[-1].same_top.value > 0.5
+        True
+    """
+    with at_hand(os.fspath(first)) as a, at_hand(os.fspath(second)) as b:
+        stage = b.staged(a.staged(progress))
+        return quality_of(a, b, os.fspath(text), context=context, chunks=chunks, jobs=jobs, stage=stage)
+
+
+def quality_of(
+    first: str, second: str, text: str, *, context: int, chunks: int | None, jobs: int | None, stage: Stage
+) -> Quality:
+    """Return the comparison of two local models. Raises as `compare`."""
+    from ggferry.converters.examine.quality import quality, tokens_of
+    from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
+    from ggferry.converters.understand import graph_of
+    from ggferry.formats.errors import MissingError
+    from ggferry.formats.files.local_files import Named
+    from ggferry.formats.files.named_texts import lines_of
+
+    a, b = graph_of(first), graph_of(second)
+    try:
+        sides = [load_tokenizer(graph.checkpoint, graph.sizes.get("n_vocab", 0)) for graph in (a, b)]
+        if sides[0] is None or sides[1] is None:
+            raise MissingError("a model without a vocabulary reads no text", path=first if sides[0] is None else second)
+        tokens, begin = tokens_of("\n".join(lines_of(Named(text))), sides[0], sides[1], second)
+        return quality(a, b, tokens, first=begin, context=context, chunks=chunks, jobs=jobs, stage=stage)
+    finally:
+        a.checkpoint.close()
+        b.checkpoint.close()
