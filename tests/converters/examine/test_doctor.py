@@ -149,7 +149,9 @@ def today(path: Path, kinds: str = "Q8_0") -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "BF16", "Q4_0", "Q5_1"])
+@pytest.mark.parametrize(
+    "kind", ["Q8_0", "BF16", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_0", "Q5_1"))]
+)
 def test_a_big_endian_file_of_todays_converter_is_recognized_and_repaired(kind: str, tmp_path: Path) -> None:
     path, out = today(tmp_path / "be.gguf", kind), tmp_path / "out.gguf"
     found = examine(str(path))

@@ -24,17 +24,14 @@ TEKKEN = sorted(DATA.glob("tekken_*.json"))
 MODELS = sorted(DATA.glob("*.model.v*"))
 
 
-@cache
-def loaded(path: Path) -> Tokenizer:
-    return find.load(find.files_of(str(path)) if path.suffix == ".json" else {"tokenizer.model": str(path)})
-
-
 def test_there_are_two_tekken_files_and_five_of_sentencepiece() -> None:
     assert len(TEKKEN) == 2 and len(MODELS) >= 4
 
 
-@pytest.mark.parametrize("path", TEKKEN, ids=lambda path: path.stem)
-def test_tekken_encodes_as_mistral_common_does(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=pytest.mark.slow if path != TEKKEN[-1] else ()) for path in TEKKEN], ids=str
+)
+def test_tekken_encodes_as_mistral_common_does(path: Path) -> None:
     theirs, ours = Tekkenizer.from_file(path), find.load({"tekken.json": str(path)})
     back = Tokenizer.from_kv(ours.to_kv(), path="again")  # through the keys of GGUF
     for made in (ours, back):
@@ -58,6 +55,7 @@ def test_sentencepiece_encodes_as_mistral_common_does(path: Path) -> None:
         assert encode(text, bos=True) == theirs.encode(text, bos=True, eos=False), text
 
 
+@pytest.mark.slow
 def test_the_library_is_asked_by_the_files_own_pattern() -> None:
     files = {"tekken.json": str(TEKKEN[0])}
     witness, _ = find.witness(files)
@@ -67,8 +65,13 @@ def test_the_library_is_asked_by_the_files_own_pattern() -> None:
     assert found.check.passed and found.by.startswith("tiktoken") and not found.excused
 
 
+@cache
+def pattern_of(path: Path) -> str:
+    return str(json.loads(path.read_text())["config"]["pattern"])
+
+
 def small(**changes: Any) -> dict[str, Any]:
-    pattern = json.loads(TEKKEN[0].read_text())["config"]["pattern"]
+    pattern = pattern_of(TEKKEN[0])
     vocab = [{"rank": n, "token_bytes": base64.b64encode(bytes([n])).decode()} for n in range(256)]
     vocab.append({"rank": 256, "token_bytes": base64.b64encode(b"ab").decode()})
     names = ["<unk>", "<s>", "</s>", "[X]"]
