@@ -138,8 +138,8 @@ def group_size(graph: ModelGraph, tokens: int) -> int:
 
 
 def write_imatrix(
-    path: str, recorder: Recorder, chunks: Sequence[Sequence[int]], dataset: str, *, output: bool, force: bool,
-    sources: Mapping[Identity, str] | None = None,
+    path: str, recorder: Recorder, chunks: Sequence[Sequence[int]], datasets: Sequence[str], *, output: bool,
+    force: bool, sources: Mapping[Identity, str] | None = None,
 ) -> int:  # fmt: skip
     """Write the importance matrix, and return the number of its entries.
 
@@ -147,7 +147,7 @@ def write_imatrix(
         path: The file to write.
         recorder: The sums.
         chunks: The chunks they were measured on.
-        dataset: The name of the text, for `imatrix.datasets`.
+        datasets: The names of the texts, for `imatrix.datasets`.
         output: Whether to write the entry of the output matrix.
         force: Whether to replace an existing file.
         sources: Files that must not be replaced.
@@ -170,7 +170,7 @@ def write_imatrix(
         tensors.append((f"{name}.counts", kind, counts.shape if matrices > 1 else (1,), counts))
     keys: dict[str, Value] = {
         "general.type": string("imatrix"),
-        "imatrix.datasets": array(ValueType.STRING, [dataset]),
+        "imatrix.datasets": array(ValueType.STRING, list(datasets)),
         "imatrix.chunk_count": u32(len(chunks)),
         "imatrix.chunk_size": u32(len(chunks[0])),
     }

@@ -133,7 +133,7 @@ def forward(
 @offers("imatrix")
 def imatrix(
     file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can run; a path or a URL.")],
-    text: Annotated[str, typer.Option("--text", help="A UTF-8 text file to run through the model.")],
+    text: Annotated[list[str], typer.Option("--text", help="A UTF-8 text file to run through the model; repeatable.")],
     out: Annotated[str, typer.Option("--outfile", "-o", help="The GGUF imatrix to write.")] = "imatrix.gguf",
     chunk_size: Annotated[int, typer.Option("--chunk-size", min=2, help="Tokens a chunk.")] = 512,
     chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="At most so many chunks.")] = None,
@@ -150,7 +150,7 @@ def imatrix(
 
 
 def _measured(
-    path: AtHand, text: str, out: str, chunk_size: int, chunks: int | None, output: bool, given: dict[str, Any]
+    path: AtHand, texts: list[str], out: str, chunk_size: int, chunks: int | None, output: bool, given: dict[str, Any]
 ) -> tuple[int, list[list[int]]]:
     """Write the matrix; return how many weights it has, and the tokens of each chunk."""
     from ggferry.converters.forward.importance_matrix import chunks_of, measure, write_imatrix
@@ -164,15 +164,15 @@ def _measured(
         tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
         if tokenizer is None:
             raise RefusedError("the file has no vocabulary", path=path)
-        parts = chunks_of(tokenizer, text_of(text), chunk_size, chunks)
+        parts = [part for text in texts for part in chunks_of(tokenizer, text_of(text), chunk_size)][:chunks]
     check_target(out, overwrite=given["force"], sources=opened.identities)
     with shown("tokens", sum(map(len, parts)), wanted=not given["as_json"], counts=True) as progress:
         recorder = measure(graph, parts, progress)
     opened.check_unchanged()
     path.check_unchanged()
-    name = os.path.basename(text)
+    names = [os.path.basename(text) for text in texts]
     count = write_imatrix(
-        out, recorder, parts, name, output=output, force=given["force"], sources=opened.identities
+        out, recorder, parts, names, output=output, force=given["force"], sources=opened.identities
     )  # fmt: skip
     graph.checkpoint.close()
     return count, parts

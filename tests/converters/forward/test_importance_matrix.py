@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.formats.readers.gguf import open_gguf
+from ggferry.service.cli.app import _run
 from helpers.peers import Peers
 
 
@@ -65,9 +67,9 @@ def test_experts_are_counted_one_by_one_and_the_matrix_can_be_used(fixtures: Pat
     chunks = chunks_of(tokenizer, (fixtures / "tokenizers/corpus.txt").read_text()[:4000], 32, 6)
     recorder = measure(graph, chunks)
     path = tmp_path / "imatrix.gguf"
-    assert write_imatrix(str(path), recorder, chunks, "corpus", output=False, force=False) == len(recorder.sums) - 1
+    assert write_imatrix(str(path), recorder, chunks, ["corpus"], output=False, force=False) == len(recorder.sums) - 1
     with pytest.raises(RefusedError):
-        write_imatrix(str(path), recorder, chunks, "corpus", output=False, force=False)
+        write_imatrix(str(path), recorder, chunks, ["corpus"], output=False, force=False)
     matrix = read_imatrix(str(path))
     name = "blk.0.ffn_up_exps.weight"
     shape = graph.by_name[name].shape
@@ -155,5 +157,25 @@ def test_only_matrices_of_blocks_are_written(fixtures: Path, tmp_path: Path) -> 
     assert "output.weight" not in graph.by_name
     recorder = measure(graph, [[1, 2, 3, 4]])
     assert "token_embd.weight" in recorder.sums
-    write_imatrix(str(tmp_path / "i.gguf"), recorder, [[1, 2, 3, 4]], "none", output=True, force=False)
+    write_imatrix(str(tmp_path / "i.gguf"), recorder, [[1, 2, 3, 4]], ["none"], output=True, force=False)
     assert all(name.startswith("blk.") for name in arrays(tmp_path / "i.gguf"))
+
+
+def test_several_texts_are_measured_together(fixtures: Path, tmp_path: Path) -> None:
+    """The sums of two texts are those of each, added; each is cut into chunks by itself."""
+    source = fixtures / "hf/ckpt/llama"
+    words = (fixtures / "tokenizers/corpus.txt").read_text()
+    for name, text in (("a.txt", words[:1500]), ("b.txt", words[1500:4000])):
+        (tmp_path / name).write_text(text)
+
+    def sums(*names: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        out = tmp_path / f"{''.join(names)}.gguf"
+        told = [part for name in names for part in ("--text", str(tmp_path / name))]
+        assert _run(["imatrix", str(source), *told, "--chunk-size", "32", "-o", str(out)]) == 0
+        return arrays(out), {key: value.data for key, value in open_gguf(str(out)).metadata.items()}
+
+    (first, one), (second, other), (both, keys) = sums("a.txt"), sums("b.txt"), sums("a.txt", "b.txt")
+    assert keys["imatrix.chunk_count"] == one["imatrix.chunk_count"] + other["imatrix.chunk_count"]
+    assert list(keys["imatrix.datasets"]) == ["a.txt", "b.txt"]
+    for name, found in both.items():
+        assert np.allclose(found, first[name] + second[name], rtol=1e-5), name
