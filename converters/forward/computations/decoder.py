@@ -107,7 +107,7 @@ def _fed(model: Model, block: str, x: Tensor, start: Tensor) -> Tensor:
 
 def _before(model: Model, name: str, x: Tensor) -> Tensor:
     """Return x normalized, if the block reads a normalized input (the first one of ModernBERT does not)."""
-    without = model.recipe.norm_weights and not model.has(name)
+    without = model.recipe.norm_weights and not model.has_norm(name)
     return model.norm(name, x) if model.recipe.pre_norm and not without else x
 
 
