@@ -47,7 +47,7 @@ def test_no_test_can_be_skipped_or_looks_beside_the_project() -> None:
     files += [ROOT / name for name in ("pyproject.toml", "Makefile", "README.md")]
     beside = re.compile(r"\.\." + r"/shared\b")
     skips = re.compile(r"\bpytest\.(skip|importorskip|mark\.skip|mark\.skipif|mark\.xfail|xfail)\b")
-    for path in (path for path in files if path.suffix not in (".pyc", ".json") and path != Path(__file__)):
+    for path in (path for path in files if path.suffix not in (".pyc", ".json", ".png") and path != Path(__file__)):
         text = path.read_text(encoding="utf-8")
         assert not beside.search(text), path
         assert not (path.suffix == ".py" and skips.search(text)), path
