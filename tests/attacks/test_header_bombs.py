@@ -437,9 +437,10 @@ HELD = """
 import resource, sys
 from ggferry.converters.model_graph import open_checkpoint as opening
 from ggferry.formats import memory_cap
+from ggferry.formats.reader import Match
 def hold(path, layouts): return bytearray(1 << 30)
 class Reader: open = staticmethod(hold)
-opening.find_reader = lambda path: (Reader, None)
+opening.find_reader = lambda path: (Reader, Match("ggjt"))
 memory_cap.ration(200 << 20)
 try: opening.open_checkpoint(sys.argv[1])
 except Exception as error: print(type(error).__name__, error, file=sys.stderr)
