@@ -169,8 +169,14 @@ def test_configurations_of_code_outside_transformers_are_all_used(config: dict[s
     assert unread(config) == set()
 
 
-OTHERS_FIRST = {"max_position_embeddings", "n_positions", "num_attention_heads", "rope_theta"}
-"""Keys that a table calls harmless beside the place it asks first."""
+OTHERS_FIRST = {
+    "max_position_embeddings",
+    "n_positions",
+    "num_attention_heads",
+    "num_nextn_predict_layers",
+    "rope_theta",
+}
+"""Keys that a table calls harmless beside the place it asks first, or reads with `--mtp` alone."""
 
 
 def test_harmless_keys_have_a_reason_and_are_not_read_anyway() -> None:
