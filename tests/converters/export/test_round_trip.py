@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from safetensors import safe_open
 
 from ggferry.converters.export.export import export
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -19,6 +18,7 @@ from ggferry.converters.request import Request
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import UnsupportedError
+from helpers.road_back import check_tensors
 from helpers.tiny_models import IN_DOUBLE, TINY, TOKENS, make, relative, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,8 +36,6 @@ UNSAID = {
     "hunyuan vl": "items of rope_sections_stated",
 }
 """What no configuration says, and is refused."""
-CHANGED = ("Pointwise", "Scaled", "Halved")
-"""Layouts that change values: what undoes them rounds."""
 
 
 def way_back(source: ModelGraph, folder: Path, **options: Any) -> Path:
@@ -46,35 +44,6 @@ def way_back(source: ModelGraph, folder: Path, **options: Any) -> Path:
     plain: dict[str, Any] = {"level": "fast", "vocab": VocabOptions(none=True), **options}
     export(Request(str(gguf), str(out), to="safetensors", **plain))
     return out
-
-
-def tensors(folder: Path) -> dict[str, np.ndarray]:
-    """Return every tensor of a folder, as safetensors' own library reads it."""
-    found: dict[str, np.ndarray] = {}
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "np") as file:
-            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return found
-
-
-def check_tensors(before: Path, after: Path) -> None:
-    """Every tensor that the folder has as the original had it is the same, bit for bit."""
-    old, new = tensors(before), tensors(after)
-    listed = json.loads((after / "ggferry.receipt.json").read_text())["tensors"]
-    changed = {one["name"] for one in listed if set(one.get("undone", ())) & set(CHANGED)}
-    shared, folded = set(old) & set(new), "FalconH1ForCausalLM" in (after / "config.json").read_text()
-    named = [json.loads((folder / "config.json").read_text())["architectures"] for folder in (before, after)]
-    assert shared or named[0] != named[1], "the names are others"
-    for name in shared:
-        if name.endswith("embed_tokens_per_layer.weight"):  # rows of tokens without one of their own are the first
-            assert old[name].tobytes() == new[name][: len(old[name])].tobytes()
-        elif folded:
-            continue
-        elif name in changed:
-            assert np.abs(old[name] - new[name]).max() <= 2.0**-22 * max(1.0, np.abs(old[name]).max()), name
-        else:
-            assert old[name].shape == new[name].shape, name
-            assert old[name].tobytes() == new[name].tobytes(), name
 
 
 def logits(folder: Path) -> np.ndarray:

@@ -1,0 +1,41 @@
+"""A checkpoint and the folder that came back from its GGUF, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+CHANGED = ("Pointwise", "Scaled", "Halved")
+"""Layouts that change values: what undoes them rounds."""
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    """Return every tensor of a folder as float32, as safetensors' own library reads it."""
+    found: dict[str, np.ndarray] = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:  # numpy has no bfloat16
+            found |= {name: file.get_tensor(name).float().numpy() for name in file.keys()}  # noqa: SIM118
+    return found
+
+
+def check_tensors(before: Path, after: Path) -> None:
+    """Every tensor that the folder has as the original had it is the same, bit for bit."""
+    old, new = tensors(before), tensors(after)
+    listed = json.loads((after / "ggferry.receipt.json").read_text())["tensors"]
+    changed = {one["name"] for one in listed if set(one.get("undone", ())) & set(CHANGED)}
+    shared, folded = set(old) & set(new), "FalconH1ForCausalLM" in (after / "config.json").read_text()
+    named = [json.loads((folder / "config.json").read_text())["architectures"] for folder in (before, after)]
+    assert shared or named[0] != named[1], "the names are others"
+    for name in shared:
+        if name.endswith("embed_tokens_per_layer.weight"):  # rows of tokens without one of their own are the first
+            assert old[name].tobytes() == new[name][: len(old[name])].tobytes()
+        elif folded:
+            continue
+        elif name in changed:
+            assert np.abs(old[name] - new[name]).max() <= 2.0**-22 * max(1.0, np.abs(old[name]).max()), name
+        else:
+            assert old[name].shape == new[name].shape, name
+            assert old[name].tobytes() == new[name].tobytes(), name
