@@ -156,6 +156,7 @@ def test_killed_five_times(tmp_path: Path) -> None:
     killed(tmp_path, data, 5, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.kills
 def test_killed_a_hundred_times(tmp_path: Path) -> None:
     data = Llama(n_ff=192, kind="F16", container="ggjt", version=1).write(tmp_path / "m.bin").read_bytes()
