@@ -202,10 +202,12 @@ def test_the_plan_is_not_believed_about_what_is_lost(lossy: Path, tmp_path: Path
 
 FOLLOW = {
     "*.inv_freq", "*.rotary.inv_freq", "*.rotary_emb.inv_freq", "rope.freqs", "embeddings.position_ids",
-    "model.layers.{n}.mlp.act_fn.*", "*.attn.rotary_emb.*", "rotary_pos_emb.inv_freq",
+    "model.layers.{n}.mlp.act_fn.*", "*.attn.rotary_emb.*", "rotary_pos_emb.inv_freq", "freqs_cis",
+    "*.attn.causal_mask", "*relative_pe.slopes", "*.version",
     *(f"*.{name}.{mask}" for name in ("attention", "attn") for mask in ("bias", "masked_bias")),
 }  # fmt: skip
-"""Drops of what the keys say already: rotary frequencies, position numbers, causal masks, xIELU's numbers."""
+"""Drops of what the keys say already: rotary frequencies, position numbers, causal masks, xIELU's numbers, ALiBi's
+slopes, and the version of a layout."""
 
 
 def test_a_drop_loses_unless_its_table_says_why_not() -> None:

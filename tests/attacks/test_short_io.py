@@ -76,7 +76,7 @@ def test_a_cache_that_lost_what_it_kept_gives_nothing_from_it(
 ) -> None:
     with remote:
         assert remote.read(0, BLOCK) == DATA[:BLOCK]
-        os.ftruncate(remote._fd, 0)
+        os.ftruncate(remote._blocks.fd, 0)
         assert remote.read(0, BLOCK) == DATA[:BLOCK]
 
         def broken(fd: int, data: Any, offset: int) -> int:
