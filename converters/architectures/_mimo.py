@@ -32,6 +32,6 @@ def heads_of_windows(values: Values) -> int:
     return 2 * int(values["heads_kv_full"])
 
 
-def heads_kv(values: Values) -> tuple[int, ...]:
+def heads_by_window(values: Values) -> tuple[int, ...]:
     """Return the heads of keys, block by block."""
     return tuple(values["heads_kv_swa" if window else "heads_kv_full"] for window in values["swa_layers"])

@@ -20,6 +20,7 @@ from ggferry.formats.gguf.values import ValueType
 _FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
 _IDLE = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
 """What says how a scaling is done, where there is none."""
+_ORIGINAL = "rope_parameters.original_max_position_embeddings"
 _LARGEST = 1 << 16
 """Most elements of a small tensor that follows from the configuration."""
 
@@ -175,6 +176,7 @@ def configuration(
         if (
             place is not None
             and param.name in values["taken"]
+            and not isinstance(value, bool)
             and known.keys
             and known.within + place not in known.solid
         ):
@@ -199,6 +201,8 @@ def _in_both_forms(config: dict[str, Any], known: KnownClass, values: Mapping[st
         part = {PARTIAL: config[PARTIAL]} if PARTIAL in config else {}
         stated = config.get("rope_parameters", {})
         whole = {**stated, **scaling, "rope_theta": plain(float(base)), **part}
+        if known.within + _ORIGINAL in known.solid:
+            whole.setdefault(_ORIGINAL.partition(".")[2], values["n_ctx"])  # its class computes with it, scaled or not
         config["rope_parameters"] = whole
         if "rope_scaling" in config:
             config["rope_scaling"] = whole  # it wins, where both are there
@@ -225,7 +229,9 @@ def _as_stated(param: HParam, known: KnownClass, place: str, value: Any) -> Any:
     """Return a value as config.json states it: in the source's words, null for what is not there."""
     if value is None or (param.unsayable is not None and value == param.unsayable):
         return None
-    if value == param.absent and not value and known.keys and known.within + place not in known.solid | known.whole:
+    newer = place.replace("rope_scaling.", "rope_parameters.")
+    spoken = {known.within + place, known.within + newer} & (known.solid | known.whole)
+    if value == param.absent and not value and known.keys and not spoken:
         return None
     if param.null is not None and value == param.null:
         number = known.within + place in known.whole and not param.silent

@@ -30,12 +30,13 @@ from ggferry.converters.proof.receipt import FORMAT, MAX_RECEIPT, how_it_was_pro
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request, open_source_of
+from ggferry.converters.tokenizers.files.find import NO_SPACE_PREFIX
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
 from ggferry.converters.write.watch_weights import check_sums
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import GgferryError, RefusedError, UsageError, VerificationError
+from ggferry.formats.errors import GgferryError, RefusedError, UnsupportedError, UsageError, VerificationError
 from ggferry.formats.files.digests import Digests, digest
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
@@ -155,6 +156,7 @@ def _texts(
     holder = config[back.known.within[:-1]] if back.known.within else config
     holder |= _ids(back.known, tokenizer)
     if tokenizer is not None:
+        _check_space(back.known, tokenizer, path)
         files = tokenizer_files(tokenizer, path)
         files["generation_config.json"] = as_json(generation(tokenizer))
     told = f"Converted by ggferry {ggferry.__version__} from `{os.path.basename(path)}`; see `{RECEIPT}`."
@@ -163,6 +165,16 @@ def _texts(
         "config.json": as_json(config), **files, "README.md": model_card(general, told),
         **({INDEX: index} if index else {}),
     }  # fmt: skip
+
+
+def _check_space(known: KnownClass, tokenizer: Tokenizer, path: str) -> None:
+    """Raise UnsupportedError for a vocabulary with a space before the text, where the class's tokenizer puts none."""
+    spaced = tokenizer.model == "llama" and tokenizer.flags.get("add_space_prefix", True)
+    if spaced and tokenizer.huggingface_json is None and known.model_type.startswith(NO_SPACE_PREFIX):
+        raise UnsupportedError(
+            "transformers puts no space before a text for this class, this vocabulary does", path=path,
+            found=known.name, hint="--no-vocab writes the tensors alone",
+        )  # fmt: skip
 
 
 def _ids(known: KnownClass, tokenizer: Tokenizer | None) -> dict[str, int | None]:

@@ -54,6 +54,8 @@ class KnownClass:
         rotary = {name for name in self.keys if name.startswith(f"{self.within}rope_parameters.")}
         if place.startswith(EITHER):
             return any(name.startswith(self.within + NESTED) for name in rotary)
+        if place == PARTIAL and self.within + NESTED + PARTIAL in self.keys:
+            return False
         old = place in ("rope_theta", PARTIAL) or place.startswith("rope_scaling.")
         flat = self.within + FLAT in rotary
         return bool(rotary) and (

@@ -91,7 +91,8 @@ def plan_back(graph: ModelGraph) -> BackPlan:
 def _candidates(graph: ModelGraph) -> Iterator[tuple[KnownClass, Dialect]]:
     """Yield the classes of the architecture with the dialects that their checkpoints may speak.
 
-    Classes of a text model alone come first, and last those without what makes words of the last states.
+    Classes of a text model alone come first, and last those without what makes words of the last states, which have
+    names of their own.
     """
     spoken = [each for each in graph.architecture.dialects.values() if each.source == "hf" and not each.types]
     named = (name for dialect in spoken for name in dialect.classes)
@@ -101,8 +102,10 @@ def _candidates(graph: ModelGraph) -> Iterator[tuple[KnownClass, Dialect]]:
         if known is None or not _fits(graph, known):
             continue
         own = [each for each in spoken if name in each.classes or not (each.classes or each.header)]
+        own.sort(key=lambda each: each.name != "headless")
         found += [(known, each) for each in own]
-    yield from sorted(found, key=lambda pair: (pair[1].name == "headless", bool(pair[0].within), not pair[0].keys))
+    headless = {name for each in spoken if each.name == "headless" for name in each.classes}
+    yield from sorted(found, key=lambda pair: (pair[0].name in headless, bool(pair[0].within), not pair[0].keys))
 
 
 def _fits(graph: ModelGraph, known: KnownClass) -> bool:

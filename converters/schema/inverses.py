@@ -122,9 +122,10 @@ def rope_dimensions(values: Values) -> Values:
 def fraction(part: int, whole: int) -> float:
     """Return the shortest number of which `whole` gives `part`."""
     for digits in range(1, 17):
-        found = float(f"{part / whole:.{digits}g}")
-        if int(whole * found) == part:
-            return found
+        above = math.ceil(part / whole * 10**digits) / 10**digits
+        for found in (float(f"{part / whole:.{digits}g}"), above):
+            if int(whole * found) == part:
+                return found
     return part / whole
 
 
@@ -197,6 +198,12 @@ def key_heads(values: Values) -> Values:
     keys, own_values = (values["blocks"].get(f"blk.{{n}}.attn_{part}.weight", ()) for part in "kv")
     return {"n_head_kv_swa": (own or other)[0], "n_head_kv_global": (other or own)[0],
             "n_head_kv_listed": (other or own)[0], "k_is_v": len(own_values) < len(keys)}  # fmt: skip
+
+
+def heads_by_window(values: Values) -> Values:
+    """MiMo-V2's heads of keys, in blocks with a window and in those without."""
+    found = key_heads(values)
+    return {"heads_kv_swa": found["n_head_kv_swa"], "heads_kv_full": found.get("n_head_kv_global", values["n_head_kv"])}
 
 
 def gemma_widths(values: Values) -> Values:
@@ -390,6 +397,7 @@ INVERSES: dict[str, Inverse] = {
     "widths": nemotron_kinds, "kinds": nemotron_kinds, "falcon_groups": groups, "groups": groups,
     "query_groups": groups, "interval": interval, "recurrent_layers": interval, "sparsity": sparsity,
     "pooling_type": pooling_type, "sparse_layers": sparse_layers, "key_heads": key_heads,
+    "heads_by_window": heads_by_window,
     "proportional_factors": proportional_factors, "turned_full": laguna_turned, "turned_windowed": laguna_turned,
     "score_scale": in_the_weights,
     "full_indexers": lambda values: {"index_full": values.get("index_full")},
@@ -399,6 +407,9 @@ HINGES: dict[str, Inverse] = {
     "scaled": lambda values: {"scaled": values.get("attn_scale") is None}, "sparse": sparse_layers,
     "kda_heads": lambda values: {"kda_heads": values["n_head"]},
     "moe_block": lambda values: {"moe_block": bool(values.get("n_expert"))},
+    "query_scalar": lambda values: {} if "attn_scale" in values else {"query_scalar": values.get("head_dim")},
+    "rope_fraction_swa": lambda values: {"rope_fraction_swa": rope_dimensions(values).get("rope_fraction")},
+    "norm_first": lambda values: {"norm_first": False},
     "gating": lambda values: {"gating": "head" if values.get("gate_width") == 1 else "element"},
 }  # fmt: skip
 """Hparam on which defaults or the presence of tensors depend → what tells it."""

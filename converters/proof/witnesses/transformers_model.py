@@ -56,6 +56,8 @@ NARROW = 5
 """A window that a short prompt exceeds: both sides compute with it, and the model's own are compared as numbers."""
 _FAR = 8
 """Tokens of the far prompt."""
+_ANGLES_LISTED = ("gptj",)
+"""Whose classes in transformers look angles up in a table, which ends with the context."""
 _KINDS = {"t5": "seq2seq", "whisper": "speech", "t5encoder": "states"}
 _WEIGHTS = {"safetensors": "model.safetensors", "pytorch": "pytorch_model.bin"}
 _STORED = {"BF16": "bfloat16", "F16": "float16"}
@@ -147,15 +149,15 @@ def _kind(graph: ModelGraph) -> str:
 def _prompts(graph: ModelGraph) -> list[Prompt]:
     """Return the prompts that transformers is asked.
 
-    These are the first prompt; consecutive tokens beyond the original context, or at the end of learned positions; and
-    the experts' prompt.
+    These are the first prompt; consecutive tokens beyond the original context, or at the end of a table of positions;
+    and the experts' prompt.
     """
     texts = [_unpadded(graph, text) for text in prompts(graph) if text.places.positions is None]
     sizes, original = graph.sizes, original_context(graph.sizes)
-    learned = learned_positions(graph)
+    learned, listed = learned_positions(graph), graph.architecture.name in _ANGLES_LISTED
     turned = (learned or sizes.get("n_rot")) and not sizes.get("max_alibi")
     if _kind(graph) == "logits" and can_place(graph) and turned and original >= 2 * _FAR:
-        first = original - (_FAR if learned else 2)
+        first = original - (_FAR if learned or listed else 2)
         at = tuple(range(first, first + _FAR))
         texts.insert(1, Prompt("far", spread(sizes["n_vocab"], _FAR, 16), Places(at)))
     return texts

@@ -27,12 +27,10 @@ LIMIT, LOOSE = 1e-5, 2e-4
 QUICK = ("llama llama3", "qwen2 window", "mixtral", "gemma3", "gpt2", "deepseek v3", "falcon 40b")
 SEEING = ("qwen2vl", "qwen3vl", "qwen3vlmoe")
 """Text halves without a class of their own: the weights of the half that sees are not there."""
-OTHERWISE = ("falcon-h1 normed, tied", "glm4v", "glm ocr", "granite_swa listed", "helium", "paddleocr")
+OTHERWISE = ("glm4v", "glm ocr", "granite_swa listed", "helium", "paddleocr")
 """What ggferry reads as the same model and transformers computes otherwise: `--witness transformers` refuses it."""
 UNSAID = {
     "cohere2moe sigmoid": "does not lead back to cohere2moe.attention.rope_pattern",
-    "mimo2": "nothing says what attention.head_count_kv is",
-    "mimo2 otherwise": "nothing says what attention.head_count_kv is",
     "hunyuan vl": "items of rope_sections_stated",
 }
 """What no configuration says, and is refused."""

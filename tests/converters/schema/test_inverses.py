@@ -1,0 +1,20 @@
+"""Inverses of derivations that no checkpoint of the other tests exercises."""
+
+from __future__ import annotations
+
+import pytest
+
+from ggferry.converters.schema.inverses import fraction
+
+
+@pytest.mark.parametrize("whole", [24, 64, 80, 96, 128, 192])
+def test_a_fraction_of_a_head_turns_as_much_of_it(whole: int) -> None:
+    for part in range(2, whole + 1, 2):
+        assert int(whole * fraction(part, whole)) == part, part
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "expected"), [(8, 24, 0.34), (32, 128, 0.25), (64, 192, 0.334), (64, 64, 1.0)]
+)
+def test_a_fraction_is_short(part: int, whole: int, expected: float) -> None:
+    assert fraction(part, whole) == expected
