@@ -46,6 +46,7 @@ SPEC = Architecture(
             drops=common.DROPS,
             given={"causal": False, "tied": True},
             renames=half.BARE,
+            respelled=tuple((table, written, "causal == 0") for written, table in half.BARE),
             remarks=gemma.REMARKS,
             harmless=(common.UNBIASED, embeddings.HARMLESS),
         ),
