@@ -155,7 +155,9 @@ def _prompts(graph: ModelGraph) -> list[Prompt]:
     texts = [_unpadded(graph, text) for text in prompts(graph) if text.places.positions is None]
     sizes, original = graph.sizes, original_context(graph.sizes)
     learned, listed = learned_positions(graph), graph.architecture.name in _ANGLES_LISTED
-    turned = (learned or sizes.get("n_rot")) and not sizes.get("max_alibi")
+    # LLaMA 4's queries grow with the number of tokens so far, which gaps between positions do not change
+    counted = recipe_of(graph.architecture.recipe, graph.dialect.conventions).temperature == "unrotated"
+    turned = (learned or sizes.get("n_rot")) and not sizes.get("max_alibi") and not counted
     if _kind(graph) == "logits" and can_place(graph) and turned and original >= 2 * _FAR:
         first = original - (_FAR if learned or listed else 2)
         at = tuple(range(first, first + _FAR))

@@ -143,14 +143,14 @@ def _stage(error: GgferryError) -> str:
     return error.message.split(" ")[0] if stage == "witness" else stage
 
 
-def _forked(program: str, folder: str, seconds: float) -> str | None:
+def _forked(program: str, folder: str, seconds: float) -> child_process.Answer | None:
     """In the place of `child_process._run`: the program in a fork of this process. Once in a while a fork of a process
     with threads hangs: it is tried again."""
     for _ in range(3):
         code = _once(program, folder)
         if code != -signal.SIGALRM:
             break
-    return f"its process ended with {code}" if code else None
+    return child_process.Answer(why=f"its process ended with {code}", refused=True) if code else None
 
 
 def _once(program: str, folder: str) -> int:

@@ -28,7 +28,7 @@ MODELS = {
     )},
     **{name: Model(name) for name in (
         "minimax_m2", "granitemoe", "exaone_moe", "smollm3", "arcee", "mellum one base", "laguna", "hy_v3", "llama4",
-        "nemotron", "kimi linear", "granite hybrid", "minicpm3", "dots1", "seed_oss", "glm4moe", "exaone4", "olmo3",
+        "nemotron", "kimi linear", "granite hybrid", "minicpm3", "dots1", "seed_oss", "glm4moe", "olmo3",
         "glm4", "afmoe", "jamba", "apertus", "qwen3vl", "qwen3vlmoe", "olmoe", "jais2", "ernie4_5", "ernie4_5_moe",
         "phimoe", "qwen3next", "qwen35", "lfm2", "gemma3n",
     )},
