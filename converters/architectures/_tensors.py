@@ -46,7 +46,7 @@ def linear(
 def norm(
     name: str, source: str, *, width: str = "n_embd", layout: Layout = SAME, bias: Condition = False, when: str = ""
 ) -> tuple[Role, ...]:
-    """Return the weights of a norm, kept in float32, and its biases: `norm("attn_norm", "input_layernorm")`."""
+    """Return the weights of a norm, kept in float32, and its biases."""
     weight = tensor(f"{name}.weight", width, f"{source}.weight", layout, f32=True, when=when)
     return (weight, *_bias(name, width, source, SAME, bias, when))
 
@@ -90,14 +90,20 @@ def paired_attention(*, bias: Condition = False, output_bias: Condition = False)
     )
 
 
-def llama_block() -> tuple[Role, ...]:
-    """Return the block of LLaMA, without biases: a norm before attention, a norm before the gated network."""
+def pre_norm(attending: Sequence[Role], feeding: Sequence[Role], *, bias: Condition = False) -> tuple[Role, ...]:
+    """Return a block that reads normalized inputs, under transformers' usual names: the norm before attention, what
+    attends, the norm before the feed-forward, what feeds forward. `bias`: of both norms."""
     return (
-        *norm("attn_norm", "input_layernorm"),
-        *paired_attention(),
-        *norm("ffn_norm", "post_attention_layernorm"),
-        *gated(),
+        *norm("attn_norm", "input_layernorm", bias=bias),
+        *attending,
+        *norm("ffn_norm", "post_attention_layernorm", bias=bias),
+        *feeding,
     )
+
+
+def normed_attention(*, shapes: Sequence[str] = PER_HEAD) -> tuple[Role, ...]:
+    """Return `attention` without biases and `qk_norm`, as Qwen 3 has them."""
+    return (*attention(), *qk_norm(shapes=shapes))
 
 
 def fused_attention(

@@ -18,10 +18,10 @@ ROLES = roles(
     tensors.embedding(),
     rope.LLAMA3_FREQUENCIES,
     block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.plain(bias="mlp_bias == 1"),
+        tensors.pre_norm(
+            tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+            tensors.plain(bias="mlp_bias == 1"),
+        ),
     ),
 )  # fmt: skip
 

@@ -25,7 +25,7 @@ HPARAMS = (
 ROLES = roles(
     tensors.embedding(),
     rope.LLAMA3_FREQUENCIES,
-    block(tensors.llama_block()),
+    block(tensors.pre_norm(tensors.paired_attention(), tensors.gated())),
 )
 
 SPEC = Architecture(

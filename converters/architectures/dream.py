@@ -11,12 +11,7 @@ HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, diffusion.CAUSAL, common.T
 
 ROLES = roles(
     tensors.embedding(),
-    block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(bias=True),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated(),
-    ),
+    block(tensors.pre_norm(tensors.attention(bias=True), tensors.gated())),
 )
 
 SPEC = Architecture(

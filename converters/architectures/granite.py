@@ -27,10 +27,10 @@ ROLES = roles(
     tensors.embedding(),
     rope.FACTORS,
     block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated(bias="mlp_bias == 1"),
+        tensors.pre_norm(
+            tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+            tensors.gated(bias="mlp_bias == 1"),
+        ),
     ),
 )  # fmt: skip
 HF = Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS)

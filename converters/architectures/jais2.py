@@ -20,10 +20,11 @@ HPARAMS = (
 ROLES = roles(
     tensors.embedding(bias=True),
     block(
-        tensors.norm("attn_norm", "input_layernorm", bias=True),
-        tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
-        tensors.norm("ffn_norm", "post_attention_layernorm", bias=True),
-        tensors.plain(bias="mlp_bias == 1"),
+        tensors.pre_norm(
+            tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+            tensors.plain(bias="mlp_bias == 1"),
+            bias=True,
+        ),
     ),
 )
 

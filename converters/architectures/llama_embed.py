@@ -21,10 +21,10 @@ ROLES = roles(
     tensors.embedding(output=""),
     rope.FACTORS,
     block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated(),
+        tensors.pre_norm(
+            tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+            tensors.gated(),
+        ),
     ),
 )
 

@@ -23,7 +23,7 @@ HPARAMS = (
 ROLES = roles(
     tensors.embedding(),
     rope.LONGROPE_FACTORS,
-    block(tensors.llama_block()),
+    block(tensors.pre_norm(tensors.paired_attention(), tensors.gated())),
 )
 
 SPEC = Architecture(

@@ -26,7 +26,7 @@ HPARAMS = (
 
 ROLES = roles(
     tensors.embedding(),
-    block(tensors.llama_block()),
+    block(tensors.pre_norm(tensors.paired_attention(), tensors.gated())),
 )
 
 SPEC = Architecture(

@@ -20,13 +20,7 @@ HPARAMS = (
 
 ROLES = roles(
     tensors.embedding(),
-    block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(),
-        tensors.qk_norm(shapes=tensors.FULL_WIDTH),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.experts(width="n_ff"),
-    ),
+    block(tensors.pre_norm(tensors.normed_attention(shapes=tensors.FULL_WIDTH), tensors.experts(width="n_ff"))),
 )
 
 REMARKS = (

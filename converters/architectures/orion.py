@@ -20,12 +20,7 @@ HPARAMS = (
 
 ROLES = roles(
     tensors.embedding(bias=True),
-    block(
-        tensors.norm("attn_norm", "input_layernorm", bias=True),
-        tensors.attention(),
-        tensors.norm("ffn_norm", "post_attention_layernorm", bias=True),
-        tensors.gated(),
-    ),
+    block(tensors.pre_norm(tensors.attention(), tensors.gated(), bias=True)),
 )
 
 SPEC = Architecture(

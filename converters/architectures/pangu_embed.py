@@ -20,10 +20,10 @@ HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, BIASED, commo
 ROLES = roles(
     tensors.embedding(),
     block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated(),
+        tensors.pre_norm(
+            tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+            tensors.gated(),
+        ),
     ),
 )
 

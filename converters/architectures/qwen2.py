@@ -20,12 +20,7 @@ HPARAMS = (
 
 ROLES = roles(
     tensors.embedding(),
-    block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(bias="attention_bias == 1"),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated(),
-    ),
+    block(tensors.pre_norm(tensors.attention(bias="attention_bias == 1"), tensors.gated())),
 )
 
 # KORMo has none of Qwen's biases, and names of its own for its norms.

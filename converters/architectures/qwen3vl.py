@@ -15,13 +15,7 @@ HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *half.DEEPSTACK, c
 
 ROLES = roles(
     tensors.embedding(),
-    block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(),
-        tensors.qk_norm(),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated(),
-    ),
+    block(tensors.pre_norm(tensors.normed_attention(), tensors.gated())),
 )
 
 SPEC = Architecture(

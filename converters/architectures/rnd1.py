@@ -14,13 +14,7 @@ HPARAMS = (
 
 ROLES = roles(
     tensors.embedding(),
-    block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.attention(),
-        tensors.qk_norm(),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.experts(),
-    ),
+    block(tensors.pre_norm(tensors.normed_attention(), tensors.experts())),
 )
 
 SPEC = Architecture(

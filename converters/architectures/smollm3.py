@@ -28,10 +28,10 @@ HPARAMS = (
 ROLES = roles(
     tensors.embedding(),
     block(
-        tensors.norm("attn_norm", "input_layernorm"),
-        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
-        tensors.norm("ffn_norm", "post_attention_layernorm"),
-        tensors.gated(bias="mlp_bias == 1"),
+        tensors.pre_norm(
+            tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+            tensors.gated(bias="mlp_bias == 1"),
+        ),
     ),
 )  # fmt: skip
 

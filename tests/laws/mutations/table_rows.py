@@ -154,15 +154,12 @@ TENSORS = (
          'names: Sequence[str] = ("up_proj", "down_proj", "gate_proj"), *, width: str = "n_ff",'),
         ("norms of queries and keys exchanged", "qwen3", "transformers", 'names: Sequence[str] = ("q_norm", "k_norm")',
          'names: Sequence[str] = ("k_norm", "q_norm")'),
+        ("norms before and behind attention exchanged", "qwen3", "reading",
+         'norm("attn_norm", "input_layernorm"', 'norm("attn_norm", "post_attention_layernorm"'),
         ("keys and values exchanged", "qwen2", "transformers", '("q_proj", "k_proj", "v_proj", "o_proj")',
          '("q_proj", "v_proj", "k_proj", "o_proj")'),
         ("router's bias of selection dropped", "deepseek v3", "reading", 'return (tensor("exp_probs_b.bias"',
          'return () if source else (tensor("exp_probs_b.bias"'),
-    ),
-    *among(
-        A + "qwen3",
-        ("norms before and behind attention exchanged", "qwen3", "reading",
-         'tensors.norm("attn_norm", "input_layernorm")', 'tensors.norm("attn_norm", "post_attention_layernorm")'),
     ),
     *among(
         A + "_common",

@@ -23,10 +23,10 @@ NORMS = (
         exchanged(model, module, INPUT, ATTENTION)
         for model, module in (
             ("minimax_m2", "minimax_m2"), ("granitemoe", "granitemoe"), ("exaone_moe", "exaone_moe"),
-            ("smollm3", "smollm3"), ("arcee", "arcee"), ("mellum one base", "mellum"), ("laguna", "laguna"),
+            ("smollm3", "_tensors"), ("arcee", "_tensors"), ("mellum one base", "_tensors"), ("laguna", "laguna"),
             ("hy_v3", "hy_v3"), ("llama4", "llama4"), ("nemotron", "nemotron"), ("kimi linear", "kimi_linear"),
             ("granite hybrid", "granitehybrid"), ("minicpm3", "minicpm3"), ("mimo2", "mimo2"), ("dots1", "dots1"),
-            ("qwen3vl", "qwen3vl"), ("qwen3vlmoe", "qwen3vlmoe"), ("olmoe", "olmoe"), ("jais2", "jais2"),
+            ("qwen3vl", "_tensors"), ("qwen3vlmoe", "qwen3vlmoe"), ("olmoe", "_tensors"), ("jais2", "_tensors"),
             ("ernie4_5", "_ernie"), ("ernie4_5_moe", "_ernie"), ("phimoe", "phimoe"),
         )
     ),
