@@ -8,30 +8,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ggferry.converters.adapters.plan import AdapterPlan, is_adapter, plan_adapter
+from ggferry.converters.adapters.plan import AdapterPlan
 from ggferry.converters.adapters.prove import prove_adapter
-from ggferry.converters.conversion_plan.output_metadata import assemble, output_name
-from ggferry.converters.conversion_plan.steps import Plan, place, plan_steps
+from ggferry.converters.conversion_plan.output_metadata import output_name
+from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.metadata.file_names import shard_label
-from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.computed_tensors import Computed
-from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.planning import make_plans
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Case, Proof, of_texts, verify_together
 from ggferry.converters.proof.metadata import check_metadata
-from ggferry.converters.proof.runtime_keys import architectures
-from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Depth, Vocabularies, check_tokenizer
-from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen, examine
 from ggferry.converters.request import Naming, open_source_of, request_of, stated_options
 from ggferry.converters.request import Request as Request
-from ggferry.converters.tokenizers.llama_cpp_limits import objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
@@ -44,8 +39,6 @@ from ggferry.formats.files.digests import Digests, Taken
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.sources import known_by
-from ggferry.formats.imatrix import read_imatrix
-from ggferry.formats.memory_cap import limited
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.threads import workers
@@ -95,71 +88,6 @@ def quantize_request(source: str, out: str, outtype: str, given: Mapping[str, An
     return replace(request, options=options)
 
 
-def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
-    """Return the plan of everything that will happen, and the tokenizer, without converting tensor data.
-
-    The tokenizer is None for adapters and for models without a vocabulary. Raises one of `formats.errors`.
-    """
-    with limited(checkpoint.path):
-        return _make_plan(request, checkpoint)
-
-
-def _make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
-    chosen(request.witness, request.level)
-    if is_adapter(checkpoint):
-        return plan_adapter(
-            checkpoint, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
-            model_name=request.model_name, overrides=request.metadata,
-        ), None  # fmt: skip
-    checkpoint, renamed = edited(request, checkpoint)
-    graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp)
-    rows = graph.sizes.get("n_vocab", 0)
-    tokenizer = load_tokenizer(checkpoint, rows, request.vocab)
-    imatrix = None
-    if request.imatrix:
-        imatrix = read_imatrix(request.imatrix, request.include_weights, request.exclude_weights).renamed(renamed)
-    steps = plan_steps(graph, request.options, imatrix)
-    metadata, notes = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
-    if imatrix is not None:
-        metadata |= {key: Entry(value, "--imatrix") for key, value in imatrix.quantize_keys().items()}
-    placed, layouts = place(steps, metadata, request.options)
-    notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
-    loadable = graph.architecture.name in architectures()  # else `runtime_notes` says so
-    if graph.nodes and graph.dialect.name != "gguf" and not graph.runtimes and loadable:
-        notes += (f"no runtime is known to run this {graph.architecture.name} model from GGUF",)
-    ragged = [step for step in steps if step.ragged]
-    if ragged:
-        became = ", ".join(dict.fromkeys(f"{step.type}" for step in ragged))
-        notes += (
-            f"{len(ragged)} of {len(steps)} tensors became {became}: their rows are not whole blocks of the type they "
-            "were to have (--dry-run and the receipt name them)",
-        )
-    if request.options.alignment % 32:  # TENSOR_ALIGNMENT in ggml-backend.cpp, asserted for mapped files
-        notes += (f"llama.cpp would not load this file: alignment {request.options.alignment} is no multiple of 32",)
-    if tokenizer is not None:
-        name = metadata["general.name"].value.data if "general.name" in metadata else ""
-        notes += tuple(f"llama.cpp would not load this vocabulary: {why}" for why in objections(tokenizer, name))
-    notes += runtime_notes(
-        graph.architecture.name, {key: entry.value for key, entry in metadata.items()}, [step.name for step in steps],
-        (*graph.notes, *notes), vocab_only=request.options.vocab_only,
-    )  # fmt: skip
-    notes += unseen(graph)
-    return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes), tokenizer
-
-
-def edited(request: Request, checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:
-    """Return the checkpoint with overridden keys and without pruned blocks, and its tensors' new names → old ones.
-
-    Raises UsageError for a checkpoint that is not GGUF.
-    """
-    if not (request.override_keys or request.prune):
-        return checkpoint, {}
-    if checkpoint.container != "gguf":
-        raise UsageError("keys are overridden and blocks pruned in GGUF files only", path=checkpoint.path)
-    checkpoint = override_keys(checkpoint, request.override_keys)
-    return prune_layers(checkpoint, request.prune) if request.prune else (checkpoint, {})
-
-
 def _approve(receipt: Mapping[str, Any]) -> None:
     pass
 
@@ -198,10 +126,10 @@ def convert_together(
         opened.add_beside(checkpoint.sidecars.values())
         digests = stack.enter_context(Digests(workers(first.jobs)))
         source = digests.begin(checkpoint.files, beside=1)
-        rungs = []
-        for request in requests:
-            plan, tokenizer = make_plan(request, checkpoint)
-            rungs.append(Rung(request, plan, tokenizer, tuple(_targets(request, plan))))
+        rungs = [
+            Rung(request, plan, tokenizer, tuple(_targets(request, plan)))
+            for request, (plan, tokenizer) in zip(requests, make_plans(requests, checkpoint), strict=True)
+        ]
         _check_rungs(rungs)
         more = rungs[0].plan.graph.checkpoint.files[len(checkpoint.files) :]
         source += digests.begin([file for file in more if not isinstance(file, Dequantized)], beside=1)
@@ -316,7 +244,7 @@ def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, 
 
 def prove_together(rungs: Sequence[Rung], paths: Sequence[str], stage: Stage) -> list[Proof]:
     """Do for several outputs of one source what `prove` does for one; `paths` are where their bytes are now."""
-    request = rungs[0].request
+    request, said = rungs[0].request, Said()
     cases, proofs = [], []
     with ExitStack() as stack:
         for rung, path in zip(rungs, paths, strict=True):
@@ -327,7 +255,7 @@ def prove_together(rungs: Sequence[Rung], paths: Sequence[str], stage: Stage) ->
                 with stage(Phase.VERIFYING, rung.plan.bytes_written) as progress:
                     adapter, level = rung.plan.adapter, request.level
                     return [prove_adapter(adapter, again, level=level, jobs=request.jobs, progress=progress)]
-            cases.append(_case(rung, again, path))
+            cases.append(_case(rung, again, path, said))
         if request.level == "none":
             return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
         found = verify_together(cases, jobs=request.jobs, stage=stage)
@@ -336,14 +264,28 @@ def prove_together(rungs: Sequence[Rung], paths: Sequence[str], stage: Stage) ->
     return proofs
 
 
-def _case(rung: Rung, again: Checkpoint, path: str) -> Case:
+@dataclass(slots=True)
+class Said:
+    """What was found about the vocabulary of an output, for others of the same source that hold the same.
+
+    Attributes:
+        output: That vocabulary, as it was read again.
+        found: What `check_tokenizer` found.
+    """
+
+    output: Tokenizer | None = None
+    found: dict[str, Any] | None = None
+
+
+def _case(rung: Rung, again: Checkpoint, path: str, said: Said) -> Case:
     """Return what is to be compared for an output that was opened again; its vocabulary is compared here."""
     request, plan = rung.request, rung.plan
     output = understand(again, vocab_only=request.options.vocab_only)
     read = load_tokenizer(again, output.sizes.get("n_vocab", 0))
-    sides = Vocabularies(rung.tokenizer, read, plan.graph.checkpoint, request.vocab)
-    tokens = check_tokenizer(sides, path, depth_of(request))
-    return Case(Sides(plan.graph, output, Encoding(plan.imatrix, ours=True)), request.level, tokens)
+    if said.found is None or said.output != read:
+        sides = Vocabularies(rung.tokenizer, read, plan.graph.checkpoint, request.vocab)
+        said.output, said.found = read, check_tokenizer(sides, path, depth_of(request))
+    return Case(Sides(plan.graph, output, Encoding(plan.imatrix, ours=True)), request.level, said.found)
 
 
 def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Request, stage: Stage) -> Proof:

@@ -12,9 +12,10 @@ from ggferry.converters.adapters.plan import is_adapter, plan_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import Plan, steps_of_types
-from ggferry.converters.convert import depth_of, edited, make_plan, options_of, prove, witnessed
+from ggferry.converters.convert import depth_of, options_of, prove, witnessed
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.planning import edited, make_plan
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof.compare import Proof, check_accounting, check_hparams, verify
 from ggferry.converters.proof.metadata import KeyProof, compare_keys

@@ -126,11 +126,11 @@ def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any])
 
 
 def _print_plans(requests: Sequence[Request], as_json: bool) -> None:
-    from ggferry.converters.convert import make_plan
+    from ggferry.converters.planning import make_plans
     from ggferry.converters.request import open_source_of
 
     checkpoint = open_source_of(requests[0])
-    plans = [make_plan(request, checkpoint)[0].as_dict() for request in requests]
+    plans = [plan.as_dict() for plan, _ in make_plans(requests, checkpoint)]
     checkpoint.close()
     if as_json:
         print_json({"plans": plans} if len(plans) > 1 else plans[0])

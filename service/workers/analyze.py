@@ -12,10 +12,10 @@ from typing import Any
 
 from ggferry.converters.conversion_plan.output_metadata import output_name
 from ggferry.converters.conversion_plan.steps import Plan, count_types
-from ggferry.converters.convert import make_plan
 from ggferry.converters.model_graph.graph import losses
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.options import PLAN_NAMES, Option, option
+from ggferry.converters.planning import make_plan
 from ggferry.converters.request import Request
 from ggferry.converters.request import request_of as options_to_request
 from ggferry.formats.checkpoint import Checkpoint

@@ -20,6 +20,7 @@ from helpers.witnesses import FIXTURES
 
 SOURCE = FIXTURES / "hf" / "ckpt" / "llama_k256"
 TYPES = "q4_k_m,keep,f16"
+MATRIX = str(FIXTURES / "quantize" / "k256.imatrix.gguf")
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -62,6 +63,28 @@ def test_a_chunk_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ggferry.ladder(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="q4_0,q8_0,q5_1", verify="none")
     own = [name for name in seen if name[0].startswith("blk.0.ffn")]
     assert own and len(own) == len(set(own))
+
+
+def test_the_source_is_understood_and_its_vocabulary_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ggferry.converters import convert, planning
+    from ggferry.converters.proof import vocabulary
+
+    called: list[str] = []
+
+    def count(module: object, name: str) -> None:
+        call = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, **k: (called.append(name), call(*a, **k))[1])
+
+    for name in ("understand", "load_tokenizer"):
+        count(convert, name)
+        count(planning, name)
+    count(planning, "read_imatrix")
+    count(vocabulary, "hear")
+    ggferry.ladder(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="q4_0,q8_0,f16", verify="fast", imatrix=MATRIX)
+    assert called.count("understand") == called.count("load_tokenizer") == 1 + 3  # the source, and every output
+    assert called.count("hear") == called.count("read_imatrix") == 1
 
 
 def test_the_command_writes_them_and_ends_with_a_table(

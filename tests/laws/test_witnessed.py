@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import ggferry
-from ggferry.converters.convert import Request, convert, make_plan
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward import evaluate
 from ggferry.converters.model_graph.hparams import Param
 from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
+from ggferry.converters.planning import make_plan
 from ggferry.converters.proof import witnessed
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of

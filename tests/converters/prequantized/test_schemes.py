@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert, make_plan
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.model_graph.rows import values_of
+from ggferry.converters.planning import make_plan
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import understand
 from ggferry.converters.verify import reverify

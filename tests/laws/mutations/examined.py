@@ -22,9 +22,10 @@ from laws.mutations.models import MODELS
 
 from ggferry.converters.adapters.plan import AdapterPlan
 from ggferry.converters.conversion_plan.steps import Options, Plan
-from ggferry.converters.convert import convert, make_plan
+from ggferry.converters.convert import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.planning import make_plan
 from ggferry.converters.proof import runtime_keys
 from ggferry.converters.proof.runtime_notes import unexplained
 from ggferry.converters.proof.witnesses import child_process
@@ -38,7 +39,7 @@ STAGES = {
     "check_metadata": "keys", "check_hparams": "keys", "compare_keys": "keys", "check_accounting": "accounting",
     "check_decoders": "decoders",
     "check_tensor": "tensors", "check_logits": "logits", "check_tokenizer": "vocabulary", "examine": "witness",
-    "make_plan": "reading", "understand": "reading", "prove_adapter": "adapter",
+    "make_plans": "reading", "understand": "reading", "prove_adapter": "adapter",
 }  # fmt: skip
 """Functions, and what an error that they raise shows; the innermost counts."""
 RECORDED = 2e-6
