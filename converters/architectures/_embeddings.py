@@ -4,6 +4,8 @@ Sources: sentence-transformers' modules; transformers' `…ForSequenceClassifica
 (`build_pooling`), which applies the tensors `cls`, `cls.norm` and `cls.output` to the pooled states.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures._tensors import linear
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Role
@@ -28,6 +30,40 @@ DECODER_POOLING = (
     HParam("pooling", "pooling_type", derive="@pooling_type", required=False,
            defaults=(Default(0, "there is no output: the states are the result", when="without_output == 1"),)),
 )  # fmt: skip
+# The matrices behind the pooling, by their places in modules.json: one or two, without a function behind them.
+DENSE = (
+    HParam("modules", None, common.STRING, {"hf": "sentence_transformers_modules"}, required=False,
+           words={one: one for one in (
+               "Transformer Pooling", "Transformer Pooling Normalize", "Transformer Pooling Dense",
+               "Transformer Pooling Dense Normalize", "Transformer Pooling Dense Dense",
+               "Transformer Pooling Dense Dense Normalize", "Transformer Dense", "Transformer",
+           )}),
+    *(
+        HParam(f"dense_{number}_{mine}", None, kind, {"hf": f"sentence_transformers_dense.{number - 2}.{key}"},
+               words=words, required=False)
+        for number in (2, 3)
+        for mine, key, kind, words in (
+            ("activation", "activation_function", common.STRING,
+             dict.fromkeys(("torch.nn.modules.linear.Identity", "torch.nn.Identity"), "none")),
+            ("residual", "use_residual", common.BOOL, {False: False}),
+        )
+    ),
+)  # fmt: skip
+TWO_DENSE = tuple(
+    HParam(f"dense_{number}_{side}", f"dense_{number}_feat_{side}",
+           fields={"hf": f"sentence_transformers_dense.{number - 2}.{side}_features"}, required=False,
+           check=f"dense_{number}_{side} == n_embd" if (number, side) in ((2, "in"), (3, "out")) else "")
+    for number in (2, 3) for side in ("in", "out")
+)  # fmt: skip
+
+
+def dense(number: int, rows: str, columns: str, *, bias: bool = False) -> tuple[Role, ...]:
+    """Return the matrix `dense_{number}` behind the pooling, and its bias, which a model may lack."""
+    source = f"sentence_transformers_dense.{number - 2}.linear"
+    found = linear(f"dense_{number}", f"{rows} {columns}", source, bias=bias)
+    return tuple(replace(role, optional=True) for role in found)
+
+
 HARMLESS = Harmless(f"{_POOL}word_embedding_dimension {_POOL}include_prompt", "pooling takes what there is")
 
 

@@ -1,4 +1,5 @@
-"""EmbeddingGemma: Gemma 3 that sees what follows; windows reach half of their width to either side.
+"""EmbeddingGemma: Gemma 3 that sees what follows; windows reach half of their width to either side, and two matrices
+widen and narrow the vector of a text.
 
 Sources: transformers `modeling_gemma3.py` (`use_bidirectional_attention`); llama.cpp `src/models/gemma-embedding.cpp`,
 `conversion/gemma.py`; `gemma3`.
@@ -37,8 +38,14 @@ SPEC = Architecture(
         *(_OWN.get(hparam.name, hparam) for hparam in shared.HPARAMS if hparam.name != "attn_scale"),
         encoder.BOTH_SIDES,
         *embeddings.POOLING,
+        *embeddings.DENSE,
+        *embeddings.TWO_DENSE,
     ),
-    roles=tuple(role for role in shared.ROLES if not role.name.startswith("output.")),
+    roles=(
+        *(role for role in shared.ROLES if not role.name.startswith("output.")),
+        *embeddings.dense(2, "dense_2_out", "dense_2_in"),
+        *embeddings.dense(3, "dense_3_out", "dense_3_in"),
+    ),
     dialects={
         "hf": Dialect(
             "hf",

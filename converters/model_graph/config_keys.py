@@ -16,7 +16,7 @@ from typing import Any
 
 from ggferry.converters.schema.architecture import Dialect, Harmless
 from ggferry.converters.schema.derivations import derive
-from ggferry.formats.checkpoint_folder.sidecars import POOLING
+from ggferry.formats.checkpoint_folder.modules import DENSE, ORDER, POOLING
 
 NOTHING = object()
 """Stands for an absent member; null is a value."""
@@ -51,6 +51,9 @@ GENERAL = (
     Harmless("is_decoder is_encoder_decoder add_cross_attention tie_encoder_decoder", "as the class says", (False,)),
     Harmless("pruned_heads", "none is", ({},)),
     Harmless("rope_scaling.finetuned", "how the model came to be"),
+    Harmless(
+        f"{ORDER} {DENSE} {DENSE}.*", "read with the tensors of the modules, which are carried or dropped by name"
+    ),
 )
 
 

@@ -12,6 +12,7 @@ from functools import cache
 
 from ggferry.converters.schema.architecture import Architecture
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.checkpoint_folder.modules import with_dense
 from ggferry.formats.errors import UsageError
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.memory_cap import limited
@@ -63,7 +64,7 @@ def open_checkpoint(path: str, arch: str | None = None, config: str | None = Non
 def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
     reader, match = find_reader(path)
     if arch is None and config is None:
-        return reader.open(path, () if kind_of(match.container) is Kind.GGUF else header_layouts())
+        return with_dense(reader.open(path, () if kind_of(match.container) is Kind.GGUF else header_layouts()))
     if kind_of(match.container) is not Kind.LEGACY:
         flag = "--arch" if arch else "--hf-config"
         raise UsageError(f"{flag} is for GGML-era files", path=path, found=match.container)

@@ -14,6 +14,7 @@ from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, 
 from ggferry.converters.schema.expressions import holds, verdict
 from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
+from ggferry.formats.checkpoint_folder.modules import DENSE
 from ggferry.formats.errors import DuplicateError, MissingError, OutOfRangeError, UnexpectedTensorError
 from ggferry.formats.limits import MAX_LAYERS
 
@@ -86,15 +87,15 @@ def assign(
     `values` are the hparams known before any tensor, for drops that depend on them. Raises UnexpectedTensorError,
     DuplicateError, and MissingError for a gap among parts or experts.
     """
-    index = _index(architecture, dialect)
+    index, drops = _index(architecture, dialect), _drops(architecture, dialect)
     found: dict[tuple[str, int | None], dict[tuple[int, int], TensorRef]] = defaultdict(dict)
     dropped: list[tuple[TensorRef, Drop]] = []
     meant = _substitutes(checkpoint, dialect)
     for ref in checkpoint.tensors.values():
         name = meant.get(ref.name) or spelled(ref.name, dialect)
-        drop = _dropped(name, dialect, values, early=True)
+        drop = _dropped(name, drops, values, early=True)
         places = [] if drop else list(_places(name, index))
-        drop = drop or (None if places else _dropped(name, dialect, values, early=False))
+        drop = drop or (None if places else _dropped(name, drops, values, early=False))
         if drop:
             dropped.append((ref, drop))
         elif not places:
@@ -139,8 +140,21 @@ def _places(name: str, index: Mapping[str, list[_Matcher]]) -> Iterator[tuple[tu
             yield (matcher.role.name, block), (int(groups.get("e") or 0), matcher.number)
 
 
-def _dropped(name: str, dialect: Dialect, values: Mapping[str, Any], early: bool) -> Drop | None:
-    for drop in dialect.drops:
+BEHIND_POOLING = Drop(
+    f"{DENSE}.*",
+    "a matrix of sentence-transformers behind the pooling, which llama.cpp has no place for in this architecture: "
+    "the vectors of the output are those before it",
+)
+"""Of every architecture without roles for such matrices."""
+
+
+def _drops(architecture: Architecture, dialect: Dialect) -> tuple[Drop, ...]:
+    able = any(role.name.startswith("dense_2.") for role in architecture.roles)
+    return dialect.drops if able else (*dialect.drops, BEHIND_POOLING)
+
+
+def _dropped(name: str, drops: Sequence[Drop], values: Mapping[str, Any], early: bool) -> Drop | None:
+    for drop in drops:
         if bool(drop.when) == early and (match := _drop_regex(drop.pattern).fullmatch(name)):
             block = {key: int(text) for key, text in match.groupdict().items()}
             if holds(drop.when, {**values, **block}):

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from ggferry.formats.checkpoint_folder.folder import Weights, names_in
-from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError
-from ggferry.formats.json_files.text import load_json, load_object
+from ggferry.formats.checkpoint_folder.modules import described, module_files
+from ggferry.formats.errors import InconsistentError, MissingError
+from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.support.registry import scan
 
-POOLING = "sentence_transformers_pooling"
-"""The key under which `configuration` puts the settings of a sentence-transformers pooling module."""
 TEMPLATES = "additional_chat_templates"
 
 
@@ -59,6 +57,8 @@ SIDECARS = (
     SidecarFile("chat_template.json", ("chat_template.json",), tokenizer=True),
     SidecarFile("README.md", ("README.md",)),
     SidecarFile("modules.json", ("modules.json",)),
+    SidecarFile("config_sentence_transformers.json", ("config_sentence_transformers.json",)),
+    SidecarFile("sentence_bert_config.json", ("sentence_bert_config.json",)),
 )
 
 
@@ -95,6 +95,7 @@ def sidecars(weights: Weights) -> dict[str, str]:
         for name in sorted(names_in(os.path.join(weights.folder, TEMPLATES))):
             if name.endswith(".jinja"):
                 found[f"chat_template:{name.removesuffix('.jinja')}"] = os.path.join(weights.folder, TEMPLATES, name)
+    found |= module_files(weights.folder, names)
     above = os.path.join(weights.folder or ".", os.pardir, "tokenizer.model")
     if kind_of(weights.container) is Kind.META and "tokenizer.model" not in found and os.path.isfile(above):
         found["tokenizer.model"] = os.path.normpath(above)
@@ -120,34 +121,18 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str
     adapter, own = name.startswith("adapter_model"), name.startswith("consolidated")  # Meta's and Mistral's own format
     roles = ("params.json", "config") if own or kind_of(weights.container) is Kind.META else ("config", "params.json")
     role = next((role for role in ("adapter_config", *roles) if role in beside and (role in roles or adapter)), None)
-    notes = []
+    notes: list[str] = []
     if role is None:
         return {}, ("no config.json stands beside the weights",)
     found = load_object(beside[role])
-    if pooling := _pooling(beside):
-        found = {**found, POOLING: pooling}
+    members, told = described(beside)
+    found = {**found, **members}
+    notes += told
     if "auto_map" in found:
         notes.append("config.json names custom code (auto_map): it is never run")
     if role != "adapter_config" and not any(file.vocabulary and file.role in beside for file in sidecar_files()):
         notes.append("there is no tokenizer file next to the weights")
     return found, tuple(notes)
-
-
-def _pooling(beside: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the configuration of the module that pools token vectors into one (sentence-transformers).
-
-    modules.json names its folder, which must be one of the model's own.
-    """
-    modules = load_json(beside["modules.json"]) if "modules.json" in beside else None
-    for module in modules if isinstance(modules, list) else ():
-        if isinstance(module, dict) and str(module.get("type")).endswith(".Pooling"):
-            name = module.get("path")
-            if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
-                place = beside["modules.json"]
-                raise OutOfRangeError("folder of a module", path=place, found=name, expected="a name within the model")
-            folder = os.path.dirname(beside["modules.json"])
-            return load_object(os.path.join(folder, name, "config.json"), root=folder)
-    return None
 
 
 def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:

@@ -45,7 +45,9 @@ def describe(checkpoint: Checkpoint, full: bool = False, plain: bool = True) -> 
         "vocabulary": _vocabulary(checkpoint),
         "tensors": list(tensors) if plain else tensors,
         "dropped": [{"name": d.ref.name, "reason": d.reason, "loses": d.loses} for d in checkpoint.dropped],
-        "sidecars": {role: os.path.basename(path) for role, path in checkpoint.sidecars.items()},
+        "sidecars": {
+            role: role if "/" in role else os.path.basename(path) for role, path in checkpoint.sidecars.items()
+        },
         "notes": list(checkpoint.notes),
     }
 

@@ -90,7 +90,9 @@ def groups(tree: Tree) -> list[Group]:
     for folder in sorted(tree.folders):
         found += _Folder(folder, tree.folders[folder]).groups()
     used = {path for group in found for path in group.beside if path not in tree.files or tree.files[path].bytes >= 0}
-    kept = [g for g in found if g.kind in MODELS or not set(g.files) <= used]
+    kept = [
+        group for group in found if not set(group.files) <= used
+    ]  # weights, too, where a module of a model has them
     return with_bases(sorted(kept, key=lambda group: (group.source, group.kind)))
 
 

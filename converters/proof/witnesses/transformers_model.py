@@ -36,6 +36,7 @@ from ggferry.converters.proof.witnesses.case import (
 from ggferry.converters.proof.witnesses.child_process import Answer, ask, available_memory, prompts_of
 from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.converters.schema.recipe import recipe_of
+from ggferry.formats.checkpoint_folder.modules import DENSE
 from ggferry.formats.errors import VerificationError
 from ggferry.support.lazy_import import lazy
 
@@ -232,7 +233,8 @@ def _link(graph: ModelGraph, folder: str) -> None:
     checkpoint, standard = graph.checkpoint, _WEIGHTS[graph.checkpoint.container]
     os.mkdir(folder)
     os.symlink(os.path.abspath(checkpoint.sidecars["config"]), os.path.join(folder, "config.json"))
-    files = [number for number, file in enumerate(checkpoint.files) if os.path.isfile(file.path)]
+    own = {ref.spans[0].file for ref in _refs(graph) if ref.spans}
+    files = [number for number, file in enumerate(checkpoint.files) if number in own and os.path.isfile(file.path)]
     stem, kind = standard.rsplit(".", 1)
     names = {number: f"{stem}-{place:05}-of-{len(files):05}.{kind}" for place, number in enumerate(files, 1)}
     names = names if files[1:] else {files[0]: standard}
@@ -245,8 +247,9 @@ def _link(graph: ModelGraph, folder: str) -> None:
 
 
 def _refs(graph: ModelGraph) -> list[Any]:
-    """Return every tensor of the checkpoint, including those that we drop."""
-    return [*graph.checkpoint.tensors.values(), *(drop.ref for drop in graph.dropped)]
+    """Return every tensor of the checkpoint, including those that we drop, but none of sentence-transformers' own."""
+    found = (*graph.checkpoint.tensors.values(), *(drop.ref for drop in graph.dropped))
+    return [ref for ref in found if not ref.name.startswith(f"{DENSE}.")]
 
 
 def memory(graph: ModelGraph) -> tuple[int, str]:

@@ -81,6 +81,7 @@ class Sidecars:
         A key that is a known file name stands for it, whatever the file is called.
         """
         if not isinstance(where, str):
+            where = {role: path for role, path in where.items() if "/" not in role}  # those in folders of modules
             files = {os.path.basename(path): path for path in where.values()}
             files |= {name: path for name, path in where.items() if name in tokenizer_names()}
             folders = {os.path.dirname(path) for path in where.values()}
