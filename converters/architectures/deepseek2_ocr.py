@@ -1,7 +1,10 @@
-"""DeepSeek-OCR, the text half: DeepSeek's mixture with LLaMA's attention, turned in halves.
+"""DeepSeek-OCR and Unlimited-OCR, the text half: DeepSeek's mixture with LLaMA's attention, turned in halves.
 
-Sources: llama.cpp `src/models/deepseek2{,ocr}.cpp`, `conversion/deepseek.py`; DeepSeek's `modeling_deepseekv2.py`.
+Sources: llama.cpp `src/models/deepseek2{,ocr}.cpp`, `conversion/deepseek.py`; DeepSeek's `modeling_deepseekv2.py`;
+transformers `modeling_unlimited_ocr.py`.
 """
+
+from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
@@ -9,10 +12,14 @@ from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
+from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.ROPE, routed.N_DENSE, common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
+    *common.SIZES, common.RMS_EPS, *rope.ROPE,
+    HParam("sparse_layers", None, common.BOOL, {"hf": "mlp_layer_types"}, many="n_layer", required=False,
+           words={"dense": False, "sparse": True}),
+    replace(routed.N_DENSE, derive=leading_dense), common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     routed.N_SHARED, routed.SCALE,
     HParam("expert_norm", "expert_weights_norm", common.BOOL, {"hf": "norm_topk_prob"}, absent=False,
            defaults=(Default(False, "the class' default", dialect="hf"),)),
@@ -21,6 +28,9 @@ HPARAMS = (
     HParam("expert_selection", None, common.STRING, {"hf": "topk_method"}, words={"greedy": "greedy"}, required=False),
     HParam("latent", None, common.BOOL, {"hf": "use_mla"}, words={False: False}, required=False),
     common.TIED, common.SILU,
+    # Unlimited-OCR's window is of what it writes: a token sees all of the prompt, and so many of those that follow it.
+    HParam("written_window", "attention.sliding_window", fields={"hf": "sliding_window_size|sliding_window"},
+           required=False),
 )  # fmt: skip
 
 SPARSE = "n_dense <= n"
@@ -43,34 +53,48 @@ FIXED = Remark(
     stops="llama.cpp",
 )
 
+WRITTEN = Remark(
+    "written_window > 0",
+    "a token sees all of the prompt and the {written_window} before it of what was written: written, but llama.cpp "
+    "lets it see all",
+    otherwise="llama.cpp",
+)
+
+HF = Dialect(
+    "hf",
+    drops=(
+        *common.DROPS,
+        *half.unseen("model.sam_model.*", "model.vision_model.*", "model.projector.*", "model.image_newline"),
+        Drop("model.view_seperator", "the vision half: this file holds the text model"),
+    ),
+    remarks=(*rope.REMARKS, WRITTEN),
+    within="language_config",
+    harmless=(
+        common.UNBIASED,
+        half.VISION_KEYS,
+        Harmless("projector_config projector_config.* tile_tag global_view_pos candidate_resolutions",
+                 "of the vision half, dropped"),
+        Harmless("n_group topk_group", "one group of experts", (1,)),
+        Harmless("kv_lora_rank q_lora_rank", "no low ranks", (None,)),
+        Harmless("qk_nope_head_dim qk_rope_head_dim v_head_dim", "of latent attention, which it has not", (0,)),
+        Harmless("aux_loss_alpha seq_aux ep_size moe_layer_freq", "of training", (0.001, True, 1)),
+        Harmless("lm_head rm_head", "it has one", (True, False)),
+        Harmless("layer_types", "the window is of what is written"),
+        Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
+    ),
+)  # fmt: skip
+
 SPEC = Architecture(
     name="deepseek2-ocr",
     display_name="DeepSeek-OCR",
-    hf_classes=("DeepseekOCRForCausalLM",),
+    hf_classes=("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM", "UnlimitedOcrForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf",
-            drops=(
-                *common.DROPS,
-                *half.unseen("model.sam_model.*", "model.vision_model.*", "model.projector.*", "model.image_newline"),
-                Drop("model.view_seperator", "the vision half: this file holds the text model"),
-            ),
-            remarks=rope.REMARKS,
-            within="language_config",
-            harmless=(
-                common.UNBIASED,
-                half.VISION_KEYS,
-                Harmless("projector_config projector_config.* tile_tag global_view_pos candidate_resolutions",
-                         "of the vision half, dropped"),
-                Harmless("n_group topk_group", "one group of experts", (1,)),
-                Harmless("kv_lora_rank q_lora_rank", "no low ranks", (None,)),
-                Harmless("qk_nope_head_dim qk_rope_head_dim v_head_dim", "of latent attention, which it has not", (0,)),
-                Harmless("aux_loss_alpha seq_aux ep_size moe_layer_freq", "of training", (0.001, True, 1)),
-                Harmless("lm_head rm_head", "it has one", (True, False)),
-                Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
-            ),
+        "hf": HF,
+        "half": replace(
+            HF, name="half", names="hf", fields="hf", classes=("UnlimitedOcrForConditionalGeneration",),
+            within=half.WITHIN,
         ),
         "gguf": Dialect("gguf"),
     },

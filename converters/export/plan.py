@@ -157,10 +157,11 @@ def _config(
 
 
 def _numbers(graph: ModelGraph, values: Mapping[str, Any]) -> Iterator[SourceTensor]:
-    """Yield the tensors of one number a block that hold an hparam."""
+    """Yield the tensors of one number, of a block or of all, that hold an hparam."""
     for param in graph.architecture.hparams:
         listed = values.get(param.name) if param.tensors else None
-        for n, value in enumerate(listed if isinstance(listed, tuple) else ()):
+        alone = () if listed is None else (listed,)
+        for n, value in enumerate(listed if isinstance(listed, tuple) else alone):
             shape = () if param.scalar else (1,)
             yield SourceTensor(param.tensors.format(n=n), shape, Number(value), block_type("F32"), (), ("key",), True)
 

@@ -146,6 +146,11 @@ class Model:
         apply = self.weights.turned_linear if turned else self.weights.linear
         return self.biased(name, apply(f"{name}.weight", x))
 
+    def scaled_linear(self, name: str, x: Tensor) -> Tensor:
+        """Return x as `linear` does, times the number of the matrix, if it has one ('attn_output.scale', Talkie)."""
+        y = self.linear(name, x)
+        return y * self.weights.vector(f"{name}.scale") if self.weights.has(f"{name}.scale") else y
+
     def biased(self, name: str, y: Tensor) -> Tensor:
         """Return y plus the bias of this name, if the model has it."""
         return y + self.weights.vector(f"{name}.bias") if self.weights.has(f"{name}.bias") else y

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ggferry.converters.model_graph.config_keys import NOTHING, Recorded, descend
-from ggferry.converters.model_graph.tensor_numbers import block_numbers
+from ggferry.converters.model_graph.tensor_numbers import numbers
 from ggferry.converters.schema.architecture import Dialect, HParam
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError, UsageError
@@ -46,7 +46,7 @@ class Statements:
         """
         found = self._in(param, self._dialect.source)
         if param.tensors and self._dialect.source == "hf":
-            found = block_numbers(self._checkpoint, param.tensors)
+            found = numbers(self._checkpoint, param.tensors)
         if self._dialect.source != "ggml" or not self._checkpoint.metadata:
             return found
         beside = self._in(param, "hf")  # --hf-config

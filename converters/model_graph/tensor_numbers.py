@@ -1,4 +1,4 @@
-"""Numbers that a checkpoint keeps in tensors, one in each block, and GGUF keeps in a key."""
+"""Numbers that a checkpoint keeps in tensors, one in each block or one of all, and GGUF keeps in a key."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from ggferry.quant.codec import codec
 from ggferry.quant.endian import swap
 
 
-def block_numbers(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[float, ...], str] | None:
+def numbers(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[float, ...] | float, str] | None:
     """Return the numbers of the tensors named `pattern` with {n} = 0, 1, …, and where they are; None for no tensors.
 
-    Raises ShapeError for a tensor of more than one number.
+    Without {n} it is one number of one tensor. Raises ShapeError for a tensor of more than one number.
     """
+    if "{n}" not in pattern:
+        one = checkpoint.tensors.get(pattern)
+        return (_number(checkpoint, one), f"tensor {pattern}") if one else None
     names = (pattern.format(n=n) for n in count())
     refs = [checkpoint.tensors[name] for name in takewhile(lambda name: name in checkpoint.tensors, names)]
     return (tuple(_number(checkpoint, ref) for ref in refs), f"tensors {pattern}") if refs else None

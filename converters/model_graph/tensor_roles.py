@@ -90,7 +90,7 @@ def assign(
     index, drops = _index(architecture, dialect), _drops(architecture, dialect)
     found: dict[tuple[str, int | None], dict[tuple[int, int], TensorRef]] = defaultdict(dict)
     dropped: list[tuple[TensorRef, Drop]] = []
-    meant = _substitutes(checkpoint, dialect)
+    meant = _behind(checkpoint, dialect) | _substitutes(checkpoint, dialect)
     for ref in checkpoint.tensors.values():
         name = meant.get(ref.name) or spelled(ref.name, dialect)
         drop = _dropped(name, drops, values, early=True)
@@ -111,6 +111,18 @@ def assign(
     patterns = {name: origin.patterns for name, origin in origins.items() if origin is not None}
     assigned = {(name, n): _in_order(checkpoint, patterns[name], n, places) for (name, n), places in found.items()}
     return assigned, [_explained(ref, drop, assigned) for ref, drop in dropped]
+
+
+def _behind(checkpoint: Checkpoint, dialect: Dialect) -> dict[str, str]:
+    """Return the names of tensors whose blocks are numbered behind others → the names their numbers give them."""
+    found = dict[str, str]()
+    for prefix, other in dialect.behind:
+        numbers = (match for name in checkpoint.tensors if (match := pattern_regex(other).match(name)))
+        count = 1 + max((int(match["n"]) for match in numbers), default=-1)
+        for name in checkpoint.tensors:
+            if match := pattern_regex(prefix).match(name):
+                found[name] = spelled(other.format(n=int(match["n"]) + count) + name[match.end() :], dialect)
+    return found
 
 
 def _substitutes(checkpoint: Checkpoint, dialect: Dialect) -> dict[str, str]:

@@ -67,6 +67,7 @@ class HParam:
         unsayable: A value that a configuration may state and GGUF cannot, because its readers take it for 'not stated';
             refused.
         tensors: Name, with {n}, of the tensors that hold the list in a checkpoint: one number in one tensor per block.
+            Without {n}, the name of the tensor that holds the number.
         bare: Whether the key is written without the architecture's name.
         silent: Whether a written configuration says null where the value is that of `null`.
         scalar: Whether the tensors that hold the list have no axes, where a checkpoint is written.
@@ -219,6 +220,7 @@ class Dialect:
         within: The member of the configuration that describes this model, if there is one (the text part of a vision
             model).
         renames: (prefix, replacement) pairs, both possibly with {n}; the first that fits is used.
+        behind: (prefix, other prefix), both with {n}: blocks of the first are numbered behind those of the second.
         marks: Shell patterns of tensor names. Weights that have all of them are of this dialect, also where no
             configuration names a class; the number of blocks is then found from the tensors.
         classes: Classes of config.json whose models use this dialect, also those of another architecture.
@@ -250,6 +252,7 @@ class Dialect:
     given: Mapping[str, Any] = field(default_factory=dict)
     within: str = ""
     renames: tuple[tuple[str, str], ...] = ()
+    behind: tuple[tuple[str, str], ...] = ()
     marks: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()

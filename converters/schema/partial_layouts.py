@@ -183,6 +183,32 @@ class Scaled(Layout):
 
 
 @dataclass(frozen=True, slots=True)
+class NegatedHalves(Scaled):
+    """The second half of the rows of each head negated, by which a rotation backward becomes one forward (Talkie).
+
+    Attributes:
+        heads: How many heads there are, an expression over hparams.
+        width: Rows of half a head, likewise.
+    """
+
+    factors: tuple[tuple[str | float, ...], ...] = ((1.0,), (-1.0,))
+    heads: str | int = 1
+    width: str | int = "head_dim / 2"
+
+    @property
+    def lossless(self) -> bool:
+        return True
+
+    @property
+    def widens(self) -> bool:
+        return False
+
+    def bind(self, sizes: Sizes) -> Layout:
+        heads, width = evaluate(self.heads, sizes), evaluate(self.width, sizes)
+        return replace(self, factors=self.factors * heads, widths=(width, width) * heads, heads=1)
+
+
+@dataclass(frozen=True, slots=True)
 class UnitRows(Rowwise):
     """Every row divided by its Euclidean length, where the hparam `when` is true, else the rows as they are.
 

@@ -12,16 +12,23 @@ from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 from ggferry.support.places import BadWord
 
 Norm = Literal["rms", "layer"]
-QkNorm = Literal["head", "full", "unweighted"]
-"""How queries and keys that have norms are normalized: head by head, or the full width at once. 'unweighted': all are,
-head by head without weights, in the blocks that rotate them (the hparam `qk_norms` wins)."""
+QkNorm = Literal["head", "full", "layer", "gain", "unweighted"]
+"""How queries and keys that have norms are normalized: head by head, or the full width at once. 'layer': head by head
+by layer norms with torch's epsilon, whatever the others have (Chameleon). 'gain': all are, head by head without
+weights, and queries are multiplied by a number for each head (Talkie). 'unweighted': all are, head by head without
+weights, in the blocks that rotate them (the hparam `qk_norms` wins)."""
 QkNormAt = Literal["before", "after"]
 """Whether queries and keys are normalized before or after the rotation."""
 Rope = Literal["pairs", "halves", "none", "by_axes"]
 """Which columns rotate together: 'pairs' (2i, 2i+1: Meta, GGML, GGUF's llama), 'halves' (i, i+d/2: Hugging Face,
 NeoX); 'by_axes': halves where a position has several axes (the hparam `rope_sections`), else pairs."""
-Qkv = Literal["separate", "fused", "grouped", "joint_kv", "shards"]
-"""'fused': one matrix of all queries, then all keys, then all values; 'grouped': one matrix, group by group: the
+Turn = Literal["forward", "backward"]
+"""Whether the angle grows or falls with the position."""
+Skip = Literal["none", "embedding"]
+"""'embedding': the embeddings are normalized, and every block adds a share of them, `layer_output_scale` (Talkie)."""
+Qkv = Literal["separate", "fused", "gated", "grouped", "joint_kv", "shards"]
+"""'fused': one matrix of all queries, then all keys, then all values; 'gated': the same behind a gate for each value
+(HRM-Text); 'grouped': one matrix, group by group: the
 queries of the heads that share a key, that key, its value; 'joint_kv': queries apart, one matrix of all keys, then all
 values; 'shards': one matrix of four parts, each of queries, values, keys."""
 Alibi = Literal["after", "before"]
@@ -122,6 +129,8 @@ class Recipe:
     qk_norm_at: QkNormAt = "before"
     v_norm: bool = False
     rope: Rope = "pairs"
+    turn: Turn = "forward"
+    skip: Skip = "none"
     qkv: Qkv = "separate"
     query_heads: QueryHeads = "grouped"
     alibi: Alibi = "after"
@@ -172,6 +181,8 @@ class Conventions(TypedDict, total=False):
     qk_norm_at: QkNormAt
     v_norm: bool
     rope: Rope
+    turn: Turn
+    skip: Skip
     qkv: Qkv
     query_heads: QueryHeads
     alibi: Alibi

@@ -116,7 +116,7 @@ class _Validator:
                     self.wrong(f"{hparam.name}: not a place", place, "'a.b', others behind '|'", places)
         for rule in (hparam.derive, hparam.implied):
             self.rule(rule)
-        if hparam.tensors and hparam.many != "n_layer":
+        if "{n}" in hparam.tensors and hparam.many != "n_layer":
             self.wrong("tensors of one number hold a list, one a block", hparam.name, "many='n_layer'")
         if hparam.many:
             self.size(hparam.many)

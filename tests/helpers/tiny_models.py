@@ -25,6 +25,7 @@ from helpers.tiny import BASE, ROPE, TOKENS, VOCAB, Tiny
 from helpers.tiny_further import FURTHER
 from helpers.tiny_hybrids import HYBRIDS
 from helpers.tiny_kin import KIN
+from helpers.tiny_singles import SINGLES
 from helpers.tiny_todays import TODAYS
 
 MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
@@ -228,6 +229,7 @@ TINY: dict[str, Tiny] = {
     **TODAYS,
     **FURTHER,
     **KIN,
+    **SINGLES,
 }  # fmt: skip
 
 

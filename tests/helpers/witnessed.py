@@ -44,6 +44,7 @@ WITNESSES = {
     f"{_A}test_encoders.py::test_a_llama_that_sees_what_follows": TRANSFORMERS,
     f"{_A}test_unclassed.py::test_llama_cpp_continues_alike": LLAMA_CPP,
     f"{_A}test_runtime_alone.py::test_llama_cpp_computes_the_same_probabilities": LLAMA_CPP,
+    f"{_A}test_singles.py::test_llama_cpp_continues_a_chameleon_without_pictures": LLAMA_CPP,
     f"{_A}test_oracle.py::test_forward_is_transformers": ORACLE,
     f"{_A}test_bert.py::test_bert_is_the_oracles": ORACLE,
     f"{_A}test_bert.py::test_variants_against_transformers": TRANSFORMERS,

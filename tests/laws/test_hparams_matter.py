@@ -27,6 +27,8 @@ IDLE = {
         "none is dense",
     ),
     "attention.head_count": ("(falcon )?mamba", "there is no attention"),
+    "hrm.prefix_lm": ("hrm", "nothing marks what is a prompt"),
+    "attention.sliding_window": ("unlimited ocr", "of what was written, and a prompt is not"),
     "rope.scaling.type": (".*longrope", "the tensors of factors say the same"),
     "rope.dimension_sections": ("qwen|glm|paddleocr|hunyuan vl", "text has one axis of positions"),
     "full_attention_interval": ("qwen3", "the list of recurrent blocks says it, too"),
@@ -54,7 +56,7 @@ MODELS = (
     "arcee", "apertus", "ernie4_5", "ernie4_5_moe", "ernie4_5_moe between", "hunyuan dense", "hunyuan moe", "phimoe",
     "gpt-oss", "llama4 chunks", "gemma4 keys as values", "gemma4 shared", "gemma4 experts", "gemma3n shared",
     "dots1", "solar open", "cohere2", "cohere2moe", "afmoe", "mellum", "laguna", "hy_v3", "dbrx",
-    "mimo2 otherwise",
+    "mimo2 otherwise", "unlimited ocr", "chameleon swin", "hrm",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -28,7 +28,7 @@ def attention(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> T
     seen = branch(model, block, x, turn, window)
     if model.has(f"{block}attn_sub_norm"):
         seen = model.norm(f"{block}attn_sub_norm", seen)
-    return model.linear(f"{block}attn_output", seen)
+    return model.scaled_linear(f"{block}attn_output", seen)
 
 
 def grouped(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tensor:

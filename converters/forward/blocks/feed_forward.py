@@ -55,7 +55,7 @@ def dense(model: Model, block: str, x: Tensor, suffix: str = "") -> Tensor:
             assert_never(unknown)
     if model.has(f"{block}ffn_sub_norm"):
         hidden = model.norm(f"{block}ffn_sub_norm", hidden)
-    return model.linear(f"{block}ffn_down{suffix}", hidden) * model.scale("ffn_down_scale")
+    return model.scaled_linear(f"{block}ffn_down{suffix}", hidden) * model.scale("ffn_down_scale")
 
 
 def shared(model: Model, block: str, x: Tensor) -> Tensor:

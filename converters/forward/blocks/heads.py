@@ -54,6 +54,8 @@ def _projected(model: Model, block: str, x: Tensor, queries_only: bool) -> Heads
         keys = sizes["n_head_kv"] * width
         joint_kv = model.linear(f"{block}attn_k", x)
         flat = [model.linear(f"{block}attn_q", x), joint_kv[:, :keys], joint_kv[:, keys:]]
+    elif model.recipe.qkv == "gated":
+        gate, *flat = model.linear(f"{block}attn_q", x).chunk(4, -1)
     elif model.recipe.qkv == "shards":
         shards = model.linear(f"{block}attn_q", x).view(len(x), 4, 3, -1)
         flat = [shards[:, :, part].flatten(1) for part in (0, 2, 1)]
@@ -92,9 +94,15 @@ def _normed(model: Model, name: str, x: Tensor, turn: Turn) -> Tensor:
     """Return x normalized head by head, or over the full width at once."""
     if model.recipe.qk_norm == "unweighted":
         return model.normed(x) if turn is not None and model.sizes.get("qk_norms", True) else x
+    if model.recipe.qk_norm == "gain":
+        gain = model.weights.vector(f"{name}.weight")[:, None] if model.has(name) else 1.0
+        return model.normed(x) * gain
     if not model.has(name):
         return x
     weight = model.norm_weight(name)
+    if model.recipe.qk_norm == "layer":
+        y = torch.nn.functional.layer_norm(x, x.shape[-1:]) * weight.view(x.shape[1:])
+        return model.biased(name, y.flatten(1)).view(x.shape)
     if model.recipe.qk_norm == "full":
         return (model.normed(x.flatten(1)) * weight).view(x.shape)
     return model.normed(x) * weight.view(-1, x.shape[-1])

@@ -40,6 +40,7 @@ def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
         frequencies = _scaled(model, _plain(sizes["n_rot"], _base(sizes, context)), context)
         magnitude = _magnitude(sizes)
     angles = torch.outer(model.where(count).double(), frequencies)
+    angles = -angles if model.recipe.turn == "backward" else angles
     return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
 
 

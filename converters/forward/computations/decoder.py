@@ -33,16 +33,18 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     """
     x = embedded(model, tokens)
     own = per_layer_inputs(model, tokens, x)
+    start = x if model.recipe.skip == "embedding" else None
     for run in range(model.sizes.get("n_loops") or 1):
         if run and not model.sizes.get("plain_loops"):
             x = model.norm(LAST_NORMS[model.recipe.output_norm], x)
         for number in range(model.sizes["n_layer"]):
             block, name = model.at(number), f"blk.{number}."
-            x = _block(block, name, x)
+            x = after_block(block, name, x)
             if own is not None:
                 x = x + added(block, name, x, own[:, number])
             if model.has(f"{name}layer_output_scale"):
-                x = x * model.weights.vector(f"{name}layer_output_scale.weight")
+                share = model.weights.vector(f"{name}layer_output_scale.weight")
+                x = x * share if start is None else x + start * share
             progress(0 if run else 1)
     x = model.norm(LAST_NORMS[model.recipe.output_norm], model.wanted(x))
     return x if model.gives_states else unembedded(model, x)
@@ -56,6 +58,8 @@ def embedded(model: Model, tokens: Sequence[int]) -> Tensor:
     x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
     if model.has("position_embd"):
         x = x + model.positions("position_embd", len(tokens))
+    if model.recipe.skip == "embedding":
+        return model.normed(x)
     return x if model.recipe.output_norm == "embedding" else _after(model, "token_embd_norm", x)
 
 
@@ -64,7 +68,7 @@ def _embedding_scale(model: Model) -> float:
     return root * float(model.sizes.get("embedding_scale") or 1.0)
 
 
-def _block(model: Model, block: str, x: Tensor) -> Tensor:
+def after_block(model: Model, block: str, x: Tensor) -> Tensor:
     """Return the state after one block: x and result `(tokens, n_embd)`."""
     scale, start = float(model.sizes.get("residual_scale") or 1.0), x
     read = _before(model, f"{block}attn_norm", x)
@@ -73,6 +77,9 @@ def _block(model: Model, block: str, x: Tensor) -> Tensor:
     seen = attended(model, block, own)
     if seen is None or model.recipe.residual == "single":
         return x + scale * (feed_forward(model, block, read) if seen is None else seen)
+    if model.sizes.get("norms_behind"):  # Chameleon 34B: the same norms, behind the branches
+        x = x + model.norm(f"{block}attn_norm", seen)
+        return x + model.norm(f"{block}ffn_norm", feed_forward(model, block, x))
     if model.recipe.ffn_norm != "post_attention_norm":
         seen = _after(model, f"{block}post_attention_norm", seen)
     if model.recipe.ffn_norm != "attn_output_norm":  # Grok's follows attention, DBRX's precedes the feed-forward
@@ -108,7 +115,8 @@ def _fed(model: Model, block: str, x: Tensor, start: Tensor) -> Tensor:
 def _before(model: Model, name: str, x: Tensor) -> Tensor:
     """Return x normalized, if the block reads a normalized input (the first one of ModernBERT does not)."""
     without = model.recipe.norm_weights and not model.has_norm(name)
-    return model.norm(name, x) if model.recipe.pre_norm and not without else x
+    before = model.recipe.pre_norm and not model.sizes.get("norms_behind")
+    return model.norm(name, x) if before and not without else x
 
 
 def _after(model: Model, name: str, x: Tensor) -> Tensor:

@@ -104,13 +104,24 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     if _kind(graph) == "scores":
         rows = [embedding(graph, states, weights)[None] for states in rows]
         heard = [replace(text, places=Places(rows=(0,))) for text in heard]
-    kept, ours, theirs, close = decided(heard, rows, [answer.rows[number] for number in said], choices)
+    rows, spoken = _unmasked(rows, [answer.rows[number] for number in said])
+    kept, ours, theirs, close = decided(heard, rows, spoken, choices)
     missed = tuple(f"prompt {text.name!r}: its class takes no positions" for text in texts if text not in heard)
     testimony = replace(testimony, missed=(*missed, *close))
     if not kept:
         return replace(testimony, why=close[0]), None
     found = difference(kept, ours, theirs, [limit_of(graph, text) for text in kept])
     return replace(testimony, count=found.count), found
+
+
+def _unmasked(ours: list[Any], theirs: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return both without the tokens that a class never says, whose logits are the least float32 (Chameleon)."""
+    least = np.finfo(np.float32).min
+    spoken = [~(np.asarray(rows) == least).all(0) for rows in theirs]
+    if all(each.all() for each in spoken):
+        return ours, theirs
+    said = [[np.asarray(rows)[:, each] for rows, each in zip(side, spoken, strict=True)] for side in (ours, theirs)]
+    return said[0], said[1]
 
 
 def _check_context(graph: ModelGraph, answer: Answer) -> None:

@@ -56,12 +56,15 @@ OTHERWISE = {
     "jais2 unbiased": "expects biases",
     "glm wide": "loads heads of embedding / heads only",
     "bitnet": "has silu",
+    "chameleon": "takes tokens for pictures",
+    "chameleon swin": "has no biases",
     **dict.fromkeys(("deepseek v3.2", "glm 5"), "turns the indexer's heads by Hadamard matrices of 64"),
     "falcon rw": "turns, has no biases, computes side by side",
 }
 ALIKE: dict[str, dict[str, Any]] = {
     "opt gelu": {"num_hidden_layers": 2},
     "lfm2moe": {"routed_scaling_factor": 1.0},
+    "unlimited ocr": {"first_k_dense_replace": 0},
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-6},
     "mistral4": {"rms_norm_eps": 1e-6},
     "kimi linear": {"rms_norm_eps": 1e-6},

@@ -159,6 +159,34 @@ def deepseek_ocr() -> tuple[Config, Shapes, Shapes]:
     return {"language_config": inner}, LLAMA_FRAME | {"lm_head.weight": (VOCAB, WIDTH)}, block
 
 
+def cogvlm() -> tuple[Config, Shapes, Shapes]:
+    config = {**BASE, "num_attention_heads": 8, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+              "tie_word_embeddings": False, "template_version": "chat", "vision_config": {"width": 3}}  # fmt: skip
+    del config["num_key_value_heads"]
+    block: Shapes = {"input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,)}
+    for kind in ("language", "vision"):
+        block |= {
+            f"self_attn.{kind}_expert_query_key_value.weight": (3 * WIDTH, WIDTH),
+            f"self_attn.{kind}_expert_dense.weight": (WIDTH, WIDTH),
+            **{name.replace("mlp.", f"mlp.{kind}_mlp."): shape
+               for name, shape in mlp("gate_proj", "up_proj", "down_proj").items()},
+        }  # fmt: skip
+    frame: Shapes = {"lm_head.weight": (VOCAB, WIDTH), "model.vision.boi": (1, 1, WIDTH)}
+    return config, LLAMA_FRAME | frame, block
+
+
+def talkie() -> tuple[Config, Shapes, Shapes]:
+    config = {**WIDE, "num_key_value_heads": 8, "tie_word_embeddings": False}
+    del config["rms_norm_eps"]
+    block: Shapes = {
+        **{f"attn.attn_{name}.weight": (96, WIDTH) for name in ("query", "key", "value")},
+        "attn.attn_resid.weight": (WIDTH, 96), "attn.head_gain.head_g": (8,), "attn_gain.a_g": (1,),
+        "mlp.mlp_gate.weight": (INNER, WIDTH), "mlp.mlp_linear.weight": (INNER, WIDTH),
+        "mlp.mlp_resid.weight": (WIDTH, INNER), "mlp_gain.a_g": (1,), "embed_skip.a_g": (1,),
+    }  # fmt: skip
+    return config, {"model.embed.weight": (VOCAB, WIDTH), "lm_head": (VOCAB, WIDTH), "lm_head_gain.w_g": (1,)}, block
+
+
 MADE: dict[str, tuple[str, str, Callable[[], tuple[Config, Shapes, Shapes]]]] = {
     "maincoder": ("MaincoderForCausalLM", "model.layers.", maincoder),
     "plm": ("PLMForCausalLM", "model.layers.", plm),
@@ -168,6 +196,8 @@ MADE: dict[str, tuple[str, str, Callable[[], tuple[Config, Shapes, Shapes]]]] = 
     "nanbeige plain": ("NanbeigeForCausalLM", "model.layers.", nanbeige_plain),
     "deepseek2-ocr": ("DeepseekOCRForCausalLM", "model.layers.", deepseek_ocr),
     "spark2_5": ("Spark2_5ForCausalLM", "model.layers.", spark),
+    "cogvlm": ("CogVLMForCausalLM", "model.layers.", cogvlm),
+    "talkie": ("TalkieForCausalLM", "model.blocks.", talkie),
     "smallthinker": ("SmallThinkerForCausalLM", "model.layers.", smallthinker),
     "smallthinker windows": ("SmallThinkerForCausalLM", "model.layers.", smallthinker_windows),
 }
@@ -177,6 +207,10 @@ SEEDS = {"jais": 9, "smallthinker": 9}
 """Of models which else would continue with a part of a character, of which llama.cpp's server says nothing."""
 CLOSE = {"spark2_5": 2e-2}
 """llama.cpp's GELU is a table of float16, and of the form by tanh."""
+
+
+PROMPTS = {"cogvlm": TOKENS[:1]}
+"""llama.cpp continues a longer prompt of a CogVLM with what follows its first token."""
 
 
 def saved(name: str, folder: Path, **changes: Any) -> Path:
@@ -195,7 +229,7 @@ def saved(name: str, folder: Path, **changes: Any) -> Path:
 def filled(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
     values = random.standard_normal(shape).astype(np.float32)
     if len(shape) == 1:
-        return values * 0.2 + (name.endswith("weight"))
+        return values * 0.2 + (name.endswith(("weight", "_g")))
     return values * (0.5 if "embed" in name or "wte" in name else 1.3 * min(shape) ** -0.5)
 
 
@@ -213,9 +247,9 @@ def test_both_sides_compute_alike_and_no_key_is_left_over(name: str, tmp_path: P
 @pytest.mark.parametrize("name", MADE)
 def test_llama_cpp_computes_the_same_probabilities(name: str, tmp_path: Path) -> None:
     graph = graph_of(str(saved(name, tmp_path)))
-    (answer,) = continuations(TOKENS, 4, write(graph, tmp_path / "x.gguf"))
+    tokens = list(PROMPTS.get(name, TOKENS))
+    (answer,) = continuations(tokens, 4, write(graph, tmp_path / "x.gguf"))
     assert answer
-    tokens = list(TOKENS)
     for token, probability in answer:
         logits = forward(graph, tokens)[-1].astype(np.float64)
         scores = logits - logits.max()

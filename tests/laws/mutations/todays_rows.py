@@ -28,6 +28,7 @@ NORMS = (
             ("granite hybrid", "granitehybrid"), ("minicpm3", "minicpm3"), ("mimo2", "mimo2"), ("dots1", "dots1"),
             ("qwen3vl", "_tensors"), ("qwen3vlmoe", "qwen3vlmoe"), ("olmoe", "_tensors"), ("jais2", "_tensors"),
             ("ernie4_5", "_ernie"), ("ernie4_5_moe", "_ernie"), ("phimoe", "phimoe"),
+            ("chameleon", "chameleon"), ("unlimited ocr", "deepseek2_ocr"),
         )
     ),
     exchanged("qwen3next", "_gated_delta", INPUT, BEHIND),
@@ -60,6 +61,16 @@ PARTS = (
         ("base of windows for all of MiMo", "mimo2", "transformers",
          '"rope_parameters.sliding_attention.rope_theta|swa_rope_theta"',
          '"rope_parameters.full_attention.rope_theta|swa_rope_theta"'),
+    ),
+    *among(
+        A + "hrm_text",
+        ("HRM's gate and queries exchanged", "hrm", "logits", '("gate", *"qkv")', '("q", "gate", "k", "v")'),
+        ("HRM's cycles exchanged", "hrm", "transformers", 'fields={"hf": "H_cycles"}', 'fields={"hf": "L_cycles"}'),
+    ),
+    *among(
+        A + "chameleon",
+        ("norms of Chameleon's heads as they are", "chameleon", "logits", '"(two d) -> (d two)"',
+         '"(d two) -> (d two)"'),
     ),
     *among(
         A + "_mimo",

@@ -1,0 +1,85 @@
+"""Chameleon: LLaMA with queries and keys normed head by head, by layer norms with weights of each head's own; in the
+larger one, norms stand behind the branches.
+
+Sources: llama.cpp `src/models/chameleon.cpp`, `conversion/chameleon.py` (which gives all heads the norm of the first);
+transformers `modeling_chameleon.py`. What makes pictures of tokens (`vqmodel`) is dropped.
+"""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.layouts import Rearrange
+from ggferry.converters.schema.partial_layouts import Columns
+from ggferry.converters.schema.roles import block, roles
+
+PICTURES = 8196
+"""llama.cpp gives the logits of tokens 4 to 8195, Chameleon's pictures, the least value there is."""
+
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, common.ATTENTION_BIAS, common.MLP_BIAS,
+    HParam("norms_behind", "swin_norm", common.BOOL, {"hf": "swin_norm"}, null=False,
+           defaults=(Default(False, "transformers' default"),)),
+    common.TIED, common.SILU,
+)  # fmt: skip
+
+ROLES = roles(
+    tensors.embedding(),
+    block(
+        tensors.norm("attn_norm", "input_layernorm"),
+        tensors.paired_attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
+        """
+        attn_q_norm.weight f32 : n_head head_dim    | hf self_attn.q_norm.weight @pairs
+        attn_k_norm.weight f32 : n_head_kv head_dim | hf self_attn.k_norm.weight @pairs
+        attn_q_norm.bias f32   : n_head head_dim    | hf self_attn.q_norm.bias @pairs
+        attn_k_norm.bias f32   : n_head_kv head_dim | hf self_attn.k_norm.bias @pairs
+        """,
+        tensors.norm("ffn_norm", "post_attention_layernorm"),
+        tensors.gated(bias="mlp_bias == 1"),
+        pairs=Columns(Rearrange("(two d) -> (d two)", (("two", 2),))),
+    ),
+)
+
+REMARKS = (
+    Remark(
+        f"n_vocab < {PICTURES}",
+        f"llama.cpp does not run this model: it takes tokens 4 to {PICTURES - 1} for pictures in chameleon, and there "
+        "are {n_vocab}",
+        stops="llama.cpp",
+    ),
+    Remark(
+        f"n_vocab >= {PICTURES}",
+        f"tokens 4 to {PICTURES - 1} are pictures, which llama.cpp never continues with; the file says nothing of it",
+        otherwise="llama.cpp",
+    ),
+    Remark(
+        "attention_bias == 1 or mlp_bias == 1",
+        "llama.cpp does not load this model: it has no biases in chameleon",
+        stops="llama.cpp",
+    ),
+    common.heads_as_wide_as_the_model("chameleon"),
+)
+
+SPEC = Architecture(
+    name="chameleon",
+    display_name="Chameleon",
+    hf_classes=("ChameleonForConditionalGeneration", "ChameleonForCausalLM"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions={"rope": "halves"},
+            drops=(*common.DROPS, *half.unseen("model.vqmodel.*")),
+            remarks=rope.REMARKS,
+            harmless=(
+                Harmless("vq_config vq_config.* vocabulary_map vocabulary_map.*", "of the vision half, dropped"),
+                Harmless("model_parallel_size", "how it was trained: the norms of all heads are there"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"rope": "pairs", "qk_norm": "layer"},
+    remarks=REMARKS,
+)

@@ -1,0 +1,53 @@
+"""Tiny random models of single models of today, as `tiny_kin`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from helpers.tiny import BASE, VOCAB, Tiny
+from helpers.tiny_todays import HEADS, SEES
+
+OCR_EYES: dict[str, Any] = {
+    "vision_config": {
+        "sam_config": {
+            "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "output_channels": 8, "mlp_dim": 32,
+            "image_size": 64, "patch_size": 16, "global_attn_indexes": [0], "downsample_channels": [8, 16],
+            "window_size": 2,
+        },
+        "encoder_config": {
+            "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 28, "patch_size": 14,
+        },
+    },
+}  # fmt: skip
+OCR = {
+    **BASE, "num_attention_heads": 8, "num_key_value_heads": 8, "n_routed_experts": 5, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+    "rope_parameters": {"rope_theta": 10000.0}, "sliding_window": 7,
+}  # fmt: skip
+PICTURES = 8200
+"""More tokens than llama.cpp takes for a Chameleon's pictures."""
+CHAMELEON: dict[str, Any] = {
+    **HEADS, "vocabulary_map": {"<image>": 4}, "pad_token_id": 0,
+    "vq_config": {
+        "embed_dim": 8, "num_embeddings": 8, "latent_channels": 8, "resolution": 8, "base_channels": 32,
+        "channel_multiplier": [1], "num_res_blocks": 1,
+    },
+}  # fmt: skip
+
+HRM: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "head_dim": 12, "max_position_embeddings": 64, "rope_parameters": {"rope_theta": 5000.0},
+}  # fmt: skip
+
+SINGLES: dict[str, Tiny] = {
+    "unlimited ocr": Tiny("UnlimitedOcr", OCR, head=SEES, outer=OCR_EYES),
+    "hrm": Tiny("HrmText", {**HRM, "embedding_scale": 3.0}),
+    "hrm otherwise": Tiny("HrmText", {**HRM, "H_cycles": 3, "L_cycles": 1, "tie_word_embeddings": True}),
+    "chameleon": Tiny("Chameleon", CHAMELEON, head=SEES),
+    "chameleon swin": Tiny(
+        "Chameleon",
+        {**CHAMELEON, "swin_norm": True, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        head=SEES,
+    ),
+}
