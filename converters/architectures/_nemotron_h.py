@@ -45,7 +45,11 @@ def heads_kv(values: Values) -> tuple[int, ...]:
 def widths(values: Values) -> tuple[int, ...]:
     """feed_forward_length: of the blocks that feed forward, that of an expert where they have some, 0 of the others."""
     names = {"-": "ff_stated", "E": "n_ff_exp"}
-    return tuple(int(values[names[kind]]) if kind in names else 0 for kind in values["kinds"])
+    return tuple(_of_block(values[names[kind]], n) if kind in names else 0 for n, kind in enumerate(values["kinds"]))
+
+
+def _of_block(value: int | tuple[int, ...], block: int) -> int:
+    return int(value[block]) if isinstance(value, tuple) else int(value)
 
 
 def expert_width(values: Values) -> int:
@@ -56,8 +60,8 @@ def expert_width(values: Values) -> int:
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD,
     HParam("pattern", None, STRING, {"hf": "hybrid_override_pattern"}, required=False),
-    HParam("kinds", None, STRING, {"hf": "layers_block_type|layer_types"}, many="n_layer", words=WORDS, required=False,
-           derive=kinds),
+    HParam("kinds", None, STRING, {"hf": "block_configs.block_type|layers_block_type|layer_types"}, many="n_layer",
+           words=WORDS, required=False, derive=kinds),
     HParam("n_layer", "block_count", fields={"hf": "num_hidden_layers"}, derive=blocks),
     common.N_HEAD, hybrid.HEADS_KV_STATED,
     HParam("n_head_kv", "attention.head_count_kv", INT32, derive=heads_kv, many="n_layer", or_one=True),
@@ -102,6 +106,13 @@ CONVENTIONS: Conventions = {"decay": "log"}
 DROPS = (
     *common.DROPS,
     Drop("mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
+)
+_BIAS = "layers.{n}.mixer.gate.e_score_correction"
+# Puzzle was published under either prefix, with either name of the bias.
+RENAMES = (
+    (f"backbone.{_BIAS}.bias", f"backbone.{_BIAS}_bias"),
+    (f"model.{_BIAS}.bias", f"backbone.{_BIAS}_bias"),
+    ("model.", "backbone."),
 )
 SHORTEST = Remark(
     "dt_min > 0",

@@ -1,6 +1,9 @@
 """Nemotron 3: Nemotron-H whose feed-forward blocks are experts, scored by sigmoid and chosen with a bias, beside a
-shared network; in Super they work in a narrower space. Sources: `_nemotron_h`.
+shared network; in Super they work in a narrower space, and in Puzzle every block says how wide its experts are and how
+many of them a token passes. Sources: `_nemotron_h`.
 """
+
+from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _nemotron_h as nemotron
@@ -15,7 +18,12 @@ HPARAMS = (
     *nemotron.HPARAMS,
     # llama.cpp's loader takes every block that feeds forward for one with experts.
     HParam("n_dense_branches", None, derive=nemotron.dense_branches, required=False, check="n_dense_branches == 0"),
-    common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP, nemotron.N_FF,
+    common.N_EXPERT,
+    replace(common.N_EXPERT_USED, fields={"hf": "block_configs.num_experts_per_tok|num_experts_per_tok"}, null=0,
+            many="n_layer", or_one=True, check="n_expert_used <= n_expert"),
+    replace(common.N_FF_EXP, fields={"hf": "block_configs.moe_intermediate_size|moe_intermediate_size"}, null=0,
+            many="n_layer", or_one=True),
+    nemotron.N_FF,
     HParam("n_shared", "expert_shared_count", fields={"hf": "n_shared_experts"}, absent=0),
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", fields={"hf": "moe_shared_expert_intermediate_size"}),
     HParam("n_latent", "moe_latent_size", fields={"hf": "moe_latent_size"}, null=0, absent=0),
@@ -59,7 +67,8 @@ SPEC = Architecture(
             conventions=nemotron.CONVENTIONS,
             drops=nemotron.DROPS,
             remarks=(nemotron.SHORTEST,),
-            classes=("NemotronHForCausalLM",),
+            classes=("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM"),
+            renames=nemotron.RENAMES,
             harmless=nemotron.HARMLESS,
         ),
         "gguf": Dialect("gguf"),

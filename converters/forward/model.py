@@ -180,16 +180,17 @@ class Model:
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Return x normalized along its last axis, then weighted and biased as this model does it."""
-        y = self.normed(x)
+        behind = name.rpartition(".")[2] in BEHIND
+        y = self.normed(x, self.sizes.get("eps_behind") if behind else None)
         if not self.recipe.norm_weights:
             return y
         return self.biased(name, y * self.norm_weight(name))
 
-    def normed(self, x: Tensor) -> Tensor:
+    def normed(self, x: Tensor, eps: float | None = None) -> Tensor:
         """Return x normalized along its last axis, by RMSNorm or LayerNorm, without weights."""
         if self.sizes.get("norm", self.recipe.norm) == "layer":
             x = x - x.mean(-1, keepdim=True)
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(self.sizes["eps"]))
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(self.sizes["eps"] if eps is None else eps))
 
     def has_norm(self, name: str) -> bool:
         """Return whether the model has this norm; in llama.cpp some have no '.weight' (Falcon-H1, PLaMo)."""

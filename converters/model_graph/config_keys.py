@@ -114,6 +114,8 @@ class Recorded:
     def _unasked(self, tree: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
         for key, value in tree.items():
             path = f"{before}{key}"
+            if path in self._sought and is_objects(value):
+                value = {name: [item.get(name) for item in value] for name in sorted({*chain(*value)})}
             if path in self._sought and isinstance(value, Mapping):
                 yield from self._unasked(value, f"{path}.")
             elif path not in self._asked:
@@ -124,12 +126,21 @@ def _parents(path: str) -> Iterator[str]:
     return (path[:dot] for dot, sign in enumerate(path) if sign == ".")
 
 
+def is_objects(value: Any) -> bool:
+    """Return whether the value is a list of objects, such as one a block."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
 def descend(root: Any, place: str) -> Any:
     """Return the member of `root` to which the names in `place` lead, or NOTHING.
 
-    '*' means all members, if they agree.
+    '*' means all members, if they agree. Of a list of objects, that is the list of their members, None for those that
+    lack it.
     """
     name, _, rest = place.partition(".")
+    if is_objects(root):
+        members = [descend(item, place) for item in root]
+        return NOTHING if all(item is NOTHING for item in members) else [None if m is NOTHING else m for m in members]
     if not isinstance(root, Mapping) or (name != "*" and name not in root):
         return NOTHING
     if name != "*":

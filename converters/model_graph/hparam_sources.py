@@ -93,6 +93,8 @@ class Statements:
         origin = _ORIGINS.get(column, f"{self._dialect.header or 'config.json'}: {{}}").format(place)
         if found is None:
             return param.null, f"{origin} is null"
+        if param.null is not None and param.many and isinstance(found, list):
+            found = [param.null if item is None else item for item in found]
         if param.words and column != "gguf":
             found = _translated(self._checkpoint, param, place, found)
         value = _typed(self._checkpoint, param, found, origin)

@@ -66,6 +66,9 @@ Ffn = Literal["gated", "plain", "fused"]
 """down(act(gate) · up), down(act(up)), or gated with gate and up in one matrix."""
 Glu = Literal["multiplied", "clamped"]
 """How act(gate) is combined with up; 'clamped': as in gpt-oss, both clamped to a limit, and up + 1."""
+Limited = Literal["before", "after"]
+"""Where the hparams `expert_limit` and `shared_limit` bound an expert's gate from above: before its activation or after
+it. They bound its up on both sides."""
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
 Classifier = Literal["tanh", "gelu", "silu"]
 """The activation behind the first layer of a classifier. The hparam `classifier_activation` wins."""
@@ -73,7 +76,8 @@ Rows = Literal["logits", "states"]
 """What a model gives for each token. One whose texts are pooled gives states."""
 Residual = Literal["sequential", "parallel", "single"]
 """'parallel': both branches read the block's input; 'single': a block has one branch."""
-EmbeddingScale = Literal["none", "sqrt_width"]
+EmbeddingScale = Literal["none", "sqrt_width", "normed"]
+"""'normed': embeddings are normalized, without weights."""
 LogitScale = Literal["multiply", "divide"]
 Routing = Literal["softmax", "sigmoid", "chosen", "root_softplus", "sparsemixer"]
 """The score of an expert; 'chosen': softmax over the chosen experts only. The hparam `expert_gating` wins."""
@@ -149,6 +153,7 @@ class Recipe:
     output_norm: OutputNorm = "output"
     ffn: Ffn = "gated"
     glu: Glu = "multiplied"
+    limited: Limited = "before"
     activation: Activation = "silu"
     residual: Residual = "sequential"
     embedding_scale: EmbeddingScale = "none"
@@ -201,6 +206,7 @@ class Conventions(TypedDict, total=False):
     output_norm: OutputNorm
     ffn: Ffn
     glu: Glu
+    limited: Limited
     activation: Activation
     residual: Residual
     embedding_scale: EmbeddingScale

@@ -54,6 +54,14 @@ HUNYUAN_EYES = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 
+MUSE_EYES = {
+    "vision_config": {
+        "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+        "pos_emb_height": 4, "pos_emb_width": 4,
+    },
+    "out_hidden_size": 96, "projector_hidden_size": 32, "tie_word_embeddings": False,
+}  # fmt: skip
+
 KIN: dict[str, Tiny] = {
     "llava": Tiny("Llava", {**WIDE, "model_type": "llama"}, head=SEES, outer=EYES),
     "llava qwen2": Tiny("Llava", {**HEADS, "model_type": "qwen2"}, head=SEES, outer=EYES),
@@ -92,6 +100,12 @@ KIN: dict[str, Tiny] = {
         {**WIDE, "rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 1.0, "alpha": 50.0,
                                      "mrope_section": [1, 2, 2, 1]}},
         head=SEES, outer=HUNYUAN_EYES,
+    ),
+    "muse glimmer": Tiny(
+        "MuseGlimmer",
+        {**WIDE, "num_hidden_layers": 5, "sliding_window": 7, "qk_scale_factor": 1.7, "output_multiplier": 0.6,
+         "final_logit_softcapping": 8.0, "pad_token_id": 0},
+        head=SEES, outer=MUSE_EYES,
     ),
     "gemma4 unified": Tiny("Gemma4Unified", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 4}),
 }  # fmt: skip

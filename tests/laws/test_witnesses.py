@@ -47,7 +47,7 @@ MADE_ARCHITECTURES = {
         "converters/architectures/test_published_kin.py",
     ),
     **dict.fromkeys(
-        ("cogvlm", "jais", "maincoder", "nanbeige", "plm", "refact", "smallthinker", "spark2_5", "talkie"),
+        ("cogvlm", "jais", "maincoder", "maple", "nanbeige", "plm", "refact", "smallthinker", "spark2_5", "talkie"),
         "converters/architectures/test_runtime_alone.py",
     ),
     **dict.fromkeys(

@@ -47,17 +47,18 @@ def _weighted(model: Model, block: str, x: Tensor, weights: Tensor, chosen: Tens
 
 def _expert(model: Model, block: str, expert: int, x: Tensor, kind: str) -> Tensor:
     names = [f"{block}ffn_{name}_{kind}" for name in ("gate", "up", "down")]
+    limit = float(model.sizes.get("expert_limit") or 0)
     if model.has(f"{block}ffn_gate_up_exps"):
         gate, up = _item_linear(model, f"{block}ffn_gate_up_exps", expert, x).chunk(2, -1)
-        hidden = combined(model, gate, up)
+        hidden = combined(model, gate, up, limit)
     elif model.recipe.gate_up != "separate":
         joint = _item_linear(model, names[0], expert, x)
         halves = model.recipe.gate_up == "halves"
         gate, up = joint.chunk(2, -1) if halves else (joint[..., ::2], joint[..., 1::2])
-        hidden = combined(model, gate, up)
+        hidden = combined(model, gate, up, limit)
     elif model.has(names[0]):
         gate, up = (_item_linear(model, name, expert, x) for name in names[:2])
-        hidden = combined(model, gate, up)
+        hidden = combined(model, gate, up, limit)
     else:
         hidden = model.activate(_item_linear(model, names[1], expert, x))
     return _item_linear(model, names[2], expert, hidden)
@@ -72,11 +73,15 @@ def _item_linear(model: Model, name: str, item: int, x: Tensor) -> Tensor:
     return y + weights.item(f"{name}.bias", item).view(-1) if weights.has(f"{name}.bias") else y
 
 
-def combined(model: Model, gate: Tensor, up: Tensor) -> Tensor:
-    """Return the input of the down projection: the activated gate times up."""
+def combined(model: Model, gate: Tensor, up: Tensor, limit: float = 0.0) -> Tensor:
+    """Return the input of the down projection: the activated gate times up, both bounded where there is a limit."""
     if model.recipe.glu == "clamped":
         gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
         return (up + 1) * gate * torch.sigmoid(SLOPE * gate)
+    if limit:
+        up = up.clamp(-limit, limit)
+        before = model.recipe.limited == "before"
+        return (model.activate(gate.clamp(max=limit)) if before else model.activate(gate).clamp(max=limit)) * up
     return model.activate(sparse(model, gate)) * up
 
 

@@ -58,7 +58,7 @@ def embedded(model: Model, tokens: Sequence[int]) -> Tensor:
     x = model.weights.rows("token_embd.weight", tokens) * _embedding_scale(model)
     if model.has("position_embd"):
         x = x + model.positions("position_embd", len(tokens))
-    if model.recipe.skip == "embedding":
+    if model.recipe.skip == "embedding" or model.recipe.embedding_scale == "normed":
         return model.normed(x)
     return x if model.recipe.output_norm == "embedding" else _after(model, "token_embd_norm", x)
 

@@ -20,6 +20,7 @@ from helpers.tiny_models import relative, write
 
 Config = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
+Made = tuple[Config, Shapes, Shapes | list[Shapes]]
 WIDTH, INNER, BLOCKS = 48, 88, 3
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -187,7 +188,64 @@ def talkie() -> tuple[Config, Shapes, Shapes]:
     return config, {"model.embed.weight": (VOCAB, WIDTH), "lm_head": (VOCAB, WIDTH), "lm_head_gain.w_g": (1,)}, block
 
 
-MADE: dict[str, tuple[str, str, Callable[[], tuple[Config, Shapes, Shapes]]]] = {
+def puzzle() -> Made:
+    """Two blocks of experts of different widths, of which tokens pass different numbers."""
+    config: Config = {
+        "vocab_size": VOCAB, "hidden_size": WIDTH, "max_position_embeddings": 64, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 12, "layer_norm_epsilon": 1e-5,
+        "conv_kernel": 4, "ssm_state_size": 10, "n_groups": 2, "mamba_num_heads": 8, "mamba_head_dim": 12,
+        "time_step_min": 0.0, "n_routed_experts": 6, "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 56,
+        "moe_latent_size": 24, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+        "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "tie_word_embeddings": False, "use_conv_bias": True,
+        "block_configs": [
+            {"block_type": "mamba"}, {"block_type": "moe", "moe_intermediate_size": 40, "num_experts_per_tok": 2},
+            {"block_type": "attention"}, {"block_type": "moe", "moe_intermediate_size": 32, "num_experts_per_tok": 3},
+        ],
+    }  # fmt: skip
+    space: Shapes = {
+        "norm.weight": (WIDTH,), "mixer.in_proj.weight": (2 * 96 + 2 * 20 + 8, WIDTH),
+        "mixer.conv1d.weight": (136, 1, 4), "mixer.conv1d.bias": (136,), "mixer.dt_bias": (8,), "mixer.A_log": (8,),
+        "mixer.D": (8,), "mixer.norm.weight": (96,), "mixer.out_proj.weight": (WIDTH, 96),
+    }  # fmt: skip
+    attending: Shapes = {
+        "norm.weight": (WIDTH,), "mixer.q_proj.weight": (96, WIDTH), "mixer.k_proj.weight": (24, WIDTH),
+        "mixer.v_proj.weight": (24, WIDTH), "mixer.o_proj.weight": (WIDTH, 96),
+    }  # fmt: skip
+    frame: Shapes = {"model.embeddings.weight": (VOCAB, WIDTH), "model.norm_f.weight": (WIDTH,)}
+    return config, frame | {"lm_head.weight": (VOCAB, WIDTH)}, [space, latent(40), attending, latent(32)]
+
+
+def latent(width: int) -> Shapes:
+    """Experts in a space of 24."""
+    found: Shapes = {
+        "norm.weight": (WIDTH,), "mixer.gate.weight": (6, WIDTH), "mixer.gate.e_score_correction.bias": (6,),
+        "mixer.fc1_latent_proj.weight": (24, WIDTH), "mixer.fc2_latent_proj.weight": (WIDTH, 24),
+        "mixer.shared_experts.up_proj.weight": (56, WIDTH), "mixer.shared_experts.down_proj.weight": (WIDTH, 56),
+    }  # fmt: skip
+    for n in range(6):
+        found |= {f"mixer.experts.{n}.up_proj.weight": (width, 24), f"mixer.experts.{n}.down_proj.weight": (24, width)}
+    return found
+
+
+def maple() -> tuple[Config, Shapes, Shapes]:
+    config = {key: value for key, value in WIDE.items() if key != "intermediate_size"} | {
+        "hidden_act": "silu", "tie_word_embeddings": False, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40, "norm_topk_prob": True, "num_shared_experts": 0, "sliding_window": 7,
+        "nope_on_global_attention": True, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    block = {name: shape for name, shape in llama_block().items() if "mlp" not in name} | {
+        "mlp.gate.weight": (5, WIDTH)
+    }
+    block |= {f"self_attn.{part}_norm.weight": (12,) for part in "qk"}
+    for n in range(5):
+        block |= {name.replace("mlp.", f"mlp.experts.{n}."): shape
+                  for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=40).items()}  # fmt: skip
+    return config, LLAMA_FRAME | {"lm_head.weight": (VOCAB, WIDTH)}, block
+
+
+MADE: dict[str, tuple[str, str, Callable[[], Made]]] = {
+    "nemotron_h_moe puzzle": ("NemotronHPuzzleForCausalLM", "model.layers.", puzzle),
     "maincoder": ("MaincoderForCausalLM", "model.layers.", maincoder),
     "plm": ("PLMForCausalLM", "model.layers.", plm),
     "jais": ("JAISLMHeadModel", "transformer.h.", jais),
@@ -198,6 +256,7 @@ MADE: dict[str, tuple[str, str, Callable[[], tuple[Config, Shapes, Shapes]]]] = 
     "spark2_5": ("Spark2_5ForCausalLM", "model.layers.", spark),
     "cogvlm": ("CogVLMForCausalLM", "model.layers.", cogvlm),
     "talkie": ("TalkieForCausalLM", "model.blocks.", talkie),
+    "maple": ("MapleForCausalLM", "model.layers.", maple),
     "smallthinker": ("SmallThinkerForCausalLM", "model.layers.", smallthinker),
     "smallthinker windows": ("SmallThinkerForCausalLM", "model.layers.", smallthinker_windows),
 }
@@ -205,6 +264,8 @@ MADE: dict[str, tuple[str, str, Callable[[], tuple[Config, Shapes, Shapes]]]] = 
 
 SEEDS = {"jais": 9, "smallthinker": 9}
 """Of models which else would continue with a part of a character, of which llama.cpp's server says nothing."""
+LOUD = {"maple": 6.0}
+"""By how much the networks' first matrices are larger, so that what they make reaches a bound."""
 CLOSE = {"spark2_5": 2e-2}
 """llama.cpp's GELU is a table of float16, and of the form by tanh."""
 
@@ -217,9 +278,12 @@ def saved(name: str, folder: Path, **changes: Any) -> Path:
     """A checkpoint whose values leave no convention unseen."""
     cls, layer, make = MADE[name]
     config, frame, block = make()
-    shapes = frame | {f"{layer}{n}.{part}": shape for n in range(BLOCKS) for part, shape in block.items()}
+    blocks = block if isinstance(block, list) else [block] * BLOCKS
+    shapes = frame | {f"{layer}{n}.{part}": shape for n, own in enumerate(blocks) for part, shape in own.items()}
     random = np.random.default_rng(SEEDS.get(name, 7))
     tensors = {part: filled(random, part, shape) for part, shape in shapes.items()}
+    for part in tensors:
+        tensors[part] *= LOUD.get(name, 1.0) if "up_proj" in part else 1.0
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**config, **changes, "architectures": [cls], "model_type": "x"}))

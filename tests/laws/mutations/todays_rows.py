@@ -42,6 +42,7 @@ NORMS = (
     exchanged("glm4", "glm4", ATTENTION, ("post_ffw_norm", "post_mlp_layernorm")),
     exchanged("afmoe", "afmoe", ("ffn_norm", "pre_mlp_layernorm"), ("post_ffw_norm", "post_mlp_layernorm")),
     exchanged("jamba", "jamba", INPUT, ("ffn_norm", "pre_ff_layernorm")),
+    exchanged("muse glimmer", "muse_glimmer", INPUT, ("ffn_norm", "pre_feedforward_layernorm")),
     exchanged("apertus", "apertus", ("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")),
 )  # fmt: skip
 
@@ -71,6 +72,10 @@ PARTS = (
         A + "chameleon",
         ("norms of Chameleon's heads as they are", "chameleon", "logits", '"(two d) -> (d two)"',
          '"(d two) -> (d two)"'),
+    ),
+    *among(
+        A + "_muse",
+        ("factor of Muse's queries left out", "muse glimmer", "transformers", 'float(values["qk_scale"])', "1.0"),
     ),
     *among(
         A + "_mimo",
