@@ -5,12 +5,12 @@ from ggferry.converters.schema.derivations import Values
 
 def query_norm(values: Values) -> tuple[float, ...]:
     """Return the weights of the queries' norm, `(head_dim,)`: the factor of normed queries."""
-    return (float(values["qk_scale"]),) * values["head_dim"]
+    return (float(values["qk_scale"]),) * int(values["head_dim"])
 
 
 def key_norm(values: Values) -> tuple[float, ...]:
     """Return the weights of the keys' norm, `(head_dim,)`: ones."""
-    return (1.0,) * values["head_dim"]
+    return (1.0,) * int(values["head_dim"])
 
 
 def turned(values: Values) -> tuple[bool, ...]:

@@ -159,11 +159,11 @@ EXPLAINED = (
         "llama.cpp's falcon always turns",
     ),
     Explained(
-        "unread tensor", "deepseek32 glm-dsa minicpm3", "blk.{n}.attn_q.weight", "low rank",
+        "unread tensor", "deepseek32 dots3note glm-dsa minicpm3", "blk.{n}.attn_q.weight", "low rank",
         "come straight from the input",
     ),
     Explained(
-        "missing tensor", "deepseek32 glm-dsa minicpm3",
+        "missing tensor", "deepseek32 dots3note glm-dsa minicpm3",
         "blk.{n}.attn_q_a.weight blk.{n}.attn_q_b.weight blk.{n}.attn_q_a_norm.weight", "low rank",
         "come straight from the input",
     ),

@@ -237,11 +237,13 @@ class UnitRows(Rowwise):
 
 
 def _number(name: str | float, sizes: Sizes) -> float:
-    """Return the hparam of that name, or an item of a list. Raises KeyError."""
+    """Return the hparam of that name, or an item of a list, by default that of the block `n`. Raises KeyError."""
     if not isinstance(name, str):
         return name
     listed, _, item = name.partition("[")
     found: Any = sizes[listed]
+    if isinstance(found, tuple) and not item:
+        return float(found[sizes["n"]])
     return float(found[int(item.removesuffix("]"))] if item else found)
 
 

@@ -42,10 +42,14 @@ def unread(config: Mapping[str, Any]) -> set[str]:
     return set(", ".join(told).split(", ")) - {""}
 
 
+TEXTS = ("Gemma3", "Dots3Note")
+"""Whose `Config` is that of the whole model."""
+
+
 def stated(name: str) -> tuple[dict[str, Any], set[str]]:
     """config.json of a tiny model, and the keys that its class knows."""
     tiny = TINY[name]
-    kind = getattr(transformers, f"{tiny.model}{'Text' if tiny.model == 'Gemma3' else ''}Config")
+    kind = getattr(transformers, f"{tiny.model}{'Text' if tiny.model in TEXTS else ''}Config")
     config = json.loads(kind(**json.loads(json.dumps(tiny.config))).to_json_string())
     if tiny.old:
         config = {key: value for key, value in config.items() if key != "rope_parameters"} | dict(tiny.old)

@@ -57,7 +57,7 @@ MODELS = (
     "gpt-oss", "llama4 chunks", "gemma4 keys as values", "gemma4 shared", "gemma4 experts", "gemma3n shared",
     "dots1", "solar open", "cohere2", "cohere2moe", "afmoe", "mellum", "laguna", "hy_v3", "dbrx",
     "mimo2 otherwise", "unlimited ocr", "chameleon swin", "hrm",
-    "muse glimmer",
+    "muse glimmer", "dots3 note",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

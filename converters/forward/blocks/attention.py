@@ -26,6 +26,8 @@ def attention(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> T
     """
     branch = {"grouped": grouped, "latent": latent}[model.recipe.attention]
     seen = branch(model, block, x, turn, window)
+    if model.recipe.attention == "latent":
+        seen = _gated(model, block, x, seen, None)
     if model.has(f"{block}attn_sub_norm"):
         seen = model.norm(f"{block}attn_sub_norm", seen)
     return model.scaled_linear(f"{block}attn_output", seen)

@@ -49,7 +49,8 @@ def dense(model: Model, block: str, x: Tensor, suffix: str = "") -> Tensor:
             gate = model.linear(f"{block}ffn_gate{suffix}", x) * model.scale("ffn_gate_scale")
             hidden = combined(model, gate, up, limit)
         case "fused":
-            hidden = combined(model, *up.chunk(2, -1), limit)
+            gate, up = up.chunk(2, -1)
+            hidden = combined(model, gate, up, limit)
         case "plain":
             hidden = model.activate(up)
         case unknown:

@@ -36,11 +36,16 @@ def latent(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tens
     low_q, q = _queries(model, block, x)
     q_plain, q_turned = parts(q.view(len(x), heads, width), width - n_rot, n_rot)
     low, k_turned = parts(model.linear(f"{block}attn_kv_a_mqa", x), rank, n_rot)
-    k_plain, v = _expanded(model, block, _low_rank_norm(model, f"{block}attn_kv_a_norm", low))
+    low = _low_rank_norm(model, f"{block}attn_kv_a_norm", low) * model.scale("low_kv_factor")
+    k_plain, v = _expanded(model, block, low)
+    if model.has(f"{block}attn_k_norm"):  # Dots 3 Note
+        k_turned = model.norm(f"{block}attn_k_norm", k_turned)
     q_turned = rotate(q_turned, turn, model.rope)
     k_turned = rotate(k_turned[:, None], turn, model.rope).expand(-1, heads, -1)
     scale = width**-0.5 * _yarn_scale(model)
-    hidden = passed_over(model, block, x, low_q, turn, later(model.where(len(x)), window))
+    hidden = later(model.where(len(x)), window)
+    if not window:
+        hidden = passed_over(model, block, x, low_q, turn, hidden)
     q = tempered(model, torch.cat((q_plain, q_turned), -1), turn)
     return attend(q, torch.cat((k_plain, k_turned), -1), v, scale, hidden)
 
@@ -50,6 +55,7 @@ def _queries(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:
     if not model.has(f"{block}attn_q_a"):
         return x, model.linear(f"{block}attn_q", x)
     low = _low_rank_norm(model, f"{block}attn_q_a_norm", model.linear(f"{block}attn_q_a", x))
+    low = low * model.scale("low_q_factor")
     return low, model.linear(f"{block}attn_q_b", low)
 
 

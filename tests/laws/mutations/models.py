@@ -33,6 +33,7 @@ MODELS = {
         "phimoe", "chameleon", "unlimited ocr", "hrm", "muse glimmer", "qwen3next", "qwen35", "lfm2", "gemma3n",
     )},
     "gemma4 shared": Model("gemma4 shared", {"vocab_size_per_layer_input": 400}),
+    "dots3 note": Model("dots3 note", {"index_topk": 64}),
     "mimo2": Model("mimo2", WINDOW),
     "mimo2 of a window": Model("mimo2", WINDOW, {"sliding_window_size": 29}),
     "llama3": Model("llama llama3"),

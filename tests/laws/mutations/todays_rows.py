@@ -29,6 +29,7 @@ NORMS = (
             ("qwen3vl", "_tensors"), ("qwen3vlmoe", "qwen3vlmoe"), ("olmoe", "_tensors"), ("jais2", "_tensors"),
             ("ernie4_5", "_ernie"), ("ernie4_5_moe", "_ernie"), ("phimoe", "phimoe"),
             ("chameleon", "chameleon"), ("unlimited ocr", "deepseek2_ocr"),
+            ("dots3 note", "dots3note"),
         )
     ),
     exchanged("qwen3next", "_gated_delta", INPUT, BEHIND),
@@ -72,6 +73,10 @@ PARTS = (
         A + "chameleon",
         ("norms of Chameleon's heads as they are", "chameleon", "logits", '"(two d) -> (d two)"',
          '"(d two) -> (d two)"'),
+    ),
+    *among(
+        A + "_dots3",
+        ("factors of low ranks left out", "dots3 note", "transformers", "math.sqrt(values[\"n_embd\"] / rank)", "1.0"),
     ),
     *among(
         A + "_muse",
