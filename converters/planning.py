@@ -16,7 +16,7 @@ from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request
-from ggferry.converters.tokenizers.llama_cpp_limits import objections
+from ggferry.converters.tokenizers.llama_cpp_limits import differences, objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import understand
@@ -103,6 +103,7 @@ def _plan_of(request: Request, source: Understood) -> Plan:
     if tokenizer is not None:
         name = metadata["general.name"].value.data if "general.name" in metadata else ""
         notes += tuple(f"llama.cpp would not load this vocabulary: {why}" for why in objections(tokenizer, name))
+        notes += differences(tokenizer)
     notes += runtime_notes(
         graph.architecture.name, {key: entry.value for key, entry in metadata.items()}, [step.name for step in steps],
         (*graph.notes, *notes), vocab_only=request.options.vocab_only,

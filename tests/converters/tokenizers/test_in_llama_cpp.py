@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import gguf
 import pytest
-import xllamacpp
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers import tokenizer as base
@@ -18,6 +13,7 @@ from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.legacy import llama as legacy
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.formats.gguf.values import ValueType
+from helpers.llama_cpp_tokens import ids_of, serving
 from helpers.peers import Peers
 
 pytestmark = pytest.mark.slow
@@ -51,23 +47,6 @@ def rewritten(source: Path, tokenizer: base.Tokenizer, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-@contextmanager
-def serving(path: Path) -> Iterator[str]:
-    params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.warmup, params.port = str(path), 64, 1, False, 0
-    server = xllamacpp.Server(params)
-    yield server.listening_address
-    del server
-
-
-def ids_of(address: str, text: str, special: bool) -> list[int]:
-    body = json.dumps({"content": text, "add_special": False, "parse_special": special}).encode()
-    request = urllib.request.Request(address + "/tokenize", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
-        found: list[int] = json.loads(answer.read())["tokens"]
-    return found
 
 
 def assert_equal_ids(source: Path, tokenizer: base.Tokenizer, target: Path, allowed: set[str]) -> None:

@@ -1,0 +1,103 @@
+"""WordPiece as llama.cpp computes it, to find the scripts whose texts it cuts otherwise than the model's own tokenizer.
+
+It keeps only the first sign of what a character is composed of (so Hangul loses its vowels), takes vowel signs that
+stand beside a letter for accents, and matches bytes. Source: llama.cpp `llm_tokenizer_wpm_session` (llama-vocab.cpp),
+`unicode_cpts_normalize_nfd`, `scripts/gen-unicode-data.py`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+
+from ggferry.converters.tokenizers.building_blocks.special_tokens import well_formed
+from ggferry.converters.tokenizers.encoders.wordpiece import CJK
+from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, encoder
+
+SCRIPTS = {
+    "Latin": "The quick brown fox jumps over the lazy dog, again and again.",
+    "Latin with accents": "Où est la bibliothèque? Straße, mañana, příliš žluťoučký kůň, được",
+    "Cyrillic": "Это пример текста на русском языке, мой йод",
+    "Greek": "Αυτό είναι ένα παράδειγμα κειμένου στα ελληνικά",
+    "Han": "今天天气很好,机器学习",
+    "Kana": "これはテストです。ガギグゲゴ パピプペポ",
+    "Hangul": "한국어 문장입니다. 오늘 날씨가 좋다",
+    "Arabic": "مرحبا بالعالم، كيف حالك؟ السَّلَامُ",
+    "Hebrew": "שלום עולם, מה שלומך? שָׁלוֹם",
+    "Devanagari": "नमस्ते दुनिया। यह हिन्दी में एक वाक्य है",
+    "Bengali": "এটি বাংলায় একটি বাক্য",
+    "Tamil": "இது தமிழில் ஒரு வாக்கியம்",
+    "Telugu": "ఇది తెలుగులో ఒక వాక్యం",
+    "Thai": "สวัสดีชาวโลก ไม่เป็นไร",
+    "Khmer": "ជំរាបសួរ កម្ពុជា",
+    "Georgian": "ეს არის ქართული წინადადება",
+    "Armenian": "Սա հայերեն նախադասություն է",
+    "emoji": "good 🚀🦙✅ 🏳️‍🌈 ☺️",
+}
+"""A text in each script; what a vocabulary has no pieces of is unknown to both programs, and no difference."""
+
+
+def cut_otherwise(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the scripts whose texts llama.cpp gives other ids than the vocabulary's own rules do."""
+    if tokenizer.model != "bert":
+        return ()
+    own, theirs = encoder(tokenizer), WordPiece(tokenizer)
+    return tuple(name for name, text in SCRIPTS.items() if own.encode(text, bos=False) != theirs.encode(text))
+
+
+class WordPiece:
+    """llama.cpp's encoder of a 'bert' vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._pieces = {text.encode("utf-8", "surrogateescape"): n for n, text in enumerate(tokenizer.tokens)}
+        self._longest = max(map(len, self._pieces), default=0)
+        self._lowercase = tokenizer.flags.get("lowercase", True)
+        self._plain = tokenizer.flags.get("strip_accents", self._lowercase)
+        self._unknown = tokenizer.ids.get("unk", 0)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without those that stand before and behind it."""
+        return [token for word in self._words(well_formed(text)) for token in self._word(f"{SPACE}{word}".encode())]
+
+    def _words(self, text: str) -> Iterator[str]:
+        word = ""
+        for sign in text:
+            sign = _first(sign) if self._plain else sign
+            category = unicodedata.category(sign)
+            if category[0] == "Z" or sign in "\t\n\v\f\r\x85":
+                yield from (word,) if word else ()
+                word = ""
+            elif sign in "\0\ufffd" or category in ("Cc", "Cf", "Co", "Cs") or (self._plain and category[0] == "M"):
+                continue
+            elif category[0] == "P" or (sign < "\x7f" and category[0] == "S") or _is_chinese(sign):
+                yield from (word, self._lower(sign)) if word else (self._lower(sign),)
+                word = ""
+            else:
+                word += self._lower(sign)
+        yield from (word,) if word else ()
+
+    def _lower(self, sign: str) -> str:
+        return sign.lower()[:1] if self._lowercase else sign
+
+    def _word(self, text: bytes) -> list[int]:
+        found, at = [], 0
+        while at < len(text):
+            ends = range(min(len(text), at + self._longest + 1), at, -1)
+            end = next((end for end in ends if text[at:end] in self._pieces), None)
+            if end is None:
+                return [self._unknown]
+            found.append(self._pieces[text[at:end]])
+            at = end
+        return found
+
+
+@cache
+def _first(sign: str) -> str:
+    """Return the first sign of what a character is composed of."""
+    return unicodedata.normalize("NFD", sign)[0]
+
+
+@cache
+def _is_chinese(sign: str) -> bool:
+    return any(low <= ord(sign) <= high for low, high in CJK)
