@@ -35,9 +35,10 @@ from ggferry.converters.write.watch_weights import Watch, check_sums
 from ggferry.converters.write.write_tensors import Writing, run_together
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, RefusedError, UsageError, VerificationError
-from ggferry.formats.files.digests import Digests, Taken
+from ggferry.formats.files.digests import Record
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
+from ggferry.formats.files.passing import begin, passing, record
 from ggferry.formats.files.sources import known_by
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Stage, silent
@@ -124,17 +125,14 @@ def convert_together(
         checkpoint = open_source_of(first)
         stack.callback(checkpoint.close)
         opened.add_beside(checkpoint.sidecars.values())
-        digests = stack.enter_context(Digests(workers(first.jobs)))
-        source = digests.begin(checkpoint.files, beside=1)
+        checkpoint = replace(checkpoint, files=passing(checkpoint.files))
         rungs = [
             Rung(request, plan, tokenizer, tuple(_targets(request, plan)))
             for request, (plan, tokenizer) in zip(requests, make_plans(requests, checkpoint), strict=True)
         ]
         _check_rungs(rungs)
-        more = rungs[0].plan.graph.checkpoint.files[len(checkpoint.files) :]
-        source += digests.begin([file for file in more if not isinstance(file, Dequantized)], beside=1)
         with unrecorded():
-            return _carry_out(rungs, digests, source, opened, stage, approve)
+            return _carry_out(rungs, opened, stage, approve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +167,10 @@ def _check_rungs(rungs: Sequence[Rung]) -> None:
 
 
 def _carry_out(
-    rungs: Sequence[Rung], digests: Digests, source: Sequence[Taken], opened: Opened, stage: Stage,
-    approve: Callable[[Mapping[str, Any]], None],
-) -> list[Result]:  # fmt: skip
-    """Write, re-read, verify and publish what is planned.
-
-    `source` returns the records of the files read, and `opened` holds the state of every source file when it was
-    opened.
-    """
+    rungs: Sequence[Rung], opened: Opened, stage: Stage, approve: Callable[[Mapping[str, Any]], None]
+) -> list[Result]:
+    """Write, re-read, verify and publish what is planned; `opened` holds the state of every source file when it was."""
+    source = [file for file in rungs[0].plan.graph.checkpoint.files if not isinstance(file, Dequantized)]
     with ExitStack() as stack:
         outputs = [
             stack.enter_context(
@@ -187,15 +181,14 @@ def _carry_out(
         _check_space(rungs)
         try:
             rungs = _write(rungs, outputs, stage)
-            written = [digests.begin([digests.open(path) for path in out.partials], beside=0) for out in outputs]
             proofs = prove_together(rungs, [output.partials[0] for output in outputs], stage)
         except (CorruptError, VerificationError):
             opened.check_unchanged()  # the likelier reason
             raise
         found = []
-        for rung, proof, taken in zip(rungs, proofs, written, strict=True):
-            files = [{**take(), "name": os.path.basename(path)} for take, path in zip(taken, rung.paths, strict=True)]
-            read = [take() for take in source]
+        read = [record(file, workers(rungs[0].request.jobs)) for file in source]
+        for rung, (proof, records) in zip(rungs, proofs, strict=True):
+            files = [{**one, "name": os.path.basename(path)} for one, path in zip(records, rung.paths, strict=True)]
             done = replace(rung.request, level=proof.level)
             receipt = receipts.make_receipt(rung.plan, proof, files, read, options_of(rung.plan, done))
             approve(receipt)
@@ -222,6 +215,7 @@ def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) ->
         Writing(rung.plan, output, Watch(rung.plan.graph.checkpoint, rung.request.options.allow_nonfinite))
         for rung, output in zip(rungs, outputs, strict=True)
     ]
+    begin(checkpoint.files)
     with stage(Phase.WRITING, sum(rung.plan.bytes_written for rung in rungs)) as progress:
         run_together(writings, threads, progress)
     done = []
@@ -234,34 +228,49 @@ def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) ->
     return done
 
 
-def prove(plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, stage: Stage) -> Proof:
-    """Re-read the file at `path` without knowledge of the plan, compare it with the source, and return the proof.
+def prove(
+    plan: Plan, tokenizer: Tokenizer | None, path: str, request: Request, stage: Stage
+) -> tuple[Proof, list[Record]]:
+    """Re-read the file at `path` without knowledge of the plan, and compare it with the source.
 
-    Raises VerificationError where they differ, and another of `formats.errors` for a file that cannot be read.
+    Returns the proof, and the records of the files, whose digests are taken while they are read. Raises
+    VerificationError where they differ, and another of `formats.errors` for a file that cannot be read.
     """
     return prove_together([Rung(request, plan, tokenizer, (path,))], [path], stage)[0]
 
 
-def prove_together(rungs: Sequence[Rung], paths: Sequence[str], stage: Stage) -> list[Proof]:
+def prove_together(rungs: Sequence[Rung], paths: Sequence[str], stage: Stage) -> list[tuple[Proof, list[Record]]]:
     """Do for several outputs of one source what `prove` does for one; `paths` are where their bytes are now."""
-    request, said = rungs[0].request, Said()
-    cases, proofs = [], []
+    request = rungs[0].request
     with ExitStack() as stack:
+        opened = []
         for rung, path in zip(rungs, paths, strict=True):
             again = open_checkpoint(Named(path))
             stack.callback(again.close)
             check_metadata(rung.plan, again)
-            if isinstance(rung.plan, AdapterPlan):
-                with stage(Phase.VERIFYING, rung.plan.bytes_written) as progress:
-                    adapter, level = rung.plan.adapter, request.level
-                    return [prove_adapter(adapter, again, level=level, jobs=request.jobs, progress=progress)]
-            cases.append(_case(rung, again, path, said))
-        if request.level == "none":
-            return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
-        found = verify_together(cases, jobs=request.jobs, stage=stage)
-        for rung, case, proof in zip(rungs, cases, found, strict=True):
-            proofs.append(witnessed(proof, case.sides.source, case.sides.output, rung.request, stage))
-    return proofs
+            opened.append(replace(again, files=passing(again.files)))
+        begin(file for again in opened for file in again.files)
+        proofs = _proofs(rungs, opened, stage)
+        return [
+            (proof, [record(file, workers(request.jobs)) for file in again.files])
+            for proof, again in zip(proofs, opened, strict=True)
+        ]
+
+
+def _proofs(rungs: Sequence[Rung], opened: Sequence[Checkpoint], stage: Stage) -> list[Proof]:
+    request, plan, said = rungs[0].request, rungs[0].plan, Said()
+    if isinstance(plan, AdapterPlan):
+        with stage(Phase.VERIFYING, plan.bytes_written) as progress:
+            level, jobs = request.level, request.jobs
+            return [prove_adapter(plan.adapter, opened[0], level=level, jobs=jobs, progress=progress)]
+    cases = [_case(rung, again, said) for rung, again in zip(rungs, opened, strict=True)]
+    if request.level == "none":
+        return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
+    found = verify_together(cases, jobs=request.jobs, stage=stage)
+    return [
+        witnessed(proof, case.sides.source, case.sides.output, rung.request, stage)
+        for rung, case, proof in zip(rungs, cases, found, strict=True)
+    ]
 
 
 @dataclass(slots=True)
@@ -277,14 +286,14 @@ class Said:
     found: dict[str, Any] | None = None
 
 
-def _case(rung: Rung, again: Checkpoint, path: str, said: Said) -> Case:
+def _case(rung: Rung, again: Checkpoint, said: Said) -> Case:
     """Return what is to be compared for an output that was opened again; its vocabulary is compared here."""
     request, plan = rung.request, rung.plan
     output = understand(again, vocab_only=request.options.vocab_only)
     read = load_tokenizer(again, output.sizes.get("n_vocab", 0))
     if said.found is None or said.output != read:
         sides = Vocabularies(rung.tokenizer, read, plan.graph.checkpoint, request.vocab)
-        said.output, said.found = read, check_tokenizer(sides, path, depth_of(request))
+        said.output, said.found = read, check_tokenizer(sides, again.path, depth_of(request))
     return Case(Sides(plan.graph, output, Encoding(plan.imatrix, ours=True)), request.level, said.found)
 
 

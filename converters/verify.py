@@ -41,7 +41,7 @@ from ggferry.formats.errors import (
     UsageError,
     VerificationError,
 )
-from ggferry.formats.files.digests import Digests, Record, digest, file_record
+from ggferry.formats.files.digests import Digests, Record, digest
 from ggferry.formats.files.local_files import read_bytes
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
@@ -207,12 +207,7 @@ def _proved(request: Request, plan: Plan, tokenizer: Tokenizer | None, stage: St
     assert request.out is not None
     for drop in plan.graph.dropped:
         check_replica(plan, drop)
-    proof = prove(plan, tokenizer, request.out, request, stage)
-    after = open_checkpoint(request.out)
-    try:
-        return proof, [file_record(file) for file in after.files]
-    finally:
-        after.close()
+    return prove(plan, tokenizer, request.out, request, stage)
 
 
 def _receipt(output: Checkpoint) -> tuple[dict[str, Any] | None, list[str]]:

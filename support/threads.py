@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -16,22 +17,31 @@ def workers(asked: int | None = None) -> int:
 
 
 def each(items: Iterable[Item], work: Callable[[Item], None], count: int) -> None:
-    """Call `work` on every item in `count` threads; at most two items per thread are in flight."""
+    """Call `work` on every item in `count` threads, which take them in order.
+
+    After the first error, of `work` or of `items`, no further item is taken, and that error is raised.
+    """
     if count == 1:
         for item in items:
             work(item)
         return
-    pending: set[Future[None]] = set()
+    source, lock, stop = iter(items), threading.Lock(), threading.Event()
+
+    def run() -> None:
+        try:
+            while not stop.is_set():
+                with lock:
+                    item = next(source, lock)
+                if item is lock:
+                    return
+                work(item)  # type: ignore[arg-type]
+        except BaseException:
+            stop.set()
+            raise
+
     with ThreadPoolExecutor(count, "ggferry") as pool:
         try:
-            for item in items:
-                if len(pending) >= 2 * count:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        future.result()
-                pending.add(pool.submit(work, item))
-            for future in pending:
+            for future in as_completed([pool.submit(run) for _ in range(count)]):
                 future.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        finally:
+            stop.set()

@@ -34,9 +34,8 @@ else:
 
 CHUNK = 4 << 20
 """Bytes of the widest form (source, target or float32) that one worker holds of a tensor at a time."""
-RUN, COPY = 16 << 20, 1 << 20
-"""Bytes of a run that a thread is given at a time, and bytes that it copies or compares at once: what the cache of its
-core holds."""
+COPY = 1 << 20
+"""Bytes of a run that a thread copies or compares at once: what the cache of its core holds."""
 MAX_VECTOR = 1 << 26
 """Most elements of a permuted vector: biases, which are held whole."""
 

@@ -158,7 +158,7 @@ class _Comparison:
         """Compare two sides of one type, whose bytes must be equal, on several threads."""
         first, second = (rows.run_of_bytes(side) for side in (self.origin, self.mirror))
         if first and second:
-            each(rows.cuts(0, first[2], rows.RUN), lambda part: self._runs(part, first, second), workers(jobs))
+            each(rows.cuts(0, first[2], rows.COPY), lambda part: self._runs(part, first, second), workers(jobs))
         else:
             each(self.chunks(), lambda chunk: self._bytes(*chunk), workers(jobs))
 
@@ -181,16 +181,16 @@ class _Comparison:
     # --- the same bytes on both sides --------------------------------------------------------------------------
 
     def _runs(self, part: tuple[int, int], *runs: tuple[int, int, int]) -> None:
-        for start, stop in rows.cuts(*part, rows.COPY):
-            sides = []
-            for number, (graph, run) in enumerate(zip((self.source, self.output), runs, strict=True)):
-                buffer = rows.scratch(stop - start, number)
-                graph.checkpoint.files[run[0]].read_into(run[1] + start, buffer)
-                sides.append(np.frombuffer(buffer, np.uint8))
-            if not _equal_bytes(*sides):
-                at = start + int(np.flatnonzero(sides[0] != sides[1])[0])
-                raise self._wrong(at // self.after.row_bytes(self.node.shape[-1]), "bytes differ from the source's")
-            self._advance(stop - start)
+        start, stop = part
+        sides = []
+        for number, (graph, run) in enumerate(zip((self.source, self.output), runs, strict=True)):
+            buffer = rows.scratch(stop - start, number)
+            graph.checkpoint.files[run[0]].read_into(run[1] + start, buffer)
+            sides.append(np.frombuffer(buffer, np.uint8))
+        if not _equal_bytes(*sides):
+            at = start + int(np.flatnonzero(sides[0] != sides[1])[0])
+            raise self._wrong(at // self.after.row_bytes(self.node.shape[-1]), "bytes differ from the source's")
+        self._advance(stop - start)
 
     def _bytes(self, start: int, stop: int) -> None:
         expected = rows.laid_out(self.source.checkpoint, self.origin, start, stop)

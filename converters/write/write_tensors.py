@@ -149,10 +149,9 @@ def _do(writing: Writing, job: Job, values: rows.Values, progress: Progress | No
         put(job.start * job.node.shape[-1], job.start * data.shape[1], data)
         return
     file, offset, _ = job.run
-    for begin, end in rows.cuts(job.start, job.stop, rows.COPY, step.type.block_bytes):
-        data = rows.scratch(end - begin)
-        plan.graph.checkpoint.files[file].read_into(offset + begin, data)
-        put(begin // step.type.block_bytes * step.type.elements, begin, data)
+    copied = rows.scratch(job.stop - job.start)
+    plan.graph.checkpoint.files[file].read_into(offset + job.start, copied)
+    put(job.start // step.type.block_bytes * step.type.elements, job.start, copied)
 
 
 def steps_in_order(plan: Plan) -> list[Step]:
@@ -175,7 +174,7 @@ def jobs_of_step(plan: Plan, step: Step) -> Iterator[Job]:
     """Yield the chunks of a step."""
     run = rows.run_of_bytes(step.node) if step.route is Route.COPY and not plan.options.big_endian else None
     if run:
-        for start, stop in rows.cuts(0, run[2], rows.RUN, step.type.block_bytes):
+        for start, stop in rows.cuts(0, run[2], rows.COPY, step.type.block_bytes):
             yield Job(step, step.node, start, stop, run)
         return
     node = step.node if plan.imatrix else rows.view_for_streaming(step.node, step.type)

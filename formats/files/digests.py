@@ -14,7 +14,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.sources import LocalFile, Source
 from ggferry.support.progress import Progress
 
-_BLOCK = 8 << 20
+BLOCK = 8 << 20
 Record = dict[str, Any]
 """A file as a receipt names it: name, bytes, blake3 (hex)."""
 Taken = Callable[[], Record]
@@ -37,7 +37,7 @@ def digest(
     from blake3 import blake3
 
     state = blake3(max_threads=threads)
-    view = memoryview(bytearray(min(_BLOCK, source.size) or 1))
+    view = memoryview(bytearray(min(BLOCK, source.size) or 1))
     for offset in range(0, source.size, len(view)):
         if stopped():
             break
