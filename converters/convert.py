@@ -40,6 +40,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.passing import begin, passing, record
 from ggferry.formats.files.sources import known_by
+from ggferry.quant.marks import Marks
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.threads import workers
@@ -144,12 +145,14 @@ class Rung:
         plan: What happens to every tensor.
         tokenizer: The source's.
         paths: The output's files.
+        marks: Of what was encoded, once it was written.
     """
 
     request: Request
     plan: Plan
     tokenizer: Tokenizer | None
     paths: tuple[str, ...]
+    marks: Marks | None = None
 
 
 def _check_rungs(rungs: Sequence[Rung]) -> None:
@@ -224,7 +227,7 @@ def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) ->
         plan, request = replace(rung.plan, notes=(*rung.plan.notes, *sums, *writing.watch.notes())), rung.request
         if writing.watch.not_finite and request.level == "full":  # a forward pass with NaN proves nothing
             request = replace(request, level="fast")
-        done.append(replace(rung, plan=plan, request=request))
+        done.append(replace(rung, plan=plan, request=request, marks=writing.marks))
     return done
 
 
@@ -294,7 +297,9 @@ def _case(rung: Rung, again: Checkpoint, said: Said) -> Case:
     if said.found is None or said.output != read:
         sides = Vocabularies(rung.tokenizer, read, plan.graph.checkpoint, request.vocab)
         said.output, said.found = read, check_tokenizer(sides, again.path, depth_of(request))
-    return Case(Sides(plan.graph, output, Encoding(plan.imatrix, ours=True)), request.level, said.found)
+    return Case(
+        Sides(plan.graph, output, Encoding(plan.imatrix, ours=True, marks=rung.marks)), request.level, said.found
+    )
 
 
 def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Request, stage: Stage) -> Proof:

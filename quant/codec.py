@@ -94,6 +94,7 @@ class Codec:
             infinity.
         repack: How blocks of this type become blocks of its successor.
         needs_imatrix: Whether encoding without importances gives garbage.
+        searches: Whether encoding is a search, which takes many times as long as decoding.
         accuracy: What rounding to it may cost.
         file_type: The `general.file_type` that means mostly this type, when nothing else is known.
         suspicious: Field → which of its items `(…, count)` may make a value NaN or infinite, for fields that are not
@@ -105,6 +106,7 @@ class Codec:
     encode: Callable[[Floats, Floats | None], Bytes] | None = None
     repack: Repack | None = None
     needs_imatrix: bool = False
+    searches: bool = False
     accuracy: Accuracy = Accuracy()
     file_type: int | None = None
     suspicious: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)

@@ -44,6 +44,7 @@ def make_receipt(
             record |= {"grade": found.grade, "max_error": found.max_error, "relative_rms": found.relative_rms}
             if found.encoded_again is not None:
                 record["encoded_again"] = found.encoded_again
+                record["encoded_again_share"] = round(found.sampled, 4)
             if found.band:
                 record |= {"band": found.band, "outlier": found.outlier}
         tensors.append(record)
@@ -122,7 +123,7 @@ def how_it_was_proved(proof: Proof) -> str:
     parts = [", ".join(f"{count} {grade}" for grade, count in grades.items()) or "no tensors"]
     again = [tensor.encoded_again for tensor in proof.tensors if tensor.encoded_again is not None]
     if again:
-        parts.append(f"{sum(again)} of {len(again)} rounded tensors encoded again to the same bytes")
+        parts.append(f"{sum(again)} of {len(again)} rounded tensors encoded again to the same bytes{_sampled(proof)}")
     worst = proof.worst
     if worst is not None and worst.relative_rms:
         word = "scales rounded to f16" if worst.grade is Grade.RESCALED else "rounding"
@@ -143,6 +144,12 @@ def how_it_was_proved(proof: Proof) -> str:
     if proof.tokenizer.get("texts"):
         parts.append(_tokenized(proof.tokenizer))
     return "; ".join(parts if proof.level == "none" else (who_testified(proof.testimonies), *parts))
+
+
+def _sampled(proof: Proof) -> str:
+    """Return of how many tensors a sample was encoded again, in words."""
+    sampled = sum(tensor.sampled < 1 for tensor in proof.tensors)
+    return f" (of {sampled} a sample; the rest is, byte for byte, what the encoder gave)" if sampled else ""
 
 
 def _tokenized(found: Mapping[str, Any]) -> str:

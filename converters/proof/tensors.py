@@ -26,6 +26,7 @@ from ggferry.quant.accuracy.differences import Differences, differences
 from ggferry.quant.accuracy.likeness import first_unlike
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
+from ggferry.quant.marks import Marks
 from ggferry.quant.types import BlockError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Progress
@@ -52,6 +53,8 @@ class TensorProof:
         relative_rms: RMS(Δ) / RMS(source) over all values.
         encoded_again: Whether encoding the source's values gave the very bytes of the output; None where nothing was
             rounded.
+        sampled: Share of its values that were encoded again; the others' bytes are those that their encoder gave when
+            they were written.
     """
 
     name: str
@@ -61,6 +64,7 @@ class TensorProof:
     max_error: float = 0.0
     relative_rms: float = 0.0
     encoded_again: bool | None = None
+    sampled: float = 1.0
 
     @property
     def band(self) -> tuple[float, float] | None:
@@ -82,12 +86,14 @@ class Encoding:
 
     Attributes:
         imatrix: The importance matrix they were encoded with.
+        marks: Marks of the rows that were encoded by a search, if this process wrote the output.
         ours: Whether this version of ggferry made them from this source with that matrix, so that any other byte is an
             error.
     """
 
     imatrix: Imatrix | None = None
     ours: bool = False
+    marks: Marks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +155,12 @@ class _Comparison:
         """By first row and added in that order, so that the last digits do not depend on which thread was first."""
         self.progress = progress
         self.other_bytes = threading.Event()
+        self.kept = 0
+        """Rows whose bytes were held against their marks instead of being encoded again."""
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges of rows that are compared at once."""
-        return rows.row_chunks(self.origin, self.after, rows.CHUNK // 4)
+        return rows.pieces(self.origin, self.after)
 
     def compare_bytes(self, jobs: int | None) -> None:
         """Compare two sides of one type, whose bytes must be equal, on several threads."""
@@ -171,6 +179,7 @@ class _Comparison:
             self.node.name, self.before.name, self.after.name, grade, largest,
             0.0 if self.bitwise else self._relative_rms(),
             encoded_again=not self.other_bytes.is_set() if grade is Grade.ROUNDED else None,
+            sampled=1 - self.kept / max(1, math.prod(self.origin.shape[:-1])),
         )  # fmt: skip
 
     def _relative_rms(self) -> float:
@@ -221,7 +230,9 @@ class _Comparison:
 
     def _rounded(self, start: int, expected: Floats, blocks: Bytes, found: Floats) -> None:
         """Check that rows are the source's, rounded. Raises VerificationError."""
-        if not self.other_bytes.is_set():
+        if self._as_marked(start, blocks):
+            self.kept += len(blocks)
+        elif not self.other_bytes.is_set():
             again = self._encoded(start, expected)
             if again is not None and np.array_equal(again, blocks):
                 return
@@ -236,6 +247,15 @@ class _Comparison:
                 start + unlike.row, f"not the source's values rounded to {self.after}{block}",
                 f"relative RMS error {unlike.error:.3g}", f"at most {unlike.limit:.3g}",
             )  # fmt: skip
+
+    def _as_marked(self, start: int, blocks: Bytes) -> bool:
+        """Return whether rows need not be encoded again, as they are what was marked. Raises VerificationError."""
+        marks, piece = self.encoding.marks, rows.piece_rows(self.origin, self.after)
+        if marks is None or marks.sampled(self.node.name, piece, start):
+            return False
+        if not marks.hold(self.node.name, piece, start, blocks):
+            raise self._wrong(start, "not the bytes that were written")
+        return True
 
     def _encoded(self, start: int, rows: Floats) -> Bytes | None:
         """Return the source's rows in the output's type; None where we cannot know how they were encoded."""

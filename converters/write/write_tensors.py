@@ -6,7 +6,8 @@ Output bytes do not depend on the number of workers: every chunk has its place, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ggferry.converters.conversion_plan.grades import Route
@@ -19,6 +20,7 @@ from ggferry.formats.errors import BadValueError, InconsistentError
 from ggferry.quant.accuracy.bad_values import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.encode_rows import encode_rows
+from ggferry.quant.marks import Marks
 from ggferry.quant.types import BlockError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Progress
@@ -64,11 +66,13 @@ class Writing:
         plan: What to write.
         output: Where to write it.
         watch: What looks at the data.
+        marks: Of the rows that are encoded by a search, for the proof.
     """
 
     plan: Plan
     output: Output
     watch: Watch
+    marks: Marks = field(default_factory=Marks)
 
 
 def run(
@@ -146,6 +150,9 @@ def _do(writing: Writing, job: Job, values: rows.Values, progress: Progress | No
 
     if job.run is None:
         data = convert(plan, job, writing.watch, values)
+        if step.route is Route.TRANSCODE and codec(step.type.name).searches:
+            height = prod(job.node.shape[:-1])
+            writing.marks.put(step.name, height, rows.piece_rows(job.node, step.type), job.start, data)
         put(job.start * job.node.shape[-1], job.start * data.shape[1], data)
         return
     file, offset, _ = job.run

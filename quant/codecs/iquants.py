@@ -253,7 +253,7 @@ DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
 
 CODECS = tuple(
     Codec(
-        kind, DECODE[name], _encoder(name), needs_imatrix=name in NEED_IMATRIX,
+        kind, DECODE[name], _encoder(name), needs_imatrix=name in NEED_IMATRIX, searches=True,
         accuracy=ACCURACY[name], file_type=FILE_TYPE[name], suspicious=SUSPICIOUS.get(name, {}),
         compiled=compiled(kind, DECODE[name], "decode_iquants"),
     )

@@ -156,8 +156,8 @@ DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
 
 CODECS = tuple(
     Codec(
-        kind, DECODE[name], ENCODE.get(name), accuracy=ACCURACY[name], file_type=FILE_TYPE.get(name),
-        compiled=compiled(kind, DECODE[name], "decode_kquants"),
+        kind, DECODE[name], ENCODE.get(name), searches=name in ENCODE, accuracy=ACCURACY[name],
+        file_type=FILE_TYPE.get(name), compiled=compiled(kind, DECODE[name], "decode_kquants"),
     )
     for name, kind in TYPES.items()
 )  # fmt: skip

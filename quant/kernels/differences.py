@@ -28,6 +28,7 @@ from ggferry.quant.kernels.lanes import (
     rooms,
     scalar_bits,
     scalar_float,
+    store,
 )
 
 STEP, RUN = 1 << 15, 1 << 13
@@ -196,3 +197,53 @@ def apart(a, b, limits, mode, factor, least, elements, sums):
         sums[0, (first + count - 1) // (STEP // RUN)] += powers
         sums[1, (first + count - 1) // (STEP // RUN)] += errors
     return largest
+
+
+lanes_room = rooms(types.float32)
+_SURE = 0.98
+"""Of a limit: what float32 sums of squares within it cannot be beyond it."""
+
+
+@kernel
+def alike(a, b, columns, elements, floor, block_limit, row_limit):
+    """Return whether all blocks and rows are surely alike, as `quant.accuracy.likeness.first_unlike` judges them.
+
+    Args:
+        a: The expected values.
+        b: What was found.
+        columns: Elements of a row.
+        elements: Elements of a block, a multiple of 16.
+        floor: The least value that the type's scale can represent.
+        block_limit: The largest relative RMS error of a block.
+        row_limit: The same of a row.
+    """
+    room, none = lanes_room(16), elements * floor * floor
+    for row in range(0, a.size, columns):
+        row_error, row_power = 0.0, 0.0
+        for start in range(row, row + columns, elements):
+            most, there = as_ints(spread16(F(0))), as_ints(spread16(F(0)))
+            errors, powers = spread16(F(0)), spread16(F(0))
+            for i in range(start, start + elements, 16):
+                x, y = load16(a, i), load16(b, i)
+                most, there = maximum(most, as_ints(absolute(x))), maximum(there, as_ints(absolute(y)))
+                powers += x * x
+                errors += (y - x) * (y - x)
+            error, power = 0.0, 0.0
+            store(room, 0, errors)
+            for k in range(16):
+                error += np.float64(room[k])
+            store(room, 0, powers)
+            for k in range(16):
+                power += np.float64(room[k])
+            if not error + power < 1e37:
+                return False
+            if scalar_float(highest(most)) > floor:
+                if scalar_float(highest(there)) == 0 or error > power * block_limit * block_limit * _SURE:
+                    return False
+                row_error += error
+                row_power += power
+            elif error > none * _SURE:
+                return False
+        if row_error > row_power * row_limit * row_limit * _SURE:
+            return False
+    return True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ggferry.quant.accuracy.likeness import first_unlike
+from ggferry.quant.accuracy.likeness import ALIKE, first_unlike, surely_alike
 from ggferry.quant.codec import codec, codecs
 
 COLUMNS, ROWS = 1024, 8
@@ -74,3 +74,27 @@ def test_values_below_every_scale_may_be_lost_but_not_invented(name: str) -> Non
     tiny = np.full((2, COLUMNS), 1e-9, np.float32)
     assert first_unlike(name, tiny, np.zeros_like(tiny)) is None
     assert first_unlike(name, tiny, np.full_like(tiny, 0.5)) is not None
+
+
+@pytest.mark.parametrize("name", [param for param in EVERY if codec(param.values[0]).type.elements % 16 == 0])
+def test_the_compiled_loop_passes_nothing_that_the_reference_refuses(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = ALIKE.load()
+    rng = np.random.default_rng(6)
+    values = (rng.standard_normal((ROWS, COLUMNS)) * 0.02).astype(np.float32)
+    right, elements = encoded(name, values, None), codec(name).type.elements
+    monkeypatch.setattr(type(ALIKE), "after", lambda self, elements: loop)
+    sure = surely_alike(name, values, right)
+    assert sure or codec(name).accuracy.block_limit > 0.9
+    for scale in np.geomspace(1e-3, 10, 40):
+        wrong = right.copy()
+        wrong[5, elements : 2 * elements] += rng.standard_normal(elements).astype(np.float32) * np.float32(scale * 0.02)
+        passed = surely_alike(name, values, wrong)
+        with monkeypatch.context() as reference:
+            reference.setattr(type(ALIKE), "after", lambda self, elements: None)
+            assert not passed or first_unlike(name, values, wrong) is None
+    for value in (np.nan, np.inf, 1e30):
+        wrong = right.copy()
+        wrong[7, 3] = value
+        assert not surely_alike(name, values, wrong)
