@@ -10,6 +10,12 @@ NO_HEADS = HParam(
     "n_head", "attention.head_count",
     defaults=(Default(0, "no attention, but llama.cpp does not load a model without the key"),),
 )  # fmt: skip
+ONE_SHIFT = HParam(
+    "n_shifts", "token_shift_count",
+    defaults=(
+        Default(1, "only the time mix reads the token before", dialect="hf"), Default(2, "what readers take"),
+    ),
+)  # fmt: skip
 NO_FF = HParam(
     "n_ff", "feed_forward_length",
     defaults=(Default(0, "no feed-forward half, but llama.cpp does not load a model without the key"),),

@@ -43,6 +43,9 @@ blk.{n}.attn_norm_2.weight f32 : n_embd         | hf rwkv.blocks.{n}.ln2.weight 
 blk.{n}.attn_norm_2.bias       : n_embd         | hf rwkv.blocks.{n}.ln2.bias | blinkdl blocks.{n}.ln2.bias
 """)
 
+LOW_RANKS_6 = ("time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2")
+LOW_RANKS_7 = tuple(f"time_mix_{name}{number}" for name in "wavg" for number in (1, 2))
+"""Low-rank matrices that checkpoints keep with a column for each output."""
 TIME_MIX = {"hf": "rwkv.blocks.{n}.attention.", "blinkdl": "blocks.{n}.att."}
 BLINKDL = Dialect("blinkdl", given={"tied": False})
 

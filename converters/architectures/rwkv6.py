@@ -58,7 +58,7 @@ ROLES = roles(
 )  # fmt: skip
 
 TURNED: Conventions = {
-    "transposed": ("time_mix_w1", "time_mix_w2", "time_mix_decay_w1", "time_mix_decay_w2"),
+    "transposed": rwkv.LOW_RANKS_6,
     "rescaled": False,
 }
 

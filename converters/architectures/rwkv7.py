@@ -96,7 +96,7 @@ JOINED = "blk.{n}.time_mix_lerp_fused.weight model.layers.{n}.attn.x_x @joined"
 ROLES = varied(ROLES, "hf-joined", "hf", JOINED, joined=Reshape((6, 1, 1, "n_embd")))
 
 _UNUSED = "block 0 has no earlier values to take up: never used"
-TURNED: Conventions = {"transposed": tuple(f"time_mix_{name}{number}" for name in "wavg" for number in (1, 2))}
+TURNED: Conventions = {"transposed": rwkv.LOW_RANKS_7}
 HARMLESS = (
     Harmless("attn_mode fuse_* use_l2warp", "how it is computed, not what"),
     Harmless("hidden_ratio num_heads value_dim", "the tensors say it"),

@@ -91,6 +91,27 @@ class Heads(Layout):
         return replace(self, layout=self.layout.inverse())
 
 
+@dataclass(frozen=True, slots=True)
+class Reordered(Layout):
+    """As many equal groups of rows as `order` has numbers, in that order: first the group of its first number."""
+
+    order: tuple[int, ...]
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if sorted(self.order) != list(range(len(self.order))) or row_count(only) % len(self.order):
+            raise ValueError(f"{len(self.order)} groups of rows of {only}")
+        return only
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        width = row_count(inputs[0]) // len(self.order)
+        group, row = np.divmod(rows, width)
+        return np.zeros_like(rows), np.array(self.order)[group] * width + row
+
+    def inverse(self) -> Layout:
+        return Reordered(tuple(self.order.index(n) for n in range(len(self.order))))
+
+
 def rotary_halves_to_pairs(heads: str) -> Heads:
     """Return the layout `heads_halves_to_pairs` for heads of which only the first `n_rot` rows are rotated."""
     return Heads(heads, "n_rot", Rearrange("(two d) -> (d two)", (("two", 2),)))

@@ -91,6 +91,8 @@ GateUp = Literal["separate", "halves", "alternating"]
 """An expert's gate and up: two matrices, or one with the rows of gate and then those of up, or alternating rows."""
 Wkv = Literal["", "rwkv4", "rwkv6", "rwkv7"]
 """The recurrence of RWKV."""
+MixOrder = Literal["wkvrg", "rkvwg"]
+"""In which order RWKV-6's low-rank mixing has decay, key, value, receptance and gate."""
 Decay = Literal["rate", "log"]
 """Whether the state's decay is stored as the rate -exp(w), or as its logarithm w."""
 
@@ -167,6 +169,7 @@ class Recipe:
     gate_up: GateUp = "separate"
     wkv: Wkv = ""
     decay: Decay = "log"
+    mix_order: MixOrder = "wkvrg"
     rescaled: bool = False
     classifier: Classifier = "tanh"
     rows: Rows = "logits"
@@ -220,6 +223,7 @@ class Conventions(TypedDict, total=False):
     gate_up: GateUp
     wkv: Wkv
     decay: Decay
+    mix_order: MixOrder
     rescaled: bool
     classifier: Classifier
     rows: Rows

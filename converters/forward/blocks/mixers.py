@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.attention import attention
 from ggferry.converters.forward.blocks.recurrent.causal_convolution import short_convolution
 from ggferry.converters.forward.blocks.recurrent.delta_net import gated_delta_net, kimi_delta_attention
+from ggferry.converters.forward.blocks.recurrent.rwkv_mixing import in_place_of_attention
 from ggferry.converters.forward.blocks.recurrent.state_space import state_space
 from ggferry.converters.forward.model import Model
 
@@ -22,6 +23,7 @@ RECURRENT: dict[str, Callable[[Model, str, Tensor], Tensor]] = {
     "ssm_alpha": gated_delta_net,
     "ssm_f_a": kimi_delta_attention,
     "shortconv.in_proj": short_convolution,
+    "time_mix_receptance": in_place_of_attention,
 }
 """Mixer by the tensor that no other mixer has."""
 

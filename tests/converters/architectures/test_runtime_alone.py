@@ -244,7 +244,55 @@ def maple() -> tuple[Config, Shapes, Shapes]:
     return config, LLAMA_FRAME | {"lm_head.weight": (VOCAB, WIDTH)}, block
 
 
+def qrwkv() -> tuple[Config, Shapes, Shapes]:
+    config = {**BASE, "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+              "lora_rank_tokenshift": 7, "lora_rank_decay": 10, "attention_bias": True}  # fmt: skip
+    kept = ("input_layernorm.weight", "post_attention_layernorm.weight")
+    block = {name: shape for name, shape in llama_block(6, 3, 8).items() if name in kept or "mlp" in name}
+    at: Shapes = {
+        **{f"time_maa_{part}": (1, 1, WIDTH) for part in "xwkvrg"}, "time_maa_w1": (WIDTH, 35),
+        "time_maa_w2": (5, 7, WIDTH), "time_decay": (1, 1, WIDTH), "time_decay_w1": (WIDTH, 10),
+        "time_decay_w2": (10, WIDTH), "q_proj.weight": (WIDTH, WIDTH), "k_proj.weight": (24, WIDTH),
+        "v_proj.weight": (24, WIDTH), "q_proj.bias": (WIDTH,), "k_proj.bias": (24,), "v_proj.bias": (24,),
+        "gate.weight": (WIDTH, WIDTH), "o_proj.weight": (WIDTH, WIDTH),
+    }  # fmt: skip
+    block |= {f"self_attn.{name}": shape for name, shape in at.items()}
+    return config, LLAMA_FRAME | {"lm_head.weight": (VOCAB, WIDTH)}, block
+
+
+def arwkv(gated: bool) -> Callable[[], tuple[Config, Shapes, Shapes]]:
+    """ARWKV with heads of 64, as ggml computes them."""
+
+    def made() -> tuple[Config, Shapes, Shapes]:
+        config = {**BASE, "hidden_size": 128, "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+                  "wkv_version": 7, "head_size": 64, "num_wkv_heads": 2, "wkv_has_gate": gated,
+                  "wkv_has_group_norm": gated, "head_size_divisor": 8}  # fmt: skip
+        kept = ("input_layernorm.weight", "post_attention_layernorm.weight")
+        block = {name: shape for name, shape in llama_block().items() if name in kept or "mlp" in name}
+        ranks = {"w": 9, "a": 10, "v": 7} | ({"g": 11} if gated else {})
+        at: Shapes = {
+            **{f"x_{part}": (1, 1, WIDTH) for part in "rwkvag"}, "k_k": (1, 1, WIDTH), "k_a": (1, 1, WIDTH),
+            "r_k": (2, 64), **{f"{part}0": (1, 1, WIDTH) for part in "wav"},
+            **{f"{part}1": (WIDTH, rank) for part, rank in ranks.items()},
+            **{f"{part}2": (rank, WIDTH) for part, rank in ranks.items()},
+            **{f"{part}.weight": (WIDTH, WIDTH) for part in ("receptance", "key", "value", "output")},
+            **({"ln_x.weight": (WIDTH,), "ln_x.bias": (WIDTH,)} if gated else {}),
+        }  # fmt: skip
+        block |= {f"self_attn.time_mixer.{name}": shape for name, shape in at.items()}
+        frame = LLAMA_FRAME | {"lm_head.weight": (VOCAB, WIDTH)}
+        frame, block = (
+            {name: tuple(128 if size == WIDTH else size for size in shape) for name, shape in shapes.items()}
+            for shapes in (frame, block)
+        )
+        return config, frame, block
+
+    return made
+
+
 MADE: dict[str, tuple[str, str, Callable[[], Made]]] = {
+    "rwkv6qwen2": ("RWKV6Qwen2ForCausalLM", "model.layers.", qrwkv),
+    "arwkv7": ("RwkvHybridForCausalLM", "model.layers.", arwkv(False)),
+    "arwkv7 gated": ("RwkvHybridForCausalLM", "model.layers.", arwkv(True)),
     "nemotron_h_moe puzzle": ("NemotronHPuzzleForCausalLM", "model.layers.", puzzle),
     "maincoder": ("MaincoderForCausalLM", "model.layers.", maincoder),
     "plm": ("PLMForCausalLM", "model.layers.", plm),

@@ -79,10 +79,15 @@ def rwkv6(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
     low = x + change * model.weights.vector(f"{mix}lerp_x.weight")
     low = torch.tanh(model.linear(f"{mix}w1", low)).view(count, 5, -1)
     lerp = model.weights.vector(f"{mix}lerp_fused.weight").view(5, -1)
-    w, k, v, r, g = (x + change * (lerp[i] + expanded(model, f"{mix}w2", i, low[:, i])) for i in range(5))
+    of = (3, 1, 2, 0, 4) if model.recipe.mix_order == "rkvwg" else range(5)
+    w, k, v, r, g = (x + change * (lerp[i] + expanded(model, f"{mix}w2", at, low[:, at])) for i, at in enumerate(of))
     r, k, v = (model.linear(f"{mix}{name}", part) for name, part in (("receptance", r), ("key", k), ("value", v)))
     decay = model.weights.vector(f"{mix}decay.weight") + low_rank(model, mix, "decay_w", w, torch.tanh)
     r, k, v, fade = (heads(model, part) for part in (r, k, v, torch.exp(-torch.exp(decay))))
+    if not model.has(f"{mix}first"):
+        return model.linear(
+            f"{mix}output", _linear_attention(r, k, v, fade) * torch.sigmoid(model.linear(f"{mix}gate", g))
+        )
     bonus = model.weights.vector(f"{mix}first.weight").view(r.shape[1:])
     state, out = r.new_zeros(*r.shape[1:], r.shape[2]), torch.empty_like(r)
     for t in range(count):
@@ -91,6 +96,20 @@ def rwkv6(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
         state = fade[t][..., None] * state + entry
     gate = torch.nn.functional.silu(model.linear(f"{mix}gate", g))
     return model.linear(f"{mix}output", head_norm(model, f"{mix}ln", out) * gate)
+
+
+def _linear_attention(r: Tensor, k: Tensor, v: Tensor, fade: Tensor) -> Tensor:
+    """Return gated linear attention `(tokens, n_embd)` of RWKV-6 in Qwen 2's place.
+
+    Consecutive heads share keys and values, a key enters by what the state loses for it, and no token has a bonus.
+    """
+    k, v = (part.repeat_interleave(r.shape[1] // part.shape[1], 1) for part in (k, v))
+    k, scale = k * (1 - fade), r.shape[2] ** -0.5
+    state, out = r.new_zeros(*r.shape[1:], r.shape[2]), torch.empty_like(r)
+    for t in range(len(r)):
+        state = fade[t][..., None] * state + k[t, :, :, None] * v[t, :, None, :]
+        out[t] = (r[t, :, None] @ state)[:, 0] * scale
+    return out.flatten(1)
 
 
 def rwkv7(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
@@ -103,10 +122,10 @@ def rwkv7(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
     def vector(name: str) -> Tensor:
         return model.weights.vector(f"{mix}{name}.weight")
 
-    r, w, k, v, a, g = (x + change * lerp for lerp in vector("lerp_fused").view(6, -1))
+    r, w, k, v, a, *g = (x + change * lerp for lerp in vector("lerp_fused").view(-1, x.shape[-1]))
     rate = torch.sigmoid(vector("a0") + low_rank(model, mix, "a", a))
     fade = torch.exp(-math.exp(-0.5) * torch.sigmoid(vector("w0") + low_rank(model, mix, "w", w, torch.tanh)))
-    gate = low_rank(model, mix, "g", g, torch.sigmoid)
+    gate = low_rank(model, mix, "g", g[0], torch.sigmoid) if g else torch.ones(1)
     r, k, value = (model.linear(f"{mix}{name}", part) for name, part in (("receptance", r), ("key", k), ("value", v)))
     if shared.first_value is None:
         shared.first_value = value
@@ -122,7 +141,8 @@ def rwkv7(model: Model, block: str, x: Tensor, shared: Shared) -> Tensor:
         state = state * fade[t][:, None] - held * (removed[t] * rate[t])[:, None] + v[t][..., None] * k[t][:, None]
         out[t] = (state @ r[t][..., None])[..., 0]
     bonus = (r * k * vector("r_k").view(r.shape[1:])).sum(-1, keepdim=True) * v
-    return model.linear(f"{mix}output", (head_norm(model, f"{mix}ln", out) + bonus.flatten(1)) * gate)
+    seen = head_norm(model, f"{mix}ln", out) if model.has(f"{mix}ln") else out.flatten(1)
+    return model.linear(f"{mix}output", (seen + bonus.flatten(1)) * gate)
 
 
 def heads(model: Model, x: Tensor) -> Tensor:
@@ -150,6 +170,11 @@ def low_rank(model: Model, mix: str, name: str, x: Tensor, between: Callable[[Te
     """Return x through two low-rank factors, with the function `between` applied between them."""
     low = model.linear(f"{mix}{name}1", x)
     return model.linear(f"{mix}{name}2", between(low) if between else low)
+
+
+def in_place_of_attention(model: Model, block: str, x: Tensor) -> Tensor:
+    """Return the time mix of a block that has it in the place of attention: x and result `(tokens, n_embd)`."""
+    return MIXING[model.recipe.wkv](model, block, x, model.kept.setdefault("shared", Shared()))
 
 
 MIXING: dict[str, Callable[[Model, str, Tensor, Shared], Tensor]] = {"rwkv4": rwkv4, "rwkv6": rwkv6, "rwkv7": rwkv7}
