@@ -9,7 +9,13 @@ from typing import Any
 
 from ggferry.converters.model_graph.gguf_edits import architecture_name, undescribed
 from ggferry.converters.model_graph.graph import ModelGraph, bind
-from ggferry.converters.model_graph.open_checkpoint import architecture_named, architectures, open_checkpoint
+from ggferry.converters.model_graph.open_checkpoint import (
+    architecture_named,
+    architectures,
+    architectures_of_classes,
+    architectures_of_headers,
+    open_checkpoint,
+)
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
@@ -95,19 +101,24 @@ def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     kind = kind_of(checkpoint.container)
     if kind is Kind.GGUF and (spec := architecture_named(architecture_name(checkpoint))) is not None:
         return spec, "gguf"
-    known = architectures()
     if kind is Kind.LEGACY:
-        return _by_layout(checkpoint, known)
+        return _by_layout(checkpoint, architectures_of_headers())
     if kind is Kind.META:
-        return known["llama"], "meta"
+        return _named("llama"), "meta"
     if kind is Kind.TRAINING:
         named = "architectures" in checkpoint.metadata
         if not checkpoint.tensors and not named and {"dim", "n_layers"} <= set(checkpoint.metadata):
-            return known["llama"], "mistral-format"  # params.json without weights, of which Meta's stand in .pth files
-        return _by_class(checkpoint, known) if named else _by_marks(checkpoint, known)
+            return _named("llama"), "mistral-format"  # params.json without weights, of which Meta's stand in .pth files
+        return _by_class(checkpoint) if named else _by_marks(checkpoint)
     raise UnsupportedError(
         "no architecture is known for this container", path=checkpoint.path, found=checkpoint.container
     )
+
+
+def _named(name: str) -> Architecture:
+    spec = architecture_named(name)
+    assert spec is not None
+    return spec
 
 
 def _by_layout(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
@@ -140,16 +151,16 @@ def _has_shape(checkpoint: Checkpoint, shape: tuple[int, ...], wanted: tuple[str
     return shape == tuple(evaluate(expression, sizes) for expression in wanted)
 
 
-def _by_marks(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
+def _by_marks(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     """Return the architecture and dialect whose marks are all names of tensors, where no configuration names a class.
 
     Raises MissingError where there is none.
     """
-    for spec in known.values():
+    for spec in architectures().values():
         dialect = _marked(checkpoint, spec)
         if dialect is not None:
             return spec, dialect
-    return _by_class(checkpoint, known)
+    return _by_class(checkpoint)
 
 
 def _marked(checkpoint: Checkpoint, spec: Architecture) -> str | None:
@@ -194,13 +205,14 @@ def _listed(name: str, spec: Architecture, dialect: Dialect, by_class: Mapping[s
     return by_class.get(name, spec) is spec and not dialect.lacks
 
 
-def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
+def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     """Return the architecture of the class that config.json names, and the dialect.
 
     The dialect is the one that lists the class, else the one whose marks the tensors have, else 'hf'. Raises
     MissingError without a class, and UnsupportedError, listing the known classes, for any other.
     """
     named = class_names(checkpoint.metadata, checkpoint.path)
+    known = architectures_of_classes(tuple(named))
     by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
     for name in named:
         spoken = [
@@ -223,7 +235,7 @@ def _by_class(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tupl
             )  # fmt: skip
         if name in by_class:
             return by_class[name], _marked(checkpoint, by_class[name]) or "hf"
-    raise refusal(named, checkpoint, known)
+    raise refusal(named, checkpoint, architectures())
 
 
 def text_type(config: Mapping[str, Any], dialect: Dialect) -> str:

@@ -6,8 +6,8 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, lru_cache
 from typing import Any
 
 
@@ -18,14 +18,52 @@ def scan(package: str, attribute: str) -> tuple[Any, ...]:
     Modules come in the order of their names. Then come the entry points of the group `package`, by which another
     distribution can add a reader, an architecture or a codec.
     """
-    found = []
-    root = importlib.import_module(package)
-    for info in sorted(pkgutil.iter_modules(root.__path__), key=lambda info: info.name):
-        module = importlib.import_module(f"{package}.{info.name}")
+    return (*_exposed(package, attribute, _modules(package)), *_plugins(package))
+
+
+@lru_cache(maxsize=64)
+def mentioning(package: str, attribute: str, *words: str) -> tuple[Any, ...]:
+    """Return what `scan` does, of those modules only in whose texts one of the words stands, so that no other need run.
+
+    A word may stand in a module beside it whose name begins with '_', if the text names that one, directly or by way of
+    others. It is the caller's law that what it looks for is written in a text, and not put together by a program. All
+    modules are returned where other distributions add some, or where there are no texts.
+    """
+    texts = _texts(package)
+    if not texts or _plugins(package):
+        return scan(package, attribute)
+    found: set[str] = set()
+    looked_for = {word.encode() for word in words}
+    while looked_for:
+        more = {name for name, text in texts.items() if name not in found and any(word in text for word in looked_for)}
+        found |= more
+        looked_for = {name.encode() for name in more if name.startswith("_")}
+    return tuple(_exposed(package, attribute, [name for name in _modules(package) if name in found]))
+
+
+def _modules(package: str) -> list[str]:
+    return sorted(info.name for info in pkgutil.iter_modules(importlib.import_module(package).__path__))
+
+
+def _exposed(package: str, attribute: str, names: Iterable[str]) -> Iterator[Any]:
+    for name in names:
+        module = importlib.import_module(f"{package}.{name}")
         if hasattr(module, attribute):
-            found.append(getattr(module, attribute))
-    found.extend(_plugins(package))
-    return tuple(found)
+            yield getattr(module, attribute)
+
+
+@cache
+def _texts(package: str) -> Mapping[str, bytes]:
+    """Return the modules directly in `package` and their texts; nothing where one is not a file with a text."""
+    found = {}
+    folder = importlib.import_module(package).__path__[0]
+    for name in _modules(package):
+        try:
+            with open(os.path.join(folder, f"{name}.py"), "rb") as file:
+                found[name] = file.read()
+        except OSError:
+            return {}
+    return found
 
 
 @cache

@@ -77,7 +77,6 @@ ROLES = also(
 
 _CLASSIFIED = Harmless("problem_type label2id", "how it was trained; id2label says the same")
 _UNUSED = Harmless("label2id problem_type", "of a classifier, which is not here")
-_ROBERTAS = ("Roberta", "XLMRoberta", "Camembert")
 ENCODER = Dialect(
     "hf",
     fields="hf",
@@ -112,14 +111,25 @@ SPEC = Architecture(
         "roberta": replace(
             ENCODER,
             name="roberta",
-            classes=tuple(f"{name}{head}" for name in _ROBERTAS for head in ("Model", "ForMaskedLM")),
+            classes=(
+                "RobertaModel",
+                "RobertaForMaskedLM",
+                "XLMRobertaModel",
+                "XLMRobertaForMaskedLM",
+                "CamembertModel",
+                "CamembertForMaskedLM",
+            ),
             given={**ENCODER.given, "after_padding": True},
         ),
         "roberta classifier": replace(
             CLASSIFIER,
             name="roberta classifier",
             names="roberta",
-            classes=tuple(f"{name}ForSequenceClassification" for name in _ROBERTAS),
+            classes=(
+                "RobertaForSequenceClassification",
+                "XLMRobertaForSequenceClassification",
+                "CamembertForSequenceClassification",
+            ),
             given={**CLASSIFIER.given, "after_padding": True},
         ),
         "distil": replace(

@@ -6,7 +6,7 @@ Kept apart from `understand` so that `ggferry inspect` needs no graph, no tokeni
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -17,13 +17,28 @@ from ggferry.formats.errors import UsageError
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.memory_cap import limited
 from ggferry.formats.reader import HeaderLayout, Kind, find_reader, kind_of
-from ggferry.support.registry import scan, single
+from ggferry.support.registry import mentioning, scan, single
+
+_TABLES = "ggferry.converters.architectures"
+_FEW = 8
 
 
 @cache
 def architectures() -> Mapping[str, Architecture]:
     """Return every architecture by name."""
-    return {spec.name: spec for spec in scan("ggferry.converters.architectures", "SPEC")}
+    return {spec.name: spec for spec in scan(_TABLES, "SPEC")}
+
+
+def architectures_of_classes(names: Sequence[str]) -> Mapping[str, Architecture]:
+    """Return the architectures by name that name these classes of config.json; no other table is imported."""
+    if len(names) > _FEW:  # each is looked for in every text
+        return architectures()
+    return {spec.name: spec for spec in mentioning(_TABLES, "SPEC", *names)}
+
+
+def architectures_of_headers() -> Mapping[str, Architecture]:
+    """Return the architectures by name that have GGML-era headers; no other table is imported."""
+    return {spec.name: spec for spec in mentioning(_TABLES, "SPEC", "headers=") if spec.headers}
 
 
 def architecture_named(name: str) -> Architecture | None:
@@ -31,13 +46,15 @@ def architecture_named(name: str) -> Architecture | None:
 
     Its module is called like it, so the other tables need not be imported.
     """
-    spec = single("ggferry.converters.architectures", name.replace("-", "_"), "SPEC")
+    spec = single(_TABLES, name.replace("-", "_"), "SPEC")
     return spec if isinstance(spec, Architecture) and spec.name == name else architectures().get(name)
 
 
 def header_layouts() -> tuple[HeaderLayout, ...]:
     """Return the GGML-era header layouts of all architectures, for the readers. Several may share a layout."""
-    return tuple({layout.name: layout for spec in architectures().values() for layout in spec.headers}.values())
+    return tuple(
+        {layout.name: layout for spec in architectures_of_headers().values() for layout in spec.headers}.values()
+    )
 
 
 def open_checkpoint(path: str, arch: str | None = None, config: str | None = None) -> Checkpoint:
@@ -64,7 +81,8 @@ def open_checkpoint(path: str, arch: str | None = None, config: str | None = Non
 def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
     reader, match = find_reader(path)
     if arch is None and config is None:
-        return with_dense(reader.open(path, () if kind_of(match.container) is Kind.GGUF else header_layouts()))
+        legacy = kind_of(match.container) is Kind.LEGACY
+        return with_dense(reader.open(path, header_layouts() if legacy else ()))
     if kind_of(match.container) is not Kind.LEGACY:
         flag = "--arch" if arch else "--hf-config"
         raise UsageError(f"{flag} is for GGML-era files", path=path, found=match.container)
@@ -73,7 +91,7 @@ def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
 
 
 def _layouts_of(arch: str) -> tuple[HeaderLayout, ...]:
-    legacy = {name: spec.headers for name, spec in architectures().items() if spec.headers}
+    legacy = {name: spec.headers for name, spec in architectures_of_headers().items()}
     if arch not in legacy:
         raise UsageError("--arch", found=arch, expected=", ".join(sorted(legacy)))
     return legacy[arch]

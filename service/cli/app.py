@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -18,27 +18,51 @@ from ggferry.formats.files.opened_files import recorded
 from ggferry.formats.memory_cap import HEADERS, ration
 from ggferry.service.cli.options import print_json, say, tell
 
-COMMANDS = {
-    "convert": ("convert", "quantize", "verify"),
-    "inspect": ("inspect", "forward", "imatrix", "tokenize"),
-    "supported": ("architectures", "types"),
-    "files.editing": ("edit",),
-    "files.doctoring": ("doctor",),
-    "files.surveying": ("hash", "diff"),
-    "files.comparing": ("compare",),
-    "files.rewriting": ("split", "merge"),
-    "archive": ("plan", "apply", "ledger"),
-    "server.serve": ("serve",),
-    "server.remote": ("remote",),
+COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "convert": {
+        "convert": "Convert a model to GGUF v3 and prove it.",
+        "quantize": "Quantize a GGUF model of any architecture.",
+        "verify": "Compare a source with its conversion.",
+    },
+    "inspect": {
+        "inspect": "Show what a file holds, without reading tensor data.",
+        "forward": "Run the reference forward pass.",
+        "imatrix": "Measure which columns of the weights matter.",
+        "tokenize": "Encode text by the file's own vocabulary.",
+    },
+    "supported": {
+        "architectures": "List the families of models that are read.",
+        "types": "List the types a model can be converted to.",
+    },
+    "files.editing": {"edit": "Change keys and names of tensors in a GGUF file."},
+    "files.doctoring": {"doctor": "Say what files are, and whether they are whole."},
+    "files.surveying": {
+        "hash": "Digest every tensor, and all together.",
+        "diff": "Show how two models differ.",
+    },
+    "files.comparing": {"compare": "Compare the predictions of two models on a text."},
+    "files.rewriting": {
+        "split": "Cut a GGUF file into shards.",
+        "merge": "Join shards, or the pieces of a file.",
+    },
+    "archive": {
+        "plan": "Look at an archive and write down what would be done.",
+        "apply": "Do what a plan says.",
+        "ledger": "Say what a migration's ledger knows.",
+    },
+    "server.serve": {"serve": "Serve the HTTP API and the page."},
+    "server.remote": {"remote": "Use a server that ggferry serve started."},
 }
-"""Modules and the commands in them.
+"""Modules, the commands in them, and what each does in the words of `ggferry --help`.
 
 typer examines every option of every command it is given (0.1 s of CPU for all), so it is given the commands of the
-module that is asked for, or all where none is.
+module that is asked for. The overview is made of the words here, and imports none.
 """
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130
+COMPLETING = "_GGFERRY_COMPLETE"
+"""What a shell sets that asks typer for completions, of options too."""
 
 
 def _app(arguments: list[str], alone: bool) -> Any:
@@ -53,7 +77,12 @@ def _app(arguments: list[str], alone: bool) -> Any:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    asked = [module for module, names in COMMANDS.items() if "".join(arguments[:1]) in names]
+    first = next((each for each in arguments if not each.startswith("-")), "")
+    asked = [module for module, names in COMMANDS.items() if first in names]
+    if not asked and COMPLETING not in os.environ:
+        for name, words in ((name, words) for names in COMMANDS.values() for name, words in names.items()):
+            app.command(name, help=words)(_named_only)
+        return app
     if alone:
         offered = import_module(f"ggferry.service.cli.{asked[0]}").commands.registered_commands
         app.registered_commands += [each for each in offered if each.callback.__name__ == arguments[0]]
@@ -61,6 +90,10 @@ def _app(arguments: list[str], alone: bool) -> Any:
     for module in asked or COMMANDS:
         app.add_typer(import_module(f"ggferry.service.cli.{module}").commands)
     return app
+
+
+def _named_only() -> None:
+    """Stand for a command in the overview."""
 
 
 def _run(arguments: list[str], alone: bool = False) -> int:

@@ -17,7 +17,12 @@ from ggferry.converters.forward.blocks.feed_forward import dense
 from ggferry.converters.forward.blocks.rope import rotation
 from ggferry.converters.forward.blocks.routing import route
 from ggferry.converters.forward.evaluate import computation_name
-from ggferry.converters.model_graph.open_checkpoint import architectures, header_layouts
+from ggferry.converters.model_graph.open_checkpoint import (
+    architectures,
+    architectures_of_classes,
+    architectures_of_headers,
+    header_layouts,
+)
 from ggferry.converters.schema.architecture import Architecture, Default, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import SAME, Rearrange, Split
 from ggferry.converters.schema.recipe import Conventions, Recipe, recipe_of
@@ -282,3 +287,19 @@ BLOCK_LINES = {
 def test_a_wrong_line_of_a_block_table_is_refused_with_its_word(line: str) -> None:
     with pytest.raises(BlockError, match=rf"\.py:\d+: .*: {re.escape(BLOCK_LINES[line])}$"):
         table(line)
+
+
+def test_a_class_is_written_out_in_the_table_that_reads_it() -> None:
+    """`architectures_of_classes` looks for it in the texts of tables, and imports no other."""
+    for name in {name for spec in architectures().values() for name in _classes(spec)}:
+        named = {spec.name for spec in architectures().values() if name in _classes(spec)}
+        assert named <= set(architectures_of_classes((name,))), name
+
+
+def test_headers_are_found_without_importing_every_table() -> None:
+    headed = {name: spec for name, spec in architectures().items() if spec.headers}
+    assert architectures_of_headers() == headed
+
+
+def _classes(spec: Architecture) -> set[str]:
+    return {*spec.hf_classes, *(name for dialect in spec.dialects.values() for name in dialect.classes)}

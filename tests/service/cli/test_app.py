@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 from ggferry.converters.metadata.file_names import parse_filename
+from ggferry.service.cli.app import COMMANDS
 from helpers.builders import Llama
 
 BIN = Path(sys.executable).parent
@@ -208,3 +212,16 @@ def test_compiling_is_said_where_it_happens(tmp_path: Path) -> None:
     )
     warm = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert warm.stdout.split() == ["False"]
+
+
+def test_the_overview_names_every_command_with_a_sentence_that_is_not_cut() -> None:
+    for module, words in COMMANDS.items():
+        made = get_command(import_module(f"ggferry.service.cli.{module}").commands)
+        assert list(words) == list(getattr(made, "commands", {made.name: made})), module
+    overview = run("--help").stdout
+    for name, sentence in ((name, each) for words in COMMANDS.values() for name, each in words.items()):
+        assert re.search(rf"^  {name} +{re.escape(sentence)}$", overview, re.MULTILINE), name
+
+
+def test_a_command_behind_two_dashes_is_that_command(model: Path) -> None:
+    assert run("--", "inspect", model).stdout == run("inspect", model).stdout
