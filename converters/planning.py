@@ -16,6 +16,7 @@ from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request
+from ggferry.converters.target_model import check_target
 from ggferry.converters.tokenizers.llama_cpp_limits import differences, objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
@@ -73,6 +74,7 @@ class Understood:
 def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
     checkpoint, renamed = edited(request, checkpoint)
     graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp)
+    check_target(graph, request.target, not (request.vocab.none or request.vocab.source))
     tokenizer = load_tokenizer(checkpoint, graph.sizes.get("n_vocab", 0), request.vocab)
     imatrix = None
     if request.imatrix:

@@ -11,6 +11,7 @@ from typing import Any
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.options import OPTIONS, Kind, Option, option
+from ggferry.converters.target_model import with_target
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.folder import mistral_weights
@@ -31,9 +32,9 @@ class Request:
     `arch`, `config`: for files of the GGML era, the architecture and the config.json that they do not hold
     (`open.open_checkpoint`). `witness`: the programs that are asked at the level 'full' (`proof.witnesses.examine`).
     `text`: its lines are encoded by both tokenizers, too. `mtp`: whether blocks that predict further tokens are carried
-    along. `mistral_format`: whether a folder's consolidated weights and params.json are taken (`open_source_of`).
-    `to`: the format to write; `dtype`, `max_shard_size`: of a folder in Hugging Face's form, the type of all weights,
-    and bytes of weights a file."""
+    along. `target`: the model that a draft guesses for. `mistral_format`: whether a folder's consolidated weights and
+    params.json are taken (`open_source_of`). `to`: the format to write; `dtype`, `max_shard_size`: of a folder in
+    Hugging Face's form, the type of all weights, and bytes of weights a file."""
 
     source: str
     out: str | None = None
@@ -57,6 +58,7 @@ class Request:
     witness: tuple[str, ...] = ()
     text: str | None = None
     mtp: bool = False
+    target: str | None = None
     mistral_format: bool = False
     to: str = "gguf"
     dtype: str | None = None
@@ -90,6 +92,8 @@ def request_of(source: str, given: Mapping[str, Any], naming: Naming = by_flag) 
         fields[holder][key] = value
     options = Options(**fields["options"])
     options.check()
+    if fields[""].get("target"):
+        fields["vocab"].setdefault("source", fields[""]["target"])
     return Request(source, options=options, vocab=VocabOptions(**fields["vocab"]), **fields[""])
 
 
@@ -187,7 +191,8 @@ def open_source_of(request: Request) -> Checkpoint:
         found = open_without_weights(path)
         if found is not None:
             return found
-    return open_checkpoint(path, request.arch, request.config)
+    checkpoint = open_checkpoint(path, request.arch, request.config)
+    return checkpoint if request.target is None else with_target(checkpoint, request.target)
 
 
 # --- as receipts state it ------------------------------------------------------------------------------------------

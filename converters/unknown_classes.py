@@ -21,16 +21,12 @@ NAMED = 3
 """How many classes, tensors or keys a message names."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-_DRAFT = "a draft model: it guesses tokens for another one, beside which runtimes load it, and is no model of its own"
+_DRAFT = "a draft that reads the keys and values of the model it guesses for: a proof would need both models"
 _SPEECH = "it makes sound: no runtime's file of a text model holds it"
 REASONS: Mapping[str, str] = {
     "DistilBertForSequenceClassification": "its classifier has a ReLU, for which llama.cpp has no word",
-    **dict.fromkeys(
-        ("Eagle3DraftModel", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "LlamaForCausalLMEagle3", "DFlashDraftModel",
-         "DFlash2DraftModel", "DSparkDraftModel", "DSparkSpeculator", "DeepseekV4DSparkModel", "Gemma4DSparkModel",
-         "Qwen3DSparkModel", "LingDSparkModel", "Lfm2DSparkDraftModel", "Gemma4AssistantForCausalLM",
-         "Gemma4UnifiedAssistantForCausalLM", "MuseGlimmerAssistantModel"), _DRAFT,
-    ),
+    **dict.fromkeys(("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"), _DRAFT),
+    "DeepseekV4DSparkModel": "a draft whose blocks are DeepSeek V4's, which nothing here computes",
     **dict.fromkeys(
         ("WavTokenizerDec", "PocketTTSModel", "Qwen3TTSForConditionalGeneration", "Lfm25AudioTokenizer"), _SPEECH
     ),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ggferry.quant.accuracy.bad_values import ValueRefused
 from ggferry.quant.codec import codec
 from ggferry.quant.types import BlockType
 from ggferry.support.lazy_import import lazy
@@ -34,6 +35,8 @@ def encode_rows(kind: BlockType, rows: Floats, weights: Floats | None, start: in
     Raises:
         BlockError: The type cannot hold a value.
     """
+    if kind.name == "I64":
+        return _whole_numbers(rows)
     encode = codec(kind.name).encode
     assert encode is not None, kind.name
     if weights is None or not kind.quantized:
@@ -46,3 +49,14 @@ def encode_rows(kind: BlockType, rows: Floats, weights: Floats | None, start: in
         for low, high in pairwise(cuts)
     ]
     return np.concatenate(pieces)
+
+
+def _whole_numbers(rows: Floats) -> Bytes:
+    """Return float32 rows as int64. Raises ValueRefused for what is no whole number that float32 holds for certain."""
+    wrong = np.argwhere(~((rows == np.rint(rows)) & (np.abs(rows) < 2**24)))
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise ValueRefused(row, column, f"{rows[row, column]!s} is no whole number below 2^24")
+    copy: Any = rows.astype("<i8", order="C")
+    found: Bytes = copy.view(np.uint8)
+    return found

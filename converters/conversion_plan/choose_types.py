@@ -124,6 +124,8 @@ def choose_types(
 def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
     """Return the type that a tensor has in GGUF where nothing asks for another, and why where it is not its own."""
     source, derived = node.inputs[0].type, node.inputs[0].derived
+    if node.layout.integers:
+        return block_type("I64"), ""
     if node.role.always_f32 or math.prod(node.shape[:-1]) == 1:  # ggml counts a matrix of one row as a vector
         return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
     if node.layout.widens:

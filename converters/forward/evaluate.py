@@ -3,7 +3,8 @@
 A computation is a module with `logits(model, tokens, progress)`, which returns torch float32 with one row for each
 token. Its optional names:
 
-* `RESULT` says what the rows are, where they are not the logits of every position.
+* `RESULT` says what the rows are, where they are not the logits of every position; `result(model)` says it where that
+  depends on the model.
 * `encode`, with the same arguments, returns the states of an encoder.
 * `PLACES` is True where tokens may have arbitrary positions.
 """
@@ -94,7 +95,11 @@ def forward(
 
 def result_of(graph: ModelGraph) -> Result:
     """Return what the rows of a forward pass of this model are."""
-    own: Result = getattr(_computation(graph), "RESULT", LOGITS)
+    module = _computation(graph)
+    if hasattr(module, "result"):
+        own: Result = module.result(Model(graph))
+        return own
+    own = getattr(module, "RESULT", LOGITS)
     return LAST_STATES if own is LOGITS and Model(graph).gives_states else own
 
 

@@ -131,6 +131,10 @@ EXPLAINED = (
         "missing tensor", "baichuan codeshell internlm2 orion qwen xverse", "output.weight", "a tied model",
         "the output matrix is the token embedding",
     ),
+    Explained(
+        "unread", "dflash", "tokenizer.ggml.mask_token_id *.sample_from_anchor *.has_confidence_head",
+        "llama.cpp's loop around the two models reads them",
+    ),
     Explained("unread", "llada llada-moe", "diffusion.shift_logits", "llama-diffusion-cli reads it"),
     Explained("missing tensor", "llada-moe", "output.weight", "a tied model", "the output matrix is the token"),
     Explained("unread", "smallthinker", "*.attention.rope_pattern", "fixed in llama.cpp", "llama.cpp runs this differ"),

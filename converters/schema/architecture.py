@@ -18,6 +18,10 @@ from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout
 from ggferry.support.places import Place, caller
 
+TARGET = "--target-model"
+"""The option that names the model a draft guesses for, and the member of a draft's configuration which it fills
+(`converters.target_model`): a place in a table is '--target-model.vocab_size'."""
+
 
 @dataclass(frozen=True, slots=True)
 class Default:

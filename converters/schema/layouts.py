@@ -60,6 +60,11 @@ class Layout:
         """Whether it makes values that the source's type may not hold; they are kept in float32."""
         return False
 
+    @property
+    def integers(self) -> bool:
+        """Whether its values are whole numbers, which GGUF has in I64."""
+        return False
+
     def bind(self, sizes: Sizes) -> Layout:
         """Return the layout with every named size replaced by its value. Raises KeyError for an unknown size."""
         return self

@@ -283,6 +283,29 @@ class Plus(Elementwise):
 
 
 @dataclass(frozen=True, slots=True)
+class Counted(Rowwise):
+    """Every whole number of a vector plus its place: offsets become ids; `back` from ids to offsets.
+
+    Exact up to 2²⁴, as numbers pass through float32.
+    """
+
+    back: bool = False
+
+    @property
+    def integers(self) -> bool:
+        return True
+
+    def apply(self, *arrays: Array) -> Array:
+        (array,) = arrays
+        places = np.arange(array.shape[-1], dtype=np.float32)
+        out: Array = array - places if self.back else array + places
+        return out
+
+    def inverse(self) -> Layout:
+        return Counted(not self.back)
+
+
+@dataclass(frozen=True, slots=True)
 class Every(Layout):
     """Every `of`th row of each matrix of a stack, from row `first` on: gate or up, where their rows alternate."""
 

@@ -96,6 +96,10 @@ MixOrder = Literal["wkvrg", "rkvwg"]
 Decay = Literal["rate", "log"]
 """Whether the state's decay is stored as the rate -exp(w), or as its logarithm w."""
 
+DraftRows = Literal["ids", "offsets"]
+"""What the tensor `d2t` of a draft with a vocabulary of its own holds for each row of its output: the target's id of
+the token, or how far that id is ahead of the row's number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -173,6 +177,7 @@ class Recipe:
     rescaled: bool = False
     classifier: Classifier = "tanh"
     rows: Rows = "logits"
+    draft_rows: DraftRows = "ids"
 
 
 class Conventions(TypedDict, total=False):
@@ -227,6 +232,7 @@ class Conventions(TypedDict, total=False):
     rescaled: bool
     classifier: Classifier
     rows: Rows
+    draft_rows: DraftRows
 
 
 def recipe_of(*layers: Conventions) -> Recipe:

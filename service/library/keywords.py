@@ -47,9 +47,11 @@ class Opening(OfEra, OfVocabulary, total=False):
 
     Attributes:
         config: A config.json for what a GGML-era file does not hold.
+        target_model: For a draft, the folder of the model it guesses for.
     """
 
     config: StrPath | None
+    target_model: StrPath | None
 
 
 class Tokenizing(OfVocabulary, total=False):

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Unpack
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.request import open_source_of
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError
@@ -93,7 +94,7 @@ def open_model(path: StrPath, **options: Unpack[Opening]) -> Model:
     with ExitStack() as stack:
         here = stack.enter_context(at_hand(os.fspath(path)))
         asked = request("open_model", here, options)
-        checkpoint = open_checkpoint(asked.source, asked.arch, asked.config)
+        checkpoint = open_source_of(asked)
         stack.callback(checkpoint.close)
         return Model(checkpoint, asked.hparams, asked.vocab, stack.pop_all())
 

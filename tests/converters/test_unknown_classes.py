@@ -52,10 +52,12 @@ def test_nothing_is_near_to_what_is_unlike_everything(tmp_path: Path) -> None:
 
 def test_a_reason_is_given_where_there_is_one(tmp_path: Path) -> None:
     make("qwen3", tmp_path)
-    named(tmp_path, "Eagle3DraftModel")
-    assert "a draft model" in said(tmp_path)
+    named(tmp_path, "DeepseekV4DSparkModel")
+    assert "a draft whose blocks are DeepSeek V4's" in said(tmp_path)
 
 
 def test_no_class_that_is_read_has_a_reason_not_to_be() -> None:
     assert set(REASONS) & {name for spec in architectures().values() for name in spec.hf_classes} == set()
-    assert dict(coverage(["Eagle3DraftModel", "LlamaForCausalLM", "Zzz"]).reasons).keys() == {"Eagle3DraftModel"}
+    assert dict(coverage(["DeepseekV4DSparkModel", "LlamaForCausalLM", "Zzz"]).reasons).keys() == {
+        "DeepseekV4DSparkModel"
+    }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.feed_forward import dense
 from ggferry.converters.forward.blocks.softmax_attention import attention
+from ggferry.converters.forward.inputs import fixed
 from ggferry.converters.forward.model import Model, Result
 from ggferry.formats.errors import UsageError
 from ggferry.support.lazy_import import lazy
@@ -60,21 +61,11 @@ def encode(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     return model.norm("enc.output_norm", x)
 
 
-def fixed_spectrum(channels: int, frames: int) -> Tensor:
-    """Return the float32 spectrum `(channels, frames)` that stands for a recording where none is given.
-
-    Channel m of frame t is ((7919 m + 104729 t) mod 2048) / 1024 - 1: exact on every machine, and within the range of
-    Whisper's own spectra.
-    """
-    m, t = torch.arange(channels)[:, None], torch.arange(frames)[None, :]
-    return (7919 * m + 104729 * t).remainder(2048).to(torch.float32) / 1024 - 1
-
-
 def _spectrum(model: Model) -> Tensor:
     channels, states = model.sizes["n_mels"], model.sizes["n_ctx_enc"]
     given = model.inputs.get("mel")
     if given is None:
-        return fixed_spectrum(channels, min(FRAMES, STRIDE * states))
+        return fixed(channels, min(FRAMES, STRIDE * states))
     mel = torch.as_tensor(given, dtype=torch.float32)
     if mel.ndim != 2 or mel.shape[0] != channels or not 0 < mel.shape[1] <= STRIDE * states:
         expected = f"{channels} channels × at most {STRIDE * states} frames"

@@ -14,8 +14,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.computations.whisper import FRAMES, STRIDE, fixed_spectrum
+from ggferry.converters.forward.computations.whisper import FRAMES, STRIDE
 from ggferry.converters.forward.evaluate import can_place, embedding, result_of
+from ggferry.converters.forward.inputs import fixed
 from ggferry.converters.forward.model import LAST_STATES, Choices, Places
 from ggferry.converters.forward.pooling import RANK
 from ggferry.converters.forward.weights import Weights
@@ -223,7 +224,7 @@ def _ask(case: Case, texts: list[Prompt], window: int) -> Answer:
     _link(graph, os.path.join(case.folder, "model"))
     if _kind(graph) == "speech":
         channels, frames = graph.sizes["n_mels"], min(FRAMES, STRIDE * graph.sizes["n_ctx_enc"])
-        np.save(os.path.join(case.folder, "mel.npy"), fixed_spectrum(channels, frames).numpy())
+        np.save(os.path.join(case.folder, "mel.npy"), fixed(channels, frames).numpy())
     job = {
         "kind": _kind(graph), "dtype": memory(graph)[1], "threads": case.threads, "window": window,
         "attention": _attention(graph), "prompts": prompts_of(texts),

@@ -1,0 +1,177 @@
+"""DFlash, DFlash 2 and DSpark: drafts that guess a block of tokens at once, over states of several of the target's
+blocks. DSpark has a head for what a token makes of the next one, and may have one for how sure a row is; DFlash 2 mixes
+neighboring tokens and scores pairs.
+
+Checkpoints count the target's blocks whose outputs are read, GGUF those whose inputs are. Ling's rows of queries and
+keys turn in pairs, GGUF's in halves. Gemma 4's has norms behind its branches, and keys that are the values, too.
+Source: llama.cpp `src/models/dflash.cpp`, `conversion/qwen.py`, `gemma.py`, `muse_glimmer.py`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _dflash as dflash
+from ggferry.converters.architectures import _drafts as drafts
+from ggferry.converters.architectures import _rope as rope
+from ggferry.converters.schema.architecture import TARGET, Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.roles import also, block, roles, varied
+from ggferry.formats.gguf.values import ValueType
+
+F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
+_GEMMA = "Gemma 4's default in transformers"
+
+
+TARGETS = (
+    HParam("target_outputs", None, fields=dflash.inner("target_layer_ids", "target_layer_ids"), required=False,
+           many="n_targets"),
+    HParam("target_inputs", None, fields={"hf": "aux_hidden_state_layer_ids"}, required=False, many="n_targets"),
+    HParam("target_layers", "target_layers", ValueType.INT32, derive=dflash.layers, many="n_targets"),
+    HParam("n_targets", None),
+)  # fmt: skip
+DRAFTING = (
+    HParam("block_size", "block_size", fields=dflash.inner("block_size", "block_size"), check="0 < block_size",
+           defaults=(Default(16, "convert_hf_to_gguf's default", dialect="hf"),)),
+    HParam("mask_token", "tokenizer.ggml.mask_token_id", fields=dflash.inner("mask_token_id", "mask_token_id"),
+           bare=True, check="mask_token < n_vocab"),
+    HParam("causal", "attention.causal", BOOL, {"hf": "is_causal|dflash_config.causal"}, required=False),
+    HParam("markov_rank", None, required=False),
+    HParam("n_confidences", None, required=False),
+    HParam("has_confidence_head", "has_confidence_head", BOOL, derive=dflash.has_confidences, absent=True),
+    HParam("anchor_stated", None, BOOL, {"hf": "sample_from_anchor"}, required=False),
+    HParam("sample_from_anchor", "sample_from_anchor", BOOL, derive=dflash.from_anchor, absent=True),
+    HParam("markov_kind", None, STRING, dflash.inner("markov_head_type", "markov_head_type"),
+           words={"vanilla": "vanilla"}, required=False),
+)  # fmt: skip
+SECOND = (
+    HParam("conv_kernel_size", "conv_kernel_size", fields=dflash.inner("conv_kernel_size"), absent=0),
+    HParam("conv_group_size", "conv_group_size", fields=dflash.inner("conv_group_size"), absent=0,
+           check="conv_kernel_size == 0 or 0 < conv_group_size and n_embd % conv_group_size == 0"),
+    HParam("selector_rank", "selector_rank", fields=dflash.inner("selector_rank"), absent=0),
+    HParam("selector_top_k", "selector_top_k", fields=dflash.inner("selector_top_k"), absent=0,
+           check="selector_top_k * (selector_top_k + 1) <= n_embd"),
+    HParam("logit_scale", "logit_scale", F32, dflash.inner("output_multiplier", "output_multiplier"), absent=0.0),
+    HParam("final_softcap", "final_logit_softcapping", F32,
+           dflash.inner("final_logit_softcapping", "final_logit_softcapping"), absent=0.0),
+)  # fmt: skip
+SCALES = (
+    HParam("target_gemma", None, BOOL, {"hf": f"{TARGET}.gemma"}, required=False),
+    HParam("scale_stated", None, F32, dflash.inner("input_embedding_scale", "input_embedding_scale"), required=False),
+    HParam("embedding_scale", "embedding_scale", F32, derive=dflash.embedding_scale, absent=0.0),
+    HParam("attn_scale", "attention.scale", F32, derive=dflash.attention_scale, absent=0.0),
+    HParam("value_scale", "attention.value_scale", F32, dflash.inner("attention_value_scale"), absent=0.0),
+)  # fmt: skip
+WINDOWS = (
+    HParam("window_stated", None, fields=dflash.inner("swa_window_size", "sliding_window"), required=False),
+    HParam("window_used", None, BOOL, {"hf": "use_sliding_window"}, required=False),
+    HParam("window_listed", None, BOOL, required=False),
+    HParam("window_everywhere", None, BOOL, dflash.inner("use_swa"), required=False),
+    common.LAYER_WINDOWS,
+    HParam("n_swa", "attention.sliding_window", derive=dflash.window, absent=0),
+    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=dflash.windows, many="n_layer",
+           required=False),
+)  # fmt: skip
+HPARAMS = (
+    drafts.N_VOCAB, drafts.TARGET_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD,
+    HParam("draft_kind", None, STRING, required=False),
+    HParam("k_is_v", None, BOOL, {"hf": "attention_k_eq_v"}, required=False,
+           check="k_is_v == 0 and draft_kind != 'gemma4' or k_is_v == 1 and draft_kind == 'gemma4'"),
+    HParam("n_head_kv_global", None, fields={"hf": "num_global_key_value_heads"}, required=False),
+    HParam("head_dim_global", None, fields={"hf": "global_head_dim"}, required=False),
+    HParam("n_head_kv_stated", None, fields={"hf": "num_key_value_heads"}, required=False),
+    HParam("head_dim_stated", None, fields={"hf": "head_dim"}, required=False),
+    HParam("n_head_kv", "attention.head_count_kv", derive=dflash.key_heads,
+           check="0 < n_head_kv and n_head % n_head_kv == 0"),
+    HParam("head_dim", "attention.key_length", derive=dflash.head_width, implied="n_embd / n_head"),
+    HParam("head_dim_v", "attention.value_length", derive="head_dim", implied="n_embd / n_head"),
+    common.RMS_EPS,
+    replace(rope.BASE, defaults=(Default(1e6, _GEMMA, dialect="gemma4"), *rope.BASE.defaults)),
+    replace(
+        rope.FRACTION,
+        fields={"hf": f"rope_parameters.full_attention.partial_rotary_factor|{rope.FRACTION.fields['hf']}"},
+        defaults=(Default(0.25, _GEMMA, when="rope_kind == 'proportional'", dialect="gemma4"),),
+    ),
+    HParam("n_rot", "rope.dimension_count", derive=dflash.turned_width, check="n_rot % 2 == 0 and 0 < n_rot"),
+    replace(
+        rope.KIND, words={**rope.KIND.words, "mrope": "default", "proportional": "proportional"},
+        defaults=(Default("proportional", _GEMMA, dialect="gemma4"),),
+    ),
+    *rope.SCALING,
+    HParam("target_axes", None, BOOL, {"hf": f"{TARGET}.axes"}, required=False),
+    HParam("rope_sections", "rope.dimension_sections", ValueType.INT32, derive=dflash.sections, many="4",
+           required=False),
+    HParam("neox", None, BOOL, {"hf": "rope_is_neox_style"}, required=False,
+           defaults=(Default(True, "as in every other draft", dialect="hf"),)),
+    HParam("pairs", None, BOOL, required=False, check="neox != pairs and (pairs == 0 or n_rot == head_dim)"),
+    HParam("hidden_activation", "hidden_activation", STRING, {"hf": "hidden_activation|hidden_act"}, absent="silu",
+           words={"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}),
+    HParam("activation", None, STRING, derive=dflash.activation),
+    *TARGETS, *DRAFTING, *SECOND, *SCALES, *WINDOWS, *drafts.DRAFT_ROWS,
+)  # fmt: skip
+
+_PAIRS = """
+blk.{n}.attn_q.weight      layers.{n}.self_attn.q_proj.weight @halves
+blk.{n}.attn_k.weight      layers.{n}.self_attn.k_proj.weight @halves
+blk.{n}.attn_q_norm.weight layers.{n}.self_attn.q_norm.weight @halves
+blk.{n}.attn_k_norm.weight layers.{n}.self_attn.k_norm.weight @halves
+"""
+_FRAME = roles(
+    drafts.frame(rows="n_targets*n_embd", width="n_embd"),
+    dflash.heads(),
+    "rope_freqs.weight f32 optional : head_dim/2 | hf =factors",
+    factors=dflash.proportional_factors,
+)
+_BLOCKS = also(
+    block(dflash.BLOCK, layer={"hf": "layers.{n}.", "gemma4": "layers.{n}."}), "gemma4",
+    "blk.{n}.ffn_norm.weight layers.{n}.pre_feedforward_layernorm.weight",
+)  # fmt: skip
+ROLES = roles(
+    varied(varied(_FRAME, "pairs", "hf"), "gemma4", "hf"),
+    varied(_BLOCKS, "pairs", "hf", _PAIRS, halves=dflash.PAIRS_TO_HALVES),
+)
+
+ONE_LESS = Remark(
+    "n_swa > 0",
+    "attention reaches back {n_swa} tokens in transformers, and one less in llama.cpp",
+    otherwise="llama.cpp",
+)
+HF = Dialect(
+    "hf",
+    conventions={"draft_rows": "offsets"},
+    given={"draft_kind": "", "pairs": False},
+    drops=(drafts.DROP_T2D, common.DROP_BUFFERS),
+    remarks=(rope.DYNAMIC, rope.BETAS),
+    within="transformer_layer_config",
+    renames=(
+        ("model.", ""), ("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm."),
+        ("confidence_proj.", "confidence_head.proj."),
+    ),
+    harmless=(common.UNBIASED, drafts.HARMLESS, dflash.HARMLESS),
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="dflash",
+    display_name="DFlash",
+    hf_classes=(
+        "DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "DSparkSpeculator", "Qwen3DSparkModel",
+        "Lfm2DSparkDraftModel", "LingDSparkModel", "Gemma4DSparkModel", "MuseGlimmerAssistantModel",
+    ),
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": HF,
+        "pairs": replace(
+            HF, name="pairs", fields="hf", classes=("LingDSparkModel",), given={"draft_kind": "", "pairs": True},
+            conventions={"rope": "pairs", "draft_rows": "offsets"},
+        ),
+        "muse": replace(
+            HF, name="muse", names="hf", fields="hf", classes=("MuseGlimmerAssistantModel",),
+            given={**HF.given, "window_listed": True}, remarks=(*HF.remarks, ONE_LESS),
+        ),
+        "gemma4": replace(
+            HF, name="gemma4", fields="hf", classes=("Gemma4DSparkModel",),
+            given={"draft_kind": "gemma4", "pairs": False},
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "dflash", "rope": "halves"},
+)  # fmt: skip

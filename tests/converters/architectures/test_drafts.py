@@ -1,0 +1,284 @@
+"""Drafts: what a current llama.cpp proposes with our file beside a target, to the third decimal of its probabilities;
+transformers where it has the class; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggferry.converters.convert import convert
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.request import open_source_of, request_of
+from ggferry.converters.understand import graph_of, understand
+from ggferry.formats.errors import GgferryError, InconsistentError, MissingError, UsageError
+from ggferry.formats.gguf.values import Value
+from helpers.drafts import WIDTH, eagle, flash, second, spark, speculator
+from helpers.llama_cpp import draft_candidates
+from helpers.tiny_models import relative, shake
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PROMPT = [5, 17, 42, 99, 3, 120, 77]
+MASK = 3
+
+
+def with_window(folder: Path) -> Path:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    return flash(folder, use_sliding_window=True, sliding_window=6, layer_types=kinds)
+
+
+def of_gemma(folder: Path) -> Path:
+    """Gemma 4's DSpark: keys that are the values, norms behind the branches, a part of each head turns."""
+    from helpers import drafts
+
+    further: drafts.Shapes = {
+        "pre_feedforward_layernorm.weight": (WIDTH,), "post_feedforward_layernorm.weight": (WIDTH,),
+        "layer_scalar": (1,), "markov_head.markov_w1.weight": (512, 20), "markov_head.markov_w2.weight": (512, 20),
+        "lm_head.weight": (512, WIDTH),
+    }  # fmt: skip
+    rope = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 9000.0}
+    flash(
+        folder, "Gemma4DSparkModel", further, attention_k_eq_v=True, global_head_dim=12, head_dim=8,
+        num_global_key_value_heads=3, num_key_value_heads=1, layer_types=["full_attention"] * 3, hidden_act=None,
+        hidden_activation="gelu_pytorch_tanh", rope_theta=None, rope_parameters={"full_attention": rope},
+        dflash_config={"mask_token_id": MASK, "target_layer_ids": [0, 0]},
+    )  # fmt: skip
+    from safetensors.numpy import load_file, save_file
+
+    kept = {name: x for name, x in load_file(folder / "model.safetensors").items() if "v_proj" not in name}
+    save_file(kept, folder / "model.safetensors")
+    return folder
+
+
+DRAFTS: dict[str, tuple[str, int, Callable[[Path], Any]]] = {
+    "eagle3": ("EAGLE3", 1, eagle),
+    "eagle3 normed": ("EAGLE3", 1, lambda folder: eagle(folder, "model.layers.0.", "Eagle3LlamaForCausalLM",
+                                                        norm_before_fc=True)),
+    "eagle3 embedded": ("EAGLE3", 1, lambda folder: eagle(folder, "layers.0.", "Eagle3DraftModel")),
+    "eagle3 speculators": ("EAGLE3", 1, speculator),
+    "dflash": ("DFLASH", 4, flash),
+    "dflash window": ("DFLASH", 4, with_window),
+    "dflash causal": ("DFLASH", 4, lambda folder: flash(folder, is_causal=True)),
+    "dflash2": ("", 4, second),
+    "dspark": ("DSPARK", 5, spark),
+    "dspark bonus": ("DSPARK", 4, lambda folder: spark(folder, "DSparkSpeculator", target_layer_ids=None,
+                                                       aux_hidden_state_layer_ids=[1, 1])),
+    "dspark of ling": ("DSPARK", 5, lambda folder: spark(folder, "LingDSparkModel", False, rope_is_neox_style=False)),
+    "dspark of gemma": ("DSPARK", 5, of_gemma),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target(fixtures: Path) -> Path:
+    return fixtures / "hf/ckpt/llama"
+
+
+def converted(source: Path, target: Path | None, out: Path) -> Any:
+    return convert(request_of(str(source), {"target_model": target and str(target), "out": str(out)}))
+
+
+def bound(source: Path, target: Path) -> Any:
+    request = request_of(str(source), {"target_model": str(target)})
+    return understand(open_source_of(request))
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_draft_is_proved_over_fixed_states_and_has_its_targets_vocabulary(
+    name: str, target: Path, tmp_path: Path
+) -> None:
+    DRAFTS[name][2](tmp_path / "hf")
+    done = converted(tmp_path / "hf", target, tmp_path / "x.gguf")
+    assert done.proof.logits.relative_rms <= done.proof.logits.limit
+    assert "over fixed states of the model it guesses for" in done.receipt["logits"]["what"]
+    assert not [note for note in done.receipt["notes"] if "does not use" in note]
+    made = graph_of(done.path)
+    assert len(made.checkpoint.metadata["tokenizer.ggml.tokens"].data) == 512
+    assert made.sizes["target_layers"][0] == 1 and done.receipt["options"]["target_model"] == "llama"
+    if name.startswith("d"):
+        assert made.checkpoint.metadata["tokenizer.ggml.mask_token_id"].data == MASK
+
+
+@pytest.fixture(scope="module")
+def target_file(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("target") / "target.gguf"
+    convert(request_of(str(target), {"out": str(out)}))
+    return out
+
+
+@pytest.fixture(scope="module")
+def told(target: Path) -> tuple[list[int], list[np.ndarray], np.ndarray, np.ndarray]:
+    """transformers' continuation of the prompt by the target, the inputs of its blocks, its embeddings, its output."""
+    import torch
+    import transformers
+
+    model = transformers.LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    tokens = list(PROMPT)
+    with torch.inference_mode():
+        for _ in range(9):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    both = (model.get_input_embeddings(), model.lm_head)
+    return tokens, [one[0].numpy() for one in states], *(one.weight.detach().numpy() for one in both)
+
+
+def proposed(graph: Any, tokens: list[int], told: Any, most: int) -> np.ndarray:
+    """The logits of what our pass proposes behind these tokens: `(most, n_vocab)`."""
+    _, layers, embeddings, output = told
+    states = np.concatenate([layers[number][: len(tokens) - 1] for number in graph.sizes["target_layers"]], -1)
+    if graph.architecture.name == "eagle3":
+        given = {"states": states, "embeddings": embeddings[tokens[1:]]}
+        return forward(graph, tokens[1:], inputs=given)[-1:]
+    late = not graph.sizes["sample_from_anchor"] or "markov_w1.weight" not in graph.by_name
+    noise = [tokens[-1], *[MASK] * (most - (not late))]
+    given = {"states": states, "embeddings": embeddings[noise]}
+    before = [tokens[-1]] * len(noise)
+    for row in range(late, len(noise) if "markov_w1.weight" in graph.by_name else 0):  # each hangs on the last choice
+        if row > late:
+            logits = forward(graph, noise, inputs={**given, "previous": before})[:, : graph.sizes["n_vocab"]]
+            before[row] = int(logits[row - 1].argmax())
+    rows = forward(graph, noise, inputs={**given, "previous": before})[late:, : graph.sizes["n_vocab"]]
+    return rows if "output.weight" in graph.by_name else rows @ output.T
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, draft in DRAFTS.items() if draft[0]])
+def test_llama_cpp_proposes_what_our_pass_does(
+    name: str, target: Path, target_file: Path, told: Any, tmp_path: Path
+) -> None:
+    kind, most, make = DRAFTS[name]
+    make(tmp_path / "hf")
+    converted(tmp_path / "hf", target, tmp_path / "x.gguf")
+    graph = bound(tmp_path / "hf", target)
+    steps, taken = draft_candidates(PROMPT, 8, target_file, tmp_path / "x.gguf", kind, most)
+    assert len(steps) >= 4 and taken == 0  # so that each step stands behind one more token of the target's
+    for number, step in enumerate(steps[:4]):
+        tokens = told[0][: len(PROMPT) + 1 + number]
+        rows = proposed(graph, tokens, told, most).astype(np.float64)
+        first = min(place for _, place in step)
+        assert {place - first for _, place in step} == set(range(len(rows)))
+        for (rank, at), (token, probability) in step.items():
+            place = at - first
+            likeliest = np.sort(rows[place])[::-1][:10]
+            shares = np.exp(likeliest - likeliest[0]) / np.exp(likeliest - likeliest[0]).sum()
+            assert shares[rank] == pytest.approx(probability, abs=2e-3), (number, place)
+            assert rows[place][token] == pytest.approx(likeliest[rank], abs=2e-2)
+
+
+def test_muse_glimmers_assistant_is_transformers(target: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
+    config = MuseGlimmerAssistantConfig(
+        hidden_size=WIDTH, intermediate_size=88, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3,
+        head_dim=12, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        max_position_embeddings=64, sliding_window=2048, block_size=5, mask_token_id=MASK, target_layer_ids=[0, 1],
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(7)
+    model = MuseGlimmerAssistantModel(config).eval()
+    shake(model)
+    model.save_pretrained(tmp_path / "hf")
+    random = np.random.default_rng(7)
+    states, noise = (random.standard_normal((n, width), np.float32) for n, width in ((9, 2 * WIDTH), (5, WIDTH)))
+    with torch.inference_mode():
+        expected = model(
+            noise_embeds=torch.from_numpy(noise)[None], context_hidden_states=torch.from_numpy(states)[None],
+            attention_mask={"full_attention": None, "sliding_attention": None},
+        ).last_hidden_state[0].numpy()  # fmt: skip
+    given = {"states": states, "embeddings": noise}
+    done = converted(tmp_path / "hf", target, tmp_path / "x.gguf")
+    assert not [note for note in done.receipt["notes"] if "does not use" in note]
+    for graph in (bound(tmp_path / "hf", target), graph_of(done.path)):
+        assert relative(expected, forward(graph, [1, MASK, MASK, MASK, MASK], inputs=given)) <= 2e-6
+        assert graph.sizes["target_layers"] == (1, 2) and graph.sizes["n_swa"] == 2048
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+
+def test_a_draft_needs_its_target(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="a draft: it guesses tokens for another model") as told_so:
+        converted(eagle(tmp_path / "hf"), None, tmp_path / "x.gguf")
+    assert told_so.value.hint == "--target-model DIR"
+    with pytest.raises(UsageError, match="--target-model is for drafts"):
+        converted(target, target, tmp_path / "x.gguf")
+    with pytest.raises(UsageError, match=r"no config.json in the folder"):
+        converted(tmp_path / "hf", tmp_path, tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def edited(folder: Path, **keys: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **keys}))
+    return folder
+
+
+def without(folder: Path, name: str) -> Path:
+    from safetensors.numpy import load_file, save_file
+
+    save_file({key: x for key, x in load_file(folder / "model.safetensors").items() if key != name},
+              folder / "model.safetensors")  # fmt: skip
+    return folder
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "two blocks": (lambda folder: edited(eagle(folder), num_hidden_layers=2), "block|only"),
+    "another vocabulary": (lambda folder: edited(eagle(folder), vocab_size=600), "target_vocab"),
+    "another number of rows": (lambda folder: edited(eagle(folder), draft_vocab_size=97), "does not fit its role"),
+    "blocks of a target that has two": (
+        lambda folder: edited(eagle(folder), eagle_aux_hidden_state_layer_ids=None), "a target of 2 blocks"),
+    "a head of another kind": (lambda folder: edited(spark(folder), markov_head_type="gated"), "markov_head_type"),
+    "pairs in another family": (lambda folder: edited(flash(folder), rope_is_neox_style=False), "neox"),
+    "rows of which nothing says what they are": (lambda folder: without(eagle(folder), "d2t"), "n_told"),
+    "a mask beyond the vocabulary": (
+        lambda folder: edited(flash(folder), dflash_config={"mask_token_id": 512, "target_layer_ids": [0, 0]}),
+        "mask_token"),
+    "a width that the target's embeddings lack": (
+        lambda folder: edited(eagle(folder), target_hidden_size=48), "does not fit its role"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_runtime_would_read_so_is_refused_in_a_line(name: str, target: Path, tmp_path: Path) -> None:
+    make, says = REFUSED[name]
+    with pytest.raises(GgferryError, match=says):
+        converted(make(tmp_path / "hf"), target, tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_ids_that_no_token_has_are_refused(target: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = eagle(tmp_path / "hf")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "d2t": tensors["d2t"] * 0 + 500}, folder / "model.safetensors")
+    with pytest.raises(InconsistentError, match="d2t"):
+        converted(folder, target, tmp_path / "x.gguf")
+
+
+def test_the_targets_blocks_follow_from_what_is_stated(target: Path, tmp_path: Path) -> None:
+    """Where a draft lists none they are EAGLE-3's three; SpecForge lists outputs."""
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    config = json.loads((target / "config.json").read_text())
+    (deep / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 32}))
+    folder = edited(eagle(tmp_path / "hf"), eagle_aux_hidden_state_layer_ids=None)
+    assert bound(folder, deep).sizes["target_layers"] == (2, 16, 29)
+    edited(folder, eagle_config={"eagle_aux_hidden_state_layer_ids": [3, 4, 5], "use_aux_hidden_state": True})
+    assert bound(folder, deep).sizes["target_layers"] == (4, 5, 6)
+
+
+def test_a_target_with_axes_or_of_gemma_tells_its_draft(target: Path, tmp_path: Path) -> None:
+    config = json.loads((target / "config.json").read_text())
+    rope = {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 10000.0}
+    for number, changes in enumerate(({"rope_parameters": rope}, {"architectures": ["Gemma3ForCausalLM"]})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        keys = {key: value for key, value, _ in bound(flash(tmp_path / "hf"), folder).written()}
+        assert ("dflash.rope.dimension_sections" in keys) is (number == 0)
+        assert keys.get("dflash.embedding_scale", Value).__class__ is (type if number == 0 else Value)
