@@ -17,7 +17,7 @@ from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.planning import make_plans
+from ggferry.converters.planning import make_plans, tokenizer_of
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Case, Proof, of_texts, verify_together
@@ -27,9 +27,18 @@ from ggferry.converters.proof.vocabulary import Depth, Vocabularies, check_token
 from ggferry.converters.proof.witnesses.examine import chosen, examine
 from ggferry.converters.request import Naming, open_source_of, request_of, stated_options
 from ggferry.converters.request import Request as Request
-from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
+from ggferry.converters.second_file import (
+    NONE,
+    ONLY,
+    first_request,
+    related,
+    require_second,
+    second_plan,
+    second_request,
+    unread,
+)
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
-from ggferry.converters.understand import understand
+from ggferry.converters.understand import CLIP, understand
 from ggferry.converters.write.output_files import OutputSet
 from ggferry.converters.write.watch_weights import Watch, check_sums
 from ggferry.converters.write.write_tensors import Writing, run_together
@@ -58,6 +67,7 @@ class Result:
         proof: The findings of the proof.
         assumed: The hparams for which a default was taken, by short name.
         receipt_path: Where the receipt is, if not beside the output.
+        second: What became of the file of what sees and hears, which was written beside it; None where there is none.
     """
 
     path: str
@@ -67,6 +77,7 @@ class Result:
     proof: Proof
     assumed: Mapping[str, Param]
     receipt_path: str = ""
+    second: Result | None = None
 
 
 def quantize_request(source: str, out: str, outtype: str, given: Mapping[str, Any], naming: Naming) -> Request:
@@ -127,13 +138,48 @@ def convert_together(
         stack.callback(checkpoint.close)
         opened.add_beside(checkpoint.sidecars.values())
         checkpoint = replace(checkpoint, files=passing(checkpoint.files))
-        rungs = [
-            Rung(request, plan, tokenizer, tuple(_targets(request, plan)))
-            for request, (plan, tokenizer) in zip(requests, make_plans(requests, checkpoint), strict=True)
-        ]
+        rungs = rungs_of(requests, checkpoint)
         _check_rungs(rungs)
         with unrecorded():
-            return _carry_out(rungs, opened, stage, approve)
+            return _results(_carry_out(rungs, opened, stage, approve))
+
+
+def rungs_of(requests: Sequence[Request], checkpoint: Checkpoint) -> list[Rung]:
+    """Return what is to be written: the text models, and last the file of what sees and hears, where there is one."""
+    first, rungs = requests[0], []
+    texts = [first_request(request) for request in requests] if first.mmproj != ONLY else []
+    for request, (plan, tokenizer) in zip(texts, make_plans(texts, checkpoint) if texts else (), strict=True):
+        rungs.append(Rung(request, plan, tokenizer, tuple(_targets(request, plan))))
+    asked = second_request(first)
+    wanted = first.mmproj != NONE and not first.options.vocab_only
+    second = second_plan(asked, checkpoint) if wanted else None
+    if first.mmproj == ONLY:
+        second = require_second(second, checkpoint)
+    if second is None:
+        why = unread(checkpoint) if wanted else ""
+        return [_noted(rung, why) for rung in rungs] if why else rungs
+    paths = tuple(_targets(asked, second))
+    beside = [replace(rung, plan=related(rung.plan, second, os.path.basename(paths[0]))) for rung in rungs]
+    if rungs:
+        second = related(second, rungs[0].plan, os.path.basename(rungs[0].paths[0]))
+    return [*beside, Rung(asked, second, None, paths)]
+
+
+def _noted(rung: Rung, note: str) -> Rung:
+    return replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, note)))
+
+
+def _halves(rungs: Sequence[Rung]) -> list[list[Rung]]:
+    """Return the outputs that hold the same tensors together: the text models, then what sees and hears."""
+    found = ([rung for rung in rungs if rung.is_second is wanted] for wanted in (False, True))
+    return [half for half in found if half]
+
+
+def _results(found: Sequence[Result]) -> list[Result]:
+    """Return the results of the text models, each with that of the file beside them, if there is one."""
+    *first, last = found
+    beside = [result.receipt["architecture"] == CLIP for result in found] == [False] * len(first) + [True]
+    return [replace(result, second=last) for result in first] if first and beside else list(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +200,11 @@ class Rung:
     paths: tuple[str, ...]
     marks: Marks | None = None
 
+    @property
+    def is_second(self) -> bool:
+        """Whether it is the file of what sees and hears."""
+        return bool(self.plan.graph.architecture.projector)
+
 
 def _check_rungs(rungs: Sequence[Rung]) -> None:
     """Raise UsageError for outputs that cannot be made together."""
@@ -173,7 +224,6 @@ def _carry_out(
     rungs: Sequence[Rung], opened: Opened, stage: Stage, approve: Callable[[Mapping[str, Any]], None]
 ) -> list[Result]:
     """Write, re-read, verify and publish what is planned; `opened` holds the state of every source file when it was."""
-    source = [file for file in rungs[0].plan.graph.checkpoint.files if not isinstance(file, Dequantized)]
     with ExitStack() as stack:
         outputs = [
             stack.enter_context(
@@ -188,19 +238,37 @@ def _carry_out(
         except (CorruptError, VerificationError):
             opened.check_unchanged()  # the likelier reason
             raise
+        files = [
+            [{**one, "name": os.path.basename(path)} for one, path in zip(records, rung.paths, strict=True)]
+            for rung, (_, records) in zip(rungs, proofs, strict=True)
+        ]
+        known: dict[int, Record] = {}
         found = []
-        read = [record(file, workers(rungs[0].request.jobs)) for file in source]
-        for rung, (proof, records) in zip(rungs, proofs, strict=True):
-            files = [{**one, "name": os.path.basename(path)} for one, path in zip(records, rung.paths, strict=True)]
+        for rung, (proof, _), own in zip(rungs, proofs, files, strict=True):
+            read = _source_records(rung, known)
             done = replace(rung.request, level=proof.level)
-            receipt = receipts.make_receipt(rung.plan, proof, files, read, options_of(rung.plan, done))
+            receipt = receipts.make_receipt(rung.plan, proof, own, read, options_of(rung.plan, done))
+            others = [
+                file for one, some in zip(rungs, files, strict=True) if one.is_second != rung.is_second for file in some
+            ]
+            if others:
+                receipt["mmproj" if not rung.is_second else "text"] = others
             approve(receipt)
             found.append(_result(rung, proof, receipt))
         opened.check_unchanged()
         with interrupts_wait():
-            for output, result in zip(outputs, found, strict=True):
+            for output, result in zip(reversed(outputs), reversed(found), strict=True):
                 output.publish(receipts.to_json(result.receipt).encode("utf-8", "backslashreplace"))
     return found
+
+
+def _source_records(rung: Rung, known: dict[int, Record]) -> list[Record]:
+    """Return the source's files as a receipt names them; `known` keeps those that several outputs are made of."""
+    files = [file for file in rung.plan.graph.checkpoint.files if not isinstance(file, Dequantized)]
+    for file in files:
+        if id(file) not in known:
+            known[id(file)] = record(file, workers(rung.request.jobs))
+    return [known[id(file)] for file in files]
 
 
 def _result(rung: Rung, proof: Proof, receipt: Mapping[str, Any]) -> Result:
@@ -220,7 +288,10 @@ def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) ->
     ]
     begin(checkpoint.files)
     with stage(Phase.WRITING, sum(rung.plan.bytes_written for rung in rungs)) as progress:
-        run_together(writings, threads, progress)
+        for second in (False, True):
+            half = [one for one, rung in zip(writings, rungs, strict=True) if rung.is_second is second]
+            if half:
+                run_together(half, threads, progress)
     done = []
     for rung, output, writing in zip(rungs, outputs, writings, strict=True):
         output.finish()
@@ -269,7 +340,10 @@ def _proofs(rungs: Sequence[Rung], opened: Sequence[Checkpoint], stage: Stage) -
     cases = [_case(rung, again, said) for rung, again in zip(rungs, opened, strict=True)]
     if request.level == "none":
         return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
-    found = verify_together(cases, jobs=request.jobs, stage=stage)
+    found = []
+    for half in _halves(rungs):
+        some = [case for case, rung in zip(cases, rungs, strict=True) if rung in half]
+        found += verify_together(some, jobs=request.jobs, stage=stage)
     return [
         witnessed(proof, case.sides.source, case.sides.output, rung.request, stage)
         for rung, case, proof in zip(rungs, cases, found, strict=True)
@@ -293,7 +367,7 @@ def _case(rung: Rung, again: Checkpoint, said: Said) -> Case:
     """Return what is to be compared for an output that was opened again; its vocabulary is compared here."""
     request, plan = rung.request, rung.plan
     output = understand(again, vocab_only=request.options.vocab_only)
-    read = load_tokenizer(again, output.sizes.get("n_vocab", 0))
+    read = tokenizer_of(output, again, Request(again.path))
     if said.found is None or said.output != read:
         sides = Vocabularies(rung.tokenizer, read, plan.graph.checkpoint, request.vocab)
         said.output, said.found = read, check_tokenizer(sides, again.path, depth_of(request))

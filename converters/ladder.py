@@ -10,10 +10,8 @@ from typing import Any
 
 from ggferry.converters.convert import Result
 from ggferry.converters.request import Request
+from ggferry.converters.second_file import PLACE, second_out, second_outtype
 from ggferry.formats.errors import UsageError
-
-PLACE = "{outtype}"
-"""Stands for the type in the name of an output."""
 
 
 def requests_of(outtypes: str, out: str | None, request: Callable[[str], Request]) -> list[Request]:
@@ -34,7 +32,15 @@ def requests_of(outtypes: str, out: str | None, request: Callable[[str], Request
     if len(types) > 1 and out is not None and PLACE not in out and not os.path.isdir(out):
         hint = f"-o 'model-{PLACE}.gguf', or a folder"
         raise UsageError("several types, and one name for them", found=out, expected=f"a name with {PLACE}", hint=hint)
-    return [replace(request(name), out=out if out is None else out.replace(PLACE, name)) for name in types]
+    return [_placed(request(name), out, name) for name in types]
+
+
+def _placed(request: Request, out: str | None, outtype: str) -> Request:
+    """Return the request with its output's name, in which PLACE stands for the type."""
+    if out is None or os.path.isdir(out):
+        return replace(request, out=out)
+    second = request.mmproj_out or second_out(out, second_outtype(request))
+    return replace(request, out=out.replace(PLACE, outtype), mmproj_out=second)
 
 
 @dataclass(frozen=True, slots=True)

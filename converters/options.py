@@ -13,6 +13,7 @@ from typing import Any
 
 LEVELS = ("none", "fast", "full")
 EXPANSIONS = ("f16", "f32", "q8_0")
+MMPROJ = ("both", "only", "none")
 FORMATS, DTYPES = ("gguf", "safetensors"), ("f32", "f16", "bf16")
 
 
@@ -163,6 +164,14 @@ OPTIONS: tuple[Option, ...] = (
            "keep, or any type of llama-quantize: f16, bf16, q8_0, q4_k_m, … (`ggferry types` lists them); several, "
            "separated by commas, are written together: -o 'model-{outtype}.gguf'",
            "options.outtype", default="keep", choices=outtypes, in_plan=True, receipt="outtype"),
+    Option("mmproj", Kind.TEXT, "convert plan", Heading.OUTPUT,
+           "Of a model that also sees or hears: both files, only what sees and hears (mmproj-….gguf), or none of that.",
+           "mmproj", default="both", choices=MMPROJ, in_plan=True),
+    Option("mmproj_out", Kind.TEXT, "convert", Heading.OUTPUT,
+           "The mmproj file (default: the output's name, after mmproj-).", "mmproj_out", ("--mmproj-outfile",)),
+    Option("mmproj_outtype", Kind.TEXT, "convert plan", Heading.TYPES,
+           "The type of the mmproj file (default: as --outtype if that is keep, f32, f16 or bf16, else f16).",
+           "mmproj_outtype", choices=outtypes, in_plan=True, metavar="TYPE"),
     Option("expand", Kind.TEXT, "convert plan", Heading.TYPES,
            "f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64).", "options.expand",
            default="f16", choices=EXPANSIONS, in_plan=True, receipt="expand"),

@@ -46,7 +46,7 @@ def make_plans(requests: Sequence[Request], checkpoint: Checkpoint) -> list[tupl
         if is_adapter(checkpoint):
             return [(_adapter_plan(request, checkpoint), None) for request in requests]
         source = _understood(first, checkpoint)
-        return [(_plan_of(request, source), source.tokenizer) for request in requests]
+        return [(plan_of(request, source), source.tokenizer) for request in requests]
 
 
 def _adapter_plan(request: Request, checkpoint: Checkpoint) -> AdapterPlan:
@@ -75,21 +75,29 @@ def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
     checkpoint, renamed = edited(request, checkpoint)
     graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp)
     check_target(graph, request.target, not (request.vocab.none or request.vocab.source))
-    tokenizer = load_tokenizer(checkpoint, graph.sizes.get("n_vocab", 0), request.vocab)
+    tokenizer = tokenizer_of(graph, checkpoint, request)
     imatrix = None
     if request.imatrix:
         imatrix = read_imatrix(request.imatrix, request.include_weights, request.exclude_weights).renamed(renamed)
     return Understood(graph, tokenizer, imatrix)
 
 
-def _plan_of(request: Request, source: Understood) -> Plan:
+def tokenizer_of(graph: ModelGraph, checkpoint: Checkpoint, request: Request) -> Tokenizer | None:
+    """Return the vocabulary of a source; what sees or hears has none."""
+    if graph.architecture.projector:
+        return None
+    return load_tokenizer(checkpoint, graph.sizes.get("n_vocab", 0), request.vocab)
+
+
+def plan_of(request: Request, source: Understood) -> Plan:
+    """Return the plan of one output of a source that is understood."""
     graph, tokenizer, imatrix = source.graph, source.tokenizer, source.imatrix
     steps = plan_steps(graph, request.options, imatrix)
     metadata, notes = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
     if imatrix is not None:
         metadata |= {key: Entry(value, "--imatrix") for key, value in imatrix.quantize_keys().items()}
     placed, layouts = place(steps, metadata, request.options)
-    notes += tokenizer.notes if tokenizer else ("no vocabulary: the output has no tokenizer",)
+    notes += tokenizer.notes if tokenizer else _without_vocabulary(graph)
     loadable = graph.architecture.name in architectures()  # else `runtime_notes` says so
     if graph.nodes and graph.dialect.name != "gguf" and not graph.runtimes and loadable:
         notes += (f"no runtime is known to run this {graph.architecture.name} model from GGUF",)
@@ -112,6 +120,10 @@ def _plan_of(request: Request, source: Understood) -> Plan:
     )  # fmt: skip
     notes += unseen(graph)
     return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes)
+
+
+def _without_vocabulary(graph: ModelGraph) -> tuple[str, ...]:
+    return () if graph.architecture.projector else ("no vocabulary: the output has no tokenizer",)
 
 
 def edited(request: Request, checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:

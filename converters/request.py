@@ -34,7 +34,9 @@ class Request:
     `text`: its lines are encoded by both tokenizers, too. `mtp`: whether blocks that predict further tokens are carried
     along. `target`: the model that a draft guesses for. `mistral_format`: whether a folder's consolidated weights and
     params.json are taken (`open_source_of`). `to`: the format to write; `dtype`, `max_shard_size`: of a folder in
-    Hugging Face's form, the type of all weights, and bytes of weights a file."""
+    Hugging Face's form, the type of all weights, and bytes of weights a file. `mmproj`, `mmproj_outtype`,
+    `mmproj_out`: of a model that also sees or hears, which of its two files are written, and the type and the name of
+    the second (`second_file`)."""
 
     source: str
     out: str | None = None
@@ -63,6 +65,9 @@ class Request:
     to: str = "gguf"
     dtype: str | None = None
     max_shard_size: int = 5 * 10**9
+    mmproj: str = "both"
+    mmproj_outtype: str | None = None
+    mmproj_out: str | None = None
 
 
 Naming = Callable[[Option], str]

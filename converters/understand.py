@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.model_graph.gguf_edits import architecture_name, undescribed
+from ggferry.converters.model_graph.gguf_edits import architecture_name, projector_types, undescribed
 from ggferry.converters.model_graph.graph import ModelGraph, bind
 from ggferry.converters.model_graph.open_checkpoint import (
     architecture_named,
@@ -15,13 +15,17 @@ from ggferry.converters.model_graph.open_checkpoint import (
     architectures_of_classes,
     architectures_of_headers,
     open_checkpoint,
+    projectors,
+    projectors_of_classes,
 )
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
+from ggferry.converters.model_graph.tensor_roles import is_dropped
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
 from ggferry.converters.unknown_classes import refusal
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures as class_names
+from ggferry.formats.checkpoint_folder.sidecars import with_preprocessor
 from ggferry.formats.errors import (
     MissingError,
     UnexpectedTensorError,
@@ -29,6 +33,9 @@ from ggferry.formats.errors import (
     UsageError,
 )
 from ggferry.formats.reader import Kind, kind_of
+
+CLIP = "clip"
+"""What GGUF calls the architecture of every second file."""
 
 
 def understand(
@@ -60,8 +67,10 @@ def understand(
     whole = checkpoint
     checkpoint = replace(checkpoint, tensors={} if vocab_only else dict(checkpoint.tensors))
     checkpoint = replace(checkpoint, dropped=()) if vocab_only else _plain(checkpoint)
-    if checkpoint.container == "gguf" and architecture_named(architecture_name(checkpoint)) is None:
-        return undescribed(checkpoint, f"no table describes the architecture {architecture_name(checkpoint)!r}")
+    if checkpoint.container == "gguf" and _table_of_file(checkpoint) is None:
+        named = architecture_name(checkpoint)
+        what = f"projector {projector_types(checkpoint)!r}" if named == CLIP else f"architecture {named!r}"
+        return undescribed(checkpoint, f"no table describes the {what}")
     architecture, dialect = _architecture_of(whole)
     if mtp and checkpoint.container != "gguf":
         architecture = _predicting(architecture, dialect)
@@ -99,7 +108,7 @@ def _plain(checkpoint: Checkpoint) -> Checkpoint:
 
 def _architecture_of(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     kind = kind_of(checkpoint.container)
-    if kind is Kind.GGUF and (spec := architecture_named(architecture_name(checkpoint))) is not None:
+    if kind is Kind.GGUF and (spec := _table_of_file(checkpoint)) is not None:
         return spec, "gguf"
     if kind is Kind.LEGACY:
         return _by_layout(checkpoint, architectures_of_headers())
@@ -119,6 +128,12 @@ def _named(name: str) -> Architecture:
     spec = architecture_named(name)
     assert spec is not None
     return spec
+
+
+def _table_of_file(checkpoint: Checkpoint) -> Architecture | None:
+    """Return the table that describes a GGUF file: of its architecture or, of a second file, of its projectors."""
+    named = architecture_name(checkpoint)
+    return projectors().get(projector_types(checkpoint)) if named == CLIP else architecture_named(named)
 
 
 def _by_layout(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:
@@ -215,18 +230,9 @@ def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     known = architectures_of_classes(tuple(named))
     by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
     for name in named:
-        spoken = [
-            (spec, dialect)
-            for spec in known.values()
-            for dialect in spec.dialects.values()
-            if name in dialect.classes
-            and (not dialect.types or text_type(checkpoint.metadata, dialect) in dialect.types)
-            and (checkpoint.tensors or dialect.types or _listed(name, spec, dialect, by_class))
-            and not any(_is_there(checkpoint, tensor) for tensor in dialect.lacks)
-        ]
-        if spoken:
-            spec, dialect = max(spoken, key=lambda found: len(found[1].lacks))
-            return spec, dialect.name
+        spoken = _spoken(name, checkpoint, known, by_class)
+        if spoken is not None:
+            return spoken
         halves = [one for spec in known.values() for one in spec.dialects.values() if one.types and name in one.classes]
         if halves:
             raise UnsupportedError(
@@ -236,6 +242,67 @@ def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
         if name in by_class:
             return by_class[name], _marked(checkpoint, by_class[name]) or "hf"
     raise refusal(named, checkpoint, architectures())
+
+
+def _spoken(
+    name: str, checkpoint: Checkpoint, known: Mapping[str, Architecture], by_class: Mapping[str, Architecture]
+) -> tuple[Architecture, str] | None:
+    """Return the architecture and the dialect that lists the class and fits the model best; None for none."""
+    spoken = [
+        (spec, dialect)
+        for spec in known.values()
+        for dialect in spec.dialects.values()
+        if name in dialect.classes
+        and (not dialect.types or text_type(checkpoint.metadata, dialect) in dialect.types)
+        and (checkpoint.tensors or dialect.types or _listed(name, spec, dialect, by_class))
+        and not any(_is_there(checkpoint, tensor) for tensor in dialect.lacks)
+    ]
+    if not spoken:
+        return None
+    spec, dialect = max(spoken, key=lambda found: len(found[1].lacks))
+    return spec, dialect.name
+
+
+def understand_projector(checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None) -> ModelGraph | None:
+    """Bind what sees and hears of a training checkpoint, which a second file holds.
+
+    Args:
+        checkpoint: The model.
+        hparams: `--hparam` overrides whose keys begin with 'clip.'.
+
+    Returns:
+        The graph; None where no table describes the projector of the model's class, or where the checkpoint holds no
+        tensors of that half.
+
+    Raises what `understand` raises.
+    """
+    if kind_of(checkpoint.container) is not Kind.TRAINING or not checkpoint.tensors:
+        return None
+    found = _projector_of(checkpoint)
+    if found is None:
+        return None
+    plain = _plain(replace(checkpoint, tensors=dict(checkpoint.tensors)))
+    plain = replace(plain, metadata=with_preprocessor(plain.metadata, plain.sidecars))
+    return bind(plain, *found, hparams) if _has_half(plain, *found) else None
+
+
+def _projector_of(checkpoint: Checkpoint) -> tuple[Architecture, str] | None:
+    stated = checkpoint.metadata.get("architectures")
+    named = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+    known = projectors_of_classes(named)
+    by_class = {name: spec for spec in known.values() for name in spec.hf_classes}
+    for name in named:
+        spoken = _spoken(name, checkpoint, known, by_class)
+        if spoken is not None:
+            return spoken
+        if name in by_class:
+            return by_class[name], _marked(checkpoint, by_class[name]) or "hf"
+    return None
+
+
+def _has_half(checkpoint: Checkpoint, architecture: Architecture, dialect: str) -> bool:
+    """Return whether some tensor is not of the text model: a class may be kept where that half was left out."""
+    return any(not is_dropped(name, architecture.dialects[dialect]) for name in checkpoint.tensors)
 
 
 def text_type(config: Mapping[str, Any], dialect: Dialect) -> str:

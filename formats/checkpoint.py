@@ -120,11 +120,13 @@ class Dropped:
     """The tensor whose bytes it must repeat, when that is the reason; this is checked, not assumed."""
     follows: bool = False
     """Whether its values follow from what is kept, or carry no information: a buffer, or zeros without meaning."""
+    elsewhere: bool = False
+    """Whether another file holds it that is written with this one."""
 
     @property
     def loses(self) -> bool:
         """Whether the output holds less information than the source because this tensor is dropped."""
-        return self.same_as is None and not self.follows
+        return self.same_as is None and not self.follows and not self.elsewhere
 
 
 @dataclass(frozen=True, slots=True)

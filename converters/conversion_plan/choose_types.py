@@ -90,7 +90,9 @@ def choose_types(
     options.check()
     as_is = graph.checkpoint.container == "gguf"
     kept = {n.name: (n.inputs[0].type, "") if as_is else _kept(n, options) for n in graph.nodes}
-    tensors = [TensorInfo(n.name, n.shape, kept[n.name][0].name, n.role.always_f32) for n in graph.nodes]
+    tensors = [
+        TensorInfo(n.name, n.shape, kept[n.name][0].name, n.role.always_f32 or n.role.plain) for n in graph.nodes
+    ]
     try:
         choices = choose(
             options.recipe(),
@@ -128,6 +130,8 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
         return block_type("I64"), ""
     if node.role.always_f32 or math.prod(node.shape[:-1]) == 1:  # ggml counts a matrix of one row as a vector
         return block_type("F32"), "" if source.name == "F32" else "norms and vectors are F32 in GGUF"
+    if node.role.plain:
+        return _plain(source, options)
     if node.layout.widens:
         return block_type("F32"), "products of the source's values"
     if derived is not None:
@@ -145,6 +149,14 @@ def _kept(node: Node, options: TypeOptions) -> tuple[BlockType, str]:
         return block_type("F16"), f"F16: {error}"
     why = f"blocks of {source} cannot be turned" if turned else f"GGUF has no counterpart of {source}"
     return target, f"{why}; --expand {options.expand}"
+
+
+def _plain(source: BlockType, options: TypeOptions) -> tuple[BlockType, str]:
+    """Return the type of a tensor that runtimes take as a plain number only (`Role.plain`), and why."""
+    asked = options.recipe().default
+    wanted = source.name if asked == KEEP else asked
+    found = block_type("F16" if wanted == "F16" else "F32")
+    return found, "" if source == found else "F16 or F32 in every file"
 
 
 def _check(graph: ModelGraph, node: Node, target: BlockType, options: TypeOptions) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ggferry.converters.conversion_plan.steps import Options, Step, type_table
 from ggferry.converters.metadata.file_names import file_name, guess
-from ggferry.converters.metadata.general_keys import Entry, describe_origin, general_metadata, name_parts
+from ggferry.converters.metadata.general_keys import SECOND, Entry, describe_origin, general_metadata, name_parts
 from ggferry.converters.metadata.model_card import read_card
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
@@ -43,7 +43,9 @@ def assemble(
     inherited = {k: v for k, v in checkpoint.metadata.items() if isinstance(v, Value) and not k.startswith(SPLIT)}
     beside = checkpoint.sidecars
     card, card_notes = read_card(beside["README.md"]) if "README.md" in beside else ({}, ())
-    generation = load_object(beside["generation_config"]) if "generation_config" in beside else {}
+    second = bool(graph.architecture.projector)
+    sampled = "generation_config" in beside and not second
+    generation = load_object(beside["generation_config"]) if sampled else {}
     experts = graph.sizes.get("n_expert", 0)
     # Where the user gives a name, the path is not consulted, so it cannot contradict the name.
     named = model_name or os.path.abspath(checkpoint.path)
@@ -57,6 +59,7 @@ def assemble(
         expert_parameters=sum(r.elements for n in graph.nodes if "_exps" in n.name for r in n.inputs),
         file_type=file_type_of(type_table(steps), _stated(graph, options)) if steps else None,
         quantized=any(step.type.quantized for step in steps),
+        kind=SECOND if second else "model",
         model_name=model_name,
         overrides=overrides,
         inherited=inherited,
@@ -115,4 +118,11 @@ def tokenizer_entries(tokenizer: Tokenizer | None) -> dict[str, Entry]:
 
 def output_name(metadata: Mapping[str, Entry], options: Options, shard: str | None = None) -> str:
     """Return the file name by the GGUF naming convention. `shard`: for example '00001-of-00003'."""
-    return file_name(name_parts(metadata, vocab_only=options.vocab_only, shard=shard))
+    parts = name_parts(metadata, vocab_only=options.vocab_only, shard=shard)
+    name = file_name(parts)
+    return second_name(name) if parts.type == SECOND else name
+
+
+def second_name(name: str) -> str:
+    """Return the file name of a second file (mmproj): with llama.cpp's prefix, unless the name says so already."""
+    return name if SECOND in name else f"{SECOND}-{name}"

@@ -7,6 +7,7 @@ token. Its optional names:
   depends on the model.
 * `encode`, with the same arguments, returns the states of an encoder.
 * `PLACES` is True where tokens may have arbitrary positions.
+* `TOKENS` is False where it reads no tokens; then `fixed_inputs(model)` yields what it reads in a proof.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ def forward(
         InconsistentError: The hparams cannot be computed with.
         UnsupportedError: The architecture has no forward pass, or lacks the part or the free positions asked for.
     """
-    if not tokens:
+    reads = reads_tokens(graph)
+    if reads and not tokens:
         raise UsageError("no tokens to evaluate")
     if not graph.nodes:
         raise UnsupportedError("a vocabulary without tensors has no forward pass", path=graph.checkpoint.path)
-    rows = graph.sizes.get("n_vocab")
+    rows = graph.sizes.get("n_vocab") if reads else 0
     if rows is None:
         raise UnsupportedError(
             "no forward pass is known for this architecture", path=graph.checkpoint.path, found=graph.architecture.name
@@ -86,7 +88,7 @@ def forward(
                 raise UnsupportedError("no encoder", path=graph.checkpoint.path, found=graph.architecture.name)
             model = Model(graph, weights, inputs, places, choices)
             found = compute(model, tokens, progress or (lambda done: None))
-            return (model.wanted(found) if len(found) == len(tokens) else found).numpy()
+            return (model.wanted(found) if reads and len(found) == len(tokens) else found).numpy()
     except (ArithmeticError, ValueError) as error:
         raise InconsistentError(
             f"the hparams cannot be computed with: {error}", path=graph.checkpoint.path, found=graph.architecture.name
@@ -117,6 +119,17 @@ def embedding(graph: ModelGraph, states: Any, weights: Weights | None = None) ->
     with torch.inference_mode(), one_thread():
         found = pooled(Model(graph, weights), torch.from_numpy(states))
         return None if found is None else found.numpy()
+
+
+def reads_tokens(graph: ModelGraph) -> bool:
+    """Return whether a pass of this model reads tokens: what sees or hears reads a picture or a spectrum."""
+    return getattr(_computation(graph), "TOKENS", True)
+
+
+def fixed_inputs(graph: ModelGraph) -> list[tuple[str, Any]]:
+    """Return the name and the values (numpy float32) of every input on which proofs compare what sees or hears."""
+    with torch.inference_mode(), one_thread():
+        return [(name, values.numpy()) for name, values in _computation(graph).fixed_inputs(Model(graph))]
 
 
 def can_place(graph: ModelGraph) -> bool:

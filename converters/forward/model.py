@@ -129,6 +129,18 @@ class Model:
         found.number = number
         return found
 
+    def tower(self, prefix: str) -> Model:
+        """Return the model as the tower that sees ('v_') or hears ('a_') has it: its hparams without the prefix.
+
+        Its activation is the one that the file's two flags name; with neither, it is llama.cpp's quick GELU.
+        """
+        found = copy(self)
+        own = {name.removeprefix(prefix): value for name, value in self.sizes.items() if name.startswith(prefix)}
+        plain = self.recipe.activation if self.sizes.get("use_gelu") else "quick_gelu"
+        named = "silu" if self.sizes.get("use_silu") else plain
+        found.sizes = {**self.sizes, "activation": named, **own}
+        return found
+
     @property
     def rope(self) -> str:
         """How queries and keys are rotated: 'pairs', 'halves' or 'none'."""
@@ -252,6 +264,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "gelu": lambda x: torch.nn.functional.gelu(x),
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": lambda x: torch.relu(x),
     "relu_squared": lambda x: torch.relu(x).square(),
 }

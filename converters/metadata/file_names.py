@@ -108,7 +108,8 @@ def file_name(parts: NameParts) -> str:
     everything unsafe become dashes (also the dot of 'Llama-3.1': the convention has none in a base name). Without a
     version it is v1.0; without a size label two dashes follow each other, as the convention demands. A size label or
     version that the convention cannot express is kept as a word of the fine tune, a fine tune without a size label as
-    words of the base name.
+    words of the base name. The file of what sees and hears (type 'mmproj') has llama.cpp's name: that word first, no
+    size label, and a version only if one is stated.
     """
     base, fine = [parts.base_name], [parts.fine_tune or ""]
     label, version = _upper_scale(parts.size_label or ""), _version(parts.version or "v1.0")
@@ -122,9 +123,11 @@ def file_name(parts: NameParts) -> str:
         base, fine = base + fine, []
     elif "-" not in label and (active := re.match(r"[A-Za-z]{1,8}\d{1,4}\.\d{1,4}[A-Za-z](?=-|$)", fine[0], re.ASCII)):
         label, fine[0] = f"{label}-{active[0]}", fine[0][active.end() :]  # 14B-A2.7B is one label
-    text = f"{_dashed(base, 80, lead=True) or 'model'}-{label}"
+    second = (parts.type or "").lower() == "mmproj"
+    text = _dashed(base, 80, lead=True) or "model"
     tuned = _dashed(fine, 56)
-    pieces = [text, *([tuned] if tuned else []), version]
+    pieces = [text if second else f"{text}-{label}", *([tuned] if tuned else [])]
+    pieces += [version] if parts.version or not second else []
     encoding = re.sub(r"\W+", "_", _ascii(parts.encoding or ""), flags=re.ASCII).strip("_").upper()
     if encoding:
         pieces.append(encoding[:24])

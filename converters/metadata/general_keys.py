@@ -53,6 +53,8 @@ from ggferry.quant.recipes.file_types import file_type_name
 
 CARD = "README.md front matter"
 OVERRIDE = "--metadata"
+SECOND = "mmproj"
+"""The type (`general.type`) of the file of what sees and hears."""
 INHERITED = "the source's own metadata"
 
 
@@ -94,7 +96,7 @@ def general_metadata(
         expert_parameters: As in `file_names.size_label`.
         file_type: None leaves it out (no weights).
         quantized: Whether a tensor is quantized.
-        kind: `general.type`: 'model' or 'adapter'.
+        kind: `general.type`: 'model', 'adapter' or 'mmproj'.
         model_name: The value of `--model-name`.
         overrides: The object of `--metadata`; a null leaves its key out.
         inherited: All keys of a GGUF source.
@@ -154,8 +156,10 @@ def name_parts(entries: Mapping[str, Entry], *, vocab_only: bool = False, shard:
         base, fine, version = named.base_name, fine or named.fine_tune, version or named.version
     file_type = entries.get("general.file_type")
     encoding = None if file_type is None or vocab_only else file_type_name(file_type.value.data)
-    kind = "vocab" if vocab_only else "LoRA" if text("type") == "adapter" else None
-    return NameParts(base, text("size_label"), fine, version, encoding, kind, shard)
+    kinds = {"adapter": "LoRA", SECOND: SECOND}
+    kind = "vocab" if vocab_only else kinds.get(text("type") or "")
+    label = None if kind == SECOND else text("size_label")
+    return NameParts(base, label, fine, version, encoding, kind, shard)
 
 
 class _Collector:

@@ -149,13 +149,16 @@ def descend(root: Any, place: str) -> Any:
     return found[0] if found and all(value == found[0] for value in found) else NOTHING
 
 
-def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any]) -> list[str]:
+def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], parts: tuple[str, ...] = ()) -> list[str]:
     """Return the paths of keys that were neither asked for nor are harmless; null values do not count.
 
-    `values` are the hparams by short name.
+    `values` are the hparams by short name. Of a configuration that another file's model shares, only the members
+    `parts` are looked at.
     """
     found = []
     for path, value in recorded.unasked():
+        if parts and not path.startswith(parts):
+            continue
         key = path.removeprefix(f"{dialect.within}.")
         inner = next((key[len(name) + 1 :] for name in dialect.nested if key.startswith(f"{name}.")), key)
         said = ((entry, key) for entry in dialect.harmless), ((entry, inner) for entry in GENERAL)
@@ -191,7 +194,9 @@ def _matcher(keys: str) -> re.Pattern[str]:
     return re.compile("|".join(map(fnmatch.translate, keys.split())))
 
 
-def unread_notes(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], file: str) -> tuple[str, ...]:
+def unread_notes(
+    recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], file: str, parts: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """Return notes on what the configuration states and ggferry does not use.
 
     Args:
@@ -199,8 +204,9 @@ def unread_notes(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any]
         dialect: The dialect whose harmless keys count.
         values: The hparams by short name.
         file: The configuration's file name.
+        parts: The members that are this model's, where another one shares the configuration.
     """
-    keys = unread(recorded, dialect, values)
+    keys = unread(recorded, dialect, values, parts)
     pooled = POOLING in keys
     keys = [key for key in keys if key != POOLING]
     notes = []

@@ -96,6 +96,12 @@ def architecture_name(checkpoint: Checkpoint) -> str:
     return stated.data
 
 
+def projector_types(checkpoint: Checkpoint) -> str:
+    """Return the projector types that a GGUF checkpoint states, that of pictures first, joined by '+'; '' for none."""
+    stated = (checkpoint.metadata.get(f"clip.{key}projector_type") for key in ("", "vision.", "audio."))
+    return "+".join(str(value.data) for value in stated if isinstance(value, Value))
+
+
 def undescribed(checkpoint: Checkpoint, why: str) -> ModelGraph:
     """Return the graph of a GGUF model that no table describes: every tensor is its own role, without a forward pass.
 

@@ -10,6 +10,7 @@ from ggferry.converters.model_graph.config_keys import NOTHING, Recorded, descen
 from ggferry.converters.model_graph.tensor_numbers import numbers
 from ggferry.converters.schema.architecture import Dialect, HParam
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.checkpoint_folder.sidecars import PREPROCESSOR
 from ggferry.formats.errors import GgferryError, InconsistentError, OutOfRangeError, UnsupportedError, UsageError
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.formats.json_files.kinds import is_number
@@ -90,7 +91,10 @@ class Statements:
         return stated
 
     def _value(self, param: HParam, column: str, place: str, found: Any) -> tuple[Any, str]:
-        origin = _ORIGINS.get(column, f"{self._dialect.header or 'config.json'}: {{}}").format(place)
+        if place.startswith(PREPROCESSOR):
+            origin = f"{PREPROCESSOR}_config.json: {place.removeprefix(PREPROCESSOR + '.')}"
+        else:
+            origin = _ORIGINS.get(column, f"{self._dialect.header or 'config.json'}: {{}}").format(place)
         if found is None:
             return param.null, f"{origin} is null"
         if param.null is not None and param.many and isinstance(found, list):

@@ -17,6 +17,7 @@ from ggferry.converters.schema.derivations import Derivation, derive, rule_name
 from ggferry.converters.schema.expressions import evaluate, holds, names_in, solve, verdict
 from ggferry.converters.schema.layouts import SAME, Layout, Shape
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
+from ggferry.formats.checkpoint_folder.sidecars import PREPROCESSOR
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UsageError
 
 
@@ -173,7 +174,8 @@ class Solver:
         file = "params.json" if self.dialect.source == "meta" else "config.json"
         legacy = self.dialect.source == "ggml"  # its configuration, where there is one, is a checkpoint's
         spoken = self.architecture.dialects.get("hf", self.dialect) if legacy else self.dialect
-        self.notes += unread_notes(self.statements.config, spoken, known, file)
+        parts = tuple(f"{name}." for name in (*spoken.nested, PREPROCESSOR)) if self.architecture.projector else ()
+        self.notes += unread_notes(self.statements.config, spoken, known, file, parts)
         found = ((param, self.values.get(param.name)) for param in self.architecture.hparams)
         return {spec.name: param for spec, param in found if param is not None and param.value != spec.absent}
 

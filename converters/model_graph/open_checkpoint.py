@@ -20,6 +20,7 @@ from ggferry.formats.reader import HeaderLayout, Kind, find_reader, kind_of
 from ggferry.support.registry import mentioning, scan, single
 
 _TABLES = "ggferry.converters.architectures"
+_PROJECTORS = "ggferry.converters.projectors"
 _FEW = 8
 
 
@@ -39,6 +40,19 @@ def architectures_of_classes(names: Sequence[str]) -> Mapping[str, Architecture]
 def architectures_of_headers() -> Mapping[str, Architecture]:
     """Return the architectures by name that have GGML-era headers; no other table is imported."""
     return {spec.name: spec for spec in mentioning(_TABLES, "SPEC", "headers=") if spec.headers}
+
+
+@cache
+def projectors() -> Mapping[str, Architecture]:
+    """Return every table of a second file, of models that also see or hear, by its projector types."""
+    return {spec.projector: spec for spec in scan(_PROJECTORS, "SPEC")}
+
+
+def projectors_of_classes(names: Sequence[str]) -> Mapping[str, Architecture]:
+    """Return the tables of second files by projector type that name these classes; no other table is imported."""
+    if len(names) > _FEW:
+        return projectors()
+    return {spec.projector: spec for spec in mentioning(_PROJECTORS, "SPEC", *names)} if names else {}
 
 
 def architecture_named(name: str) -> Architecture | None:

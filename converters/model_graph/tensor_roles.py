@@ -174,6 +174,11 @@ def _dropped(name: str, drops: Sequence[Drop], values: Mapping[str, Any], early:
     return None
 
 
+def is_dropped(name: str, dialect: Dialect) -> bool:
+    """Return whether a drop without a condition names this tensor, as the source spells it."""
+    return _dropped(spelled(name, dialect), dialect.drops, {}, early=False) is not None
+
+
 @lru_cache(maxsize=256)
 def _drop_regex(pattern: str) -> re.Pattern[str]:
     pieces = [fnmatch.translate(piece).removesuffix(r"\Z").removesuffix(r"\z") for piece in pattern.split("{n}")]

@@ -206,6 +206,8 @@ def check_hparams(source: ModelGraph, output: ModelGraph) -> dict[str, Any]:
 
 def same(a: Any, b: Any) -> bool:
     """Return whether two values of an hparam are equal as GGUF stores them (floats as float32)."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
     return bool(np.float32(a) == np.float32(b)) if isinstance(a, float) or isinstance(b, float) else bool(a == b)
 
 

@@ -38,6 +38,7 @@ else:
 EXACT_LOGITS = 2e-6
 """Relative RMS below which two float32 passes over equal values, in another order, count as equal for a few blocks."""
 _FEW_BLOCKS = 3
+_COUNTERS = ("n_layer", "n_layer_enc", "n_layer_dec", "v_n_layer", "a_n_layer")
 CANCELLED = 8
 
 _BLOCK = re.compile(r"blk\.\d+")
@@ -199,7 +200,7 @@ def growth(graph: ModelGraph) -> float:
 
     They add up as a random walk does.
     """
-    blocks = sum(graph.sizes.get(name) or 0 for name in ("n_layer", "n_layer_enc", "n_layer_dec"))
+    blocks = sum(graph.sizes.get(name) or 0 for name in _COUNTERS)
     return math.sqrt(max(1.0, blocks / _FEW_BLOCKS))
 
 
@@ -219,7 +220,9 @@ def run_prompts(
         text = texts[number]
         told = progress if number == 0 else None
         chosen = choices[number] if choices else None
-        found[number] = forward(weights.graph, text.tokens, told, shared, places=text.places, choices=chosen)
+        found[number] = forward(
+            weights.graph, text.tokens, told, shared, text.inputs, places=text.places, choices=chosen
+        )
 
     if len(texts) == 1:
         run(0, weights)

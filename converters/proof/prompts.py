@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggferry.converters.forward.evaluate import can_place
+from ggferry.converters.forward.evaluate import can_place, fixed_inputs, reads_tokens
 from ggferry.converters.forward.model import Places
 from ggferry.converters.model_graph.graph import ModelGraph
 
@@ -33,18 +33,21 @@ class Prompt:
         name: What it is for: 'start', 'far', 'experts'.
         tokens: Its token ids.
         places: Positions of the tokens, and the rows for which logits are wanted.
+        inputs: What is read in place of tokens, by name.
     """
 
     name: str
     tokens: tuple[int, ...]
     places: Places = field(default_factory=Places)
+    inputs: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the prompt as a receipt states it: enough to compute it again."""
         at = {} if self.places.positions is None else {"positions": list(self.places.positions)}
         rows = {} if self.places.rows is None else {"rows": list(self.places.rows)}
         context = {} if self.places.context is None else {"context": self.places.context}
-        return {"name": self.name, "tokens": list(self.tokens), **at, **context, **rows}
+        shapes = {name: list(values.shape) for name, values in self.inputs.items()}
+        return {"name": self.name, "tokens": list(self.tokens), **at, **context, **rows, **shapes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,12 @@ def spread(n_vocab: int, length: int = PROMPT_LENGTH, start: int = 0) -> tuple[i
 
 
 def prompts(graph: ModelGraph) -> tuple[Prompt, ...]:
-    """Return the prompts for both sides: the first positions, then far ones, then tokens enough for the experts."""
+    """Return the prompts for both sides: the first positions, then far ones, then tokens enough for the experts.
+
+    What reads no tokens has its fixed inputs in their place.
+    """
+    if not reads_tokens(graph):
+        return tuple(Prompt(name, (), inputs={name: values}) for name, values in fixed_inputs(graph))
     sizes, n_vocab = graph.sizes, graph.sizes["n_vocab"]
     found = [Prompt("start", spread(n_vocab, min(PROMPT_LENGTH, original_context(sizes) or PROMPT_LENGTH)))]
     if at := _far_positions(graph, len(found[0].tokens)):

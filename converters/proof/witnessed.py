@@ -74,6 +74,8 @@ _OF_TENSORS = (
 
 def features(graph: ModelGraph) -> frozenset[str]:
     """Return what distinguishes the model from others of its architecture, as nouns for a sentence."""
+    if graph.architecture.projector:
+        return frozenset()
     found = {rule(graph.sizes) for rule in _OF_SIZES}
     found |= {word for part, word in _OF_TENSORS if any(part in name for name in graph.by_name)}
     if "output.weight" not in graph.by_name:
@@ -86,7 +88,7 @@ def unseen(graph: ModelGraph) -> tuple[str, ...]:
 
     The result is empty where every two of its features have been in one test.
     """
-    name, rows = graph.architecture.name, seen().get(graph.architecture.name, ())
+    name, rows = graph.architecture.identity, seen().get(graph.architecture.identity, ())
     if not graph.nodes:
         return ()
     if not rows:

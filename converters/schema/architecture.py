@@ -129,6 +129,7 @@ class Role:
         sources: Dialect → where it keeps the tensor.
         optional: Whether the tensor may be absent.
         always_f32: Whether it is float32 whatever type the model is converted to.
+        plain: Whether it is float16 in a file of float16 and else float32, because runtimes compute with nothing else.
         when: The condition on hparams (and `n`, the block) under which the model has the tensor. Where it holds, the
             tensor must be present; where it does not, the tensor must be absent; where it cannot be decided, both are
             allowed.
@@ -140,6 +141,7 @@ class Role:
     optional: bool = False
     always_f32: bool = False
     when: str = ""
+    plain: bool = False
 
     @property
     def per_block(self) -> bool:
@@ -299,6 +301,8 @@ class Architecture:
         runtimes: Current programs that run it.
         blocks: How the names of blocks begin → the hparam that counts them.
         remarks: What the user of any of its models should know.
+        projector: Of the second file of a model that also sees or hears (`converters/projectors`): its projector types,
+            that of pictures first, joined by '+'.
         place: Where the table is written.
     """
 
@@ -313,10 +317,16 @@ class Architecture:
     runtimes: tuple[str, ...] = ("llama.cpp",)
     blocks: Mapping[str, str] = field(default_factory=lambda: {"blk.": "n_layer"})
     remarks: tuple[Remark, ...] = ()
+    projector: str = ""
     place: Place = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "place", caller(2))
+
+    @property
+    def identity(self) -> str:
+        """Its name among all tables, also those of second files, which GGUF calls by one name: 'clip:gemma3'."""
+        return f"{self.name}:{self.projector}" if self.projector else self.name
 
     def role(self, name: str) -> Role:
         """Return the role of that name."""

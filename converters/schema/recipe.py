@@ -69,7 +69,7 @@ Glu = Literal["multiplied", "clamped"]
 Limited = Literal["before", "after"]
 """Where the hparams `expert_limit` and `shared_limit` bound an expert's gate from above: before its activation or after
 it. They bound its up on both sides."""
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared", "xielu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared", "xielu"]
 Classifier = Literal["tanh", "gelu", "silu"]
 """The activation behind the first layer of a classifier. The hparam `classifier_activation` wins."""
 Rows = Literal["logits", "states"]
@@ -125,6 +125,8 @@ class Recipe:
         logit_scale: How the hparam of that name is applied.
         expert_norm: Whether the weights of the chosen experts are scaled to sum to one.
         expert_rows: Whether an expert's matrices hold one row for each output (else one column).
+        vision: Of a second file, the module of `converters/forward/towers` that sees.
+        audio: The one that hears.
         rescaled: Whether the weights are already divided as `rescale_every` asks.
     """
 
@@ -178,6 +180,8 @@ class Recipe:
     classifier: Classifier = "tanh"
     rows: Rows = "logits"
     draft_rows: DraftRows = "ids"
+    vision: str = ""
+    audio: str = ""
 
 
 class Conventions(TypedDict, total=False):
@@ -233,6 +237,8 @@ class Conventions(TypedDict, total=False):
     classifier: Classifier
     rows: Rows
     draft_rows: DraftRows
+    vision: str
+    audio: str
 
 
 def recipe_of(*layers: Conventions) -> Recipe:

@@ -43,9 +43,10 @@ def roles(*parts: Part, when: str = "", under: Mapping[str, str] | None = None, 
 
     One line of text for each role:
 
-        NAME [f32] [optional] [when=CONDITION] : SIZE … | DIALECT PATTERN… [@LAYOUT] | DIALECT =FUNCTION | …
+        NAME [f32|plain] [optional] [when=CONDITION] : SIZE … | DIALECT PATTERN… [@LAYOUT] | DIALECT =FUNCTION | …
 
-    NAME is GGUF's. `f32`: kept in float32 whatever the model is converted to. `optional`: may be absent. CONDITION goes
+    NAME is GGUF's. `f32`: kept in float32 whatever the model is converted to. `plain`: float16 where the model is
+    converted to that, else float32. `optional`: may be absent. CONDITION goes
     up to the colon and may hold blanks: 'when=n < n_dense and n_shared > 0'. A SIZE, without blanks, is an expression
     over hparams, the outermost axis first. DIALECT names a column, or several with the same origin: 'hf,blinkdl'.
     Several patterns are the layout's inputs in order; in names, {n} is the block and {e} the expert. LAYOUT and
@@ -197,7 +198,7 @@ def _lines(text: str, words: _Words) -> list[Role]:
     return [_role(line, words) for line in text.splitlines() if line.strip()]
 
 
-FLAGS = ("f32", "optional")
+FLAGS = ("f32", "optional", "plain")
 
 
 def _role(line: str, words: _Words) -> Role:
@@ -225,7 +226,7 @@ def _role(line: str, words: _Words) -> Role:
             if dialect in sources:
                 words.wrong(line, "a dialect twice", dialect)
             sources[dialect] = _origin(origin, line, words)
-    return Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.strip())
+    return Role(name, tuple(shape), sources, "optional" in flags, "f32" in flags, when.strip(), "plain" in flags)
 
 
 def _also(table: Sequence[Role], dialect: str, text: str, words: _Words) -> tuple[Role, ...]:

@@ -15,6 +15,9 @@ from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import Kind, kind_of
 from ggferry.support.registry import scan
 
+PREPROCESSOR = "preprocessor"
+"""The key under which `with_preprocessor` puts what becomes of pictures and recordings before a model sees or hears
+them."""
 TEMPLATES = "additional_chat_templates"
 
 
@@ -59,6 +62,8 @@ SIDECARS = (
     SidecarFile("modules.json", ("modules.json",)),
     SidecarFile("config_sentence_transformers.json", ("config_sentence_transformers.json",)),
     SidecarFile("sentence_bert_config.json", ("sentence_bert_config.json",)),
+    SidecarFile("preprocessor_config", ("preprocessor_config.json",)),
+    SidecarFile("processor_config", ("processor_config.json",)),
 )
 
 
@@ -133,6 +138,23 @@ def configuration(weights: Weights, beside: Mapping[str, str]) -> tuple[dict[str
     if role != "adapter_config" and not any(file.vocabulary and file.role in beside for file in sidecar_files()):
         notes.append("there is no tokenizer file next to the weights")
     return found, tuple(notes)
+
+
+def with_preprocessor(config: Mapping[str, Any], beside: Mapping[str, str]) -> dict[str, Any]:
+    """Return a configuration with what its processor does under PREPROCESSOR.
+
+    processor_config.json wins over preprocessor_config.json. Members that are configurations of their own are taken to
+    the root of either. Source: transformers 5 `ProcessorMixin.to_dict`, and llama.cpp `conversion/base.py` for the
+    order.
+
+    Raises as `configuration`.
+    """
+    found: dict[str, Any] = {}
+    for role, inner in (("preprocessor_config", "media_proc_cfg"), ("processor_config", "image_processor")):
+        stated = load_object(beside[role]) if role in beside else {}
+        own = stated.pop(inner, None)
+        found |= {**stated, **(own if isinstance(own, dict) else {})}
+    return {**config, PREPROCESSOR: found} if found else dict(config)
 
 
 def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from ggferry.service.cli.options import HeadedCommand, offers, print_json, reach
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ggferry.converters.convert import Result
     from ggferry.converters.request import Request
     from ggferry.service.sources.at_hand import AtHand
 
@@ -109,35 +110,43 @@ def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any])
     few_arenas()
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
     results = carry_out(requests, stage, lambda receipt: source.check_unchanged())
+    both = [*results, *(result.second for result in results[:1] if result.second)]
     if as_json:
-        found = [{"path": result.path, "receipt": result.receipt} for result in results]
+        found = [_as_dict(result) for result in results]
         ladder = {"outputs": found, "table": [rating(result).as_dict() for result in results]}
         print_json(ladder if len(found) > 1 else found[0])
         return
-    for note in dict.fromkeys(note for result in results for note in result.receipt["notes"]):
+    for note in dict.fromkeys(note for result in both for note in result.receipt["notes"]):
         say(f"note     {note}")
-    for name, param in results[0].assumed.items():
+    for name, param in (item for result in (results[0], *both[len(results) :]) for item in result.assumed.items()):
         say(f"assumed  {name} = {param.value} ({param.reason})")
-    for result in results:
-        for line in result.lines:
+    for result in both:
+        for line in result.lines[0 if result in results else 1 :]:
             tell(line)
     for line in table(results) if len(results) > 1 else ():
         tell(line)
 
 
+def _as_dict(result: Result) -> dict[str, Any]:
+    """Return a result for JSON, with the file that was written beside it."""
+    own = {"path": result.path, "receipt": result.receipt}
+    return {**own, "mmproj": _as_dict(result.second)} if result.second else own
+
+
 def _print_plans(requests: Sequence[Request], as_json: bool) -> None:
-    from ggferry.converters.planning import make_plans
+    from ggferry.converters.convert import rungs_of
     from ggferry.converters.request import open_source_of
 
     checkpoint = open_source_of(requests[0])
-    plans = [plan.as_dict() for plan, _ in make_plans(requests, checkpoint)]
+    rungs = rungs_of(requests, checkpoint)
     checkpoint.close()
+    plans = [rung.plan.as_dict() for rung in rungs]
     if as_json:
         print_json({"plans": plans} if len(plans) > 1 else plans[0])
         return
-    for request, facts in zip(requests, plans, strict=True):
+    for rung, facts in zip(rungs, plans, strict=True):
         if len(plans) > 1:
-            tell(f"{request.options.outtype}:")
+            tell(f"{'mmproj, ' if rung.is_second else ''}{rung.request.options.outtype}:")
         _print_plan(facts)
 
 

@@ -69,6 +69,14 @@ WITNESSES = {
 }
 
 
+_P = Path(__file__).parents[1] / "converters" / "projectors"
+WITNESSES |= {
+    f"tests/converters/projectors/{path.name}::test_rows_are_transformers": TRANSFORMERS
+    for path in _P.glob("test_*.py")
+    if "def test_rows_are_transformers(" in path.read_text(encoding="utf-8")
+}
+
+
 class Recorder:
     """Keeps what is computed while a test runs. A plugin: its hooks have pytest's names."""
 
@@ -82,7 +90,7 @@ class Recorder:
     def forward(self, graph: Any, *arguments: Any, **named: Any) -> Any:
         name = _test(self.test)
         if name in WITNESSES:
-            row = witnessed.written(graph.architecture.name, witnessed.features(graph), WITNESSES[name], self.test)
+            row = witnessed.written(graph.architecture.identity, witnessed.features(graph), WITNESSES[name], self.test)
             self.found.setdefault(self.test, set()).add(row)
         return self.plain(graph, *arguments, **named)
 

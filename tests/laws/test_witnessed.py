@@ -14,7 +14,7 @@ import ggferry
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward import evaluate
 from ggferry.converters.model_graph.hparams import Param
-from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
+from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint, projectors
 from ggferry.converters.planning import make_plan
 from ggferry.converters.proof import witnessed
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
@@ -38,9 +38,10 @@ def test_every_row_names_a_test_that_is_there() -> None:
     for test in recorder.WITNESSES:
         path, _, name = test.partition("::")
         assert name in known[path], test
+    tables = {spec.identity for spec in (*architectures().values(), *projectors().values())}
     for architecture, _, witness, test in witnessed.rows():
         function, _, case = test.partition("[")
-        assert architecture in architectures() and witness and function in recorder.WITNESSES, test
+        assert architecture in tables and witness and function in recorder.WITNESSES, test
         if "test_in_" in function and "architectures" in function:
             assert case.removesuffix("]") in TINY, test
 

@@ -1,0 +1,80 @@
+"""The second file of a model that also sees or hears: from a picture or a spectrum to rows of the text model.
+
+The rows stand where tokens' embeddings would. The towers are in `converters/forward/towers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.forward import towers
+from ggferry.converters.forward.model import Model, Result
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+PICTURE, SPECTRUM = "picture", "spectrum"
+PREFIXES = {PICTURE: "v_", SPECTRUM: "a_"}
+"""What is given → how the short names of its tower's hparams begin."""
+RESULT = Result("embeddings", ranked=False, inputs=(PICTURE, SPECTRUM), how="of a fixed input", how_given="as given")
+TOKENS = False
+"""It reads no tokens."""
+MOST_ROWS, MOST_COLUMNS, FRAMES = 16, 12, 200
+"""The fixed picture, in patches, where its tower does not say otherwise, and the fixed spectrum."""
+CHANNELS = 3
+
+
+def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    """Return the rows, float32 `(rows, width of the text model)`, of what `model.inputs` gives.
+
+    Where it gives nothing, that is the first fixed input.
+    """
+    given: Mapping[str, Any] = model.inputs or dict([next(fixed_inputs(model))])
+    kind = next(iter(given))
+    tower = model.tower(PREFIXES[kind])
+    found: Tensor = _module(model, kind).embed(tower, torch.as_tensor(given[kind], dtype=torch.float32), progress)
+    return found
+
+
+def fixed_inputs(model: Model) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the values of every input on which a proof compares both sides."""
+    if model.recipe.vision:
+        tower, module = model.tower(PREFIXES[PICTURE]), _module(model, PICTURE)
+        rows, columns = module.patches(tower) if hasattr(module, "patches") else _patches(tower)
+        size = int(tower.sizes["patch_size"])
+        yield PICTURE, fixed_picture(rows * size, columns * size)
+    if model.recipe.audio:
+        tower, module = model.tower(PREFIXES[SPECTRUM]), _module(model, SPECTRUM)
+        frames = module.frames(tower) if hasattr(module, "frames") else FRAMES
+        yield SPECTRUM, fixed_values(int(tower.sizes["n_mels"]), frames)
+
+
+def fixed_picture(height: int, width: int) -> Tensor:
+    """Return the float32 picture `(3, height, width)` that stands for one where none is given, normalized already."""
+    return fixed_values(CHANNELS * height, width).view(CHANNELS, height, width)
+
+
+def fixed_values(rows: int, columns: int) -> Tensor:
+    """Return float32 values `(rows, columns)` from -1 to 1, the same on every machine.
+
+    Row m, column t is ((7919 m + 104729 t) mod 2048) / 1024 - 1, as in a proof of Whisper.
+    """
+    m, t = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
+    return (7919 * m + 104729 * t).remainder(2048).to(torch.float32) / 1024 - 1
+
+
+def _patches(tower: Model) -> tuple[int, int]:
+    across = int(tower.sizes["image_size"]) // int(tower.sizes["patch_size"])
+    merge = int(tower.sizes.get("merge") or 1)
+    return tuple(max(merge, min(most, across) // merge * merge) for most in (MOST_ROWS, MOST_COLUMNS))  # type: ignore[return-value]
+
+
+def _module(model: Model, kind: str) -> ModuleType:
+    return import_module(f"{towers.__name__}.{model.recipe.vision if kind == PICTURE else model.recipe.audio}")

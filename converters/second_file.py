@@ -1,0 +1,111 @@
+"""The second file of a model that also sees or hears (mmproj): its request, its plan, what either leaves to the other.
+
+Its name and its place are llama.cpp's: `mmproj-…`, beside the text model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ggferry.converters.conversion_plan.output_metadata import second_name
+from ggferry.converters.conversion_plan.steps import Plan
+from ggferry.converters.model_graph.graph import ModelGraph, losses
+from ggferry.converters.planning import Understood, plan_of
+from ggferry.converters.request import Request
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.understand import understand_projector
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import UsageError
+from ggferry.formats.memory_cap import limited
+from ggferry.formats.reader import Kind, kind_of
+
+BOTH, ONLY, NONE = "both", "only", "none"
+PLACE = "{outtype}"
+"""Stands for the type in the name of an output."""
+_CLIP = "clip."
+_PARTS = ("vision_config", "audio_config", "vision_encoder", "audio_encoder")
+
+
+def second_request(request: Request) -> Request:
+    """Return the request for the second file: what chooses and lays out the text model's tensors is not for it."""
+    outtype = second_outtype(request)
+    options = request.options
+    plain = replace(
+        options, outtype=outtype, recipe_text=None, output_tensor_type=None, token_embedding_type=None,
+        tensor_types=(), leave_output_tensor=False, vocab_only=False, split_max_tensors=0, split_max_size=0,
+        keep_split=False,
+    )  # fmt: skip
+    hparams = {key: text for key, text in request.hparams.items() if key.startswith(_CLIP)}
+    return replace(
+        request, options=plain, hparams=hparams, vocab=VocabOptions(), imatrix=None, witness=(), text=None, mtp=False,
+        out=request.mmproj_out or second_out(request.out, outtype), mmproj=ONLY, mmproj_outtype=outtype,
+    )  # fmt: skip
+
+
+def first_request(request: Request) -> Request:
+    """Return the request for the text model's file."""
+    return replace(request, hparams={key: text for key, text in request.hparams.items() if not key.startswith(_CLIP)})
+
+
+def second_outtype(request: Request) -> str:
+    """Return the type of a second file: as asked for, the text model's where that is a float, else f16."""
+    outtype = request.options.outtype
+    return request.mmproj_outtype or (outtype if outtype.lower() in ("keep", "f32", "f16", "bf16") else "f16")
+
+
+def second_out(out: str | None, outtype: str) -> str | None:
+    """Return the name of a second file beside a text model called `out`: in a folder it gets its own."""
+    if out is None or os.path.isdir(out):
+        return out
+    folder, name = os.path.split(out.replace(PLACE, outtype))
+    return os.path.join(folder, second_name(name))
+
+
+def second_plan(request: Request, checkpoint: Checkpoint) -> Plan | None:
+    """Return the plan of the second file; None where there is none to write.
+
+    `request` is as `second_request` returns it. Raises one of `formats.errors`.
+    """
+    with limited(checkpoint.path):
+        graph = understand_projector(checkpoint, request.hparams)
+        return None if graph is None else plan_of(request, Understood(graph, None, None))
+
+
+def require_second(plan: Plan | None, checkpoint: Checkpoint) -> Plan:
+    """Return the plan. Raises UsageError where `--mmproj only` asks for a file that cannot be made."""
+    if plan is None:
+        why = unread(checkpoint) or "the model neither sees nor hears"
+        raise UsageError(f"--mmproj only: {why}", path=checkpoint.path)
+    return plan
+
+
+def unread(checkpoint: Checkpoint) -> str:
+    """Return why no second file is made of a model that also sees or hears; '' where it does neither."""
+    config = checkpoint.metadata if kind_of(checkpoint.container) is Kind.TRAINING else {}
+    found = [part for part in _PARTS if isinstance(config.get(part), Mapping)]
+    if not found:
+        return ""
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else "this model"
+    return f"no mmproj file is written: no table reads the projector of {name}, or the checkpoint holds none"
+
+
+def related(plan: Plan, other: Plan, name: str) -> Plan:
+    """Return the plan with what it leaves to the other file, called `name`, told apart from what is lost."""
+    taken = {ref.name for node in other.graph.nodes for ref in node.inputs}
+    graph = plan.graph
+    dropped = tuple(
+        replace(drop, elsewhere=True, reason=f"in the other file, {name}") if drop.ref.name in taken else drop
+        for drop in graph.dropped
+    )
+    return replace(plan, graph=_told_again(graph, dropped))
+
+
+def _told_again(graph: ModelGraph, dropped: Sequence[Any]) -> ModelGraph:
+    """Return the graph with these dropped tensors, and notes on what is lost of them."""
+    before = {loss.note for loss in losses(graph.dropped)}
+    notes = (*(note for note in graph.notes if note not in before), *(loss.note for loss in losses(dropped)))
+    return replace(graph, dropped=tuple(dropped), notes=notes)

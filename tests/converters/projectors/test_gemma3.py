@@ -1,0 +1,50 @@
+"""Gemma 3's tower: its rows are transformers', from either side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggferry.formats.errors import UnsupportedError
+from helpers import multimodal
+from helpers.multimodal import TEXT, check, picture, save, written
+
+VISION = {
+    "hidden_size": 36, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 48,
+    "patch_size": 6, "vision_use_head": False,
+}  # fmt: skip
+PREPROCESSOR = {"size": {"height": 48, "width": 48}, "image_seq_length": 16, "rescale_factor": 1 / 255}
+
+
+def tiny(**vision: Any) -> Any:
+    import transformers
+
+    text = {**TEXT, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config={**VISION, **vision}, mm_tokens_per_image=16, image_token_index=298,
+        boi_token_index=297, eoi_token_index=296,
+    )  # fmt: skip
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
+def rows(model: Any, given: Any) -> Any:
+    return model.get_image_features(given[None]).pooler_output[0]
+
+
+def test_rows_are_transformers(tmp_path: Path) -> None:
+    model = tiny()
+    folder = save(tmp_path / "tiny", model, PREPROCESSOR)
+    second = check(folder, tmp_path / "a.gguf", model, rows, {"picture": picture(48, 48)})
+    assert second.path == str(tmp_path / "mmproj-a.gguf")
+    hparams = {name: found["value"] for name, found in second.receipt["hparams"].items()}
+    assert (hparams["v_merge"], hparams["v_projection"]) == (2, 48)
+    assert hparams["v_mean"] == tuple(multimodal.MEAN)
+    assert not [line for line in second.receipt["notes"] if "does not use" in line or "not carried" in line]
+
+
+def test_another_activation_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "tiny", tiny(hidden_act="relu"), PREPROCESSOR)
+    with pytest.raises(UnsupportedError, match=r"vision_config\.hidden_act"):
+        written(folder, tmp_path / "a.gguf")
