@@ -127,7 +127,8 @@ def _uses(node: Node, origin: From, dialect: Dialect, values: Mapping[str, Any])
     layout = origin.layout.bind(sizes if block is None else {**sizes, "n": int(block)})
     experts = node.shape[0] if any("{e}" in pattern for pattern in origin.patterns) else 1
     names = [pattern.format(n=block, e=e) for e in range(experts) for pattern in origin.patterns]
-    names = [_respelled(name, dialect, values) for name in names]
+    known = values if block is None else {**values, "n": int(block)}
+    names = [_respelled(name, dialect, known) for name in names]
     return [(name, Use(node, _steps(layout), number, len(names))) for number, name in enumerate(names)]
 
 

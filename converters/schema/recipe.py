@@ -74,8 +74,9 @@ Classifier = Literal["tanh", "gelu", "silu"]
 """The activation behind the first layer of a classifier. The hparam `classifier_activation` wins."""
 Rows = Literal["logits", "states"]
 """What a model gives for each token. One whose texts are pooled gives states."""
-Residual = Literal["sequential", "parallel", "single"]
-"""'parallel': both branches read the block's input; 'single': a block has one branch."""
+Residual = Literal["sequential", "parallel", "single", "normed"]
+"""'parallel': both branches read the block's input; 'single': a block has one branch; 'normed': each branch is added to
+the normed input that it read, times `residual_scale` (MiniMax-01)."""
 EmbeddingScale = Literal["none", "sqrt_width", "normed"]
 """'normed': embeddings are normalized, without weights."""
 LogitScale = Literal["multiply", "divide"]

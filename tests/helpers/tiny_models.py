@@ -266,6 +266,10 @@ def make(name: str, folder: Path, **changes: Any) -> np.ndarray:
         return model(torch.tensor([TOKENS])).logits[0].float().numpy()
 
 
+FIXED = ("inv_freq", "embed_positions", "slope_rate", "query_decay", "key_decay", "diagonal_decay")
+"""Parts of the names of what follows from the configuration."""
+
+
 def shake(model: Any) -> None:
     """Values that leave no convention unseen: nothing is zero, one or alike."""
     import torch
@@ -273,7 +277,7 @@ def shake(model: Any) -> None:
     saved = model.state_dict()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            fixed = name not in saved or any(part in name for part in ("inv_freq", "embed_positions"))
+            fixed = name not in saved or any(part in name for part in FIXED)
             if fixed or not tensor.is_floating_point():
                 continue
             if tensor.ndim < 2 or "norm" in name:

@@ -40,10 +40,17 @@ HRM: dict[str, Any] = {
     "head_dim": 12, "max_position_embeddings": 64, "rope_parameters": {"rope_theta": 5000.0},
 }  # fmt: skip
 
+LIGHTNING: dict[str, Any] = {
+    **HEADS, "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 8,
+    **{f"{part}_alpha_factor": 1.6 for part in ("full_attn", "linear_attn", "mlp")},
+}  # fmt: skip
+
 SINGLES: dict[str, Tiny] = {
     "unlimited ocr": Tiny("UnlimitedOcr", OCR, head=SEES, outer=OCR_EYES),
     "hrm": Tiny("HrmText", {**HRM, "embedding_scale": 3.0}),
     "hrm otherwise": Tiny("HrmText", {**HRM, "H_cycles": 3, "L_cycles": 1, "tie_word_embeddings": True}),
+    "minimax-01": Tiny("MiniMax", LIGHTNING),
     "chameleon": Tiny("Chameleon", CHAMELEON, head=SEES),
     "chameleon swin": Tiny(
         "Chameleon",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ggferry.converters.forward.blocks.attention import attention
 from ggferry.converters.forward.blocks.recurrent.causal_convolution import short_convolution
 from ggferry.converters.forward.blocks.recurrent.delta_net import gated_delta_net, kimi_delta_attention
+from ggferry.converters.forward.blocks.recurrent.lightning import lightning
 from ggferry.converters.forward.blocks.recurrent.rwkv_mixing import in_place_of_attention
 from ggferry.converters.forward.blocks.recurrent.state_space import state_space
 from ggferry.converters.forward.model import Model
@@ -33,6 +34,8 @@ def mixed(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tenso
 
     Nearly all blocks have one; Falcon-H1's have attention and a state space in parallel.
     """
+    if model.sizes.get("lightning"):
+        return lightning(model, block, x)
     found = [mix(model, block, x) for name, mix in RECURRENT.items() if model.has(f"{block}{name}")]
     if model.has(f"{block}attn_output") and not model.has(f"{block}ssm_f_a"):  # Kimi's mixer has an output of that name
         seen = attention(model, block, x * model.scale("attn_in_scale"), turn, window)

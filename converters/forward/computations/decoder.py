@@ -72,6 +72,9 @@ def after_block(model: Model, block: str, x: Tensor) -> Tensor:
     """Return the state after one block: x and result `(tokens, n_embd)`."""
     scale, start = float(model.sizes.get("residual_scale") or 1.0), x
     read = _before(model, f"{block}attn_norm", x)
+    if model.recipe.residual == "normed" and (seen := attended(model, block, read)) is not None:
+        read = model.norm(f"{block}ffn_norm", scale * read + seen)
+        return scale * read + feed_forward(model, block, read)
     # Falcon 40B: attention has a norm of its own, and the feed-forward reads the other one
     own = model.norm(f"{block}attn_norm_2", x) if model.has(f"{block}attn_norm_2") else read
     seen = attended(model, block, own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
+from ggferry.formats.errors import InconsistentError
 from helpers.llama_cpp import continuations
 from helpers.tiny_models import TOKENS, make, relative, write
 
@@ -48,3 +50,22 @@ def test_transformers_says_nothing_of_a_chameleons_pictures(tmp_path: Path) -> N
     )  # fmt: skip
     (testimony,) = convert(request).receipt["testimonies"]
     assert testimony["program"] == "transformers" and testimony.get("why") is None
+
+
+def test_minimax_01_as_it_is_published(tmp_path: Path) -> None:
+    """Under its publisher's class and keys; M1 is the same."""
+    expected = make("minimax-01", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for kind, ours in (("full_attention", "full_attn"), ("linear_attention", "linear_attn"), ("mlp", "mlp")):
+        for part in ("alpha", "beta"):
+            config[f"layernorm_{kind}_{part}"] = config.pop(f"{ours}_{part}_factor")
+    config["attn_type_list"] = [int(kind == "full_attention") for kind in config.pop("layer_types")]
+    config |= {"architectures": ["MiniMaxText01ForCausalLM"], "postnorm": True, "shared_intermediate_size": 0,
+               "rotary_dim": 12, "rope_theta": config.pop("rope_parameters")["rope_theta"]}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    graph = graph_of(str(tmp_path))
+    assert relative(expected, forward(graph, TOKENS)) <= 1e-5
+    assert not [note for note in graph.notes if "does not use" in note]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"layernorm_mlp_alpha": 1.0}))
+    with pytest.raises(InconsistentError, match="scale_experts"):
+        graph_of(str(tmp_path))

@@ -32,6 +32,10 @@ OTHERWISE = ("glm4v", "glm ocr", "granite_swa listed", "helium", "paddleocr")
 UNSAID = {
     "cohere2moe sigmoid": "does not lead back to cohere2moe.attention.rope_pattern",
     "hunyuan vl": "items of rope_sections_stated",
+    **dict.fromkeys(
+        ("unlimited ocr", "hrm", "hrm otherwise", "minimax-01", "chameleon", "chameleon swin"),
+        "cannot say what this model is",  # buffers, numbers of blocks and maps of vocabularies that nothing makes anew
+    ),
 }
 """What no configuration says, and is refused."""
 

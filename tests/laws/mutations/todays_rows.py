@@ -28,7 +28,7 @@ NORMS = (
             ("granite hybrid", "granitehybrid"), ("minicpm3", "minicpm3"), ("mimo2", "mimo2"), ("dots1", "dots1"),
             ("qwen3vl", "_tensors"), ("qwen3vlmoe", "qwen3vlmoe"), ("olmoe", "_tensors"), ("jais2", "_tensors"),
             ("ernie4_5", "_ernie"), ("ernie4_5_moe", "_ernie"), ("phimoe", "phimoe"),
-            ("chameleon", "chameleon"), ("unlimited ocr", "deepseek2_ocr"),
+            ("chameleon", "chameleon"), ("unlimited ocr", "deepseek2_ocr"), ("minimax-01", "minimax_01"),
             ("dots3 note", "dots3note"),
         )
     ),
@@ -68,6 +68,14 @@ PARTS = (
         A + "hrm_text",
         ("HRM's gate and queries exchanged", "hrm", "logits", '("gate", *"qkv")', '("q", "gate", "k", "v")'),
         ("HRM's cycles exchanged", "hrm", "transformers", 'fields={"hf": "H_cycles"}', 'fields={"hf": "L_cycles"}'),
+    ),
+    *among(
+        A + "minimax_01",
+        ("blocks that attend softly exchanged", "minimax-01", "reading",
+         '"linear_attention": True, "full_attention": False',
+         '"linear_attention": False, "full_attention": True'),
+        ("scale of what a branch read ignored", "minimax-01", "transformers",
+         '"layernorm_full_attention_alpha|full_attn_alpha_factor"', '"layernorm_full_attention_alpha|mlp_beta_factor"'),
     ),
     *among(
         A + "chameleon",

@@ -1,0 +1,14 @@
+"""MiniMax-01: what its branches, and what they read, are multiplied by."""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.schema.architecture import HParam
+
+
+def scale(name: str, place: str) -> HParam:
+    """Return what a branch's input is multiplied by: the same for all branches."""
+    return HParam(name, None, common.F32, {"hf": place}, required=False, check=f"{name} == residual_scale")
+
+
+def ones(name: str, place: str) -> HParam:
+    """Return what a branch is multiplied by, which GGUF has no word for: one."""
+    return HParam(name, None, common.F32, {"hf": place}, words={1: 1.0}, required=False)
