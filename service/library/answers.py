@@ -61,6 +61,7 @@ class Conversion:
         assumed: What the source left open.
         notes: What a user should know.
         summary: The three lines that the command line prints.
+        mmproj: The file of what sees and hears, which was written beside it; None where there is none.
     """
 
     output: str
@@ -71,6 +72,7 @@ class Conversion:
     assumed: tuple[Assumption, ...]
     notes: tuple[str, ...]
     summary: tuple[str, str, str]
+    mmproj: Conversion | None = None
 
     @property
     def grades(self) -> dict[Grade, int]:
@@ -152,6 +154,7 @@ class ConversionPlan:
         notes: What a user should know.
         bytes_read: Bytes that the conversion will read.
         bytes_written: Bytes that it will write.
+        mmproj: The plan of the file of what sees and hears; None where there is none.
     """
 
     source: str
@@ -163,6 +166,7 @@ class ConversionPlan:
     notes: tuple[str, ...]
     bytes_read: int
     bytes_written: int
+    mmproj: ConversionPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

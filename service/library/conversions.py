@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Unpack
 
 from ggferry.converters.conversion_plan.steps import Plan, Step
-from ggferry.converters.convert import Result, quantize_request
+from ggferry.converters.convert import Result, quantize_request, rungs_of
 from ggferry.converters.convert import convert as run
 from ggferry.converters.export.export import carry_out
 from ggferry.converters.ladder import requests_of
 from ggferry.converters.model_graph.hparams import Known, Param
-from ggferry.converters.planning import make_plan
 from ggferry.converters.proof.receipt import SUFFIX
 from ggferry.converters.request import open_source_of
 from ggferry.converters.verify import reverify
@@ -140,8 +139,8 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
         asked = request("plan", path, options)
         checkpoint = open_source_of(asked)
         try:
-            made, _ = make_plan(asked, checkpoint)
-            return _plan(made)
+            first, *second = (_plan(rung.plan) for rung in rungs_of([asked], checkpoint))
+            return replace(first, mmproj=second[0]) if second else first
         finally:
             checkpoint.close()
 
@@ -212,6 +211,7 @@ def _conversion(result: Result) -> Conversion:
     return Conversion(
         result.path, result.paths, result.receipt, result.receipt_path or result.path + SUFFIX, result.proof,
         _assumed(result.assumed), tuple(result.receipt["notes"]), result.lines,
+        _conversion(result.second) if result.second else None,
     )  # fmt: skip
 
 

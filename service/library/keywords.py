@@ -122,9 +122,15 @@ class Planning(OfSource, OfTypes, total=False):
         outtype: 'keep', or any type of llama-quantize.
         split_max_size: Bytes, or a text: '4G' is 4·10⁹, '4GiB' is 4·2³⁰.
         tensor_first_split: Whether the first shard holds tensors.
+        mmproj: Of a model that also sees or hears, which files: 'both', 'only' what sees and hears, or 'none' of that.
+        mmproj_outtype: The type of that file; None: as `outtype` if it is a float, else f16.
+        mmproj_out: Its name; None: that of the text model after 'mmproj-'.
     """
 
     outtype: str
+    mmproj: Literal["both", "only", "none"]
+    mmproj_outtype: str | None
+    mmproj_out: str | None
     expand: Literal["f16", "f32", "q8_0"]
     split_max_tensors: int
     split_max_size: int | str | None
