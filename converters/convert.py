@@ -12,6 +12,7 @@ from ggferry.converters.adapters.plan import AdapterPlan
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.output_metadata import output_name
 from ggferry.converters.conversion_plan.steps import Plan
+from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -133,7 +134,7 @@ def convert_together(
     first = requests[0]
     if any(request.out == "" for request in requests):
         raise UsageError("no name to write to", found="", expected="a file or a folder")
-    with recorded() as opened, ExitStack() as stack:
+    with recorded() as opened, computing_on(first.device), ExitStack() as stack:
         checkpoint = open_source_of(first)
         stack.callback(checkpoint.close)
         opened.add_beside(checkpoint.sidecars.values())

@@ -33,10 +33,10 @@ class Request:
     (`open.open_checkpoint`). `witness`: the programs that are asked at the level 'full' (`proof.witnesses.examine`).
     `text`: its lines are encoded by both tokenizers, too. `mtp`: whether blocks that predict further tokens are carried
     along. `target`: the model that a draft guesses for. `mistral_format`: whether a folder's consolidated weights and
-    params.json are taken (`open_source_of`). `to`: the format to write; `dtype`, `max_shard_size`: of a folder in
-    Hugging Face's form, the type of all weights, and bytes of weights a file. `mmproj`, `mmproj_outtype`,
-    `mmproj_out`: of a model that also sees or hears, which of its two files are written, and the type and the name of
-    the second (`second_file`)."""
+    params.json are taken (`open_source_of`). `device`: where forward passes are computed (`forward.device`).
+    `to`: the format to write; `dtype`, `max_shard_size`: of a folder in Hugging Face's form, the type of all weights,
+    and bytes of weights a file. `mmproj`, `mmproj_outtype`, `mmproj_out`: of a model that also sees or hears, which of
+    its two files are written, and the type and the name of the second (`second_file`)."""
 
     source: str
     out: str | None = None
@@ -53,6 +53,7 @@ class Request:
     level: str = "full"
     force: bool = False
     jobs: int | None = None
+    device: str = "cpu"
     base: str | None = None
     ggla_permute: bool = False
     arch: str | None = None

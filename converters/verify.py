@@ -13,6 +13,7 @@ from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import Plan, steps_of_types
 from ggferry.converters.convert import depth_of, options_of, prove, witnessed
+from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.planning import edited, make_plan
@@ -151,10 +152,12 @@ def _model_again(
     tokens = check_tokenizer(sides, after.path, depth_of(request))
     matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
     encoding = Encoding(matrix.renamed(renamed) if matrix else None)
-    proof = verify(
-        graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
-    )
-    return witnessed(proof, graph, mirror, request, stage), keys, (*runtime, *unseen(graph))
+    with computing_on(request.device):
+        proof = verify(
+            graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
+        )
+        proof = witnessed(proof, graph, mirror, request, stage)
+    return proof, keys, (*runtime, *unseen(graph))
 
 
 def _adapter_again(
@@ -207,7 +210,8 @@ def _proved(request: Request, plan: Plan, tokenizer: Tokenizer | None, stage: St
     assert request.out is not None
     for drop in plan.graph.dropped:
         check_replica(plan, drop)
-    return prove(plan, tokenizer, request.out, request, stage)
+    with computing_on(request.device):
+        return prove(plan, tokenizer, request.out, request, stage)
 
 
 def _receipt(output: Checkpoint) -> tuple[dict[str, Any] | None, list[str]]:

@@ -22,6 +22,7 @@ from ggferry.converters.export.model_card import model_card
 from ggferry.converters.export.plan import BackPlan, plan_back
 from ggferry.converters.export.shards import INDEX, Entry, Shards, ShardWriter, plan_shards
 from ggferry.converters.export.tokenizer_files import as_json, differences, generation, special_ids, tokenizer_files
+from ggferry.converters.forward.device import computing_on
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.options import OPTIONS
@@ -101,7 +102,7 @@ def export(request: Request, stage: Stage = silent, approve: Approve = lambda re
     """
     _check_options(request)
     chosen(request.witness, request.level)
-    with recorded() as opened, ExitStack() as stack:
+    with recorded() as opened, computing_on(request.device), ExitStack() as stack:
         checkpoint = open_source_of(request)
         stack.callback(checkpoint.close)
         opened.add_beside(checkpoint.sidecars.values())

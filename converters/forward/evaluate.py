@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward import computations
+from ggferry.converters.forward.device import making_tensors, moved
 from ggferry.converters.forward.model import LAST_STATES, LOGITS, Choices, Model, Places, Result
 from ggferry.converters.forward.pooling import pooled
 from ggferry.converters.forward.weights import Weights, one_thread
@@ -81,14 +82,15 @@ def forward(
     outside = [token for token in tokens if not 0 <= token < rows]
     if outside:
         raise UsageError("token id", found=outside[0], expected=f"0..{rows - 1}")
+    weights = weights or Weights(graph)
     try:
-        with torch.inference_mode(), one_thread():
+        with torch.inference_mode(), one_thread(), making_tensors(weights.device):
             compute = getattr(_computation(graph), part, None)
             if compute is None:
                 raise UnsupportedError("no encoder", path=graph.checkpoint.path, found=graph.architecture.name)
             model = Model(graph, weights, inputs, places, choices)
             found = compute(model, tokens, progress or (lambda done: None))
-            return (model.wanted(found) if reads and len(found) == len(tokens) else found).numpy()
+            return (model.wanted(found) if reads and len(found) == len(tokens) else found).cpu().numpy()
     except (ArithmeticError, ValueError) as error:
         raise InconsistentError(
             f"the hparams cannot be computed with: {error}", path=graph.checkpoint.path, found=graph.architecture.name
@@ -116,9 +118,10 @@ def embedding(graph: ModelGraph, states: Any, weights: Weights | None = None) ->
     Returns:
         numpy float32 `(n,)`: the vector, of unit length, or the scores. None where nothing says how texts are pooled.
     """
-    with torch.inference_mode(), one_thread():
-        found = pooled(Model(graph, weights), torch.from_numpy(states))
-        return None if found is None else found.numpy()
+    weights = weights or Weights(graph)
+    with torch.inference_mode(), one_thread(), making_tensors(weights.device):
+        found = pooled(Model(graph, weights), moved(torch.from_numpy(states), weights.device))
+        return None if found is None else found.cpu().numpy()
 
 
 def reads_tokens(graph: ModelGraph) -> bool:

@@ -59,7 +59,7 @@ class Recorder(Weights):
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         self._add(name, 0, x)
         if name in HEADS:
-            return torch.zeros(1, 1).expand(len(x), self.refs(name)[0].rows)
+            return torch.zeros(1, 1, device=x.device).expand(len(x), self.refs(name)[0].rows)
         return super().linear(name, x)
 
     def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Recorder(Weights):
         return super().turned_item_linear(name, item, x)
 
     def _add(self, name: str, item: int, x: torch.Tensor) -> None:
-        squares = x.double().square().sum(0).numpy()
+        squares = x.double().square().sum(0).cpu().numpy()
         rows = self.sums.setdefault(name, {})
         rows[item] = rows[item] + squares if item in rows else squares
         counts = self.counts.setdefault(name, {})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.forward.device import making_tensors
 from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.support.lazy_import import lazy
 
@@ -70,7 +71,7 @@ class _Shared(Weights):
     """The weights as one pass sees them: every product is a request."""
 
     def __init__(self, weights: Weights, runner: _Runner, turn: threading.Semaphore) -> None:
-        super().__init__(weights.graph)
+        super().__init__(weights.graph, device=weights.device)
         self._weights, self._runner, self._turn = weights, runner, turn
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
@@ -156,7 +157,7 @@ def _take_turns(weights: Weights, runners: Sequence[_Runner], turn: threading.Se
 def _serve(weights: Weights, chosen: Sequence[tuple[_Runner, _Wish]]) -> None:
     wishes = [wish for _, wish in chosen]
     rows = torch.cat([wish.x for wish in wishes])
-    with torch.inference_mode():
+    with torch.inference_mode(), making_tensors(weights.device):
         product = getattr(weights, wishes[0].method)(*wishes[0].names, rows)
     for (runner, _), part in zip(chosen, product.split([len(wish.x) for wish in wishes]), strict=True):
         runner.wish, runner.answer = None, part

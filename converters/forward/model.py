@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -169,11 +169,14 @@ class Model:
 
     def where(self, count: int) -> Tensor:
         """Return the position of each of `count` tokens, int64 `(count,)`."""
-        return torch.arange(count) if self.places.positions is None else torch.tensor(self.places.positions)
+        return torch.tensor(self._where(count))
+
+    def _where(self, count: int) -> Sequence[int]:
+        return range(count) if self.places.positions is None else self.places.positions
 
     def context(self, count: int) -> int:
         """Return the length of the text to which `count` tokens belong."""
-        return self.places.context or 1 + int(self.where(count)[-1])
+        return self.places.context or 1 + self._where(count)[-1]
 
     def wanted(self, x: Tensor) -> Tensor:
         """Return the rows of x `(tokens, …)` that the caller of the pass wants."""
@@ -184,7 +187,7 @@ class Model:
 
         In a checkpoint they may begin at a later row (`first_position`). Raises UsageError beyond `n_ctx`.
         """
-        known, at = self.sizes["n_ctx"], self.where(count).tolist()
+        known, at = self.sizes["n_ctx"], self._where(count)
         if at[-1] >= known:
             raise UsageError("tokens", found=at[-1] + 1, expected=f"at most {known}, the positions that were learned")
         first = self.recipe.position_offset + (self.sizes.get("first_position") or 0)

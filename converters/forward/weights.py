@@ -13,8 +13,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.forward.device import chosen, moved
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.rows import CHUNK, values_of
 from ggferry.formats.checkpoint import TensorRef
@@ -31,23 +32,30 @@ else:
     np = lazy("numpy")
     torch = lazy("torch")
 
-_passes: list[int] = []
-"""torch's number of threads before each of the concurrent passes."""
+_passes: list[tuple[int, str, str]] = []
+"""torch's settings before each of the concurrent passes."""
 _lock = threading.Lock()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread for each caller, until the last of the concurrent passes has ended."""
+    """Let torch compute with one thread for each caller, and GPUs in float32, until the last concurrent pass has ended.
+
+    NVIDIA's libraries may otherwise multiply in TF32, with 10 bits of mantissa (torch's notes on numerical accuracy).
+    """
+    backends: Any = torch.backends  # torch's types do not know `cudnn.conv`
+    products, convolutions = backends.cuda.matmul, backends.cudnn.conv
     with _lock:
-        _passes.append(torch.get_num_threads())
+        _passes.append((torch.get_num_threads(), products.fp32_precision, convolutions.fp32_precision))
         torch.set_num_threads(1)
+        products.fp32_precision = convolutions.fp32_precision = "ieee"
     try:
         yield
     finally:
         with _lock:
             if len(_passes) == 1:
-                torch.set_num_threads(_passes[0])
+                threads, products.fp32_precision, convolutions.fp32_precision = _passes[0]
+                torch.set_num_threads(threads)
             _passes.pop()
 
 
@@ -55,10 +63,11 @@ class Weights:
     """Access to tensors by role name ('blk.0.attn_q.weight').
 
     All results are float32 unless stated otherwise, and the same for any number of threads (default: one per core).
+    They are on the device that was chosen where the weights were opened (`device.computing_on`).
     """
 
-    def __init__(self, graph: ModelGraph, threads: int | None = None) -> None:
-        self.graph, self.threads = graph, workers(threads)
+    def __init__(self, graph: ModelGraph, threads: int | None = None, device: str | None = None) -> None:
+        self.graph, self.threads, self.device = graph, workers(threads), device or chosen()
 
     def has(self, name: str) -> bool:
         """Return whether the model has a tensor of this role."""
@@ -123,7 +132,7 @@ class Weights:
         return refs[0], item * rows, (item + 1) * rows
 
     def _turned(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros((len(x), ref.columns))
+        out = torch.zeros((len(x), ref.columns), device=x.device)
         step = max(1, CHUNK // (ref.columns * 4))
         for start in range(first, last, step):
             stop = min(last, start + step)
@@ -131,7 +140,7 @@ class Weights:
         return out
 
     def _linear(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((len(x), last - first), dtype=x.dtype)
+        out = torch.empty((len(x), last - first), dtype=x.dtype, device=x.device)
         step = max(1, CHUNK // (ref.columns * 4))
 
         def multiply(start: int) -> None:
@@ -156,4 +165,4 @@ class Weights:
                 f"tensor {ref.name!r} holds a value that is not a number", path=self.graph.checkpoint.path,
                 offset=ref.spans[0].offset, found=f"row {bad}",
             )  # fmt: skip
-        return torch.from_numpy(np.ascontiguousarray(rows))
+        return moved(torch.from_numpy(np.ascontiguousarray(rows)), self.device)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.forward.device import title
 from ggferry.converters.forward.evaluate import embedding, forward, result_of
 from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.model import LOGITS, Choices, Result
@@ -64,6 +65,7 @@ class LogitsProof:
         not_reached: The parts that they did not.
         embedding: Largest relative RMS difference of what a text is used for, its pooled vector or scores; None where
             the model makes none.
+        device: Where the passes were computed: 'cpu', or a GPU by number and name.
     """
 
     max_error: float
@@ -77,6 +79,7 @@ class LogitsProof:
     reached: tuple[str, ...] = ()
     not_reached: tuple[str, ...] = ()
     embedding: float | None = None
+    device: str = "cpu"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as receipts hold them, with `what` in words."""
@@ -145,7 +148,7 @@ def check_logits(
             run_prompts(side, texts, _by_block(side.graph, progress), [Choices(earlier=c.chosen) for c in first])
             for side in sides[1:]
         ]
-    proof = replace(_worst(expected, found[0]), limit=exact_limit(source), what=result)
+    proof = replace(_worst(expected, found[0]), limit=exact_limit(source), what=result, device=title(sides[0].device))
     if not result.ranked:
         proof = replace(proof, top1_agreement=None, kl_divergence=None)
     vectors = [_vectors(side, rows) for side, rows in zip(sides, (expected, *found), strict=True)]

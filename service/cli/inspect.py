@@ -98,6 +98,7 @@ def forward(
     """
     import numpy as np
 
+    from ggferry.converters.forward.device import computing_on
     from ggferry.converters.forward.evaluate import forward as run
     from ggferry.converters.forward.evaluate import result_of
     from ggferry.converters.forward.model import ENCODER_STATES
@@ -118,7 +119,8 @@ def forward(
         for note in (*graph.checkpoint.notes, *graph.notes):
             say(f"note     {note}")
         result = ENCODER_STATES if encoder else result_of(graph).of(inputs)
-        found = run(graph, ids, inputs=inputs, part="encode" if encoder else "logits").astype(dtypes[npy_dtype])
+        with computing_on(request.device):
+            found = run(graph, ids, inputs=inputs, part="encode" if encoder else "logits").astype(dtypes[npy_dtype])
         graph.checkpoint.close()
         path.check_unchanged()
     write_file(out, lambda file: np.save(file, found), overwrite=given["force"], sources=opened.identities)
@@ -153,6 +155,7 @@ def _measured(
     path: AtHand, texts: list[str], out: str, chunk_size: int, chunks: int | None, output: bool, given: dict[str, Any]
 ) -> tuple[int, list[list[int]]]:
     """Write the matrix; return how many weights it has, and the tokens of each chunk."""
+    from ggferry.converters.forward.device import computing_on
     from ggferry.converters.forward.importance_matrix import chunks_of, measure, write_imatrix
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
     from ggferry.converters.understand import graph_of
@@ -166,7 +169,8 @@ def _measured(
             raise RefusedError("the file has no vocabulary", path=path)
         parts = [part for text in texts for part in chunks_of(tokenizer, text_of(text), chunk_size)][:chunks]
     check_target(out, overwrite=given["force"], sources=opened.identities)
-    with shown("tokens", sum(map(len, parts)), wanted=not given["as_json"], counts=True) as progress:
+    bar = shown("tokens", sum(map(len, parts)), wanted=not given["as_json"], counts=True)
+    with computing_on(given["device"]), bar as progress:
         recorder = measure(graph, parts, progress)
     opened.check_unchanged()
     path.check_unchanged()

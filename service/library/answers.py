@@ -10,12 +10,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.conversion_plan.grades import Grade, Route
+from ggferry.converters.forward.device import computing_on
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.metadata import KeyProof
-from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer, vocabulary_rows
+from ggferry.converters.request import Request
+from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
 from ggferry.converters.tokenizers.tokenizer import Encoder, encoder
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
@@ -240,10 +242,8 @@ class Model:
     Opening reads only headers; everything else is read when it is asked for. `ggferry.open_model` opens one.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, hparams: Mapping[str, str], vocab: VocabOptions, opened: ExitStack
-    ) -> None:
-        self._checkpoint, self._given, self._vocab, self._opened = checkpoint, hparams, vocab, opened
+    def __init__(self, checkpoint: Checkpoint, asked: Request, opened: ExitStack) -> None:
+        self._checkpoint, self._asked, self._opened = checkpoint, asked, opened
 
     def __enter__(self) -> Model:
         return self
@@ -259,11 +259,11 @@ class Model:
 
     @cached_property
     def _graph(self) -> ModelGraph:
-        return understand(self._checkpoint, self._given, vocab_only=not self._checkpoint.tensors)
+        return understand(self._checkpoint, self._asked.hparams, vocab_only=not self._checkpoint.tensors)
 
     @cached_property
     def _encoder(self) -> Encoder:
-        tokenizer = load_tokenizer(self._checkpoint, vocabulary_rows(self._checkpoint), self._vocab)
+        tokenizer = load_tokenizer(self._checkpoint, vocabulary_rows(self._checkpoint), self._asked.vocab)
         if tokenizer is None:
             raise RefusedError("the file has no vocabulary", path=self.path)
         return encoder(tokenizer)
@@ -322,7 +322,8 @@ class Model:
     def forward(self, tokens: Iterable[int], *, mel: npt.ArrayLike | None = None, encoder: bool = False) -> Floats:
         """Return what `ggferry.forward` returns for this model. Raises as it does."""
         inputs = {} if mel is None else {"mel": np.asarray(mel, np.float32)}
-        found: Floats = forward(self._graph, list(tokens), inputs=inputs, part="encode" if encoder else "logits")
+        with computing_on(self._asked.device):
+            found: Floats = forward(self._graph, list(tokens), inputs=inputs, part="encode" if encoder else "logits")
         return found
 
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ggferry.converters.forward.device import computing_on
 from ggferry.service.library.keywords import StrPath
 from ggferry.service.sources.at_hand import at_hand
 from ggferry.support.progress import Stage, silent
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def compare(
     first: StrPath, second: StrPath, text: StrPath, *, context: int = 512, chunks: int | None = None,
-    jobs: int | None = None, progress: Stage = silent,
+    jobs: int | None = None, device: str = "cpu", progress: Stage = silent,
 ) -> Quality:  # fmt: skip
     """Compare two models of one vocabulary on a text, as `ggferry compare` does.
 
@@ -26,6 +27,7 @@ def compare(
         context: Tokens of a chunk.
         chunks: The most chunks; None for all.
         jobs: Worker threads; None: one per core.
+        device: Where it is computed: 'cpu', 'cuda', 'cuda:N', or 'auto' for a GPU if there is one.
         progress: As for `convert`.
 
     Returns:
@@ -39,7 +41,7 @@ def compare(
         >>> ggferry.compare("a.gguf", "b.gguf", "text.txt", context=64).chunks[-1].same_top.value > 0.5
         True
     """
-    with at_hand(os.fspath(first)) as a, at_hand(os.fspath(second)) as b:
+    with at_hand(os.fspath(first)) as a, at_hand(os.fspath(second)) as b, computing_on(device):
         stage = b.staged(a.staged(progress))
         return quality_of(a, b, os.fspath(text), context=context, chunks=chunks, jobs=jobs, stage=stage)
 

@@ -30,6 +30,16 @@ class OfEra(TypedDict, total=False):
     hparams: Mapping[str, str] | None
 
 
+class Computing(OfEra, total=False):
+    """Options of `forward`.
+
+    Attributes:
+        device: Where forward passes are computed: 'cpu', 'cuda', 'cuda:N', or 'auto' for a GPU if there is one.
+    """
+
+    device: str
+
+
 class OfVocabulary(TypedDict, total=False):
     """Where the vocabulary comes from.
 
@@ -42,7 +52,7 @@ class OfVocabulary(TypedDict, total=False):
     pre: str | None
 
 
-class Opening(OfEra, OfVocabulary, total=False):
+class Opening(Computing, OfVocabulary, total=False):
     """Options of `open_model`.
 
     Attributes:
@@ -195,6 +205,7 @@ class Quantizing(OfTypes, OfEdits, OfProof, total=False):
     verify: Literal["full", "fast", "none"]
     force: bool
     jobs: int | None
+    device: str
 
 
 class Verifying(OfSource, OfMatrix, OfEdits, OfProof, total=False):
@@ -213,7 +224,7 @@ class Verifying(OfSource, OfMatrix, OfEdits, OfProof, total=False):
 
 KEYWORDS: dict[str, Any] = {
     "convert": Converting, "plan": Planning, "quantize": Quantizing, "verify": Verifying, "open_model": Opening,
-    "forward": OfEra, "tokenize": Tokenizing,
+    "forward": Computing, "tokenize": Tokenizing,
 }  # fmt: skip
 """Function → its options."""
 

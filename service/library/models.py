@@ -15,7 +15,7 @@ from ggferry.formats.errors import GgferryError
 from ggferry.formats.files.sources import known_by
 from ggferry.service.library.answers import Inspection, Model, TensorFacts, plain
 from ggferry.service.library.conversions import dropped
-from ggferry.service.library.keywords import OfEra, Opening, StrPath, Tokenizing, given, request, signed
+from ggferry.service.library.keywords import Computing, Opening, StrPath, Tokenizing, given, request, signed
 from ggferry.service.sources.at_hand import at_hand
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def open_model(path: StrPath, **options: Unpack[Opening]) -> Model:
         asked = request("open_model", here, options)
         checkpoint = open_source_of(asked)
         stack.callback(checkpoint.close)
-        return Model(checkpoint, asked.hparams, asked.vocab, stack.pop_all())
+        return Model(checkpoint, asked, stack.pop_all())
 
 
 @signed("forward")
@@ -106,9 +106,9 @@ def forward(
     *,
     mel: npt.ArrayLike | None = None,
     encoder: bool = False,
-    **options: Unpack[OfEra],
+    **options: Unpack[Computing],
 ) -> Floats:
-    """Run the reference forward pass of a model of any container (torch, float32, on the CPU).
+    """Run the reference forward pass of a model of any container (torch, float32).
 
     Args:
         path: As for `open_model`.

@@ -29,13 +29,14 @@ def compare(
 
     Files need not be GGUF: a checkpoint's folder or a GGML-era file may be either of them.
     """
+    from ggferry.converters.forward.device import computing_on
     from ggferry.formats.files.partial_files import write_text
     from ggferry.service.cli.progress_bar import progress
     from ggferry.service.library.comparing import quality_of
     from ggferry.service.records.quality_html import quality_page
 
     quiet = given["as_json"]
-    with reached(first, given) as a, reached(second, given) as b:
+    with reached(first, given) as a, reached(second, given) as b, computing_on(given["device"]):
         stage = b.staged(a.staged(lambda title, total: progress(title, total, wanted=not quiet)))
         found = quality_of(a, b, text, context=ctx, chunks=chunks, jobs=given["jobs"], stage=stage)
     if html is not None:
