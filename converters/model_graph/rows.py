@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Rowwise, Then, Transpose, row_count
 from ggferry.converters.schema.partial_layouts import Scaled
+from ggferry.converters.schema.tower_layouts import Joined
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.tensor_read import read_rows, read_span_rows
@@ -203,8 +204,14 @@ def _apply(checkpoint: Checkpoint, node: Node, layout: Layout, start: int, stop:
         case Reshape() | Then(first=Reshape()):
             rest = layout.second if isinstance(layout, Then) else SAME
             return laid_out_values(checkpoint, replace(_reshaped(checkpoint, node), layout=rest), start, stop)
+        case Then(first=Rowwise() as first, second=Reshape()):
+            return _cut(checkpoint, node, first, start, stop)
         case Then(first=first, second=Rowwise() as second):
             return second.apply(_apply(checkpoint, node, first, start, stop))
+        case Joined():
+            if node.shape[0] > MAX_VECTOR:
+                raise UnsupportedError(f"{node.name}: a vector of {node.shape[0]} elements", path=checkpoint.path)
+            return layout.apply(*(values_of(checkpoint, ref, 0, ref.rows).reshape(1, -1) for ref in node.inputs))
         case Scaled():
             return layout.scaled(_apply(checkpoint, node, SAME, start, stop), start)
         case Rowwise():
@@ -233,6 +240,18 @@ def _reshaped(checkpoint: Checkpoint, node: Node) -> Node:
     if ref.type.elements != 1 or len(ref.spans) != 1 or ref.spans[0].strides:
         raise UnsupportedError(f"{ref.name}: {ref.type} in pieces or blocks cannot be reshaped", path=checkpoint.path)
     return replace(node, inputs=(replace(ref, shape=shape, spans=(replace(ref.spans[0], shape=shape),)),))
+
+
+def _cut(checkpoint: Checkpoint, node: Node, first: Layout, start: int, stop: int) -> Floats:
+    """Return rows that are equal pieces of the rows that `first` makes."""
+    shape = first.shape(*(ref.shape for ref in node.inputs))
+    pieces, rest = divmod(shape[-1], node.shape[-1])
+    if rest:
+        raise UnsupportedError(f"{node.name}: rows of {shape[-1]} cut to {node.shape[-1]}", path=checkpoint.path)
+    low = start // pieces
+    wide = _apply(checkpoint, replace(node, layout=first, shape=shape), first, low, -(-stop // pieces))
+    cut: Floats = wide.reshape(-1, node.shape[-1])[start - low * pieces : stop - low * pieces]
+    return cut
 
 
 def _turned_items(checkpoint: Checkpoint, node: Node, first: Layout, start: int, stop: int) -> Floats:

@@ -72,6 +72,12 @@ it. They bound its up on both sides."""
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared", "xielu"]
 Classifier = Literal["tanh", "gelu", "silu"]
 """The activation behind the first layer of a classifier. The hparam `classifier_activation` wins."""
+BatchNorm = Literal["folded", "running"]
+"""Whether a batch norm is a factor and a shift, or is given by what training left: weight, bias, mean, variance."""
+QueryScales = Literal["positive", "raw"]
+"""Whether the factors of a query's columns are stored as they are, or softplus of what is stored (Gemma 4's ear)."""
+Patches = Literal["planes", "pixels"]
+"""A kernel of patches: three planes, or a row of pixels, the colors of each side by side."""
 Rows = Literal["logits", "states"]
 """What a model gives for each token. One whose texts are pooled gives states."""
 Residual = Literal["sequential", "parallel", "single", "normed"]
@@ -183,6 +189,9 @@ class Recipe:
     draft_rows: DraftRows = "ids"
     vision: str = ""
     audio: str = ""
+    batch_norm: BatchNorm = "folded"
+    query_scales: QueryScales = "positive"
+    patches: Patches = "planes"
 
 
 class Conventions(TypedDict, total=False):
@@ -240,6 +249,9 @@ class Conventions(TypedDict, total=False):
     draft_rows: DraftRows
     vision: str
     audio: str
+    batch_norm: BatchNorm
+    query_scales: QueryScales
+    patches: Patches
 
 
 def recipe_of(*layers: Conventions) -> Recipe:

@@ -75,6 +75,11 @@ WITNESSES |= {
     for path in _P.glob("test_*.py")
     if "def test_rows_are_transformers(" in path.read_text(encoding="utf-8")
 }
+_E = "tests/converters/projectors/test_ears.py"
+WITNESSES |= {
+    f"{_E}::test_llama_cpp_makes_the_same_rows": LLAMA_CPP,
+    f"{_E}::test_rows_are_those_of_the_published_formula": EQUATIONS,
+}
 
 
 class Recorder:

@@ -1,0 +1,23 @@
+"""Audio Flamingo 3's ear: Whisper's encoder, whose states are averaged by two, then two matrices with biases.
+
+Definition: transformers `modeling_audioflamingo3.py`; llama.cpp tools/mtmd/models/whisper-enc.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.model import Model
+from ggferry.converters.forward.towers import _audio as audio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+frames = audio.frames
+
+
+def embed(tower: Model, spectrum: Tensor, progress: Callable[[int], None]) -> Tensor:
+    """Return the embeddings `(rows, width of the text model)` of a log-mel spectrum `(channels, frames)`."""
+    x = audio.whisper(tower, spectrum, progress, pooled=True)
+    return audio.perceptron(tower, "mm.a.mlp.1", "mm.a.mlp.2", x)

@@ -1,0 +1,23 @@
+"""Voxtral's ear: Whisper's encoder, whose states are stacked, then two matrices.
+
+Definition: transformers `modeling_voxtral.py`; llama.cpp tools/mtmd/models/whisper-enc.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.model import Model
+from ggferry.converters.forward.towers import _audio as audio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+frames = audio.frames
+
+
+def embed(tower: Model, spectrum: Tensor, progress: Callable[[int], None]) -> Tensor:
+    """Return the embeddings `(rows, width of the text model)` of a log-mel spectrum `(channels, frames)`."""
+    x = audio.stacked(audio.whisper(tower, spectrum, progress), tower.sizes["stack"])
+    return audio.perceptron(tower, "mm.a.mlp.1", "mm.a.mlp.2", x)

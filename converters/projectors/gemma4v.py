@@ -1,0 +1,27 @@
+"""Gemma 4's eye alone: the large models hear nothing.
+
+Source: transformers `modeling_gemma4.py`; llama.cpp `conversion/gemma.py`, `tools/mtmd/models/gemma4v.cpp`.
+"""
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _gemma4 as gemma4
+from ggferry.converters.schema.architecture import Architecture, Dialect
+
+SPEC = Architecture(
+    name="clip",
+    projector="gemma4v",
+    display_name="Gemma 4, the half that sees",
+    hparams=(clip.PROJECTOR, clip.V_PROJECTOR, *gemma4.EYE),
+    roles=gemma4.SEEN,
+    blocks=clip.SEEN,
+    dialects={
+        "hf": Dialect(
+            "hf", conventions={"patches": "pixels"}, drops=clip.TEXT, renames=gemma4.RENAMES,
+            given={"v_projector_type": "gemma4v", "has_vision": True, "use_gelu": True},
+            classes=("Gemma4ForConditionalGeneration",), lacks=("*audio_tower.*",), nested=("vision_config",),
+            harmless=gemma4.HARMLESS,
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "projector", "vision": "gemma4v", "norm": "rms", "activation": "gelu_tanh"},
+)  # fmt: skip

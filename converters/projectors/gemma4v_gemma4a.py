@@ -1,0 +1,30 @@
+"""Gemma 4's eye and ear: the small models see and hear.
+
+Source: transformers `modeling_gemma4.py`; llama.cpp `conversion/gemma.py`, `tools/mtmd/models/gemma4v.cpp`,
+`tools/mtmd/models/gemma4a.cpp`.
+"""
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _gemma4 as gemma4
+from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.roles import roles
+
+SPEC = Architecture(
+    name="clip",
+    projector="gemma4v+gemma4a",
+    display_name="Gemma 4, the half that sees and hears",
+    hf_classes=("Gemma4ForConditionalGeneration",),
+    hparams=(clip.V_PROJECTOR, clip.A_PROJECTOR, *gemma4.EYE, *gemma4.EAR),
+    roles=roles(gemma4.SEEN, gemma4.HEARD),
+    blocks={**clip.SEEN, **clip.HEARD},
+    dialects={
+        "hf": Dialect(
+            "hf", conventions={"patches": "pixels", "query_scales": "raw"}, drops=clip.TEXT, renames=gemma4.RENAMES,
+            given={**clip.sees_and_hears("gemma4v", "gemma4a"), "use_gelu": True},
+            nested=("vision_config", "audio_config"), harmless=gemma4.HARMLESS,
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "projector", "vision": "gemma4v", "audio": "gemma4a", "norm": "rms",
+            "activation": "gelu_tanh"},
+)  # fmt: skip

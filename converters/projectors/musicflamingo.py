@@ -1,0 +1,43 @@
+"""Audio Flamingo 3's ear: Whisper's encoder, whose states are averaged by two and projected by two matrices.
+
+Source: transformers `modeling_audioflamingo3.py`; llama.cpp `conversion/ultravox.py`,
+`tools/mtmd/models/whisper-enc.cpp`.
+"""
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _ear as ear
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
+from ggferry.converters.schema.roles import roles
+
+HPARAMS = (
+    *ear.WHISPER,
+    HParam("projector_act", None, clip.STRING, {"hf": "projector_hidden_act"}, words={"gelu": "gelu"}, required=False),
+)
+ROLES = roles(
+    ear.whisper(),
+    """
+    mm.a.mlp.1.weight        : a_projection a_n_embd     | hf multi_modal_projector.linear_1.weight
+    mm.a.mlp.1.bias optional : a_projection              | hf multi_modal_projector.linear_1.bias
+    mm.a.mlp.2.weight        : a_projection a_projection | hf multi_modal_projector.linear_2.weight
+    mm.a.mlp.2.bias optional : a_projection              | hf multi_modal_projector.linear_2.bias
+    """,
+)
+
+SPEC = Architecture(
+    name="clip",
+    projector="musicflamingo",
+    display_name="Audio Flamingo 3, the half that hears",
+    hf_classes=("AudioFlamingo3ForConditionalGeneration",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    blocks=clip.HEARD,
+    dialects={
+        "hf": Dialect(
+            "hf", given=clip.hears("musicflamingo"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
+            harmless=ear.HARMLESS,
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "projector", "audio": "musicflamingo", "norm": "layer", "ffn": "plain",
+            "activation": "gelu"},
+)  # fmt: skip

@@ -1,0 +1,37 @@
+"""Qwen3-ASR's ear: chunks of a spectrum convolved over both axes, a transformer, two matrices.
+
+Source: transformers `modeling_qwen3_asr.py`; llama.cpp `conversion/qwen3vl.py`, `tools/mtmd/models/qwen3a.cpp`.
+"""
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _qwen_ear as qwen
+from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+
+_WINDOWS = (
+    "its attention sees windows of {a_window_infer} frames, ten milliseconds each; llama.cpp's sees a recording of up "
+    "to thirty seconds at once"
+)
+
+SPEC = Architecture(
+    name="clip",
+    projector="qwen3a",
+    display_name="Qwen3-ASR, the half that hears",
+    hf_classes=("Qwen3ASRForConditionalGeneration",),
+    hparams=(clip.PROJECTOR, *qwen.hparams(qwen.WIDE, qwen.SEEN_AT_ONCE)),
+    roles=qwen.LATER,
+    blocks=clip.HEARD,
+    dialects={
+        "hf": Dialect(
+            "hf", given=clip.hears("qwen3a"), drops=qwen.DROPS, nested=qwen.MEMBERS, harmless=qwen.HARMLESS,
+            renames=(
+                ("model.multi_modal_projector.linear_1.", "audio_tower.proj1."),
+                ("model.multi_modal_projector.linear_2.", "audio_tower.proj2."),
+                ("model.audio_tower.", "audio_tower."),
+                ("thinker.audio_tower.", "audio_tower."),
+            ),
+            remarks=(Remark("0 < a_window_infer and a_window_infer < 3000", _WINDOWS, otherwise="llama.cpp"),),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "projector", "audio": "qwen3a", "norm": "layer", "ffn": "plain", "activation": "gelu"},
+)  # fmt: skip

@@ -1,0 +1,50 @@
+"""Voxtral's ear: Whisper's encoder, whose states are stacked by four and projected by two matrices.
+
+Source: transformers `modeling_voxtral.py`; llama.cpp `conversion/ultravox.py`, `tools/mtmd/models/whisper-enc.cpp`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _ear as ear
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
+from ggferry.converters.schema.roles import roles
+
+HPARAMS = (
+    *ear.WHISPER,
+    # transformers: states are laid side by side until they are as wide as the encoder's network.
+    replace(ear.STACK, derive="a_n_ff / a_n_embd"),
+    HParam("projector_act", None, clip.STRING, {"hf": "projector_hidden_act"}, words={"gelu": "gelu"}, required=False),
+)
+
+ROLES = roles(
+    ear.whisper(),
+    """
+    mm.a.mlp.1.weight : a_projection a_stack*a_n_embd | hf multi_modal_projector.linear_1.weight
+    mm.a.mlp.2.weight : a_projection a_projection     | hf multi_modal_projector.linear_2.weight
+    """,
+)
+
+_HALVED = (
+    "llama.cpp averages every two states before it stacks them (clip-model.h, audio_has_avgpool), which the model does "
+    "not: it makes half as many rows of a recording, and other ones"
+)
+
+SPEC = Architecture(
+    name="clip",
+    projector="voxtral",
+    display_name="Voxtral, the half that hears",
+    hf_classes=("VoxtralForConditionalGeneration",),
+    hparams=HPARAMS,
+    roles=ROLES,
+    blocks=clip.HEARD,
+    dialects={
+        "hf": Dialect(
+            "hf", given=clip.hears("voxtral"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
+            harmless=ear.HARMLESS,
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "projector", "audio": "voxtral", "norm": "layer", "ffn": "plain", "activation": "gelu"},
+    remarks=(Remark("", _HALVED, otherwise="llama.cpp"),),
+)  # fmt: skip

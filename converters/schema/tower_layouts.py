@@ -1,0 +1,109 @@
+"""Layouts of towers that see and hear: folded batch norms, kernels of pixels, tables of places, positive factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.schema.layouts import Layout, Pointwise, Rearrange, Reshape, Shape, Then
+from ggferry.converters.schema.partial_layouts import Columns
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+else:
+    np = lazy("numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(Layout):
+    """Makes one vector of several equally long ones, value by value; vectors are small and held whole."""
+
+    @property
+    def block_safe(self) -> bool:
+        return False
+
+    @property
+    def lossless(self) -> bool:
+        return False
+
+    @property
+    def widens(self) -> bool:
+        return True
+
+    def shape(self, *inputs: Shape) -> Shape:
+        if len(set(inputs)) != 1 or len(inputs[0]) != 1:
+            raise ValueError(f"{inputs} are not vectors of one length")
+        return inputs[0]
+
+
+EPS = 1e-5
+"""Epsilon of a batch norm: torch's default, which every conformer here has."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormFactor(Joined):
+    """What a batch norm multiplies by: the weight over the deviation that training left (inputs: weight, variance)."""
+
+    def apply(self, *arrays: Array) -> Array:
+        weight, variance = (array.astype(np.float64) for array in arrays)
+        out: Array = (weight / np.sqrt(variance + EPS)).astype(np.float32)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class NormShift(Joined):
+    """What a batch norm adds after that (inputs: bias, weight, mean, variance)."""
+
+    def apply(self, *arrays: Array) -> Array:
+        bias, weight, mean, variance = (array.astype(np.float64) for array in arrays)
+        out: Array = (bias - mean * weight / np.sqrt(variance + EPS)).astype(np.float32)
+        return out
+
+
+def pixels_to_planes(width: str, patch: str) -> Then:
+    """Return the layout from rows of pixels, red, green and blue of each, to a kernel of three planes.
+
+    It makes `(width, patch · patch · 3)` into `(width, 3, patch, patch)`; both sizes are names of hparams.
+    """
+    planes = Columns(Rearrange("(pixels colors) -> (colors pixels)", (("colors", 3),)))
+    return Then(planes, Reshape((width, 3, patch, patch)))
+
+
+@dataclass(frozen=True, slots=True)
+class Swap(Layout):
+    """Exchanges the first two of three axes."""
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if len(only) != 3:
+            raise ValueError(f"{only} has not three axes")
+        return (only[1], only[0], only[2])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        (only,) = inputs
+        outer, inner = np.divmod(rows, only[0])
+        return np.zeros_like(rows), inner * only[1] + outer
+
+    def inverse(self) -> Layout:
+        return self
+
+
+def softplus(x: Array) -> Array:
+    """Return ln(1 + eˣ), computed in float64 and rounded once."""
+    wide = x.astype(np.float64)
+    out: Array = (np.maximum(wide, 0) + np.log1p(np.exp(-np.abs(wide)))).astype(np.float32)
+    return out
+
+
+def before_softplus(x: Array) -> Array:
+    """Return ln(eˣ - 1), computed in float64 and rounded once."""
+    wide = x.astype(np.float64)
+    out: Array = (wide + np.log(-np.expm1(-wide))).astype(np.float32)
+    return out
+
+
+SOFTPLUS = Pointwise(softplus, before_softplus)
+"""For factors that are trained without bounds and used as positive numbers."""

@@ -1,0 +1,138 @@
+"""What hears (and Gemma 4's eyes): both sides make of a spectrum what transformers makes of it, and llama.cpp, too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.projectors._qwen_ear import positions
+from ggferry.formats.errors import GgferryError
+from helpers import llama_clip
+from helpers.hearing import LIMIT, check, ear_of, written
+from helpers.tiny_ears import EARS, PUBLISHED, ULTRAVOX, granite_model, whisper
+from helpers.tiny_models import relative, whole
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_rows_are_those_of_the_published_formula(name: str, tmp_path: Path) -> None:
+    given, features = EARS[name](tmp_path / "hf")
+    check(tmp_path / "hf", tmp_path, given, features)
+
+
+@pytest.mark.parametrize("name", [name for name in EARS if name not in PUBLISHED])
+def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
+    given, features = EARS[name](tmp_path / "hf")
+    made = check(tmp_path / "hf", tmp_path, given, features)
+    assert made.architecture.projector == PROJECTORS.get(name, name)
+
+
+PROJECTORS = {
+    "granite_speech_in_whole_blocks": "granite_speech", "granite_speech_plus": "granite_speech",
+    "gemma4uv": "gemma4uv+gemma4ua", "gemma4ua": "gemma4uv+gemma4ua",
+    **dict.fromkeys(("gemma4a", "gemma4a_unbounded", "gemma4v_of_both"), "gemma4v+gemma4a"),
+}  # fmt: skip
+OTHERWISE = {"voxtral": "averages every two states", "meralion": "norms the states after", "lfm2a": "512 columns only"}
+"""What llama.cpp computes otherwise, or does not compute, and what a note says of it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EARS if name not in OTHERWISE])
+def test_llama_cpp_makes_the_same_rows(name: str, tmp_path: Path) -> None:
+    """Within what ggml's tables in half precision (GELU), and kernels rounded to it, cost."""
+    given, _ = EARS[name](tmp_path / "hf")
+    made = written(tmp_path / "hf", tmp_path)
+    found = llama_clip.embedded(made.checkpoint.path, **given)
+    assert relative(forward(made, (), inputs=given), found) <= 2e-3
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_llama_cpp_does_otherwise_is_said(name: str, tmp_path: Path) -> None:
+    EARS[name](tmp_path)
+    assert any(OTHERWISE[name] in note for note in ear_of(tmp_path).notes)
+
+
+@pytest.mark.slow
+def test_llama_cpp_makes_half_as_many_rows_for_voxtral(tmp_path: Path) -> None:
+    """Where this fails, llama.cpp has learned better, and the remark is to go."""
+    given, _ = EARS["voxtral"](tmp_path / "hf")
+    made = written(tmp_path / "hf", tmp_path)
+    assert len(llama_clip.embedded(made.checkpoint.path, **given)) * 2 == len(forward(made, (), inputs=given))
+
+
+@pytest.mark.slow
+def test_llama_cpp_norms_meralions_states_late(tmp_path: Path) -> None:
+    given, _ = EARS["meralion"](tmp_path / "hf")
+    made = written(tmp_path / "hf", tmp_path)
+    assert relative(forward(made, (), inputs=given), llama_clip.embedded(made.checkpoint.path, **given)) > 2e-3
+
+
+def test_qwen3_asr_under_qwens_own_names(tmp_path: Path) -> None:
+    """They keep all under `thinker`, and the projector within the tower."""
+    from safetensors.numpy import load_file, save_file
+
+    given, features = EARS["qwen3a"](tmp_path / "hf")
+    path, projector = tmp_path / "hf" / "model.safetensors", "multi_modal_projector.linear_"
+    tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}
+    save_file({f"thinker.{name.replace(projector, 'audio_tower.proj')}": x for name, x in tensors.items()}, path)
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    inner = {part: config.pop(part) for part in ("audio_config", "text_config")}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "thinker_config": inner}))
+    check(tmp_path / "hf", tmp_path, given, features)
+    assert any("its attention sees windows of 400 frames" in note for note in ear_of(tmp_path / "hf").notes)
+
+
+def test_positions_that_no_checkpoint_holds_are_transformers() -> None:
+    from transformers.models.qwen3_asr.modeling_qwen3_asr import SinusoidsPositionEmbedding
+
+    expected = SinusoidsPositionEmbedding(1500, 24).positional_embedding.numpy()
+    found = np.array(positions({"a_n_ctx": 1500, "a_n_embd": 24}), np.float32).reshape(1500, 24)
+    assert np.abs(expected - found).max() <= LIMIT  # neighbors among float32 angles of more than a thousand: 1e-4
+    assert np.abs(expected - found)[:13].max() <= 1e-6
+
+
+def test_batch_norms_are_folded(tmp_path: Path) -> None:
+    norm = granite_model(tmp_path).model.encoder.layers[1].conv.batch_norm
+    factor = norm.weight / (norm.running_var + norm.eps).sqrt()
+    found = whole(ear_of(tmp_path))
+    for name, expected in (("weight", factor), ("bias", norm.bias - norm.running_mean * factor)):
+        assert np.abs(found[f"a.blk.1.conv_norm.{name}"] - expected.detach().numpy()).max() <= 1e-6
+
+
+def test_factors_of_queries_are_made_positive(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    EARS["gemma4a"](tmp_path)
+    raw = load_file(tmp_path / "model.safetensors")["model.audio_tower.layers.0.self_attn.per_dim_scale"]
+    found = whole(ear_of(tmp_path))["a.blk.0.per_dim_scale.weight"]
+    assert np.abs(found - np.log1p(np.exp(raw.astype(np.float64)))).max() <= 1e-6
+
+
+def test_what_llama_cpp_takes_for_granted_is_checked(tmp_path: Path) -> None:
+    granite_model(tmp_path, num_hidden_layers=3)
+    with pytest.raises(GgferryError, match="a_proj_layers"):
+        ear_of(tmp_path)
+
+
+def test_an_older_ultravox_is_refused(tmp_path: Path) -> None:
+    """Its second norm stands behind the network, where llama.cpp has none."""
+    whisper(
+        tmp_path,
+        ULTRAVOX | {"projector_ln_mid": False},
+        "audio_tower.",
+        {"multi_modal_projector.ln_post.weight": (40,)},
+    )
+    with pytest.raises(GgferryError, match="projector_ln_mid"):
+        ear_of(tmp_path)
+
+
+def test_the_text_model_of_ultravox_and_the_adapter_of_granite_speech_are_named(tmp_path: Path) -> None:
+    EARS["ultravox"](tmp_path / "u")
+    EARS["granite_speech"](tmp_path / "g")
+    for folder, words in (("u", "meta-llama/Llama-3.2-1B-Instruct"), ("g", "adapter_config.json")):
+        assert any(words in note for note in ear_of(tmp_path / folder).notes)
