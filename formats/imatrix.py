@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
-SUMS, COUNTS = ".in_sum2", ".counts"
+SUMS, COUNTS, PLAIN = ".in_sum2", ".counts", ".in_sum"
 EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 """Tensors that are looked up, not multiplied: an entry of another size under these names is ignored, not an error."""
 MAX_MATRICES = 1 << 16  # experts of a layer; llama.cpp stops at 512
@@ -61,6 +61,7 @@ class Entry:
         counts: For each matrix, the number of tokens (in a .dat: calls) behind its sums.
         offset: Byte at which the sums begin.
         file: Number of the file, an index into `Imatrix.files`.
+        plain: Byte at which as many sums of the activations themselves begin, in the same file; None without them.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Entry:
     counts: tuple[int, ...]
     offset: int
     file: int = 0
+    plain: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Imatrix:
         datasets: Names of the texts.
         legacy: Whether it is a .dat file.
         big_endian: Whether its numbers are big-endian.
+        predicting: How many of the last blocks predict further tokens.
     """
 
     path: str
@@ -93,6 +96,7 @@ class Imatrix:
     datasets: tuple[str, ...] = ()
     legacy: bool = False
     big_endian: bool = False
+    predicting: int = 0
 
     def weights(self, name: str, shape: Sequence[int]) -> Floats | None:
         """Return the weight of every column of a tensor.
@@ -179,9 +183,22 @@ class Imatrix:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def sums(self, name: str) -> Floats:
+        """Return the sums of squares of an entry, float32 `(matrices, columns)`, as they are in the file."""
+        entry = self.entries[name]
+        return self._numbers(entry, entry.offset).reshape(len(entry.counts), -1)
+
+    def activations(self, name: str) -> Floats | None:
+        """Return the sums of the activations themselves, float32 `(matrices, columns)`; None without them."""
+        entry = self.entries[name]
+        return None if entry.plain is None else self._numbers(entry, entry.plain).reshape(len(entry.counts), -1)
+
+    def _numbers(self, entry: Entry, offset: int) -> Floats:
+        raw = self.files[entry.file].read(offset, 4 * entry.values)
+        return np.frombuffer(raw, ">f4" if self.big_endian else "<f4").astype(np.float32)
+
     def _mean_squares(self, entry: Entry) -> Floats:
-        raw = self.files[entry.file].read(entry.offset, 4 * entry.values)
-        sums = np.frombuffer(raw, ">f4" if self.big_endian else "<f4").astype(np.float32)
+        sums = self._numbers(entry, entry.offset)
         wrong = ~(np.isfinite(sums) & (sums >= 0))
         if wrong.any():
             at = int(wrong.argmax())
@@ -241,6 +258,7 @@ def _from_gguf(path: str) -> Imatrix:
             _key(checkpoint, "imatrix.chunk_size", ValueType.UINT32),
             _key(checkpoint, "imatrix.datasets", ValueType.ARRAY, ValueType.STRING),
             big_endian=checkpoint.big_endian,
+            predicting=_predicting(checkpoint),
         )
     except BaseException:
         checkpoint.close()
@@ -264,7 +282,18 @@ def _gguf_entry(checkpoint: Checkpoint, name: str) -> Entry:
                 f"count of {name!r}", path=checkpoint.path, offset=place, found=number, expected="a number ≥ 0"
             )
     (span,) = sums.spans
-    return Entry(name, prod(sums.shape), tuple(int(number + 0.5) for number in numbers), span.offset, span.file)
+    plain = checkpoint.tensors.get(name + PLAIN)
+    if plain is not None and (plain.type.name != "F32" or plain.elements != sums.elements):
+        raise _wrong(checkpoint, plain, "size or type", f"{plain.type} × {plain.elements}", f"F32 × {sums.elements}")
+    return Entry(
+        name, prod(sums.shape), tuple(int(number + 0.5) for number in numbers), span.offset, span.file,
+        None if plain is None else plain.spans[0].offset,
+    )  # fmt: skip
+
+
+def _predicting(checkpoint: Checkpoint) -> int:
+    stated = checkpoint.metadata.get("imatrix.n_layer_nextn")
+    return stated.data if isinstance(stated, Value) and isinstance(stated.data, int) else 0
 
 
 def _wrong(checkpoint: Checkpoint, ref: TensorRef, what: str, found: object, expected: object) -> InconsistentError:

@@ -11,6 +11,7 @@ for each group instead of once for each chunk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,11 @@ from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
-from ggferry.formats.errors import UnsupportedError, UsageError
+from ggferry.formats.errors import ShapeError, UnsupportedError, UsageError
 from ggferry.formats.files.opened_files import Identity
 from ggferry.formats.gguf.values import Value, ValueType, array, string, u32
 from ggferry.formats.gguf.write import write_gguf
+from ggferry.formats.imatrix import Imatrix
 from ggferry.quant.codec import block_type
 from ggferry.support.lazy_import import lazy
 
@@ -49,12 +51,42 @@ class Recorder(Weights):
     Attributes:
         sums: Name → number of the matrix in its stack → float64 `(columns,)`.
         counts: Name → number of the matrix in its stack → tokens seen.
+        kept: Names whose entries are written whatever they are, as an earlier matrix has them.
     """
 
     def __init__(self, graph: ModelGraph) -> None:
         super().__init__(graph)
         self.sums: dict[str, dict[int, Any]] = {}
         self.counts: dict[str, dict[int, int]] = {}
+        self.kept: set[str] = set()
+
+    def add(self, earlier: Imatrix, chunk_size: int) -> None:
+        """Add the sums of an earlier matrix of the same model, as llama-imatrix's --in-file does.
+
+        A .dat file counts chunks instead of tokens, and its sums are means times chunks.
+
+        Raises ShapeError for an entry that is no weight of this model, and UsageError for chunks of another size.
+        """
+        if earlier.chunk_size not in (0, chunk_size):
+            raise UsageError(
+                "the earlier matrix was measured on chunks of another size", path=earlier.path,
+                found=chunk_size, expected=earlier.chunk_size, hint=f"--chunk-size {earlier.chunk_size}",
+            )  # fmt: skip
+        tokens = chunk_size if earlier.legacy else 1
+        for name, entry in earlier.entries.items():
+            node = self.graph.by_name.get(name)
+            matrices, columns = (math.prod(node.shape[-3:-2]), node.shape[-1]) if node else (0, 0)
+            if node is None or entry.values != matrices * columns or len(entry.counts) not in (1, matrices):
+                raise ShapeError(
+                    f"{name!r}: measured on another model", path=earlier.path, offset=entry.offset,
+                    found=f"{entry.values} values", expected=f"{matrices} × {columns}",
+                )  # fmt: skip
+            self.kept.add(name)
+            sums = earlier.sums(name).astype(np.float64).reshape(matrices, columns) * tokens
+            for item in range(matrices):
+                count = entry.counts[item if len(entry.counts) > 1 else 0] * tokens
+                if count:
+                    self._plus(name, item, sums[item], count)
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         self._add(name, 0, x)
@@ -75,11 +107,13 @@ class Recorder(Weights):
         return super().turned_item_linear(name, item, x)
 
     def _add(self, name: str, item: int, x: torch.Tensor) -> None:
-        squares = x.double().square().sum(0).cpu().numpy()
+        self._plus(name, item, x.double().square().sum(0).cpu().numpy(), len(x))
+
+    def _plus(self, name: str, item: int, squares: Any, count: int) -> None:
         rows = self.sums.setdefault(name, {})
         rows[item] = rows[item] + squares if item in rows else squares
         counts = self.counts.setdefault(name, {})
-        counts[item] = counts.get(item, 0) + len(x)
+        counts[item] = counts.get(item, 0) + count
 
 
 def chunks_of(tokenizer: Tokenizer, text: str, size: int, most: int | None = None) -> list[list[int]]:
@@ -97,14 +131,18 @@ def chunks_of(tokenizer: Tokenizer, text: str, size: int, most: int | None = Non
 
 
 def measure(
-    graph: ModelGraph, chunks: Sequence[Sequence[int]], progress: Callable[[int], None] | None = None
-) -> Recorder:
+    graph: ModelGraph, chunks: Sequence[Sequence[int]], progress: Callable[[int], None] | None = None, *,
+    recorder: Recorder | None = None, done: int = 0, kept: Callable[[int], None] | None = None,
+) -> Recorder:  # fmt: skip
     """Run every chunk through the model and return the sums.
 
     Args:
         graph: The model; it reads nothing but tokens.
         chunks: Token ids.
         progress: Called after each group of chunks, with the number of its tokens.
+        recorder: What to add the sums to; by default a new one.
+        done: How many of the chunks are in it already.
+        kept: Called after each group but the last, with the number of chunks that are done.
 
     Raises UnsupportedError for a model that reads more than tokens.
     """
@@ -113,13 +151,15 @@ def measure(
             "an importance matrix is measured on texts, and this model reads more than tokens",
             path=graph.checkpoint.path, found=", ".join(result_of(graph).inputs),
         )  # fmt: skip
-    recorder = Recorder(graph)
-    size = group_size(graph, max(map(len, chunks)))
-    for start in range(0, len(chunks), size):
+    recorder = recorder or Recorder(graph)
+    size = group_size(graph, max(map(len, chunks), default=1))
+    for start in range(done, len(chunks), size):
         group = chunks[start : start + size]
         in_lockstep(recorder, [partial(_run, graph, chunk) for chunk in group])
         if progress:
             progress(sum(map(len, group)))
+        if kept and start + size < len(chunks):
+            kept(start + size)
     return recorder
 
 
@@ -138,7 +178,7 @@ def group_size(graph: ModelGraph, tokens: int) -> int:
 
 
 def write_imatrix(
-    path: str, recorder: Recorder, chunks: Sequence[Sequence[int]], datasets: Sequence[str], *, output: bool,
+    path: str, recorder: Recorder, chunks: int, chunk_size: int, datasets: Sequence[str], *, output: bool,
     force: bool, sources: Mapping[Identity, str] | None = None,
 ) -> int:  # fmt: skip
     """Write the importance matrix, and return the number of its entries.
@@ -146,7 +186,8 @@ def write_imatrix(
     Args:
         path: The file to write.
         recorder: The sums.
-        chunks: The chunks they were measured on.
+        chunks: How many chunks they were measured on.
+        chunk_size: Tokens in each.
         datasets: The names of the texts, for `imatrix.datasets`.
         output: Whether to write the entry of the output matrix.
         force: Whether to replace an existing file.
@@ -157,7 +198,8 @@ def write_imatrix(
     tensors: list[tuple[str, Any, tuple[int, ...], Any]] = []
     kind = block_type("F32")
     for name in sorted(recorder.sums):
-        if not recorder.graph.by_name[name].role.per_block and not (output and name == OUTPUT):
+        wanted = name in recorder.kept or (output and name == OUTPUT)
+        if not recorder.graph.by_name[name].role.per_block and not wanted:
             continue
         shape = recorder.graph.by_name[name].shape
         matrices = shape[-3] if len(shape) > 2 else 1
@@ -171,8 +213,8 @@ def write_imatrix(
     keys: dict[str, Value] = {
         "general.type": string("imatrix"),
         "imatrix.datasets": array(ValueType.STRING, list(datasets)),
-        "imatrix.chunk_count": u32(len(chunks)),
-        "imatrix.chunk_size": u32(len(chunks[0])),
+        "imatrix.chunk_count": u32(chunks),
+        "imatrix.chunk_size": u32(chunk_size),
     }
     write_gguf(path, keys, tensors, overwrite=force, sources=sources)
     return len(tensors) // 2

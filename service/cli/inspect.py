@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggferry.formats.errors import RefusedError, UsageError
+from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named, open_file
-from ggferry.formats.files.named_texts import lines_of, text_of
+from ggferry.formats.files.named_texts import lines_of
 from ggferry.formats.files.opened_files import recorded
 from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, say, tell
 from ggferry.service.cli.terminal import print_json_object
 
 if TYPE_CHECKING:
-    from ggferry.service.sources.at_hand import AtHand
+    pass
 
 commands = typer.Typer(rich_markup_mode=None)
 
@@ -134,52 +133,49 @@ def forward(
 @commands.command(cls=HeadedCommand)
 @offers("imatrix")
 def imatrix(
-    file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can run; a path or a URL.")],
-    text: Annotated[list[str], typer.Option("--text", help="A UTF-8 text file to run through the model; repeatable.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            parser=Named, help="Any model ggferry can run; a path or a URL. With --show-statistics: a matrix."
+        ),
+    ],
+    text: Annotated[
+        list[str] | None, typer.Option("--text", help="A UTF-8 text file to run through the model; repeatable.")
+    ] = None,
     out: Annotated[str, typer.Option("--outfile", "-o", help="The GGUF imatrix to write.")] = "imatrix.gguf",
     chunk_size: Annotated[int, typer.Option("--chunk-size", min=2, help="Tokens a chunk.")] = 512,
     chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="At most so many chunks.")] = None,
     process_output: Annotated[bool, typer.Option("--process-output", help="Also output.weight.")] = False,
+    in_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--in-file", help="An earlier matrix of this model, to whose sums the new ones are added; repeatable."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the same measurement where it was interrupted.")
+    ] = False,
+    show_statistics: Annotated[
+        bool,
+        typer.Option("--show-statistics", help="What a matrix says, as llama-imatrix prints it; FILE is the matrix."),
+    ] = False,
     **given: Any,
 ) -> None:
     """Measure which columns of the weights matter for a text: llama.cpp's importance matrix."""
+    from ggferry.service.cli.files.importance import Measurement, measured, statistics
+
+    if show_statistics:
+        statistics(file, given)
+        return
+    if not text and not in_file:
+        raise UsageError("nothing to measure", hint="--text FILE, or --in-file MATRIX to add matrices up")
+    asked = Measurement(tuple(text or ()), out, chunk_size, chunks, process_output, tuple(in_file or ()), resume)
     with reached(file, given) as path:
-        count, parts = _measured(path, text, out, chunk_size, chunks, process_output, given)
+        count, number = measured(path, asked, given)
     if given["as_json"]:
-        print_json({"path": out, "entries": count, "chunks": len(parts), "chunk_size": chunk_size})
+        print_json({"path": out, "entries": count, "chunks": number, "chunk_size": chunk_size})
     else:
-        tell(f"{out}: {count} weights, {len(parts)} chunks of {chunk_size} tokens")
-
-
-def _measured(
-    path: AtHand, texts: list[str], out: str, chunk_size: int, chunks: int | None, output: bool, given: dict[str, Any]
-) -> tuple[int, list[list[int]]]:
-    """Write the matrix; return how many weights it has, and the tokens of each chunk."""
-    from ggferry.converters.forward.device import computing_on
-    from ggferry.converters.forward.importance_matrix import chunks_of, measure, write_imatrix
-    from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
-    from ggferry.converters.understand import graph_of
-    from ggferry.formats.files.partial_files import check_target
-    from ggferry.service.cli.progress_bar import progress as shown
-
-    with recorded() as opened:
-        graph = graph_of(path, arch=given["arch"])
-        tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
-        if tokenizer is None:
-            raise RefusedError("the file has no vocabulary", path=path)
-        parts = [part for text in texts for part in chunks_of(tokenizer, text_of(text), chunk_size)][:chunks]
-    check_target(out, overwrite=given["force"], sources=opened.identities)
-    bar = shown("tokens", sum(map(len, parts)), wanted=not given["as_json"], counts=True)
-    with computing_on(given["device"]), bar as progress:
-        recorder = measure(graph, parts, progress)
-    opened.check_unchanged()
-    path.check_unchanged()
-    names = [os.path.basename(text) for text in texts]
-    count = write_imatrix(
-        out, recorder, parts, names, output=output, force=given["force"], sources=opened.identities
-    )  # fmt: skip
-    graph.checkpoint.close()
-    return count, parts
+        tell(f"{out}: {count} weights, {number} chunks of {chunk_size} tokens")
 
 
 @commands.command(cls=HeadedCommand)

@@ -270,7 +270,7 @@ def test_an_importance_matrix_of_both_halves(tmp_path: Path) -> None:
     saved(tmp_path / "hf", "gated")
     graph = graph_of(str(tmp_path / "hf"))
     recorder = measure(graph, [IDS, IDS[::-1]])
-    count = write_imatrix(str(tmp_path / "i.gguf"), recorder, [IDS, IDS[::-1]], ["t"], output=False, force=False)
+    count = write_imatrix(str(tmp_path / "i.gguf"), recorder, 2, len(IDS), ["t"], output=False, force=False)
     assert count == sum(
         node.role.per_block and len(node.shape) == 2 and "rel_b" not in node.name for node in graph.nodes
     )

@@ -67,9 +67,10 @@ def test_experts_are_counted_one_by_one_and_the_matrix_can_be_used(fixtures: Pat
     chunks = chunks_of(tokenizer, (fixtures / "tokenizers/corpus.txt").read_text()[:4000], 32, 6)
     recorder = measure(graph, chunks)
     path = tmp_path / "imatrix.gguf"
-    assert write_imatrix(str(path), recorder, chunks, ["corpus"], output=False, force=False) == len(recorder.sums) - 1
+    count = write_imatrix(str(path), recorder, len(chunks), 32, ["corpus"], output=False, force=False)
+    assert count == len(recorder.sums) - 1
     with pytest.raises(RefusedError):
-        write_imatrix(str(path), recorder, chunks, ["corpus"], output=False, force=False)
+        write_imatrix(str(path), recorder, len(chunks), 32, ["corpus"], output=False, force=False)
     matrix = read_imatrix(str(path))
     name = "blk.0.ffn_up_exps.weight"
     shape = graph.by_name[name].shape
@@ -157,7 +158,7 @@ def test_only_matrices_of_blocks_are_written(fixtures: Path, tmp_path: Path) -> 
     assert "output.weight" not in graph.by_name
     recorder = measure(graph, [[1, 2, 3, 4]])
     assert "token_embd.weight" in recorder.sums
-    write_imatrix(str(tmp_path / "i.gguf"), recorder, [[1, 2, 3, 4]], ["none"], output=True, force=False)
+    write_imatrix(str(tmp_path / "i.gguf"), recorder, 1, 4, ["none"], output=True, force=False)
     assert all(name.startswith("blk.") for name in arrays(tmp_path / "i.gguf"))
 
 
@@ -179,3 +180,67 @@ def test_several_texts_are_measured_together(fixtures: Path, tmp_path: Path) -> 
     assert list(keys["imatrix.datasets"]) == ["a.txt", "b.txt"]
     for name, found in both.items():
         assert np.allclose(found, first[name] + second[name], rtol=1e-5), name
+
+
+def run_imatrix(model: Path, out: Path, *told: str | Path) -> int:
+    return _run(["imatrix", str(model), "-o", str(out), "--chunk-size", "32", *map(str, told)])
+
+
+def test_an_interrupted_measurement_is_continued_to_the_same_bytes(
+    fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importance, "ACTIVATIONS", 1)  # a chunk at a time
+    model, text = fixtures / "hf/ckpt/mixtral", fixtures / "tokenizers/corpus.txt"
+    whole, broken = tmp_path / "whole.gguf", tmp_path / "broken.gguf"
+    told = ["--text", text, "--chunks", "4"]
+    assert run_imatrix(model, whole, *told) == 0
+    assert run_imatrix(model, broken, *told, "--resume") == 3  # nothing to continue
+
+    run, count = importance._run, [0]
+
+    def third_fails(*arguments: Any) -> None:
+        count[0] += 1
+        if count[0] == 3:
+            raise KeyboardInterrupt
+        run(*arguments)
+
+    monkeypatch.setattr(importance, "_run", third_fails)
+    assert run_imatrix(model, broken, *told) == 130
+    kept = tmp_path / "broken.gguf.unfinished"
+    assert kept.exists() and not broken.exists()
+    monkeypatch.setattr(importance, "_run", run)
+    capsys.readouterr()
+    assert run_imatrix(model, broken, *told) == 7
+    assert "--resume continues it" in capsys.readouterr().err
+    assert run_imatrix(model, broken, "--text", text, "--chunks", "5", "--resume") == 7  # another measurement
+    assert run_imatrix(model, broken, *told, "--resume") == 0
+    assert "2 of 4 chunks were done" in capsys.readouterr().err
+    assert broken.read_bytes() == whole.read_bytes()
+    assert not kept.exists()
+
+
+def test_earlier_matrices_are_added(fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In any order, with a text or without, and the sums are those of one measurement."""
+    model, text = fixtures / "hf/ckpt/llama_k256", fixtures / "tokenizers/corpus.txt"
+    halves = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    words = text.read_text()[:6000]
+    halves[0].write_text(words[:3000])
+    halves[1].write_text(words[3000:])
+    both, first, second, summed = (tmp_path / f"{name}.gguf" for name in ("both", "first", "second", "summed"))
+    assert run_imatrix(model, both, "--text", halves[0], "--text", halves[1]) == 0
+    assert run_imatrix(model, first, "--text", halves[0]) == 0
+    assert run_imatrix(model, second, "--text", halves[1], "--in-file", first) == 0
+    assert second.read_bytes()[:200] == both.read_bytes()[:200]  # keys: texts, chunks, size of chunks
+    for name, expected in arrays(both).items():
+        assert np.allclose(arrays(second)[name], expected, rtol=1e-6), name
+    assert run_imatrix(model, summed, "--in-file", second, "--in-file", first) == 0
+    for name, expected in arrays(second).items():
+        assert np.allclose(arrays(summed)[name], expected + arrays(first)[name], rtol=1e-6), name
+    keys = [open_gguf(str(path)).metadata for path in (first, second, summed)]
+    chunks = [each["imatrix.chunk_count"].data for each in keys]
+    assert chunks[2] == chunks[0] + chunks[1]
+    assert keys[2]["imatrix.datasets"].data == ("a.txt", "b.txt", "a.txt")
+    assert _run(["imatrix", str(model), "--in-file", str(first), "--chunk-size", "64", "-o", str(tmp_path / "x")]) == 2
+    assert "--chunk-size 32" in capsys.readouterr().err
+    assert run_imatrix(fixtures / "hf/ckpt/mixtral", tmp_path / "x", "--in-file", first) == 5
+    assert "another model" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""Keep what a measurement of importances has summed so far, so that an interrupted one is continued where it was.
+
+The file is GGUF: of every weight `NAME.in_sum2`, float64 `(matrices seen, columns)`, and `NAME.counts`, float64
+`(matrices seen, 2)`, the number of the matrix and its tokens. Sums are kept as they are in memory, so that a continued
+measurement gives the bytes of one that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.forward.importance_matrix import Recorder
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import CorruptError, NotFoundError, RefusedError
+from ggferry.formats.files.local_files import Named
+from ggferry.formats.files.opened_files import unrecorded
+from ggferry.formats.gguf.values import string, u32
+from ggferry.formats.gguf.write import write_gguf
+from ggferry.formats.imatrix import COUNTS, SUMS
+from ggferry.formats.readers.gguf import open_gguf
+from ggferry.formats.tensor_read import read_rows
+from ggferry.quant.codec import block_type
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+SUFFIX = ".unfinished"
+_OF, _DONE = "ggferry.unfinished.of", "ggferry.unfinished.chunks"
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A measurement that may be interrupted.
+
+    Attributes:
+        path: Where its sums are kept until it is done.
+        of: What is measured (`measured`).
+    """
+
+    path: str
+    of: str
+
+    def begin(self, recorder: Recorder, resume: bool, force: bool) -> int:
+        """Return how many chunks are done already; with `resume`, put their sums into the recorder.
+
+        Raises:
+            NotFoundError: There is nothing to continue.
+            RefusedError: What is there was measured on another model or text, or there is something and neither
+                `resume` nor `force` is given.
+            CorruptError: It cannot be read.
+        """
+        there = os.path.lexists(self.path)
+        if not resume:
+            if there and not force:
+                hint = "--resume continues it, --force begins anew"
+                raise RefusedError("a measurement that was interrupted is kept here", path=self.path, hint=hint)
+            return 0
+        if not there:
+            raise NotFoundError("no interrupted measurement to continue", path=self.path)
+        return self._load(recorder)
+
+    def save(self, recorder: Recorder, done: int) -> None:
+        """Keep the sums of the first `done` chunks."""
+        kind, tensors = block_type("F64"), []
+        for name in sorted(recorder.sums):
+            items = sorted(recorder.sums[name])
+            sums = np.stack([recorder.sums[name][item] for item in items]).astype("<f8")
+            counts = np.array([(item, recorder.counts[name][item]) for item in items], "<f8")
+            tensors += [(name + SUMS, kind, sums.shape, sums), (name + COUNTS, kind, counts.shape, counts)]
+        keys = {"general.type": string("imatrix"), _OF: string(self.of), _DONE: u32(done)}
+        write_gguf(self.path, keys, tensors, overwrite=True)
+
+    def end(self) -> None:
+        """Remove what was kept."""
+        if os.path.lexists(self.path):
+            os.unlink(self.path)
+
+    def _load(self, recorder: Recorder) -> int:
+        with unrecorded():  # it is no source: it is replaced while the model is read
+            checkpoint = open_gguf(Named(self.path))
+        try:
+            of, done = (checkpoint.metadata.get(key) for key in (_OF, _DONE))
+            if of is None or done is None:
+                raise CorruptError("not a measurement that was interrupted", path=self.path)
+            if of.data != self.of:
+                raise RefusedError(
+                    "kept from another model, text, size of chunks or earlier matrix", path=self.path,
+                    hint="give the same again, or --force to begin anew",
+                )  # fmt: skip
+            for name in checkpoint.tensors:
+                if name.endswith(SUMS):
+                    self._put(recorder, checkpoint, name.removesuffix(SUMS))
+            return int(done.data)
+        finally:
+            checkpoint.close()
+
+    def _put(self, recorder: Recorder, checkpoint: Checkpoint, name: str) -> None:
+        sums, counts = (self._numbers(checkpoint, name + part) for part in (SUMS, COUNTS))
+        recorder.sums[name] = {int(item): row.copy() for (item, _), row in zip(counts, sums, strict=True)}
+        recorder.counts[name] = {int(item): int(count) for item, count in counts}
+
+    def _numbers(self, checkpoint: Checkpoint, name: str) -> Any:
+        ref = checkpoint.tensors.get(name)
+        if ref is None or ref.type.name != "F64":
+            raise CorruptError(f"{name!r} is missing or of another type", path=self.path)
+        return read_rows(checkpoint, ref, 0, ref.rows).view("<f8").reshape(ref.rows, -1)
+
+
+def measured(checkpoint: Checkpoint, chunks: Sequence[Sequence[int]], earlier: Sequence[str]) -> str:
+    """Return a digest of what is measured: the model's files, the tokens of all chunks, the matrices that are added."""
+    from blake3 import blake3
+
+    def stamp(path: str) -> tuple[str, int, int]:
+        status = os.stat(path)
+        return os.path.basename(path), status.st_size, status.st_mtime_ns
+
+    files = [stamp(path) for path in (*(file.path for file in checkpoint.files if os.path.isfile(file.path)), *earlier)]
+    return blake3(json.dumps([files, [list(chunk) for chunk in chunks]]).encode()).hexdigest()
