@@ -151,7 +151,7 @@ def _typed(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> An
         raise InconsistentError(
             f"{param.name} ({origin})", path=checkpoint.path, found=found, expected=f"a list of at most {MAX_ITEMS}"
         )
-    return tuple(_item(checkpoint, param, item, origin) for item in found)
+    return tuple(_item(checkpoint, param, param.null if item is None else item, origin) for item in found)
 
 
 def _item(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any:

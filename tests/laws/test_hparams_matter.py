@@ -56,7 +56,7 @@ MODELS = (
     "arcee", "apertus", "ernie4_5", "ernie4_5_moe", "ernie4_5_moe between", "hunyuan dense", "hunyuan moe", "phimoe",
     "gpt-oss", "llama4 chunks", "gemma4 keys as values", "gemma4 shared", "gemma4 experts", "gemma3n shared",
     "dots1", "solar open", "cohere2", "cohere2moe", "afmoe", "mellum", "laguna", "hy_v3", "dbrx",
-    "mimo2 otherwise", "unlimited ocr", "chameleon swin", "hrm", "minimax-01",
+    "mimo2 otherwise", "unlimited ocr", "chameleon swin", "hrm", "minimax-01", "step35",
     "muse glimmer", "dots3 note",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -79,7 +79,7 @@ def _scaled(model: Model, frequencies: Tensor, context: int) -> Tensor:
         return _llama3(sizes, frequencies)
     divisors = _divisors(model, context)
     if divisors is not None:
-        frequencies = frequencies / divisors
+        frequencies = frequencies / divisors[: len(frequencies)]  # Step 3.5 has ones behind those of half a head
     factor = float(sizes.get("rope_factor", 1.0))
     match sizes.get("rope_scaling", ""):
         case "yarn":

@@ -33,7 +33,16 @@ UNSAID = {
     "cohere2moe sigmoid": "does not lead back to cohere2moe.attention.rope_pattern",
     "hunyuan vl": "items of rope_sections_stated",
     **dict.fromkeys(
-        ("unlimited ocr", "hrm", "hrm otherwise", "minimax-01", "chameleon", "chameleon swin"),
+        (
+            "unlimited ocr",
+            "hrm",
+            "hrm otherwise",
+            "minimax-01",
+            "chameleon",
+            "chameleon swin",
+            "step35",
+            "step35 stretched",
+        ),
         "cannot say what this model is",  # buffers, numbers of blocks and maps of vocabularies that nothing makes anew
     ),
 }

@@ -30,7 +30,7 @@ MODELS = {
         "minimax_m2", "granitemoe", "exaone_moe", "smollm3", "arcee", "mellum one base", "laguna", "hy_v3", "llama4",
         "nemotron", "kimi linear", "granite hybrid", "minicpm3", "dots1", "seed_oss", "glm4moe", "olmo3",
         "glm4", "afmoe", "jamba", "apertus", "qwen3vl", "qwen3vlmoe", "olmoe", "jais2", "ernie4_5", "ernie4_5_moe",
-        "phimoe", "chameleon", "unlimited ocr", "hrm", "minimax-01",
+        "phimoe", "chameleon", "unlimited ocr", "hrm", "minimax-01", "step35",
         "muse glimmer", "qwen3next", "qwen35", "lfm2", "gemma3n",
     )},
     "gemma4 shared": Model("gemma4 shared", {"vocab_size_per_layer_input": 400}),

@@ -78,6 +78,14 @@ PARTS = (
          '"layernorm_full_attention_alpha|full_attn_alpha_factor"', '"layernorm_full_attention_alpha|mlp_beta_factor"'),
     ),
     *among(
+        A + "step35",
+        ("Step's bounds of shared experts ignored", "step35", "transformers", '"swiglu_limits_shared"',
+         '"swiglu_limits_all"'),
+        ("Step's heads with windows are those without", "step35", "reading", '"num_sliding_attention_heads|', '"'),
+        ("Step's weights of experts not scaled", "step35", "transformers", '"moe_router_scaling_factor"',
+         '"moe_router_scale"'),
+    ),
+    *among(
         A + "chameleon",
         ("norms of Chameleon's heads as they are", "chameleon", "logits", '"(two d) -> (d two)"',
          '"(d two) -> (d two)"'),

@@ -1,0 +1,106 @@
+"""Step 3.5: what its configuration lists block by block, with entries behind the last block for those that predict
+further tokens, and what GGUF wants of it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.schema.architecture import HParam
+from ggferry.converters.schema.derivations import Derivation, Values, llama3_factors
+from ggferry.formats.gguf.values import ValueType
+
+
+def listed(name: str, places: str, kind: ValueType, **more: Any) -> tuple[HParam, HParam]:
+    """Return a list of the configuration, of whatever length, and its length."""
+    return (
+        HParam(name, None, kind, {"hf": places}, many=f"{name}_count", or_one=True, required=False, **more),
+        HParam(f"{name}_count", None, derive=lambda values: len(_items(values[name])), required=False),
+    )
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def windows(values: Values) -> tuple[bool, ...]:
+    """Return which blocks have a window."""
+    return tuple(_items(values["kinds"])[: values["n_layer"]])
+
+
+def by_kind(full: str, windowed: str) -> Derivation:
+    """Return a derivation: for each block the one number or, where it has a window, the other."""
+
+    def each(values: Values) -> tuple[int, ...]:
+        return tuple(int(values[windowed if window else full]) for window in values["swa_layers"])
+
+    return each
+
+
+def of_full_blocks(values: Values) -> float:
+    """Return the rotary base of blocks without a window."""
+    return _of_kind(values, False)
+
+
+def of_windows(values: Values) -> float | None:
+    """Return the rotary base of blocks with a window; None where none has one."""
+    return _of_kind(values, True) if any(values["swa_layers"]) else None
+
+
+def _of_kind(values: Values, window: bool) -> float:
+    stated, kinds = _items(values["bases"]), values["swa_layers"]
+    stated = stated if stated[1:] else stated * len(kinds)
+    bases = {float(base) for base, kind in zip(stated, kinds, strict=False) if kind == window}
+    if len(bases) != 1:
+        raise ValueError(f"blocks {'with' if window else 'without'} a window have {len(bases)} rotary bases")
+    return bases.pop()
+
+
+def turned(values: Values) -> tuple[int, ...]:
+    """Return how much of a head rotates, block by block: half of it without a window, all with one."""
+    width = int(values["head_dim"])
+    return tuple(width if window else width // 2 for window in values["swa_layers"])
+
+
+def fractions_are_those(values: Values) -> int:
+    """Return 1 where the listed fractions are those that llama.cpp rotates, else 0."""
+    wanted = [1.0 if window else 0.5 for window in values["swa_layers"]]
+    return int(list(_items(values["fractions"])[: values["n_layer"]]) == wanted)
+
+
+def leading_dense(values: Values) -> int:
+    """Return how many blocks precede the first one with experts, after which all have them."""
+    count = values["n_layer"]
+    if "sparse_layers" in values:
+        sparse = list(values["sparse_layers"])[:count]
+    else:
+        numbers = {int(text) for text in str(values["sparse_numbers"]).split(",") if text.strip()}
+        sparse = [n in numbers for n in range(count)]
+    first = sparse.index(True) if True in sparse else count
+    if not all(sparse[first:]):
+        raise ValueError("dense blocks stand between blocks of experts")
+    return first
+
+
+def limits(name: str) -> Derivation:
+    """Return a derivation: the listed bounds of the blocks; None where none is bounded."""
+
+    def each(values: Values) -> tuple[float, ...] | None:
+        found = tuple(float(limit) for limit in _items(values[name])[: values["n_layer"]])
+        return found if any(found) else None
+
+    return each
+
+
+def factors(values: Values) -> Sequence[float] | None:
+    """Return LLaMA 3's factors of the rotated half of a head, and ones for the rest, `(head_dim / 2,)`."""
+    width = int(values["head_dim"])
+    found = llama3_factors({**values, "n_rot": width // 2})
+    return None if found is None else [*found, *(1.0,) * (width // 2 - len(found))]
+
+
+BASE_OF_WINDOWS = HParam(
+    "rope_base_swa", "rope.freq_base_swa", common.F32,
+    {"hf": "rope_parameters.sliding_attention.rope_theta"}, derive=of_windows, required=False,
+    check="rope_base_swa > 1",
+)  # fmt: skip
