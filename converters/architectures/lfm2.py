@@ -1,37 +1,70 @@
-"""LFM2: short convolutions and attention; of LFM2-VL the text half. Sources: `_lfm2`."""
+"""LFM2: short convolutions and attention; of LFM2-VL the text half; embedders, some of which see what follows, with a
+matrix behind the pooling or on every token (ColBERT). Sources: `_lfm2`.
+"""
+
+from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _lfm2 as lfm2
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
 from ggferry.converters.schema.roles import block, roles
+
+# A centered window of taps has as many on either side.
+_CAUSAL = HParam("causal", "attention.causal", common.BOOL, absent=True, check="causal == 1 or n_conv % 2 == 1")
+_WIDTH_OUT = HParam("n_embd_out", "embedding_length_out", required=False)
+_HF = Dialect(
+    "hf",
+    drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*multi_modal_projector.*")),
+    remarks=rope.REMARKS,
+    within=half.WITHIN,
+    renames=half.RENAMES,
+    harmless=(
+        *lfm2.HARMLESS,
+        embeddings.HARMLESS,
+        half.VISION_KEYS,
+        Harmless("downsample_factor projector_* do_image_splitting encoder_patch_size", "of the vision half"),
+        Harmless(
+            "*_image_tokens *_image_size *_pixels_tolerance *_tiles tile_size use_thumbnail use_image_special_tokens",
+            "of the vision half",
+        ),
+    ),
+)
+_STATES = half.headless(_HF, "Lfm2Model")["headless"]
+_STATES = replace(_STATES, within="", renames=(*half.BARE[:2], ("embedding_norm.", "model.embedding_norm.")))
+_BOTH_SIDES = replace(
+    _STATES,
+    name="both sides",
+    classes=("Lfm2BidirectionalModel", "Lfm2BidirectionalForMaskedLM"),
+    renames=(("lfm2.", "model."), *_STATES.renames),
+    given={**_STATES.given, "causal": False},
+    drops=(*_STATES.drops, *embeddings.language_heads("lm_head.*")),
+)
 
 SPEC = Architecture(
     name="lfm2",
     display_name="LFM2",
-    hf_classes=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2VlForConditionalGeneration"),
-    hparams=(*lfm2.HPARAMS, *lfm2.ADJUSTED),
-    roles=roles(lfm2.frame(), block(lfm2.mixers(), tensors.gated("feed_forward.", lfm2.FEED_FORWARD))),
+    hf_classes=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2VlForConditionalGeneration", "Lfm2Model"),
+    hparams=(
+        *lfm2.HPARAMS,
+        *lfm2.ADJUSTED,
+        _CAUSAL,
+        *embeddings.DECODER_POOLING,
+        *embeddings.DENSE,
+        _WIDTH_OUT,
+    ),
+    roles=roles(
+        lfm2.frame(),
+        block(lfm2.mixers(), tensors.gated("feed_forward.", lfm2.FEED_FORWARD)),
+        embeddings.dense(2, "n_embd_out", "n_embd", bias=True),
+    ),
     dialects={
-        "hf": Dialect(
-            "hf",
-            drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*multi_modal_projector.*")),
-            remarks=rope.REMARKS,
-            within=half.WITHIN,
-            renames=half.RENAMES,
-            harmless=(
-                *lfm2.HARMLESS,
-                half.VISION_KEYS,
-                Harmless("downsample_factor projector_* do_image_splitting encoder_patch_size", "of the vision half"),
-                Harmless(
-                    "*_image_tokens *_image_size *_pixels_tolerance *_tiles tile_size use_thumbnail "
-                    "use_image_special_tokens",
-                    "of the vision half",
-                ),
-            ),
-        ),
+        "hf": _HF,
+        _STATES.name: _STATES,
+        _BOTH_SIDES.name: _BOTH_SIDES,
         "gguf": Dialect("gguf"),
     },
     recipe=lfm2.RECIPE,

@@ -34,6 +34,8 @@ def pooled(model: Model, states: Tensor) -> Tensor | None:
     kind = model.sizes.get("pooling") or 0
     if kind == RANK:
         return _scores(model, _one(states, _of_classifier(model)))[0]
+    if not kind and model.has("dense_2"):
+        kind = MEAN  # a matrix of each token's state (ColBERT): the mean of what it makes is what it makes of the mean
     if kind not in (MEAN, FIRST, LAST):
         return None
     vector = _one(states, kind)
