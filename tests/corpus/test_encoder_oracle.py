@@ -57,12 +57,8 @@ def test_it_is_the_oracles(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_transformers_and_llama_cpps_endpoint_give_the_same(name: str, tmp_path: Path) -> None:
     """Of the file in float32: relative RMS of 3e-3 at most, for a GELU of float16, is a cosine of 0.999995."""
-    request = Request(
-        str(ARCH / name / "ckpt"),
-        str(tmp_path / "x.gguf"),
-        Options(outtype="f32"),
-        witness=("transformers", "llama.cpp"),
-    )
+    asked = ("transformers", "llama.cpp")
+    request = Request(str(ARCH / name / "ckpt"), str(tmp_path / "x.gguf"), Options(outtype="f32"), witness=asked)
     heard = {one["witness"]: one for one in convert(request).receipt["testimonies"]}
     for program in ("transformers", "llama.cpp"):
         assert heard[program]["why"] is None, heard[program]

@@ -1,4 +1,4 @@
-"""LFM2 without its output: states by transformers, and seen from both sides; matrices behind them; llama.cpp's vectors."""
+"""LFM2 without its output: states by transformers, also from both sides; matrices behind them; llama.cpp."""
 
 from __future__ import annotations
 
@@ -104,7 +104,6 @@ def test_llama_cpp_gives_the_vectors(both_sides: bool, matrix: bool, tmp_path: P
         dense(tmp_path / "hf", "2_Dense", 24, 64, bias=True)
     for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (tmp_path / "hf" / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
-    heard = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), witness=("llama.cpp",))).receipt[
-        "testimonies"
-    ]
+    request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), witness=("llama.cpp",))
+    heard = convert(request).receipt["testimonies"]
     assert [(one["what"], one["why"]) for one in heard if one["witness"] == "llama.cpp"] == [("embeddings", None)]
