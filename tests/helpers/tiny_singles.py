@@ -53,7 +53,7 @@ STEP: dict[str, Any] = {
     "moe_intermediate_size": 40, "share_expert_dim": 56, "sliding_window": 7, "num_sliding_attention_heads": 6,
     "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
     "moe_layers_enum": "1,2,3", "moe_router_scaling_factor": 1.5, "pad_token_id": 0,
-    "swiglu_limits": [0.0, 0.6, 0.0, 0.5], "swiglu_limits_shared": [0.4, 0.0, 0.0, 0.5],
+    "swiglu_limits": [0.0, 0.625, 0.0, 0.5], "swiglu_limits_shared": [0.375, 0.0, 0.0, 0.5],
     "rope_parameters": {
         "full_attention": {"rope_theta": 9000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
         "sliding_attention": {"rope_theta": 700.0, "rope_type": "default", "partial_rotary_factor": 1.0},
