@@ -21,11 +21,9 @@ NAMED = 3
 """How many classes, tensors or keys a message names."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-_DRAFT = "a draft that reads the keys and values of the model it guesses for: a proof would need both models"
 _SPEECH = "it makes sound: no runtime's file of a text model holds it"
 REASONS: Mapping[str, str] = {
     "DistilBertForSequenceClassification": "its classifier has a ReLU, for which llama.cpp has no word",
-    **dict.fromkeys(("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"), _DRAFT),
     "DeepseekV4DSparkModel": "a draft whose blocks are DeepSeek V4's, which nothing here computes",
     **dict.fromkeys(
         ("WavTokenizerDec", "PocketTTSModel", "Qwen3TTSForConditionalGeneration", "Lfm25AudioTokenizer"), _SPEECH

@@ -173,5 +173,5 @@ SPEC = Architecture(
         ),
         "gguf": Dialect("gguf"),
     },
-    recipe={"computation": "dflash", "rope": "halves"},
+    recipe={"computation": "ggferry.converters.forward.drafts.dflash", "rope": "halves"},
 )  # fmt: skip

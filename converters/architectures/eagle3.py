@@ -67,5 +67,5 @@ SPEC = Architecture(
         ),
         "gguf": Dialect("gguf"),
     },
-    recipe={"computation": "eagle3"},
+    recipe={"computation": "ggferry.converters.forward.drafts.eagle3"},
 )  # fmt: skip

@@ -6,6 +6,7 @@ Source: llama.cpp `src/models/gemma4.cpp`, `conversion/gemma.py`, transformers `
 """
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gemma4 as gemma4
 from ggferry.converters.architectures import _gemma_layers as gemma
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
@@ -13,48 +14,11 @@ from ggferry.converters.schema.architecture import Architecture, Default, Dialec
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
-F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
-_HF = "transformers' default"
+BOOL, STRING = ValueType.BOOL, ValueType.STRING
 
-BLOCKS = (
-    common.LAYER_WINDOWS,
-    common.N_WINDOWS,
-    HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=gemma.windows, many="n_layer"),
-    HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"},
-           defaults=(Default(512, _HF, dialect="hf"),), check="0 < n_swa"),
-    HParam("shared_kv_layers", "attention.shared_kv_layers", fields={"hf": "num_kv_shared_layers"},
-           defaults=(Default(0, "none, where nothing says otherwise"),), check="shared_kv_layers < n_layer"),
-)  # fmt: skip
-HEADS = (
-    common.N_HEAD,
-    HParam("n_head_kv_swa", None, fields={"hf": "num_key_value_heads"}, required=False),
-    HParam("n_head_kv_global", None, fields={"hf": "num_global_key_value_heads"}, required=False),
-    HParam("n_head_kv_listed", None, fields={"hf": "per_layer_config.*.num_key_value_heads"}, required=False),
-    HParam("k_is_v", None, BOOL, {"hf": "attention_k_eq_v"}, required=False),
-    HParam("n_head_kv", "attention.head_count_kv", derive=gemma.key_heads, many="n_layer", or_one=True),
-    HParam("head_dim_full", "attention.key_length", fields={"hf": "global_head_dim|per_layer_config.*.head_dim"},
-           defaults=(Default(512, _HF, dialect="hf"),)),
-    HParam("head_dim_swa", "attention.key_length_swa", fields={"hf": "head_dim"},
-           defaults=(Default(256, _HF, dialect="hf"),)),
-    HParam("head_dim", None, derive=gemma.head_widths, many="n_layer"),
-    HParam("value_dim_full", "attention.value_length", derive="head_dim_full", check="value_dim_full == head_dim_full"),
-    HParam("value_dim_swa", "attention.value_length_swa", derive="head_dim_swa", check="value_dim_swa == head_dim_swa"),
-    HParam("attn_scale", None, F32),
-)  # fmt: skip
-ROPE = (
-    *gemma.BASES,
-    HParam("rope_kind", None, STRING, {"hf": "rope_parameters.full_attention.rope_type"}, required=False,
-           words={"proportional": "proportional"}),
-    HParam("rope_stretch", None, F32, {"hf": "rope_parameters.full_attention.factor"}, required=False,
-           check="rope_stretch > 0"),
-    HParam("rope_fraction_full", None, F32, {"hf": "rope_parameters.full_attention.partial_rotary_factor"},
-           required=False, defaults=(Default(0.25, _HF, dialect="hf"),), check="0 <= rope_fraction_full"
-           " and rope_fraction_full <= 1"),
-    HParam("n_rot_full", "rope.dimension_count", derive="head_dim_full",
-           check="n_rot_full % 2 == 0 and 0 < n_rot_full and n_rot_full == head_dim_full"),
-    HParam("n_rot_swa", "rope.dimension_count_swa", derive="head_dim_swa",
-           check="n_rot_swa % 2 == 0 and 0 < n_rot_swa and n_rot_swa <= head_dim_swa"),
-    HParam("n_rot", None, derive=gemma.turned_widths, many="n_layer"),
+SHARED = HParam(
+    "shared_kv_layers", "attention.shared_kv_layers", fields={"hf": "num_kv_shared_layers"},
+    defaults=(Default(0, "none, where nothing says otherwise"),), check="shared_kv_layers < n_layer",
 )  # fmt: skip
 FEED_FORWARD = (
     HParam("n_ff_stated", None, fields={"hf": "intermediate_size"}, required=False),
@@ -69,7 +33,8 @@ FEED_FORWARD = (
            check="moe_block == 1 and n_expert > 0 or moe_block == 0 and n_expert == 0"),
 )  # fmt: skip
 HPARAMS = (
-    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, *BLOCKS, *HEADS, common.RMS_EPS, *ROPE, *FEED_FORWARD,
+    common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, *gemma4.WINDOWS, SHARED, *gemma4.HEADS,
+    common.RMS_EPS, *gemma4.ROPE, *FEED_FORWARD,
     gemma.N_EMBD_PER_LAYER, gemma.SOFTCAP_STATED, common.ALWAYS_TIED, common.GEMMA_GELU,
     # Pictures see what comes later ('vision'), text does not.
     HParam("bidirectional", None, STRING, {"hf": "use_bidirectional_attention"}, words={"vision": "vision"},

@@ -44,14 +44,17 @@ def states_of_target(model: Model, count: int, width: int) -> Tensor:
 
 
 def draft_embeddings(model: Model, tokens: Sequence[int]) -> Tensor:
-    """Return the embeddings of tokens, `(tokens, n_embd)`.
-
-    They are the draft's own, where it has some; else the target's: those in `model.inputs`, or a fixed row for each
-    token. Raises UsageError for another shape.
-    """
-    width = model.sizes["n_embd"]
+    """Return the embeddings of tokens, `(tokens, n_embd)`: the draft's own, where it has some, else the target's."""
     if model.has("token_embd"):
         return model.weights.rows("token_embd.weight", tokens)
+    return embeddings_of_target(model, tokens, model.sizes["n_embd"])
+
+
+def embeddings_of_target(model: Model, tokens: Sequence[int], width: int) -> Tensor:
+    """Return the target's embeddings of tokens, `(tokens, width)`: those in `model.inputs`, or a fixed row for each.
+
+    Raises UsageError for another shape.
+    """
     if EMBEDDINGS not in model.inputs:
         return torch.cat([fixed(1, width, token) for token in tokens])
     given = _given(model, EMBEDDINGS, width)

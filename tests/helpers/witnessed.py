@@ -39,6 +39,8 @@ WITNESSES = {
     f"{_A}test_published_names.py::test_what_thinks_of_deepseek_ocr_is_ernies_graph": TRANSFORMERS,
     f"{_A}test_published_kin.py::test_a_published_model_computes_what_its_kin_does": TRANSFORMERS,
     f"{_A}test_drafts.py::test_llama_cpp_proposes_what_our_pass_does": LLAMA_CPP,
+    f"{_A}test_drafts.py::test_llama_cpp_proposes_what_gemmas_assistant_does": LLAMA_CPP,
+    f"{_A}test_drafts.py::test_gemmas_assistant_is_transformers": TRANSFORMERS,
     f"{_A}test_drafts.py::test_muse_glimmers_assistant_is_transformers": TRANSFORMERS,
     f"{_A}test_encoders.py::test_states_are_transformers": TRANSFORMERS,
     f"{_A}test_lfm2_embeddings.py::test_states_are_transformers": TRANSFORMERS,

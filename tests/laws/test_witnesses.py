@@ -60,7 +60,7 @@ MADE_ARCHITECTURES = {
         ("eurobert", "gemma-embedding", "jina-bert-v2", "llama-embed", "modern-bert", "neo-bert"),
         "converters/architectures/test_encoders.py",
     ),
-    **dict.fromkeys(("dflash", "eagle3"), "converters/architectures/test_drafts.py"),
+    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), "converters/architectures/test_drafts.py"),
     "exaone": "converters/architectures/test_published_names.py",
     "nomic-bert": "converters/architectures/test_bert.py", "rwkv7": "converters/architectures/test_rwkv.py",
     "t5encoder": "converters/architectures/test_t5.py",

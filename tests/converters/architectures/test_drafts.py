@@ -19,7 +19,8 @@ from ggferry.formats.errors import GgferryError, InconsistentError, MissingError
 from ggferry.formats.gguf.values import Value
 from helpers.drafts import WIDTH, eagle, flash, second, spark, speculator
 from helpers.llama_cpp import draft_candidates
-from helpers.tiny_models import relative, shake
+from helpers.tiny_models import make, relative, shake, write
+from helpers.tiny_todays import GEMMA4
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PROMPT = [5, 17, 42, 99, 3, 120, 77]
@@ -158,14 +159,19 @@ def test_llama_cpp_proposes_what_our_pass_does(
     for number, step in enumerate(steps[:4]):
         tokens = told[0][: len(PROMPT) + 1 + number]
         rows = proposed(graph, tokens, told, most).astype(np.float64)
-        first = min(place for _, place in step)
-        assert {place - first for _, place in step} == set(range(len(rows)))
-        for (rank, at), (token, probability) in step.items():
-            place = at - first
-            likeliest = np.sort(rows[place])[::-1][:10]
-            shares = np.exp(likeliest - likeliest[0]) / np.exp(likeliest - likeliest[0]).sum()
-            assert shares[rank] == pytest.approx(probability, abs=2e-3), (number, place)
-            assert rows[place][token] == pytest.approx(likeliest[rank], abs=2e-2)
+        check_step(step, rows, number)
+
+
+def check_step(step: dict[tuple[int, int], tuple[int, float]], rows: np.ndarray, number: int) -> None:
+    """That the candidates of one step are the likeliest tokens of our rows, of the same probability."""
+    first = min(place for _, place in step)
+    assert {place - first for _, place in step} == set(range(len(rows)))
+    for (rank, at), (token, probability) in step.items():
+        place = at - first
+        likeliest = np.sort(rows[place])[::-1][:10]
+        shares = np.exp(likeliest - likeliest[0]) / np.exp(likeliest - likeliest[0]).sum()
+        assert shares[rank] == pytest.approx(probability, abs=2e-3), (number, place)
+        assert rows[place][token] == pytest.approx(likeliest[rank], abs=2e-2)
 
 
 def test_muse_glimmers_assistant_is_transformers(target: Path, tmp_path: Path) -> None:
@@ -282,3 +288,87 @@ def test_a_target_with_axes_or_of_gemma_tells_its_draft(target: Path, tmp_path: 
         keys = {key: value for key, value, _ in bound(flash(tmp_path / "hf"), folder).written()}
         assert ("dflash.rope.dimension_sections" in keys) is (number == 0)
         assert keys.get("dflash.embedding_scale", Value).__class__ is (type if number == 0 else Value)
+
+
+@pytest.mark.parametrize("kind", ["Gemma4Assistant", "Gemma4UnifiedAssistant"])
+def test_gemmas_assistant_is_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.23 makes no assistant by itself: its text model asks for a block that has keys of its own."""
+    import torch
+    import transformers
+
+    for part in (transformers.Gemma4TextConfig, transformers.Gemma4UnifiedTextConfig):
+        monkeypatch.setattr(part, "kv_sharing_modes", property(lambda self: ["reuse"] * self.num_hidden_layers))
+    text = {**GEMMA4, "vocab_size_per_layer_input": 0, "sliding_window": 64, "hidden_size": 40}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config={**text, "model_type": "gemma4_text" if kind == "Gemma4Assistant" else "gemma4_unified_text"},
+        backbone_hidden_size=56, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(7)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    shake(model)
+    model.save_pretrained(tmp_path / "hf")
+    random = np.random.default_rng(7)
+
+    def some(*shape: int) -> np.ndarray:
+        return random.standard_normal(shape, np.float32)
+
+    given = {"states": some(5, 56), "embeddings": some(5, 56) * np.float32(0.2), "keys": some(9, 2, 12),
+             "values": some(9, 2, 12), "keys_swa": some(9, 2, 10), "values_swa": some(9, 2, 10)}  # fmt: skip
+    both = np.concatenate([given["embeddings"] * np.float32(56**0.5), given["states"]], -1)
+    shared = {
+        name: tuple(torch.from_numpy(given[f"{part}{end}"]).transpose(0, 1)[None] for part in ("keys", "values"))
+        for name, end in (("full_attention", ""), ("sliding_attention", "_swa"))
+    }
+    with torch.inference_mode():
+        found = model(
+            inputs_embeds=torch.from_numpy(both)[None],
+            position_ids=torch.arange(9, 14)[None],
+            shared_kv_states=shared,
+            output_hidden_states=True,  # else it leaves out tokens whose logits nobody asked for
+        )
+    expected = np.concatenate([found.logits[0].numpy(), found.last_hidden_state[0].numpy()], -1)
+    request = request_of(str(tmp_path / "hf"), {"no_vocab": True, "out": str(tmp_path / "x.gguf")})
+    done = convert(request)
+    assert not [note for note in done.receipt["notes"] if "does not use" in note]
+    for graph in (graph_of(str(tmp_path / "hf")), graph_of(done.path)):
+        assert graph.architecture.name == "gemma4-assistant"
+        assert relative(expected, forward(graph, [1, 2, 3, 4, 5], inputs=given)) <= 3e-6
+
+
+@pytest.mark.slow
+def test_llama_cpp_proposes_what_gemmas_assistant_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the keys and values that transformers keeps of the target's last blocks of either kind."""
+    import torch
+    import transformers
+
+    make("gemma4 keys as values", tmp_path / "target", sliding_window=64)
+    target = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32)
+    tokens = list(PROMPT)
+    with torch.inference_mode():
+        tokens.append(int(target(torch.tensor([tokens])).logits[0, -1].argmax()))
+        told = target(torch.tensor([tokens[:-1]]), use_cache=True, output_hidden_states=True)
+    text = json.loads((tmp_path / "target/config.json").read_text())
+    part = transformers.Gemma4TextConfig
+    monkeypatch.setattr(part, "kv_sharing_modes", property(lambda self: ["reuse"] * self.num_hidden_layers))
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    config = transformers.Gemma4AssistantConfig(
+        text_config={**{key: text[key] for key in GEMMA4 if key in text}, "model_type": "gemma4_text",
+                     "hidden_size": 40, "num_hidden_layers": 3, "layer_types": kinds, "global_head_dim": 12,
+                     "attention_k_eq_v": True, "num_global_key_value_heads": 4, "vocab_size_per_layer_input": 0},
+        backbone_hidden_size=48,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = transformers.Gemma4AssistantForCausalLM(config).eval()
+    shake(model)
+    model.save_pretrained(tmp_path / "hf")
+    graph = graph_of(str(tmp_path / "hf"))
+    files = (write(graph_of(str(tmp_path / "target")), tmp_path / "t.gguf"), write(graph, tmp_path / "x.gguf"))
+    (step, *_), _ = draft_candidates(PROMPT, 4, *files, "MTP", 1)
+    given = {"states": told.hidden_states[-1][0, -1:].numpy(),
+             "embeddings": target.get_input_embeddings().weight[tokens[-1:]].detach().numpy()}  # fmt: skip
+    for end, number in (("", 5), ("_swa", 4)):
+        layer = told.past_key_values.layers[number]
+        kept = {"keys": layer.keys, "values": layer.values}
+        given |= {f"{name}{end}": x[0].transpose(0, 1).numpy() for name, x in kept.items()}
+    rows = forward(graph, tokens[-1:], inputs=given)[:, : graph.sizes["n_vocab"]].astype(np.float64)
+    check_step(step, rows, 0)
