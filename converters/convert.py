@@ -10,15 +10,13 @@ from typing import Any
 
 from ggferry.converters.adapters.plan import AdapterPlan
 from ggferry.converters.adapters.prove import prove_adapter
-from ggferry.converters.conversion_plan.output_metadata import output_name
 from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.forward.device import computing_on
-from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.planning import make_plans, tokenizer_of
+from ggferry.converters.planning import tokenizer_of
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Case, Proof, of_texts, verify_together
@@ -28,16 +26,7 @@ from ggferry.converters.proof.vocabulary import Depth, Vocabularies, check_token
 from ggferry.converters.proof.witnesses.examine import chosen, examine
 from ggferry.converters.request import Naming, open_source_of, request_of, stated_options
 from ggferry.converters.request import Request as Request
-from ggferry.converters.second_file import (
-    NONE,
-    ONLY,
-    first_request,
-    related,
-    require_second,
-    second_plan,
-    second_request,
-    unread,
-)
+from ggferry.converters.rungs import Rung, check_rungs, halves, rungs_of
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import CLIP, understand
 from ggferry.converters.write.output_files import OutputSet
@@ -50,7 +39,6 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.passing import begin, passing, record
 from ggferry.formats.files.sources import known_by
-from ggferry.quant.marks import Marks
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.threads import workers
@@ -140,40 +128,9 @@ def convert_together(
         opened.add_beside(checkpoint.sidecars.values())
         checkpoint = replace(checkpoint, files=passing(checkpoint.files))
         rungs = rungs_of(requests, checkpoint)
-        _check_rungs(rungs)
+        check_rungs(rungs)
         with unrecorded():
             return _results(_carry_out(rungs, opened, stage, approve))
-
-
-def rungs_of(requests: Sequence[Request], checkpoint: Checkpoint) -> list[Rung]:
-    """Return what is to be written: the text models, and last the file of what sees and hears, where there is one."""
-    first, rungs = requests[0], []
-    texts = [first_request(request) for request in requests] if first.mmproj != ONLY else []
-    for request, (plan, tokenizer) in zip(texts, make_plans(texts, checkpoint) if texts else (), strict=True):
-        rungs.append(Rung(request, plan, tokenizer, tuple(_targets(request, plan))))
-    asked = second_request(first)
-    wanted = first.mmproj != NONE and not first.options.vocab_only
-    second = second_plan(asked, checkpoint) if wanted else None
-    if first.mmproj == ONLY:
-        second = require_second(second, checkpoint)
-    if second is None:
-        why = unread(checkpoint) if wanted else ""
-        return [_noted(rung, why) for rung in rungs] if why else rungs
-    paths = tuple(_targets(asked, second))
-    beside = [replace(rung, plan=related(rung.plan, second, os.path.basename(paths[0]))) for rung in rungs]
-    if rungs:
-        second = related(second, rungs[0].plan, os.path.basename(rungs[0].paths[0]))
-    return [*beside, Rung(asked, second, None, paths)]
-
-
-def _noted(rung: Rung, note: str) -> Rung:
-    return replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, note)))
-
-
-def _halves(rungs: Sequence[Rung]) -> list[list[Rung]]:
-    """Return the outputs that hold the same tensors together: the text models, then what sees and hears."""
-    found = ([rung for rung in rungs if rung.is_second is wanted] for wanted in (False, True))
-    return [half for half in found if half]
 
 
 def _results(found: Sequence[Result]) -> list[Result]:
@@ -183,44 +140,6 @@ def _results(found: Sequence[Result]) -> list[Result]:
     return [replace(result, second=last) for result in first] if first and beside else list(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
-    """One of the outputs that are made of a source together.
-
-    Attributes:
-        request: What was asked for.
-        plan: What happens to every tensor.
-        tokenizer: The source's.
-        paths: The output's files.
-        marks: Of what was encoded, once it was written.
-    """
-
-    request: Request
-    plan: Plan
-    tokenizer: Tokenizer | None
-    paths: tuple[str, ...]
-    marks: Marks | None = None
-
-    @property
-    def is_second(self) -> bool:
-        """Whether it is the file of what sees and hears."""
-        return bool(self.plan.graph.architecture.projector)
-
-
-def _check_rungs(rungs: Sequence[Rung]) -> None:
-    """Raise UsageError for outputs that cannot be made together."""
-    if len(rungs) == 1:
-        return
-    if isinstance(rungs[0].plan, AdapterPlan):
-        raise UsageError("an adapter is written in one type at a time", path=rungs[0].request.source)
-    names = [path for rung in rungs for path in rung.paths]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(
-            "several types, and one name for them", found=twice[0], hint="-o 'model-{outtype}.gguf', or a folder"
-        )
-
-
 def _carry_out(
     rungs: Sequence[Rung], opened: Opened, stage: Stage, approve: Callable[[Mapping[str, Any]], None]
 ) -> list[Result]:
@@ -228,7 +147,13 @@ def _carry_out(
     with ExitStack() as stack:
         outputs = [
             stack.enter_context(
-                OutputSet(rung.paths, rung.plan.layouts, overwrite=rung.request.force, sources=opened.identities)
+                OutputSet(
+                    rung.paths,
+                    rung.plan.layouts,
+                    overwrite=rung.request.force,
+                    sources=opened.identities,
+                    same=rung.is_second,
+                )
             )
             for rung in rungs
         ]
@@ -239,27 +164,32 @@ def _carry_out(
         except (CorruptError, VerificationError):
             opened.check_unchanged()  # the likelier reason
             raise
-        files = [
-            [{**one, "name": os.path.basename(path)} for one, path in zip(records, rung.paths, strict=True)]
-            for rung, (_, records) in zip(rungs, proofs, strict=True)
-        ]
-        known: dict[int, Record] = {}
         found = []
-        for rung, (proof, _), own in zip(rungs, proofs, files, strict=True):
-            read = _source_records(rung, known)
-            done = replace(rung.request, level=proof.level)
-            receipt = receipts.make_receipt(rung.plan, proof, own, read, options_of(rung.plan, done))
-            others = [
-                file for one, some in zip(rungs, files, strict=True) if one.is_second != rung.is_second for file in some
-            ]
-            if others:
-                receipt["mmproj" if not rung.is_second else "text"] = others
+        for rung, (proof, _), receipt in zip(rungs, proofs, receipts_of(rungs, proofs), strict=True):
             approve(receipt)
             found.append(_result(rung, proof, receipt))
         opened.check_unchanged()
         with interrupts_wait():
             for output, result in zip(reversed(outputs), reversed(found), strict=True):
                 output.publish(receipts.to_json(result.receipt).encode("utf-8", "backslashreplace"))
+    return found
+
+
+def receipts_of(rungs: Sequence[Rung], proofs: Sequence[tuple[Proof, list[Record]]]) -> list[dict[str, Any]]:
+    """Return the receipts of outputs that were proved together; of two files of one model, each names the other."""
+    files = [
+        [{**one, "name": os.path.basename(path)} for one, path in zip(records, rung.paths, strict=True)]
+        for rung, (_, records) in zip(rungs, proofs, strict=True)
+    ]
+    known: dict[int, Record] = {}
+    found = []
+    for rung, (proof, _), own in zip(rungs, proofs, files, strict=True):
+        done = options_of(rung.plan, replace(rung.request, level=proof.level))
+        receipt = receipts.make_receipt(rung.plan, proof, own, _source_records(rung, known), done)
+        others = [
+            one for some, each in zip(rungs, files, strict=True) if some.is_second != rung.is_second for one in each
+        ]
+        found.append({**receipt, **({"text" if rung.is_second else receipts.SECOND: others} if others else {})})
     return found
 
 
@@ -342,7 +272,7 @@ def _proofs(rungs: Sequence[Rung], opened: Sequence[Checkpoint], stage: Stage) -
     if request.level == "none":
         return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
     found = []
-    for half in _halves(rungs):
+    for half in halves(rungs):
         some = [case for case, rung in zip(cases, rungs, strict=True) if rung in half]
         found += verify_together(some, jobs=request.jobs, stage=stage)
     return [
@@ -392,20 +322,6 @@ def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Req
 def depth_of(request: Request) -> Depth:
     """Return how much of the vocabulary a proof of this request's level encodes."""
     return Depth(pieces=request.level == "full", own=tuple(request.text.split("\n")) if request.text else ())
-
-
-def _targets(request: Request, plan: Plan) -> list[str]:
-    """Return the paths of the output files.
-
-    They are as the request names them, or else follow the naming convention, in the folder it names or that of the
-    source.
-    """
-    out, count = request.out, len(plan.layouts)
-    labels = [shard_label(number, count) for number in range(1, count + 1)] if count > 1 else [None]
-    if out is None or os.path.isdir(out):
-        folder = out or os.path.dirname(os.path.abspath(request.source))
-        return [os.path.join(folder, output_name(plan.metadata, plan.options, label)) for label in labels]
-    return [f"{out.removesuffix('.gguf')}-{label}.gguf" if label else out for label in labels]
 
 
 def _check_space(rungs: Sequence[Rung]) -> None:

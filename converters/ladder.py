@@ -10,7 +10,7 @@ from typing import Any
 
 from ggferry.converters.convert import Result
 from ggferry.converters.request import Request
-from ggferry.converters.second_file import PLACE, second_out, second_outtype
+from ggferry.converters.second_file import PLACE, second_out
 from ggferry.formats.errors import UsageError
 
 
@@ -39,7 +39,7 @@ def _placed(request: Request, out: str | None, outtype: str) -> Request:
     """Return the request with its output's name, in which PLACE stands for the type."""
     if out is None or os.path.isdir(out):
         return replace(request, out=out)
-    second = request.mmproj_out or second_out(out, second_outtype(request))
+    second = request.mmproj_out or second_out(out, request)
     return replace(request, out=out.replace(PLACE, outtype), mmproj_out=second)
 
 

@@ -6,6 +6,7 @@ Its name and its place are llama.cpp's: `mmproj-…`, beside the text model.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,7 @@ def second_request(request: Request) -> Request:
     hparams = {key: text for key, text in request.hparams.items() if key.startswith(_CLIP)}
     return replace(
         request, options=plain, hparams=hparams, vocab=VocabOptions(), imatrix=None, witness=(), text=None, mtp=False,
-        out=request.mmproj_out or second_out(request.out, outtype), mmproj=ONLY, mmproj_outtype=outtype,
+        out=request.mmproj_out or second_out(request.out, request), mmproj=ONLY, mmproj_outtype=outtype,
     )  # fmt: skip
 
 
@@ -56,12 +57,20 @@ def second_outtype(request: Request) -> str:
     return request.mmproj_outtype or (outtype if outtype.lower() in ("keep", "f32", "f16", "bf16") else "f16")
 
 
-def second_out(out: str | None, outtype: str) -> str | None:
-    """Return the name of a second file beside a text model called `out`: in a folder it gets its own."""
+def second_out(out: str | None, request: Request) -> str | None:
+    """Return the name of a second file beside a text model called `out`: in a folder it gets its own.
+
+    Where the text model's name ends in its type, that of the second file ends in its own.
+    """
     if out is None or os.path.isdir(out):
         return out
-    folder, name = os.path.split(out.replace(PLACE, outtype))
-    return os.path.join(folder, second_name(name))
+    folder, name = os.path.split(out)
+    own = second_outtype(request)
+    if PLACE not in name:
+        ending = re.compile(rf"(?<=[-._]){re.escape(request.options.outtype)}(?=\.gguf$)", re.IGNORECASE)
+        own_too = own.upper() if (found := ending.search(name)) and found[0].isupper() else own
+        name = ending.sub(own_too, name)
+    return os.path.join(folder, second_name(name.replace(PLACE, own)))
 
 
 def second_plan(request: Request, checkpoint: Checkpoint) -> Plan | None:

@@ -11,16 +11,16 @@ from typing import Any
 from ggferry.converters.adapters.plan import is_adapter, plan_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.output_metadata import assemble
-from ggferry.converters.conversion_plan.steps import Plan, steps_of_types
-from ggferry.converters.convert import depth_of, options_of, prove, witnessed
+from ggferry.converters.conversion_plan.steps import steps_of_types
+from ggferry.converters.convert import depth_of, prove_together, receipts_of, witnessed
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.general_keys import Entry
+from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.planning import edited, make_plan
-from ggferry.converters.prequantized.dequantized_rows import Dequantized
+from ggferry.converters.planning import edited, tokenizer_of
 from ggferry.converters.proof.compare import Proof, check_accounting, check_hparams, verify
 from ggferry.converters.proof.metadata import KeyProof, compare_keys
-from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, how_it_was_proved, make_receipt
+from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, how_it_was_proved
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
@@ -28,9 +28,10 @@ from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request, missing_files, open_source_of, with_stated
 from ggferry.converters.rewrite.lineage import edited_keys
-from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
-from ggferry.converters.tokenizers.tokenizer import Tokenizer
-from ggferry.converters.understand import understand
+from ggferry.converters.rungs import rungs_of
+from ggferry.converters.second_file import first_request
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.understand import CLIP, understand, understand_projector
 from ggferry.converters.write.watch_weights import check_sums
 from ggferry.converters.write.write_tensors import check_replica
 from ggferry.formats.checkpoint import Checkpoint
@@ -42,8 +43,9 @@ from ggferry.formats.errors import (
     UsageError,
     VerificationError,
 )
-from ggferry.formats.files.digests import Digests, Record, digest
+from ggferry.formats.files.digests import digest
 from ggferry.formats.files.local_files import read_bytes
+from ggferry.formats.files.passing import passing
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.support.progress import Phase, Stage
@@ -111,7 +113,11 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
             proof, keys = _adapter_again(request, before, after, stage, allow_keys)
             runtime: tuple[str, ...] = ()
         else:
-            if request.vocab == VocabOptions() and "tokenizer.ggml.tokens" not in after.metadata:
+            if (
+                request.vocab == VocabOptions()
+                and "tokenizer.ggml.tokens" not in after.metadata
+                and not _is_second(after)
+            ):
                 request = replace(request, vocab=VocabOptions(none=True))
                 notes.append("the output has no vocabulary; the source's was not looked at")
             proof, keys, runtime = _model_again(request, before, after, stage, allow_keys)
@@ -121,6 +127,12 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
     finally:
         before.close()
         after.close()
+
+
+def _is_second(checkpoint: Checkpoint) -> bool:
+    """Return whether a GGUF file holds what sees and hears."""
+    kind = checkpoint.metadata.get("general.architecture")
+    return isinstance(kind, Value) and kind.data == CLIP
 
 
 def _as_converted(request: Request, receipt: Mapping[str, Any] | None, after: Checkpoint) -> Request:
@@ -135,19 +147,17 @@ def _model_again(
 ) -> tuple[Proof, KeyProof, tuple[str, ...]]:
     before, renamed = edited(request, before)
     vocab_only = not after.tensors
-    graph, mirror = (
-        understand(before, request.hparams, vocab_only, mtp=request.mtp),
-        understand(after, vocab_only=vocab_only),
-    )
+    mirror = understand(after, vocab_only=vocab_only)
+    graph = _same_half(request, before, mirror)
     check_hparams(graph, mirror)
     check_accounting(graph, mirror)
-    tokenizer = load_tokenizer(before, graph.sizes.get("n_vocab", 0), request.vocab)
+    tokenizer = tokenizer_of(graph, before, request)
     steps = steps_of_types(graph, {name: node.inputs[0].type for name, node in mirror.by_name.items()})
     expected, _ = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
     keys = compare_keys(_values(expected), after, (graph, mirror), allow)
     told = (*graph.notes, "the output has no vocabulary") if request.vocab.none else graph.notes
     runtime = runtime_notes(mirror.architecture.name, after.metadata, after.tensors, told, vocab_only=vocab_only)
-    read = load_tokenizer(after, mirror.sizes.get("n_vocab", 0))
+    read = tokenizer_of(mirror, after, Request(after.path))
     sides = Vocabularies(tokenizer, read, before, request.vocab, keys.apart)
     tokens = check_tokenizer(sides, after.path, depth_of(request))
     matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
@@ -158,6 +168,20 @@ def _model_again(
         )
         proof = witnessed(proof, graph, mirror, request, stage)
     return proof, keys, (*runtime, *unseen(graph))
+
+
+def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> ModelGraph:
+    """Return what the source has of the output's model: of one that also sees or hears, that half or the text model.
+
+    Raises VerificationError where the source has no such half.
+    """
+    if not output.architecture.projector or before.container == "gguf":
+        texts = first_request(request)
+        return understand(before, texts.hparams, request.options.vocab_only, mtp=request.mtp)
+    graph = understand_projector(before, request.hparams)
+    if graph is None:
+        raise VerificationError("the source neither sees nor hears", path=before.path, found=output.checkpoint.path)
+    return graph
 
 
 def _adapter_again(
@@ -185,33 +209,23 @@ def reprove(request: Request, stage: Stage) -> dict[str, Any]:
     the source.
     """
     assert request.out is not None
-    before, threads = open_source_of(request), workers(request.jobs)
+    before = open_source_of(request)
     try:
-        plan, tokenizer = make_plan(request, before)
-        whole = plan.graph.checkpoint
-        sums = check_sums(whole, stage, threads)
-        with Digests(threads) as digests:
-            source = digests.begin([file for file in whole.files if not isinstance(file, Dequantized)], beside=1)
-            try:
-                proof, written = _proved(request, plan, tokenizer, stage)
-            except (PassingError, ChangedError):
-                raise
-            except GgferryError as error:
-                raise VerificationError(f"not what this conversion gives: {error.message}", path=request.out) from None
-            plan = replace(plan, notes=(*plan.notes, *sums))
-            read = [take() for take in source]
-        return make_receipt(plan, proof, written, read, options_of(plan, replace(request, level=proof.level)))
+        sums = check_sums(before, stage, workers(request.jobs))
+        rungs = rungs_of([request], replace(before, files=passing(before.files)))
+        try:
+            for rung in rungs:
+                for drop in rung.plan.graph.dropped:
+                    check_replica(rung.plan, drop)
+            proofs = prove_together(rungs, [rung.paths[0] for rung in rungs], stage)
+        except (PassingError, ChangedError):
+            raise
+        except GgferryError as error:
+            raise VerificationError(f"not what this conversion gives: {error.message}", path=request.out) from None
+        rungs = [replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, *sums))) for rung in rungs]
+        return receipts_of(rungs, proofs)[0]
     finally:
         before.close()
-
-
-def _proved(request: Request, plan: Plan, tokenizer: Tokenizer | None, stage: Stage) -> tuple[Proof, list[Record]]:
-    """Return the proof of the output at `request.out`, and the records of its files."""
-    assert request.out is not None
-    for drop in plan.graph.dropped:
-        check_replica(plan, drop)
-    with computing_on(request.device):
-        return prove(plan, tokenizer, request.out, request, stage)
 
 
 def _receipt(output: Checkpoint) -> tuple[dict[str, Any] | None, list[str]]:

@@ -23,6 +23,8 @@ from ggferry.support.printable import printable_json
 FORMAT = 1
 SUFFIX = ".receipt.json"
 MAX_RECEIPT = 1 << 28
+SECOND = "mmproj"
+"""The member that lists the files of what sees and hears, written beside a text model."""
 
 
 def make_receipt(
@@ -79,6 +81,11 @@ def make_receipt(
         "verified": proof.level,
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
     }  # fmt: skip
+
+
+def files_written(receipt: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the records of all files that hold the model: the output's, and those of what sees and hears beside it."""
+    return [*receipt["output"]["files"], *receipt.get(SECOND, ())]
 
 
 def _runtimes(plan: Plan) -> list[str]:

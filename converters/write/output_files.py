@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ggferry.converters.proof.receipt import SUFFIX
 from ggferry.converters.write.recovery import complete, files_of
 from ggferry.formats.errors import RefusedError, of_os
+from ggferry.formats.files.digests import digest
 from ggferry.formats.files.opened_files import Identity, Stamp
 from ggferry.formats.files.partial_files import (
     Partial,
@@ -22,6 +24,7 @@ from ggferry.formats.files.partial_files import (
     sync_folder,
 )
 from ggferry.formats.files.partial_files import publish as give_names
+from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.gguf.write import GGUFFile, GGUFLayout
 from ggferry.support.interrupts import interrupts_wait
 
@@ -32,14 +35,17 @@ class OutputSet:
     The shards get their names from the last to the first, which is the one that is opened, and then the receipt gets
     its own. A kill in between leaves nothing that loads, or a proven model whose receipt the next run puts in place
     (`recovery`), but never a receipt with a file that it does not describe.
+
+    With `same`, a file that exists may hold the very bytes that are written: then it stays what it is.
     """
 
     def __init__(
         self, paths: Sequence[str], layouts: Sequence[GGUFLayout], *, overwrite: bool = False,
-        sources: Mapping[Identity, str] | None = None,
+        sources: Mapping[Identity, str] | None = None, same: bool = False,
     ) -> None:  # fmt: skip
         self.paths, self.receipt_path = tuple(paths), paths[0] + SUFFIX
         self._layouts, self._overwrite, self._sources = tuple(layouts), overwrite, sources
+        self._same = same
         self._files: list[GGUFFile] = []
         self._place: dict[str, GGUFFile] = {}
         self._open = ExitStack()
@@ -69,10 +75,11 @@ class OutputSet:
         sync_folder(self.receipt_path)  # after a power cut between the renames, the partials must still be there
         if not self._overwrite and _stamp(self.receipt_path) != self._older:
             raise exists_already(self.receipt_path)
+        overwrite = self._overwrite or (self._same and self._are_there())
         outputs = [file.finished() for file in reversed(self._files)]
         older = self._set_aside()
         try:
-            give_names([*outputs, *([] if receipt is None else [self._receipt])], overwrite=self._overwrite)
+            give_names([*outputs, *([] if receipt is None else [self._receipt])], overwrite=overwrite)
         except BaseException:
             if older and not any(output.published for output in outputs):
                 with suppress(OSError):
@@ -82,6 +89,14 @@ class OutputSet:
             if older:
                 with suppress(FileNotFoundError):
                     os.unlink(older)
+
+    def _are_there(self) -> bool:
+        """Return whether outputs exist, with the bytes that were written. Raises RefusedError for other bytes."""
+        there = [file for file in self._files if os.path.lexists(file.path)]
+        for file in there:
+            if not _equal(file.path, file.partial):
+                raise exists_already(file.path)
+        return bool(there)
 
     def _set_aside(self) -> str | None:
         """Rename an older receipt to a partial's name and return that name; None where there is no receipt.
@@ -128,8 +143,8 @@ class OutputSet:
         RefusedError.
         """
         if not self._overwrite:
-            for path in self.paths:
-                if os.path.lexists(path):
+            for path, layout in zip(self.paths, self._layouts, strict=True):
+                if os.path.lexists(path) and not (self._same and _size(path) == layout.size):
                     raise exists_already(path)
             if os.path.lexists(self.receipt_path) and files_of(self.receipt_path, self.paths[0]) is None:
                 hint = "move it away, or write to another name; --force replaces it"
@@ -145,3 +160,13 @@ def _stamp(path: str) -> Stamp | None:
         return Stamp.of(os.lstat(path))
     except OSError:
         return None
+
+
+def _size(path: str) -> int:
+    found = os.lstat(path)
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+
+
+def _equal(a: str, b: str) -> bool:
+    with LocalFile(a) as one, LocalFile(b) as other:
+        return digest(one) == digest(other)

@@ -134,8 +134,8 @@ def _as_dict(result: Result) -> dict[str, Any]:
 
 
 def _print_plans(requests: Sequence[Request], as_json: bool) -> None:
-    from ggferry.converters.convert import rungs_of
     from ggferry.converters.request import open_source_of
+    from ggferry.converters.rungs import rungs_of
 
     checkpoint = open_source_of(requests[0])
     rungs = rungs_of(requests, checkpoint)

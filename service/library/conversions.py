@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Unpack
 
 from ggferry.converters.conversion_plan.steps import Plan, Step
-from ggferry.converters.convert import Result, quantize_request, rungs_of
+from ggferry.converters.convert import Result, quantize_request
 from ggferry.converters.convert import convert as run
 from ggferry.converters.export.export import carry_out
 from ggferry.converters.ladder import requests_of
 from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.converters.proof.receipt import SUFFIX
 from ggferry.converters.request import open_source_of
+from ggferry.converters.rungs import rungs_of
 from ggferry.converters.verify import reverify
 from ggferry.formats.checkpoint import Dropped
 from ggferry.formats.files.opened_files import recorded

@@ -309,14 +309,14 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
         own = [source, *(each.path for each in files)]
         return Entry(source, _verdict(error), _reason(error, own), error=error, **common)
     facts = dict(facts)
-    name = str(facts.pop("name"))
+    name, more = str(facts.pop("name")), int(facts.pop("bytes_beside", 0))
     facts["options"] = {key: _url(value, mirror) for key, value in facts["options"].items()}
     facts["notes"], facts["lost"] = (*facts["notes"], *told), tuple(facts["lost"])
     if facts.get("verdict") == SKIP:
         return Entry(source, facts.pop("verdict"), facts.pop("reason"), **common, **facts)
     output = names.output(source, group, name)
     reads = common["bytes_in"] if any(is_remote(each.path) for each in files) else 0
-    disk = int(facts["bytes_out"]) + reads
+    disk = int(facts["bytes_out"]) + more + reads
     return Entry(source, CONVERT, output=output, disk=disk, **common, **facts)
 
 

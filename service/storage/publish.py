@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, to_json
+from ggferry.converters.proof.receipt import MAX_RECEIPT, SECOND, SUFFIX, files_written, to_json
 from ggferry.formats.errors import (
     ChangedError,
     GgferryError,
@@ -27,6 +27,7 @@ from ggferry.formats.errors import (
     UnsupportedError,
 )
 from ggferry.formats.files.digests import digest
+from ggferry.formats.files.local_files import read_bytes
 from ggferry.service.storage.backends import other_filesystems as anyfs
 from ggferry.service.storage.backends import s3
 from ggferry.service.storage.ranged_file import RangedFile
@@ -106,10 +107,12 @@ def publish_all(
     in between leaves complete files without a receipt: the next run finds them equal and adds it.
     """
     there, sent = url.rpartition("/")[0], False
-    for record in reversed(receipt["output"]["files"]):  # the first file, by whose name the output goes, comes last
+    for record in reversed(files_written(receipt)):  # the first file, by whose name the output goes, comes last
         local, name = os.path.join(folder, record["name"]), f"{there}/{record['name']}"
         confirm()
         sent |= publish(local, name, record["blake3"], scratch, progress, writer)
+    for name in (record["name"] + SUFFIX for record in receipt.get(SECOND, ())[:1]):
+        put_receipt(read_bytes(os.path.join(folder, name), MAX_RECEIPT), f"{there}/{name}")
     confirm()
     version = stat(url).version
     put_receipt(to_json(receipt).encode("utf-8", "backslashreplace"), url + SUFFIX)

@@ -15,9 +15,9 @@ from ggferry.converters.conversion_plan.steps import Plan, count_types
 from ggferry.converters.model_graph.graph import losses
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.options import PLAN_NAMES, Option, option
-from ggferry.converters.planning import make_plan
 from ggferry.converters.request import Request
 from ggferry.converters.request import request_of as options_to_request
+from ggferry.converters.rungs import rungs_of
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UsageError
 
@@ -50,7 +50,7 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
 
     `config`: the config.json in the folder of a GGML-era file, for what its header leaves open.
     """
-    plan, options, notes = _planned(source, recipe, config)
+    (plan, *beside), options, notes = _planned(source, recipe, config)
     checkpoint = plan.graph.checkpoint
     try:
         facts: dict[str, Any] = {
@@ -60,6 +60,7 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
             "types": count_types(list(checkpoint.tensors.values())),
             "architecture": plan.graph.architecture.name,
             "bytes_out": plan.bytes_written,
+            "bytes_beside": sum(each.bytes_written for each in beside),
             "memory": _memory(plan, threads),
             "grades": dict(Counter(step.grade for step in plan.steps)),
             "name": output_name(plan.metadata, plan.options, None),
@@ -67,6 +68,9 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
             "lost": [asdict(loss) for loss in losses(plan.graph.dropped)],
             "notes": list(dict.fromkeys((*notes, *checkpoint.notes, *plan.graph.notes, *plan.notes))),
         }
+        for each in beside:
+            told = f"what sees and hears becomes a file of its own beside the output: {each.bytes_written:,} bytes"
+            facts["notes"] = list(dict.fromkeys((*facts["notes"], told, *each.graph.notes, *each.notes)))
         if _is_done(checkpoint, plan):
             facts |= {"verdict": "skip", "reason": "GGUF v3 already; its structure is intact"}
         return facts
@@ -74,10 +78,13 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
         checkpoint.close()
 
 
-def _planned(source: str, recipe: Mapping[str, Any], config: str | None) -> tuple[Plan, dict[str, Any], list[str]]:
-    """Return the first plan that can be made, the options it needed besides `recipe`, and why.
+def _planned(
+    source: str, recipe: Mapping[str, Any], config: str | None
+) -> tuple[list[Plan], dict[str, Any], list[str]]:
+    """Return the first plans that can be made, the options they needed besides `recipe`, and why.
 
-    A sidecar file of a legacy file is used where it fits the file or fills a gap, and each such choice is reported.
+    There are two of a model that also sees or hears. A sidecar file of a legacy file is used where it fits the file or
+    fills a gap, and each such choice is reported.
     """
     tries: list[tuple[dict[str, Any], str]] = [({}, "")]
     if recipe.get("tokenizer_model"):
@@ -92,11 +99,11 @@ def _planned(source: str, recipe: Mapping[str, Any], config: str | None) -> tupl
         try:
             checkpoint = open_checkpoint(source, request.arch, request.config)
             try:
-                plan, _ = make_plan(request, checkpoint)
+                plans = [rung.plan for rung in rungs_of([request], checkpoint)]
             except BaseException:
                 checkpoint.close()
                 raise
-            return plan, more, [f"{note}: {first.message}"] if first is not None else []
+            return plans, more, [f"{note}: {first.message}"] if first is not None else []
         except GgferryError as error:
             first = first or error
     assert first is not None

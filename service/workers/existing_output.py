@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.options import LEVELS
-from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
+from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, files_written
 from ggferry.converters.request import Request, stated_options
 from ggferry.converters.verify import reprove
 from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, VerificationError
@@ -135,7 +135,7 @@ def made_of(receipt: Mapping[str, Any], sources: Sequence[str]) -> bool:
 
 def _written(receipt: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of the output's files by name."""
-    return {os.path.basename(str(r["name"])): str(r["blake3"]) for r in receipt["output"]["files"]}
+    return {os.path.basename(str(r["name"])): str(r["blake3"]) for r in files_written(receipt)}
 
 
 def output_intact(out: str, receipt: Mapping[str, Any], scratch: str = "") -> bool:

@@ -1,0 +1,111 @@
+"""What is written of one source together: text models of several types, and the file of what sees and hears."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ggferry.converters.adapters.plan import AdapterPlan
+from ggferry.converters.conversion_plan.output_metadata import output_name
+from ggferry.converters.conversion_plan.steps import Plan
+from ggferry.converters.metadata.file_names import shard_label
+from ggferry.converters.planning import make_plans
+from ggferry.converters.request import Request
+from ggferry.converters.second_file import (
+    NONE,
+    ONLY,
+    first_request,
+    related,
+    require_second,
+    second_plan,
+    second_request,
+    unread,
+)
+from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import UsageError
+from ggferry.quant.marks import Marks
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One of the outputs that are made of a source together.
+
+    Attributes:
+        request: What was asked for.
+        plan: What happens to every tensor.
+        tokenizer: The source's.
+        paths: The output's files.
+        marks: Of what was encoded, once it was written.
+    """
+
+    request: Request
+    plan: Plan
+    tokenizer: Tokenizer | None
+    paths: tuple[str, ...]
+    marks: Marks | None = None
+
+    @property
+    def is_second(self) -> bool:
+        """Whether it is the file of what sees and hears."""
+        return bool(self.plan.graph.architecture.projector)
+
+
+def rungs_of(requests: Sequence[Request], checkpoint: Checkpoint) -> list[Rung]:
+    """Return what is to be written: the text models, and last the file of what sees and hears, where there is one."""
+    first, rungs = requests[0], []
+    texts = [first_request(request) for request in requests] if first.mmproj != ONLY else []
+    for request, (plan, tokenizer) in zip(texts, make_plans(texts, checkpoint) if texts else (), strict=True):
+        rungs.append(Rung(request, plan, tokenizer, tuple(_targets(request, plan))))
+    asked = second_request(first)
+    wanted = first.mmproj != NONE and not first.options.vocab_only
+    second = second_plan(asked, checkpoint) if wanted else None
+    if first.mmproj == ONLY:
+        second = require_second(second, checkpoint)
+    if second is None:
+        why = unread(checkpoint) if wanted else ""
+        return [_noted(rung, why) for rung in rungs] if why else rungs
+    paths = tuple(_targets(asked, second))
+    beside = [replace(rung, plan=related(rung.plan, second, os.path.basename(paths[0]))) for rung in rungs]
+    if rungs:
+        second = related(second, rungs[0].plan, os.path.basename(rungs[0].paths[0]))
+    return [*beside, Rung(asked, second, None, paths)]
+
+
+def _noted(rung: Rung, note: str) -> Rung:
+    return replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, note)))
+
+
+def halves(rungs: Sequence[Rung]) -> list[list[Rung]]:
+    """Return the outputs that hold the same tensors together: the text models, then what sees and hears."""
+    found = ([rung for rung in rungs if rung.is_second is wanted] for wanted in (False, True))
+    return [half for half in found if half]
+
+
+def check_rungs(rungs: Sequence[Rung]) -> None:
+    """Raise UsageError for outputs that cannot be made together."""
+    if len(rungs) == 1:
+        return
+    if isinstance(rungs[0].plan, AdapterPlan):
+        raise UsageError("an adapter is written in one type at a time", path=rungs[0].request.source)
+    names = [path for rung in rungs for path in rung.paths]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(
+            "several types, and one name for them", found=twice[0], hint="-o 'model-{outtype}.gguf', or a folder"
+        )
+
+
+def _targets(request: Request, plan: Plan) -> list[str]:
+    """Return the paths of the output files.
+
+    They are as the request names them, or else follow the naming convention, in the folder it names or that of the
+    source.
+    """
+    out, count = request.out, len(plan.layouts)
+    labels = [shard_label(number, count) for number in range(1, count + 1)] if count > 1 else [None]
+    if out is None or os.path.isdir(out):
+        folder = out or os.path.dirname(os.path.abspath(request.source))
+        return [os.path.join(folder, output_name(plan.metadata, plan.options, label)) for label in labels]
+    return [f"{out.removesuffix('.gguf')}-{label}.gguf" if label else out for label in labels]
