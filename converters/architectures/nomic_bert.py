@@ -40,6 +40,8 @@ _STRETCH = Remark(
     "beyond {n_ctx} tokens nomic-ai's own code stretches the rotary base by {stretch}: GGUF has no key for that",
 )
 
+_EXPERTS = "encoder.layers.*.mlp.experts.mlp.w1"  # of nomic-bert-moe
+
 ROLES = also(
     roles(
         bert.EMBEDDING,
@@ -99,10 +101,11 @@ SPEC = Architecture(
     roles=ROLES,
     dialects={
         "hf": Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("nomic_bert.", ""),),
-                      harmless=HARMLESS),
+                      classes=("NomicBertModel",), lacks=(_EXPERTS,), harmless=HARMLESS),
         "nomic": Dialect(
             "nomic", fields="hf", drops=bert.DROPS, given={"causal": False},
-            marks=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), remarks=(_STRETCH,), harmless=HARMLESS,
+            marks=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), classes=("NomicBertModel",),
+            lacks=(_EXPERTS, "*layers.*.self_attn.q_proj.weight"), remarks=(_STRETCH,), harmless=HARMLESS,
         ),
         "gguf": Dialect("gguf"),
     },

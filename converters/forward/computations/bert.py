@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.attention import alibi_slopes
-from ggferry.converters.forward.blocks.feed_forward import dense
+from ggferry.converters.forward.blocks.feed_forward import feed_forward
 from ggferry.converters.forward.blocks.rope import rotate, rotation
 from ggferry.converters.forward.blocks.softmax_attention import attend, distances, later
 from ggferry.converters.forward.model import LAST_STATES, Model
@@ -34,7 +34,7 @@ def encode(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     for number in range(model.sizes["n_layer"]):
         block = f"blk.{number}."
         x = model.norm(f"{block}attn_output_norm", x + _attention(model, block, x, turn))
-        x = model.norm(f"{block}layer_output_norm", x + dense(model, block, x))
+        x = model.norm(f"{block}layer_output_norm", x + feed_forward(model, block, x))
         progress(1)
     return x
 
