@@ -1,4 +1,4 @@
-"""Nomic's embeddings v2: NomicBert whose every second block has experts; biases, plain feed-forwards, XLM-R's vocabulary.
+"""Nomic's embeddings v2: NomicBert whose every second block has experts; biases, plain feed-forwards.
 
 A router's weights are shares among all experts, and those of the chosen ones are not made to sum to one. The bias that
 nomic-ai's code adds to the sum of the experts has no place in llama.cpp's graph: it is dropped by name. Sources:
