@@ -16,6 +16,7 @@ from ggferry.converters.second_file import (
     NONE,
     ONLY,
     first_request,
+    instead_of_text,
     related,
     require_second,
     second_plan,
@@ -24,7 +25,7 @@ from ggferry.converters.second_file import (
 )
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import UsageError
+from ggferry.formats.errors import UnsupportedError, UsageError
 from ggferry.quant.marks import Marks
 
 
@@ -55,12 +56,16 @@ class Rung:
 def rungs_of(requests: Sequence[Request], checkpoint: Checkpoint) -> list[Rung]:
     """Return what is to be written: the text models, and last the file of what sees and hears, where there is one."""
     first, rungs = requests[0], []
+    asked, wanted = second_request(first), first.mmproj != NONE and not first.options.vocab_only
     texts = [first_request(request) for request in requests] if first.mmproj != ONLY else []
-    for request, (plan, tokenizer) in zip(texts, make_plans(texts, checkpoint) if texts else (), strict=True):
-        rungs.append(Rung(request, plan, tokenizer, tuple(_targets(request, plan))))
-    asked = second_request(first)
-    wanted = first.mmproj != NONE and not first.options.vocab_only
-    second = second_plan(asked, checkpoint) if wanted else None
+    try:
+        for request, (plan, tokenizer) in zip(texts, make_plans(texts, checkpoint) if texts else (), strict=True):
+            rungs.append(Rung(request, plan, tokenizer, tuple(_targets(request, plan))))
+        second = second_plan(asked, checkpoint) if wanted else None
+    except UnsupportedError as error:
+        second = instead_of_text(asked, checkpoint, error) if wanted and texts and not rungs else None
+        if second is None:
+            raise
     if first.mmproj == ONLY:
         second = require_second(second, checkpoint)
     if second is None:

@@ -15,11 +15,12 @@ from ggferry.converters.conversion_plan.output_metadata import second_name
 from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.model_graph.graph import ModelGraph, losses
 from ggferry.converters.planning import Understood, plan_of
+from ggferry.converters.projectors._unread import UNREAD
 from ggferry.converters.request import Request
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import understand_projector
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import UsageError
+from ggferry.formats.errors import UnsupportedError, UsageError
 from ggferry.formats.memory_cap import limited
 from ggferry.formats.reader import Kind, kind_of
 
@@ -27,7 +28,10 @@ BOTH, ONLY, NONE = "both", "only", "none"
 PLACE = "{outtype}"
 """Stands for the type in the name of an output."""
 _CLIP = "clip."
-_PARTS = ("vision_config", "audio_config", "vision_encoder", "audio_encoder")
+_PARTS = (
+    "vision_config", "audio_config", "vision_encoder", "audio_encoder", "speech_config", "encoder_config",
+    "thinker_config", "sound_config",
+)  # fmt: skip
 
 
 def second_request(request: Request) -> Request:
@@ -83,6 +87,21 @@ def second_plan(request: Request, checkpoint: Checkpoint) -> Plan | None:
         return None if graph is None else plan_of(request, Understood(graph, None, None))
 
 
+def instead_of_text(request: Request, checkpoint: Checkpoint, error: UnsupportedError) -> Plan | None:
+    """Return the plan of the second file where it holds all of a checkpoint whose text model is not read (Ultravox).
+
+    None where there is no such file; where it holds a part, `error` is given the hint that it can be had.
+    """
+    plan = second_plan(request, checkpoint)
+    if plan is None:
+        return None
+    taken = {ref.name for node in plan.graph.nodes for ref in node.inputs}
+    if not checkpoint.tensors.keys() - taken:
+        return replace(plan, notes=(*plan.notes, f"no text model is written: {error.message}"))
+    error.hint = "--mmproj only writes the half that sees or hears"
+    return None
+
+
 def require_second(plan: Plan | None, checkpoint: Checkpoint) -> Plan:
     """Return the plan. Raises UsageError where `--mmproj only` asks for a file that cannot be made."""
     if plan is None:
@@ -94,11 +113,12 @@ def require_second(plan: Plan | None, checkpoint: Checkpoint) -> Plan:
 def unread(checkpoint: Checkpoint) -> str:
     """Return why no second file is made of a model that also sees or hears; '' where it does neither."""
     config = checkpoint.metadata if kind_of(checkpoint.container) is Kind.TRAINING else {}
-    found = [part for part in _PARTS if isinstance(config.get(part), Mapping)]
-    if not found:
-        return ""
     named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and named else "this model"
+    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else "this model"
+    if name in UNREAD:
+        return f"no mmproj file is written of {name}: {UNREAD[name]}"
+    if not any(isinstance(config.get(part), Mapping) for part in _PARTS):
+        return ""
     return f"no mmproj file is written: no table reads the projector of {name}, or the checkpoint holds none"
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.projectors._qwen_ear import positions
-from ggferry.formats.errors import GgferryError
+from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError
 from helpers import llama_clip
 from helpers.hearing import LIMIT, check, ear_of, written
 from helpers.tiny_ears import EARS, PUBLISHED, ULTRAVOX, granite_model, whisper
@@ -136,3 +137,26 @@ def test_the_text_model_of_ultravox_and_the_adapter_of_granite_speech_are_named(
     EARS["granite_speech"](tmp_path / "g")
     for folder, words in (("u", "meta-llama/Llama-3.2-1B-Instruct"), ("g", "adapter_config.json")):
         assert any(words in note for note in ear_of(tmp_path / folder).notes)
+
+
+def test_a_checkpoint_that_only_hears_becomes_one_file(tmp_path: Path) -> None:
+    """Ultravox's text model is a checkpoint of its own; of what holds one that is not read, the hint is given."""
+    from safetensors.numpy import load_file, save_file
+
+    EARS["ultravox"](tmp_path / "hf")
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))
+    assert Path(result.path).name == "mmproj-x.gguf" and not (tmp_path / "x.gguf").exists()
+    assert any("no text model is written" in note for note in result.receipt["notes"])
+    path = tmp_path / "hf" / "model.safetensors"
+    save_file(load_file(path) | {"language_model.model.norm.weight": np.ones(4, np.float32)}, path)
+    with pytest.raises(UnsupportedError, match=r"text model is a checkpoint of its own.*--mmproj only"):
+        convert(Request(str(tmp_path / "hf"), str(tmp_path / "y.gguf")))
+    assert not list(tmp_path.glob("*y.gguf*"))
+
+
+@pytest.mark.parametrize("name", ["GlmAsrForConditionalGeneration", "Gemma3nForConditionalGeneration"])
+def test_a_projector_that_is_not_read_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
+    EARS["ultravox"](tmp_path / "hf")
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"architectures": [name]}))
+    with pytest.raises(UsageError, match=f"of {name}: .*llama.cpp"):
+        convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mmproj="only"))
