@@ -95,8 +95,8 @@ def open_checkpoint(path: str, arch: str | None = None, config: str | None = Non
 def _open(path: str, arch: str | None, config: str | None) -> Checkpoint:
     reader, match = find_reader(path)
     if arch is None and config is None:
-        legacy = kind_of(match.container) is Kind.LEGACY
-        return with_dense(reader.open(path, header_layouts() if legacy else ()))
+        asks = kind_of(match.container) in (Kind.LEGACY, Kind.META)  # of Meta's, how parts are joined
+        return with_dense(reader.open(path, header_layouts() if asks else ()))
     if kind_of(match.container) is not Kind.LEGACY:
         flag = "--arch" if arch else "--hf-config"
         raise UsageError(f"{flag} is for GGML-era files", path=path, found=match.container)
