@@ -1,0 +1,110 @@
+"""Second files (mmproj) of tiny checkpoints that see or hear: the reigning tool's keys, names, shapes and bytes where
+they are right. What differs is named here, with the reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.convert import Request, convert
+from ggferry.converters.model_graph.open_checkpoint import projectors
+from ggferry.formats.readers.gguf import open_gguf
+from ggferry.formats.tensor_read import read_rows
+from helpers.witnesses import CORPUS
+
+assert CORPUS is not None
+ARCH = CORPUS / "arch"
+ALL = sorted(path.parent.name for path in ARCH.glob("*/mmproj_map.json"))
+KNOWN = {name for spec in projectors().values() for dialect in spec.dialects.values()
+         for name in (*spec.hf_classes, *dialect.classes)}  # fmt: skip
+pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]
+
+UNREAD: dict[str, str] = dict.fromkeys(
+    ("glm4v", "internvl", "lfm2vl", "llama4_mm", "mistral3", "qwen25vl", "qwen2vl", "qwen3vl", "qwen3vlmoe", "smolvlm"),
+    "no table yet",
+)
+"""Checkpoints of the corpus whose second half no table reads, and why."""
+ELSEWHERE: dict[str, dict[str, str]] = {
+    "*": {
+        "general.quantization_version": "nothing is quantized",
+        "general.name": "guessed from the folder's name, not only here",
+        "general.size_label": "counted alike, named by our own rule",
+    },
+}
+"""Keys that the tool writes and we do not, or otherwise, by model, and why."""
+HALVED = re.compile(r"mm\.input_projection\.weight|.*conv.*\.weight")
+"""What the tool halves in a file of F32; ours holds the source's values, which round to the same bytes."""
+OWN_TENSORS: dict[str, tuple[str, str]] = {}
+"""By model, a part of the names of tensors whose bytes differ from the tool's, and why."""
+
+
+def classes(name: str) -> set[str]:
+    return set(json.loads((ARCH / name / "ckpt" / "config.json").read_text())["architectures"])
+
+
+NAMES = [name for name in ALL if classes(name) & KNOWN]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The second file, in F32, of every checkpoint, proved, made when it is first asked for."""
+    folder = tmp_path_factory.mktemp("mmproj")
+
+    class Made(dict[str, Path]):
+        def __missing__(self, name: str) -> Path:
+            result = convert(Request(str(ARCH / name / "ckpt"), str(folder / f"{name}.gguf"), Options(outtype="f32")))
+            assert result.second is not None and result.second.receipt["logits"] is not None
+            lost = [drop for one in (result, result.second) for drop in one.receipt["dropped"] if drop["loses"]]
+            assert not lost, "something that neither file holds"
+            self[name] = Path(result.second.path)
+            return self[name]
+
+    return Made()
+
+
+def theirs(name: str) -> dict[str, Any]:
+    (path,) = (ARCH / name).glob("mmproj-*.gguf.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_every_model_that_sees_or_hears_is_read_or_named() -> None:
+    assert set(ALL) - set(NAMES) <= set(UNREAD), "no table, and no reason"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_are_the_reigning_tools(name: str, made: dict[str, Path]) -> None:
+    ours = open_gguf(str(made[name])).metadata
+    odd = {**ELSEWHERE["*"], **ELSEWHERE.get(name, {})}
+    for key, (_, value) in theirs(name)["kv"].items():
+        if key not in odd:
+            assert key in ours, key
+            data = ours[key].data
+            found = list(data) if isinstance(data, tuple) else data
+            assert found == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_are_the_reigning_tools(name: str, made: dict[str, Path]) -> None:
+    checkpoint, own = open_gguf(str(made[name])), OWN_TENSORS.get(name, ("nothing", ""))[0]
+    expected = theirs(name)["tensors"]
+    assert set(checkpoint.tensors) == set(expected)
+    for key, (kind, sizes, digest) in expected.items():
+        ref = checkpoint.tensors[key]
+        assert list(ref.shape) == sizes[::-1], key
+        if own in key:
+            continue
+        data = read_rows(checkpoint, ref, 0, ref.rows)
+        if kind == "F16" and HALVED.fullmatch(key):
+            data = data.view(np.float32).astype(np.float16)
+        else:
+            assert ref.type.name == kind, key
+        assert hashlib.sha256(data.tobytes()).hexdigest() == digest, key
+    checkpoint.close()
