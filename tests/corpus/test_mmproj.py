@@ -14,9 +14,13 @@ import pytest
 
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
+from ggferry.converters.forward.evaluate import fixed_inputs, forward
 from ggferry.converters.model_graph.open_checkpoint import projectors
+from ggferry.converters.understand import graph_of
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.formats.tensor_read import read_rows
+from helpers import llama_clip, multimodal
+from helpers.tiny_models import relative
 from helpers.witnesses import CORPUS
 
 assert CORPUS is not None
@@ -108,3 +112,18 @@ def test_tensors_are_the_reigning_tools(name: str, made: dict[str, Path]) -> Non
             assert ref.type.name == kind, key
         assert hashlib.sha256(data.tobytes()).hexdigest() == digest, key
     checkpoint.close()
+
+
+OTHERWISE = {"voxtral": "averages states by two besides"}
+"""What llama.cpp computes otherwise, of which a remark tells: a part of it."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OTHERWISE])
+def test_llama_cpp_makes_the_same_rows(name: str, made: dict[str, Path]) -> None:
+    graph = graph_of(str(made[name]))
+    for kind, values in fixed_inputs(graph):
+        if kind == "picture":
+            size = graph.sizes["v_image_size"]
+            values = multimodal.picture(size, size)
+        found = llama_clip.embedded(made[name], **{kind: values})
+        assert relative(forward(graph, (), inputs={kind: values}), found) <= 1e-2
