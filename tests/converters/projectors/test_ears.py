@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,11 @@ import pytest
 
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.model_graph.open_checkpoint import projectors
 from ggferry.converters.projectors._qwen_ear import positions
-from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError
+from ggferry.converters.schema.architecture import Role
+from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Split
+from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError, VerificationError
 from helpers import llama_clip
 from helpers.hearing import LIMIT, check, ear_of, written
 from helpers.tiny_ears import EARS, PUBLISHED, ULTRAVOX, granite_model, whisper
@@ -160,3 +165,71 @@ def test_a_projector_that_is_not_read_is_refused_with_its_reason(name: str, tmp_
     (tmp_path / "hf" / "config.json").write_text(json.dumps({"architectures": [name]}))
     with pytest.raises(UsageError, match=f"of {name}: .*llama.cpp"):
         convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mmproj="only"))
+
+
+def planted(name: str, monkeypatch: pytest.MonkeyPatch, change: Callable[[Role], Role]) -> None:
+    """Read with a table whose roles are changed."""
+    from ggferry.converters import understand
+
+    spec = projectors()[name]
+    wrong = replace(spec, roles=tuple(map(change, spec.roles)))
+    monkeypatch.setattr(understand, "projectors_of_classes", lambda names: {name: wrong})
+
+
+def exchanged(table: dict[str, Role], one: str, other: str) -> Callable[[Role], Role]:
+    """The sources of two roles of a block exchanged, weights and biases."""
+    names = {one: other, other: one}
+
+    def change(role: Role) -> Role:
+        series, _, rest = role.name.partition("{n}.")
+        stem, _, last = rest.partition(".")
+        wanted = f"{series}{{n}}.{names.get(stem)}.{last}"
+        return replace(role, sources=table[wanted].sources) if stem in names and wanted in table else role
+
+    return change
+
+
+MISTAKES = {
+    "voxtral": ("ln1", "ln2"), "qwen3a": ("attn_q", "attn_k"), "granite_speech": ("norm_conv", "ln1"),
+    "ultravox": ("attn_q", "attn_v"), "lfm2a": ("ffn_up", "ffn_up_1"), "gemma4a": ("conv_norm", "norm_conv"),
+    "gemma4v_of_both": ("ln1", "ln2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_tensors_that_are_exchanged_are_noticed_by_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, features = EARS[name](tmp_path)
+    projector = PROJECTORS.get(name, name)
+    table = {role.name: role for role in projectors()[projector].roles}
+    planted(projector, monkeypatch, exchanged(table, *MISTAKES[name]))
+    expected = features().detach()
+    found = forward(ear_of(tmp_path), (), inputs=given)
+    assert relative(expected.reshape(found.shape).numpy(), found) > 100 * LIMIT
+
+
+LAYOUTS: dict[str, tuple[str, Layout]] = {
+    "granite_speech": ("attn_v.weight", Split("0", "a_n_embd")),
+    "gemma4a": ("per_dim_scale.weight", SAME),
+    "gemma4v": ("v.patch_embd.weight", Reshape(("v_n_embd", "3", "v_patch_size", "v_patch_size"))),
+    "gemma4uv": ("v.patch_norm.1.weight", SAME),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_that_are_wrong_are_noticed_by_the_proof(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source's side of a proof uses no layout."""
+    EARS[name](tmp_path / "hf")
+    role_name, layout = LAYOUTS[name]
+
+    def change(role: Role) -> Role:
+        if not role.name.endswith(role_name):
+            return role
+        return replace(role, sources={**role.sources, "hf": replace(role.sources["hf"], layout=layout)})
+
+    planted(PROJECTORS.get(name, name), monkeypatch, change)
+    with pytest.raises(VerificationError):
+        written(tmp_path / "hf", tmp_path)
