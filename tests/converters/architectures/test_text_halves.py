@@ -54,6 +54,8 @@ def wrapped(folder: Path, name: str, cls: str, rename: Callable[[Tensors], Tenso
         ("llama", "Sarashina2VisionForCausalLM", prefixed("llm."), ("visual.patch_embed.proj.weight",)),
         ("qwen2", "Qwen2AudioForConditionalGeneration", prefixed("language_model."),
          ("multi_modal_projector.linear.bias",)),
+        ("qwen2", "AudioFlamingo3ForConditionalGeneration", named("language_model.model."),
+         ("audio_tower.conv1.weight", "multi_modal_projector.linear_1.bias")),
         ("qwen3", "LightOnOcrForConditionalGeneration", named("model.language_model."),
          ("model.vision_projection.norm.weight",)),
         ("phi3", "Phi4ForCausalLMV", named("model."), ("model.mm_projector.0.weight",)),

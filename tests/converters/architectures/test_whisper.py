@@ -22,6 +22,7 @@ from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions, load_tokenizer
 from ggferry.converters.tokenizers.tokenizer import encoder
 from ggferry.converters.understand import graph_of, understand
+from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
 from helpers.tiny_models import relative, shake, whole
 
@@ -133,6 +134,7 @@ def test_mel_filters_are_those_of_whisper_cpps_files(fixtures: Path) -> None:
 WIDTHS: dict[str, dict[str, Any]] = {
     "large": {"num_mel_bins": 128, "d_model": 48, "encoder_attention_heads": 3, "decoder_attention_heads": 6},
     "turbo": {"encoder_layers": 4, "decoder_layers": 1},
+    "distil": {"encoder_layers": 4, "decoder_layers": 2, "num_mel_bins": 128, "encoder_attention_heads": 2},
     "deep decoder": {"encoder_layers": 1, "decoder_layers": 3},
     "narrow feed-forward": {"encoder_ffn_dim": 40, "decoder_ffn_dim": 24},
 }
@@ -173,6 +175,49 @@ def test_widths_and_depths_against_transformers(name: str, tmp_path: Path) -> No
         assert relative(out.logits[0].numpy(), forward(graph, ids, inputs={"mel": mel})) <= LIMIT
         states = forward(graph, ids, inputs={"mel": mel}, part="encode")
         assert relative(out.encoder_last_hidden_state[0].numpy(), states) <= LIMIT
+
+
+PUBLISHED = {
+    "tiny": (384, 6, 4, 4, 80, 51865),
+    "tiny.en": (384, 6, 4, 4, 80, 51864),
+    "base": (512, 8, 6, 6, 80, 51865),
+    "small": (768, 12, 12, 12, 80, 51865),
+    "medium": (1024, 16, 24, 24, 80, 51865),
+    "large-v2": (1280, 20, 32, 32, 80, 51865),
+    "large-v3": (1280, 20, 32, 32, 128, 51866),
+    "large-v3-turbo": (1280, 20, 32, 4, 128, 51866),
+    "distil-small.en": (768, 12, 12, 4, 80, 51864),
+    "distil-medium.en": (1024, 16, 24, 2, 80, 51864),
+    "distil-large-v2": (1280, 20, 32, 2, 80, 51865),
+    "distil-large-v3": (1280, 20, 32, 2, 128, 51866),
+}
+"""Width, heads, blocks of the encoder and of the decoder, channels, tokens: openai/whisper's README and `ModelDimensions`,
+Gandhi et al., 2311.00430."""
+DISTILLED = {
+    "apply_spec_augment": False, "classifier_proj_size": 256, "mask_feature_length": 10, "mask_feature_min_masks": 0,
+    "mask_feature_prob": 0.0, "mask_time_length": 10, "mask_time_min_masks": 2, "mask_time_prob": 0.05,
+    "median_filter_width": 7, "use_weighted_layer_sum": False, "max_length": 448, "scale_embedding": False,
+    "forced_decoder_ids": [[1, 50259], [2, 50359]], "begin_suppress_tokens": [220, 50257],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_size_is_understood(name: str) -> None:
+    """Blocks of the decoder are not those of the encoder; no key is left over."""
+    import transformers
+
+    width, heads, blocks, decoding, channels, tokens = PUBLISHED[name]
+    config = transformers.WhisperConfig(
+        vocab_size=tokens, num_mel_bins=channels, d_model=width, encoder_layers=blocks, decoder_layers=decoding,
+        encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width,
+    ).to_dict()  # fmt: skip
+    said = {**config, **DISTILLED, "architectures": ["WhisperForConditionalGeneration"]}
+    graph = understand(Checkpoint("safetensors", None, (), {}, metadata=said), vocab_only=True)
+    sizes = graph.sizes
+    assert (sizes["n_layer_enc"], sizes["n_layer"], sizes["n_mels"]) == (blocks, decoding, channels)
+    assert (sizes["n_embd"], sizes["n_head_enc"], sizes["n_vocab"]) == (width, heads, tokens)
+    assert not [note for note in graph.notes if "does not use" in note]
 
 
 def test_the_model_without_its_head_is_the_same_model(tmp_path: Path) -> None:
