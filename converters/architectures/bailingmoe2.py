@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ggferry.converters.architectures import _bailing as bailing
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
@@ -20,7 +21,8 @@ FRACTION = replace(
     rope.HALF, defaults=(Default(1.0, "whole heads, as in the publisher's code", dialect="sarvam"), *rope.HALF.defaults)
 )
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *(FRACTION if param is rope.HALF else param for param in rope.HALF_ROPE),
+    *nextn.counted(common.SIZES), common.RMS_EPS,
+    *(FRACTION if param is rope.HALF else param for param in rope.HALF_ROPE),
     *routed.HPARAMS[:-1],
     replace(routed.SIGMOID, fields={"hf": "score_function"}),
     # llama.cpp takes it as many times as there are shared experts.
@@ -41,6 +43,8 @@ ROLES = roles(
         tensors.experts(when=SPARSE),
         tensors.selection_bias("mlp.gate.expert_bias", optional=True, when=SPARSE),
         tensors.shared_experts("mlp.shared_experts.", width="n_shared*n_ff_shexp", when=f"{SPARSE} and n_shared > 0"),
+        nextn.tensors(),
+        "layer_output_norm.weight f32 optional when=n >= n_layer : n_embd | hf final_layernorm.weight",
     ),
 )
 
@@ -53,7 +57,7 @@ UNLIKE = Remark(
 
 HF = Dialect(
     "hf",
-    drops=bailing.DROPS,
+    drops=nextn.dropped(bailing.DROPS),
     remarks=(*rope.REMARKS, common.own_output("bailingmoe2")),
     harmless=(*bailing.HARMLESS, Harmless("moe_router_enable_expert_bias", "the tensors say it")),
 )
@@ -71,5 +75,6 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "qkv": "fused", "routing": "sigmoid"},
-    remarks=(UNLIKE,),
+    blocks=nextn.BLOCKS,
+    remarks=(UNLIKE, nextn.REMARK),
 )

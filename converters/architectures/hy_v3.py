@@ -7,6 +7,7 @@ dense.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
@@ -16,7 +17,7 @@ from ggferry.converters.schema.roles import block, roles
 BOOL = common.BOOL
 _HF = "transformers' default"
 HPARAMS = (
-    *common.SIZES, replace(common.RMS_EPS, defaults=(Default(1e-5, _HF, dialect="hf"),)),
+    *nextn.counted(common.SIZES), replace(common.RMS_EPS, defaults=(Default(1e-5, _HF, dialect="hf"),)),
     replace(rope.BASE, defaults=(Default(11158840.0, _HF, dialect="hf"), *rope.BASE.defaults)), *rope.ROPE[1:],
     HParam("sparse", None, BOOL, {"hf": "mlp_layer_types"}, many="n_layer", words={"dense": False, "sparse": True},
            required=False),
@@ -43,6 +44,7 @@ ROLES = roles(
         tensors.experts(router="mlp.router.gate", when=SPARSE),
         f"exp_probs_b when={SPARSE} : n_expert | hf mlp.expert_bias",
         tensors.shared_experts("mlp.shared_mlp.", width="n_ff_shexp", when=SPARSE),
+        nextn.tensors(),
     ),
 )
 
@@ -55,8 +57,9 @@ SPEC = Architecture(
     dialects={
         "hf": Dialect(
             "hf",
-            drops=(routed.NEXT_TOKENS, *common.DROPS),
+            drops=(nextn.DROP, *common.DROPS),
             remarks=rope.REMARKS,
+            renames=(("model.layers.{n}.final_layernorm.", "model.layers.{n}.shared_head.norm."),),
             harmless=(
                 common.UNBIASED,
                 routed.NEXT_COUNT,
@@ -69,4 +72,6 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "routing": "sigmoid"},
+    blocks=nextn.BLOCKS,
+    remarks=(nextn.REMARK,),
 )

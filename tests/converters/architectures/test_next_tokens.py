@@ -25,7 +25,7 @@ from helpers.tiny import TOKENS
 from helpers.tiny_models import make, relative, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-MODELS = {"glm4moe": {}, "deepseek v3": {"rms_norm_eps": 1e-6}}
+MODELS: dict[str, dict[str, Any]] = {"glm4moe": {}, "deepseek v3": {"rms_norm_eps": 1e-6}, "hy_v3": {}}
 EXTRA = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
 
 
@@ -68,6 +68,15 @@ def test_they_are_carried_where_they_are_asked_for(name: str, tmp_path: Path) ->
     assert [token for token, _ in found][:1] == [int(forward(again, TOKENS)[-1].argmax())]
 
 
+def test_hunyuans_own_name_of_the_last_norm(tmp_path: Path) -> None:
+    predicting("hy_v3", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace(".shared_head.norm.", ".final_layernorm."): x for name, x in tensors.items()}
+    save_file(renamed, tmp_path / "model.safetensors")
+    source = understand(open_checkpoint(str(tmp_path)), mtp=True)
+    assert f"blk.{source.sizes['n_layer']}.nextn.shared_head_norm.weight" in source.by_name
+
+
 def test_they_are_dropped_by_name_where_they_are_not(tmp_path: Path) -> None:
     predicting("glm4moe", tmp_path / "hf")
     graph = graph_of(str(tmp_path / "hf"))
@@ -93,7 +102,7 @@ def test_a_conversion_proves_them_and_says_what_it_does_not_compute(tmp_path: Pa
 
 def test_a_model_without_them(tmp_path: Path) -> None:
     make("llama", tmp_path / "llama")
-    with pytest.raises(UsageError, match=r"not carried for this architecture: found llama, expected deepseek2"):
+    with pytest.raises(UsageError, match=r"for this architecture: found llama, expected bailingmoe2, deepseek2"):
         understand(open_checkpoint(str(tmp_path / "llama")), mtp=True)
     make("glm4moe", tmp_path / "glm")
     with pytest.raises(MissingError, match="found 4 blocks, expected 5"):  # transformers states one and has none

@@ -16,8 +16,9 @@ from safetensors.numpy import load_file, save_file
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
-from ggferry.converters.understand import graph_of
+from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import GgferryError, InconsistentError, ShapeError
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.llama_cpp import continuations
@@ -280,6 +281,34 @@ def test_ling_2_is_glms_graph(tmp_path: Path) -> None:
     made = open_gguf(str(check(tmp_path, logits))).metadata
     assert made["bailingmoe2.expert_shared_feed_forward_length"].data * 2 == 80
     assert made["bailingmoe2.rope.dimension_count"].data == 6
+
+
+@pytest.mark.slow
+def test_llama_cpp_takes_what_predicts_further_tokens_of_ling_2(tmp_path: Path) -> None:
+    """Asked for, the block behind the last one is carried, and its last norm under llama.cpp's name for it."""
+
+    def ling(config: Config, tensors: Tensors) -> Tensors:
+        config |= {"architectures": ["BailingMoeV2ForCausalLM"], "num_experts": config.pop("n_routed_experts")}
+        config |= {"num_shared_experts": config.pop("n_shared_experts"), "score_function": "sigmoid"}
+        last = config["num_hidden_layers"] - 1
+        found, at = fused(tensors), f"model.layers.{last + 1}."
+        of_last = {name: x for name, x in found.items() if name.startswith(f"model.layers.{last}.")}
+        found |= {name.replace(f"model.layers.{last}.", at): x + 0.25 for name, x in of_last.items()}
+        shapes = {"eh_proj": (48, 96), "enorm": (48,), "hnorm": (48,), "final_layernorm": (48,)}
+        random = np.random.default_rng(5)
+        return found | {f"{at}{name}.weight": random.normal(0, 0.3, shape).astype(np.float32)
+                        for name, shape in shapes.items()}  # fmt: skip
+
+    logits = published("glm4moe", tmp_path, ling, attention_bias=False, num_attention_heads=4, num_key_value_heads=2)
+    graph = understand(open_checkpoint(str(tmp_path)), mtp=True)
+    assert relative(logits, forward(graph, TOKENS)) <= 1e-5
+    path = write(graph, tmp_path / "x.gguf")
+    blocks = graph.sizes["n_layer"]
+    assert {f"blk.{blocks}.nextn.eh_proj.weight", f"blk.{blocks}.layer_output_norm.weight"} <= set(graph.by_name)
+    (found,) = continuations(TOKENS, 2, path)
+    assert [token for token, _ in found][:1] == [int(logits[-1].argmax())]
+    plain = graph_of(str(tmp_path))
+    assert any("predicts further tokens" in drop.reason for drop in plain.dropped)
 
 
 def test_sarvam_is_ling_2_whose_whole_heads_turn(tmp_path: Path) -> None:

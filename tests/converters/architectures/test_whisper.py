@@ -191,7 +191,7 @@ PUBLISHED = {
     "distil-large-v2": (1280, 20, 32, 2, 80, 51865),
     "distil-large-v3": (1280, 20, 32, 2, 128, 51866),
 }
-"""Width, heads, blocks of the encoder and of the decoder, channels, tokens: openai/whisper's README and `ModelDimensions`,
+"""Width, heads, blocks of the encoder and the decoder, channels, tokens: openai/whisper's README and `ModelDimensions`,
 Gandhi et al., 2311.00430."""
 DISTILLED = {
     "apply_spec_augment": False, "classifier_proj_size": 256, "mask_feature_length": 10, "mask_feature_min_masks": 0,
