@@ -159,7 +159,7 @@ def unread(recorded: Recorded, dialect: Dialect, values: Mapping[str, Any], part
     for path, value in recorded.unasked():
         if parts and not path.startswith(parts):
             continue
-        key = path.removeprefix(f"{dialect.within}.")
+        key = path if parts else path.removeprefix(f"{dialect.within}.")
         inner = next((key[len(name) + 1 :] for name in dialect.nested if key.startswith(f"{name}.")), key)
         said = ((entry, key) for entry in dialect.harmless), ((entry, inner) for entry in GENERAL)
         if value is not None and not any(_speaks(entry, name, value, values) for entry, name in chain(*said)):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.graph import Node
 from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Rowwise, Then, Transpose, row_count
-from ggferry.converters.schema.partial_layouts import Scaled
+from ggferry.converters.schema.partial_layouts import Row, Scaled
 from ggferry.converters.schema.tower_layouts import Joined
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedError
@@ -151,6 +151,9 @@ def laid_out(checkpoint: Checkpoint, node: Node, start: int, stop: int, convert:
         if convert is None and not ref.type.planar:
             return raw_rows(checkpoint, ref, start, stop)
         return converted_rows(checkpoint, ref, start, stop, convert or _as_is)
+    if isinstance(node.layout, Row):
+        at = int(node.layout.index)
+        return converted_rows(checkpoint, node.inputs[0], at, at + 1, convert or _as_is)
     if len(node.shape) == 1:
         return _vector(checkpoint, node, convert or _as_is)
     shapes = tuple(ref.shape for ref in node.inputs)

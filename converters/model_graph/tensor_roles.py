@@ -92,7 +92,7 @@ def assign(
     dropped: list[tuple[TensorRef, Drop]] = []
     meant = _behind(checkpoint, dialect) | _substitutes(checkpoint, dialect)
     for ref in checkpoint.tensors.values():
-        name = meant.get(ref.name) or spelled(ref.name, dialect)
+        name = _renumbered(meant.get(ref.name) or spelled(ref.name, dialect), dialect, values)
         drop = _dropped(name, drops, values, early=True)
         places = [] if drop else list(_places(name, index))
         drop = drop or (None if places else _dropped(name, drops, values, early=False))
@@ -123,6 +123,16 @@ def _behind(checkpoint: Checkpoint, dialect: Dialect) -> dict[str, str]:
             if match := pattern_regex(prefix).match(name):
                 found[name] = spelled(other.format(n=int(match["n"]) + count) + name[match.end() :], dialect)
     return found
+
+
+def _renumbered(name: str, dialect: Dialect, values: Mapping[str, Any]) -> str:
+    """Return `name` with the number of its block, where it has that of an item of a list of blocks."""
+    for prefix, blocks in dialect.renumbered:
+        match = re.match(rf"{re.escape(prefix)}({_NUMBER})(?=\.|$)", name)
+        listed = values.get(blocks) or ()
+        if match and int(match[1]) < len(listed):
+            return f"{prefix}{listed[int(match[1])]}{name[match.end() :]}"
+    return name
 
 
 def _substitutes(checkpoint: Checkpoint, dialect: Dialect) -> dict[str, str]:

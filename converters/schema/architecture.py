@@ -227,6 +227,8 @@ class Dialect:
             model).
         renames: (prefix, replacement) pairs, both possibly with {n}; the first that fits is used.
         behind: (prefix, other prefix), both with {n}: blocks of the first are numbered behind those of the second.
+        renumbered: (prefix, list) pairs. The number behind the prefix counts the items of the list, an hparam that
+            holds the numbers of blocks.
         marks: Shell patterns of tensor names. Weights that have all of them are of this dialect, also where no
             configuration names a class; the number of blocks is then found from the tensors.
         classes: Classes of config.json whose models use this dialect, also those of another architecture.
@@ -259,6 +261,7 @@ class Dialect:
     within: str = ""
     renames: tuple[tuple[str, str], ...] = ()
     behind: tuple[tuple[str, str], ...] = ()
+    renumbered: tuple[tuple[str, str], ...] = ()
     marks: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -361,3 +362,45 @@ class Extended(Layout):
 
     def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
         return np.zeros_like(rows), np.where(rows < inputs[0][0], rows, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Layout):
+    """Item `index` of an axis that is not the last: of the frames a convolution spans, one."""
+
+    axis: int
+    index: int
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if not 0 <= self.axis < len(only) - 1 or not 0 <= self.index < only[self.axis]:
+            raise ValueError(f"item {self.index} of axis {self.axis} of {only}")
+        return only[: self.axis] + only[self.axis + 1 :]
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        inner, count = math.prod(inputs[0][self.axis + 1 : -1]), inputs[0][self.axis]
+        outer, within = np.divmod(rows, inner)
+        return np.zeros_like(rows), (outer * count + self.index) * inner + within
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Layout):
+    """Row `index` of a matrix, an expression over hparams, as a vector: of an embedding, that of one token."""
+
+    index: str | int
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Row(evaluate(self.index, sizes))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if len(only) != 2 or not 0 <= int(self.index) < only[0]:
+            raise ValueError(f"row {self.index} of {only}")
+        return only[1:]
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), int(self.index) * inputs[0][1] + rows
+
+    def apply(self, *arrays: Array) -> Array:
+        out: Array = arrays[0][int(self.index)]
+        return out

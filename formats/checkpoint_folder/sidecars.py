@@ -18,6 +18,8 @@ from ggferry.support.registry import scan
 PREPROCESSOR = "preprocessor"
 """The key under which `with_preprocessor` puts what becomes of pictures and recordings before a model sees or hears
 them."""
+ADDED_TOKENS = "added_tokens"
+"""The key under which `with_preprocessor` puts the ids of special tokens."""
 TEMPLATES = "additional_chat_templates"
 
 
@@ -154,7 +156,32 @@ def with_preprocessor(config: Mapping[str, Any], beside: Mapping[str, str]) -> d
         stated = load_object(beside[role]) if role in beside else {}
         own = stated.pop(inner, None)
         found |= {**stated, **(own if isinstance(own, dict) else {})}
-    return {**config, PREPROCESSOR: found} if found else dict(config)
+    tokens = added_tokens(beside)
+    return {**config, **({PREPROCESSOR: found} if found else {}), **({ADDED_TOKENS: tokens} if tokens else {})}
+
+
+def added_tokens(beside: Mapping[str, str]) -> dict[str, int]:
+    """Return the ids of special tokens by their text, of tekken.json, tokenizer.json and tokenizer_config.json.
+
+    The latter win. Raises as `configuration`.
+    """
+    stated = {role: load_object(beside[role]) if role in beside else {} for role in _NAME_TOKENS}
+    decoder = stated["tokenizer_config"].get("added_tokens_decoder")
+    listed: list[tuple[Any, Any]] = [*decoder.items()] if isinstance(decoder, dict) else []
+    found = []
+    for role, items, text, number in (
+        ("tekken.json", "special_tokens", "token_str", "rank"),
+        ("tokenizer.json", "added_tokens", "content", "id"),
+    ):
+        entries = stated[role].get(items)
+        known = (entry for entry in (entries if isinstance(entries, list) else ()) if isinstance(entry, dict))
+        found += [(entry.get(text), entry.get(number)) for entry in known]
+    named = ((key, entry) for key, entry in listed if isinstance(entry, dict) and str(key).isdecimal())
+    found += [(entry.get("content"), int(key)) for key, entry in named]
+    return {text: number for text, number in found if isinstance(text, str) and isinstance(number, int)}
+
+
+_NAME_TOKENS = ("tekken.json", "tokenizer.json", "tokenizer_config")
 
 
 def architectures(config: Mapping[str, Any], path: str) -> tuple[str, ...]:

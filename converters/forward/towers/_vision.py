@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.feed_forward import dense
 from ggferry.converters.forward.blocks.softmax_attention import attend
-from ggferry.converters.forward.model import Model
+from ggferry.converters.forward.model import Model, parts
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -84,20 +84,34 @@ def self_attention(
 def queries_keys_values(tower: Model, name: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values, `(n, heads, width)` each, normalized where the model has norms for them."""
     if tower.has(f"{name}attn_qkv"):
-        flat = tower.linear(f"{name}attn_qkv", x).chunk(3, -1)
+        flat = _parts(tower, tower.linear(f"{name}attn_qkv", x))
     elif tower.recipe.qkv == "fused":  # a source whose queries are cut out of a matrix of all three
         flat = tower.linear(f"{name}attn_q", x).chunk(3, -1)
     else:
         flat = tuple(tower.linear(f"{name}attn_{part}", x) for part in "qkv")
-    q, k = (_normed(tower, f"{name}attn_{part}_norm", y) for part, y in zip("qk", flat, strict=False))
-    return q, k, flat[2].reshape(len(x), tower.sizes["n_head"], -1)
+    wide = flat[0].shape[-1]
+    q, k = (_normed(tower, f"{name}attn_{part}_norm", y, wide) for part, y in zip("qk", flat, strict=False))
+    return q, k, _heads(tower, flat[2], wide)
 
 
-def _normed(tower: Model, name: str, x: Tensor) -> Tensor:
-    heads = (len(x), tower.sizes["n_head"], -1)
+def _parts(tower: Model, x: Tensor) -> tuple[Tensor, ...]:
+    """Return the queries, keys and values of one matrix; heads may share keys and values (`n_head_kv`)."""
+    heads, groups = tower.sizes["n_head"], tower.sizes.get("n_head_kv") or tower.sizes["n_head"]
+    width = x.shape[-1] // (heads + 2 * groups)
+    return tuple(parts(x, heads * width, groups * width, groups * width))
+
+
+def _heads(tower: Model, x: Tensor, wide: int) -> Tensor:
+    """Return x `(n, columns)` by heads `(n, heads, width)`, as wide as those of queries of `wide` columns."""
+    return x.reshape(len(x), -1, wide // tower.sizes["n_head"])
+
+
+def _normed(tower: Model, name: str, x: Tensor, wide: int) -> Tensor:
     if not tower.has(name):
-        return x.reshape(heads)
-    return tower.norm(name, x).reshape(heads) if tower.recipe.qk_norm == "full" else tower.norm(name, x.reshape(heads))
+        return _heads(tower, x, wide)
+    if tower.recipe.qk_norm == "full":
+        return _heads(tower, tower.norm(name, x), wide)
+    return tower.norm(name, _heads(tower, x, wide))
 
 
 def with_epsilon(tower: Model, epsilon: float) -> Model:
@@ -111,6 +125,13 @@ def rms_norm(tower: Model, name: str, x: Tensor) -> Tensor:
     """Return x by RMSNorm with the weights of this name, in a tower whose own norms are others."""
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + float(tower.sizes["eps"]))
     return y * tower.norm_weight(name)
+
+
+def layer_norm(tower: Model, name: str, x: Tensor, epsilon: float) -> Tensor:
+    """Return x by LayerNorm with the weights of this name, in a tower whose own norms are others."""
+    x = x - x.mean(-1, keepdim=True)
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+    return tower.biased(name, y * tower.norm_weight(name))
 
 
 def shuffled(x: Tensor, scale: int) -> Tensor:

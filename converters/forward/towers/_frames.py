@@ -1,0 +1,30 @@
+"""Towers whose patches span two frames of a film, and are merged by squares of two by two (Qwen-VL and its kin)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.model import Model
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+SQUARE = 2
+"""Patches of a row, and of a column, that are merged."""
+
+
+def two_frames(tower: Model, picture: Tensor) -> Tensor:
+    """Return the embeddings of the patches of a still picture, both of whose frames are the same.
+
+    GGUF has a convolution for each frame, a source one for both.
+    """
+    size = int(tower.sizes["patch_size"])
+    kernel = tower.weights.vector("v.patch_embd.weight").view(tower.sizes["n_embd"], len(picture), -1, size, size)
+    if kernel.shape[2] == 1:
+        kernel = kernel + tower.weights.vector("v.patch_embd.weight.1").view(kernel.shape)
+    x = torch.nn.functional.conv2d(picture[None], kernel.sum(2), stride=size)[0].permute(1, 2, 0)
+    return tower.biased("v.patch_embd", x)

@@ -1,0 +1,29 @@
+"""CLIP's tower up to one of its last blocks, every patch of which goes through a network of two matrices (LLaVA 1.5).
+
+Source: transformers `modeling_clip.py`, `modeling_llava.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.model import Model
+from ggferry.converters.forward.towers import _vision as vision
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+
+def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Tensor:
+    """Return the rows that stand for a picture, `(patches, width of the text model)`."""
+    x = vision.patch_embed(tower, picture)
+    rows, columns, width = x.shape
+    first = tower.weights.vector("v.class_embd")[None] + tower.weights.rows("v.position_embd.weight", [0])
+    x = torch.cat((first, (x + vision.table_positions(tower, rows, columns, first=1)).view(-1, width)))
+    x = vision.blocks(tower, tower.norm("v.pre_ln", x), progress)[1:]
+    return tower.linear("mm.2", torch.nn.functional.gelu(tower.linear("mm.0", x)))

@@ -1,0 +1,52 @@
+"""SigLIP, whose patches, or squares of them, go through a network of two matrices.
+
+Source: transformers `modeling_janus.py`, `modeling_lfm2_vl.py`, `modeling_cohere2_vision.py`; llama.cpp
+`tools/mtmd/models/siglip.cpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.model import Model, silu
+from ggferry.converters.forward.towers import _rotation as rotation
+from ggferry.converters.forward.towers import _vision as vision
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = lazy("torch")
+
+LAYER_NORM = 1e-5
+"""Epsilon of torch.nn.LayerNorm, which a norm before the network is."""
+
+
+def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Tensor:
+    """Return the rows that stand for a picture, `(squares, width of the text model)`."""
+    x = vision.patch_embed(tower, picture)
+    rows, columns, width = x.shape
+    x = (x + _positions(tower, rows, columns)).view(-1, width)
+    x = tower.norm("v.post_ln", vision.blocks(tower, x, progress)).view(rows, columns, width)
+    x = vision.shuffled(x, int(tower.sizes.get("merge") or 1))
+    if tower.has("mm.input_norm"):
+        x = vision.layer_norm(tower, "mm.input_norm", x, LAYER_NORM)
+    first, second = ("mm.0", "mm.1") if tower.has("mm.0") else ("mm.1", "mm.2")
+    return tower.linear(second, _active(tower, tower.linear(first, x)))
+
+
+def _positions(tower: Model, rows: int, columns: int) -> Tensor:
+    if tower.sizes.get("positions") != "stretched":
+        return vision.table_positions(tower, rows, columns)
+    table = tower.weights.vector("v.position_embd.weight").view(-1, tower.sizes["n_embd"])
+    return rotation.stretched(table, rows, columns, "bilinear", align_corners=False, antialias=True)
+
+
+def _active(tower: Model, x: Tensor) -> Tensor:
+    """Return the activation of the network: GELU, or half of x times SiLU of the other (Cohere 2)."""
+    if tower.sizes.get("swiglu"):
+        values, gate = x.chunk(2, -1)
+        return silu(gate) * values
+    return torch.nn.functional.gelu(x)

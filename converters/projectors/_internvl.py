@@ -1,0 +1,131 @@
+"""InternVL's tower: hparams, and roles under the names of its publisher (`hf`) and transformers (`tf`)."""
+
+from dataclasses import replace
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _vit as vit
+from ggferry.converters.schema.architecture import HParam
+from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.layouts import Reshape
+from ggferry.converters.schema.roles import roles, varied
+
+
+def _norm(values: Values) -> str:
+    """Return the norm of the blocks: llama.cpp knows one tower with RMSNorm, InternViT-6B, by its sizes."""
+    return "rms" if (values["v_n_embd"], values["v_n_layer"]) == (3200, 45) else "layer"
+
+
+HPARAMS = (
+    clip.PROJECTOR,
+    clip.HAS_VISION,
+    clip.V_PROJECTION,
+    replace(clip.V_IMAGE_SIZE, fields={}, derive=lambda values: _one(values["image_sides"])),
+    replace(clip.V_PATCH_SIZE, fields={}, derive=lambda values: _one(values["patch_sides"])),
+    HParam("image_sides", None, fields={"hf": "vision_config.image_size"}, many="n_sides", or_one=True, required=False),
+    HParam("patch_sides", None, fields={"hf": "vision_config.patch_size"}, many="n_sides", or_one=True, required=False),
+    HParam("n_sides", None, derive="2"),
+    clip.V_N_EMBD,
+    clip.V_N_FF,
+    clip.V_N_LAYER,
+    clip.V_N_HEAD,
+    clip.V_MEAN,
+    clip.V_STD,
+    clip.V_EPS,
+    *vit.activation(gelu="gelu", silu="silu"),
+    HParam(
+        "downsample_ratio", None, clip.F32, {"hf": "downsample_ratio"}, required=False, check="0 < downsample_ratio"
+    ),
+    HParam(
+        "v_merge",
+        "vision.projector.scale_factor",
+        derive=vit.inverse_of("downsample_ratio"),
+        absent=1,
+        check="0 < v_merge",
+    ),
+    HParam("v_min_tiles", "vision.preproc_min_tiles", fields={"hf": "min_dynamic_patch"}, required=False),
+    HParam("v_max_tiles", "vision.preproc_max_tiles", fields={"hf": "max_dynamic_patch"}, required=False),
+    HParam(
+        "norm",
+        None,
+        clip.STRING,
+        {"hf": "vision_config.norm_type"},
+        required=False,
+        words={"layer_norm": "layer", "rms_norm": "rms"},
+        derive=_norm,
+    ),
+)
+
+
+def _one(sides: tuple[int, ...]) -> int:
+    if len(set(sides)) != 1:
+        raise ValueError(f"sides of {sides} pixels: GGUF knows squares only")
+    return int(sides[0])
+
+
+_PATCHES = vit.PATCHES
+_SQUARE = "v_n_embd*v_merge*v_merge"
+_CHAT = roles(
+    f"""
+    v.class_embd f32               : v_n_embd               | hf embeddings.class_embedding @vector
+    v.position_embd.weight f32     : {_PATCHES}+1 v_n_embd  | hf embeddings.position_embedding @grid
+    """,
+    under={"hf": "vision_model."},
+    vector=Reshape(("v_n_embd",)),
+    grid=Reshape((f"{_PATCHES}+1", "v_n_embd")),
+)
+_BLOCKS = vit.blocks(
+    "vision_model.encoder.layers.{n}.",
+    vit.norm("ln1", "norm1", bias="optional"),
+    vit.cut("attn.qkv", "attn.proj", bias="optional"),
+    """
+    attn_q_norm.weight f32 optional : v_n_embd | hf attn.q_norm.weight
+    attn_k_norm.weight f32 optional : v_n_embd | hf attn.k_norm.weight
+    ls1.weight f32 : v_n_embd | hf ls1
+    ls2.weight f32 : v_n_embd | hf ls2
+    """,
+    vit.norm("ln2", "norm2", bias="optional"),
+    vit.plain("mlp.fc1", "mlp.fc2"),
+)
+_PROJECTOR = roles(
+    vit.norm("mm.model.mlp.0", "mlp1.0", width=_SQUARE),
+    vit.linear("mm.model.mlp.1", "mlp1.1", "v_projection", _SQUARE),
+    vit.linear("mm.model.mlp.3", "mlp1.3", "v_projection", "v_projection"),
+)
+_NAMES = {
+    "ln1": "layernorm_before",
+    "ln2": "layernorm_after",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_out": "attention.projection_layer",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_LAYER = "vision_tower.encoder.layer.{n}."
+_OURS = [
+    f"v.blk.{{n}}.{ours}.{part} {_LAYER}{theirs}.{part}"
+    for ours, theirs in _NAMES.items()
+    for part in ("weight", "bias")
+]
+_OURS += [f"v.blk.{{n}}.attn_{x}_norm.weight {_LAYER}attention.{x}_norm.weight" for x in "qk"]
+_OURS += [f"v.blk.{{n}}.ls{i}.weight {_LAYER}lambda_{i}" for i in (1, 2)]
+_OURS += [
+    f"mm.model.mlp.{i}.{part} multi_modal_projector.{name}.{part}"
+    for i, name in ((0, "layer_norm"), (1, "linear_1"), (3, "linear_2"))
+    for part in ("weight", "bias")
+]
+_OURS += [
+    f"v.patch_embd.{part} vision_tower.embeddings.patch_embeddings.projection.{part}" for part in ("weight", "bias")
+]
+_OURS += [
+    "v.class_embd vision_tower.embeddings.cls_token @vector",
+    "v.position_embd.weight vision_tower.embeddings.position_embeddings @grid",
+]
+ROLES = varied(
+    roles(vit.patches("vision_model.embeddings.patch_embedding"), _CHAT, _BLOCKS, _PROJECTOR),
+    "tf",
+    "hf",
+    "\n".join(_OURS),
+    vector=Reshape(("v_n_embd",)),
+    grid=Reshape((f"{_PATCHES}+1", "v_n_embd")),
+)

@@ -1,0 +1,71 @@
+"""InternVL's tower (InternViT): a class token, learned positions, scaled branches, squares of patches merged.
+
+Source: OpenGVLab's `modeling_intern_vit.py`, transformers `InternVLVisionModel`; llama.cpp `conversion/internvl.py`,
+`tools/mtmd/models/internvl.cpp`.
+"""
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _internvl as internvl
+from ggferry.converters.projectors import _vit as vit
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+
+_HARMLESS = (
+    *vit.HARMLESS,
+    Harmless(
+        "vision_config.layer_scale_init_value vision_config.shared_expert_intermediate_size", "used in training only"
+    ),
+    Harmless(
+        "vision_config.qkv_bias vision_config.attention_bias vision_config.use_qk_norm vision_config.qk_normalization",
+        "the tensors say it",
+    ),
+    Harmless("vision_config.use_absolute_position_embeddings", "there is a table of positions", (True,)),
+    Harmless(
+        "vision_config.use_mask_token vision_config.use_mean_pooling vision_config.use_flash_attn "
+        "vision_config.num_query_*",
+        "which nothing reads",
+    ),
+    Harmless("preprocessor.crop_to_patches preprocessor.min_patches preprocessor.max_patches", "how pictures are cut"),
+)
+
+SPEC = Architecture(
+    name="clip",
+    projector="internvl",
+    display_name="InternVL, the half that sees",
+    hf_classes=("InternVLChatModel", "InternVisionModel"),
+    hparams=internvl.HPARAMS,
+    roles=internvl.ROLES,
+    blocks=clip.SEEN,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions={"qkv": "fused"},
+            given=clip.sees("internvl"),
+            drops=clip.TEXT,
+            nested=("vision_config",),
+            harmless=_HARMLESS,
+        ),
+        "tf": Dialect(
+            "tf",
+            fields="hf",
+            classes=("InternVLForConditionalGeneration", "QianfanOCRForConditionalGeneration"),
+            given=clip.sees("internvl"),
+            drops=clip.TEXT,
+            renames=(
+                ("model.vision_tower.", "vision_tower."),
+                ("model.multi_modal_projector.", "multi_modal_projector."),
+            ),
+            nested=("vision_config",),
+            harmless=_HARMLESS,
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    remarks=(vit.SHIFTED,),
+    recipe={
+        "computation": "projector",
+        "vision": "internvl",
+        "norm": "layer",
+        "qk_norm": "full",
+        "ffn": "plain",
+        "activation": "gelu",
+    },
+)

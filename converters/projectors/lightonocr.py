@@ -1,0 +1,25 @@
+"""LightOnOCR's tower: Pixtral's, of whose rows none ends with a token.
+
+Source: transformers `LightOnOcrModel`; llama.cpp `conversion/lighton_ocr.py`, `tools/mtmd/models/pixtral.cpp`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _pixtral as pixtral
+from ggferry.converters.schema.architecture import Architecture, Dialect
+
+SPEC = Architecture(
+    name="clip",
+    projector="lightonocr",
+    display_name="LightOnOCR, the half that sees",
+    hf_classes=("LightOnOCRForConditionalGeneration", "LightOnOcrForConditionalGeneration"),
+    hparams=pixtral.HPARAMS,
+    roles=pixtral.ROLES,
+    blocks=clip.SEEN,
+    dialects={"hf": replace(pixtral.HF, given=clip.sees("lightonocr")), "gguf": Dialect("gguf")},
+    recipe={
+        "computation": "projector", "vision": "pixtral", "norm": "rms", "ffn": "gated", "activation": "gelu",
+        "rope": "pairs",
+    },
+)  # fmt: skip

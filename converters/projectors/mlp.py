@@ -1,0 +1,109 @@
+"""LLaVA 1.5's tower: CLIP's blocks up to the one before the last, without the class token, and a network.
+
+Source: transformers `CLIPVisionModel`, `LlavaMultiModalProjector`; llama.cpp `tools/mtmd/models/llava.cpp` and
+`legacy-models/convert_image_encoder_to_gguf.py`, whose files have these names.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _llava as llava
+from ggferry.converters.projectors import _siglip as siglip
+from ggferry.converters.projectors import _vit as vit
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.roles import roles
+from ggferry.formats.gguf.values import ValueType
+
+_TYPES = ("clip_vision_model",)
+
+
+HPARAMS = (
+    clip.PROJECTOR,
+    clip.HAS_VISION,
+    clip.V_PROJECTION,
+    clip.V_IMAGE_SIZE,
+    clip.V_PATCH_SIZE,
+    clip.V_N_EMBD,
+    clip.V_N_FF,
+    HParam("n_blocks", None, fields={"hf": "vision_config.num_hidden_layers"}, required=False),
+    HParam(
+        "feature_layer", None, clip.F32, fields={"hf": "vision_feature_layer|mm_vision_select_layer"}, required=False
+    ),
+    HParam(
+        "selected",
+        None,
+        clip.STRING,
+        {"hf": "vision_feature_select_strategy"},
+        words={"default": "patches"},
+        required=False,
+    ),
+    replace(clip.V_N_LAYER, fields={}, derive=llava.deepest),
+    clip.V_N_HEAD,
+    clip.V_MEAN,
+    clip.V_STD,
+    clip.V_EPS,
+    *vit.activation(),
+    HParam("v_feature_layer", "vision.feature_layer", ValueType.INT32, derive=llava.listed, many="1"),
+)
+
+ROLES = roles(
+    vit.patches("vision_tower.embeddings.patch_embedding", bias=False),
+    """
+    v.class_embd f32           : v_n_embd | hf vision_tower.embeddings.class_embedding
+    """,
+    vit.table("vision_tower.embeddings.position_embedding", more="+1"),
+    vit.norm("v.pre_ln", "vision_tower.pre_layrnorm"),
+    vit.blocks(
+        "vision_tower.encoder.layers.{n}.",
+        vit.norm("ln1", "layer_norm1"),
+        vit.attention(),
+        vit.norm("ln2", "layer_norm2"),
+        vit.plain("mlp.fc1", "mlp.fc2"),
+    ),
+    vit.linear("mm.0", "multi_modal_projector.linear_1", "v_projection", vit.WIDTH, bias=True),
+    vit.linear("mm.2", "multi_modal_projector.linear_2", "v_projection", "v_projection", bias=True),
+)
+
+_BEHIND = "of a block behind the one whose states are read"
+SPEC = Architecture(
+    name="clip",
+    projector="mlp",
+    display_name="LLaVA 1.5, the half that sees",
+    hparams=HPARAMS,
+    roles=ROLES,
+    blocks=clip.SEEN,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            classes=("LlavaForConditionalGeneration",),
+            within="vision_config",
+            types=_TYPES,
+            given=clip.sees("mlp"),
+            drops=(
+                *clip.TEXT,
+                Drop(
+                    "vision_tower.encoder.layers.{n}.*",
+                    _BEHIND,
+                    when="feature_layer < 0 and n > n_blocks + feature_layer",
+                ),
+                Drop("vision_tower.encoder.layers.{n}.*", _BEHIND, when="feature_layer >= 0 and n >= feature_layer"),
+                Drop("vision_tower.post_layernorm.*", "a norm behind the last block, whose states are not read"),
+                Drop("vision_tower.embeddings.position_ids", "the numbers of positions, in order", follows=True),
+            ),
+            renames=siglip.NAMES,
+            nested=("vision_config",),
+            harmless=(
+                *vit.HARMLESS,
+                Harmless(
+                    "vision_config.projection_dim vision_config.vocab_size", "of the whole of CLIP, which also reads"
+                ),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    remarks=(
+        vit.SHIFTED,
+        llava.LATE,
+    ),
+    recipe={"computation": "projector", "vision": "clip_mlp", "norm": "layer", "ffn": "plain", "activation": "gelu"},
+)

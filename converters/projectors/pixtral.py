@@ -1,0 +1,53 @@
+"""Pixtral's tower, and that of Mistral Small 3: the network behind it reads patches, or squares of them. Every row of
+the picture but the last ends with the embedding of the token [IMG_BREAK], which this file holds, too.
+
+Source: transformers `PixtralVisionModel`, `Mistral3MultiModalProjector`; llama.cpp `conversion/llava.py`,
+`tools/mtmd/models/pixtral.cpp`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _pixtral as pixtral
+from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
+from ggferry.converters.schema.partial_layouts import Row
+from ggferry.converters.schema.roles import roles
+
+SPEC = Architecture(
+    name="clip",
+    projector="pixtral",
+    display_name="Pixtral and Mistral 3, the half that sees",
+    hf_classes=("Mistral3ForConditionalGeneration",),
+    hparams=(*pixtral.HPARAMS, HParam("v_img_break", None, fields={"hf": "added_tokens.[IMG_BREAK]"}, required=False)),
+    roles=roles(
+        pixtral.ROLES,
+        "v.token_embd.img_break when=v_img_break>=0 : v_projection | hf embed_tokens.weight @row",
+        row=Row("v_img_break"),
+    ),
+    blocks=clip.SEEN,
+    dialects={
+        "hf": replace(
+            pixtral.HF,
+            given=clip.sees("pixtral"),
+            renames=(
+                *pixtral.NAMES,
+                ("language_model.model.embed_tokens.", "embed_tokens."),
+                ("model.language_model.embed_tokens.", "embed_tokens."),
+            ),
+        ),
+        "llava": replace(
+            pixtral.HF, name="llava", names="hf", fields="hf", classes=("LlavaForConditionalGeneration",),
+            within="vision_config", types=("pixtral",), given=clip.sees("pixtral"),
+            renames=(
+                *pixtral.NAMES,
+                ("language_model.model.embed_tokens.", "embed_tokens."),
+                ("model.language_model.embed_tokens.", "embed_tokens."),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={
+        "computation": "projector", "vision": "pixtral", "norm": "rms", "ffn": "gated", "activation": "gelu",
+        "rope": "pairs",
+    },
+)  # fmt: skip

@@ -1,0 +1,58 @@
+"""Qwen2-VL's tower: plain blocks with layer norms, rotated by two axes, and squares of patches merged.
+
+Source: transformers `Qwen2VisionTransformerPretrainedModel`; llama.cpp `conversion/qwenvl.py`,
+`tools/mtmd/models/qwen2vl.cpp`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _qwen_vl as qwen
+from ggferry.converters.projectors import _vit as vit
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.roles import roles
+
+HPARAMS = (
+    clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION, qwen.IMAGE_SIZE, clip.V_PATCH_SIZE,
+    replace(clip.V_N_EMBD, fields={"hf": "vision_config.embed_dim"}),
+    replace(clip.V_N_FF, fields={}),
+    qwen.N_LAYER, qwen.N_HEAD, clip.V_MEAN, clip.V_STD, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(),
+)  # fmt: skip
+
+ROLES = roles(
+    qwen.frames("visual.patch_embed.proj"),
+    vit.blocks(
+        "visual.blocks.{n}.",
+        vit.norm("ln1", "norm1"), vit.cut("attn.qkv", "attn.proj"),
+        vit.norm("ln2", "norm2"), vit.plain("mlp.fc1", "mlp.fc2"),
+    ),
+    vit.norm("v.post_ln", "visual.merger.ln_q"),
+    qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
+)  # fmt: skip
+
+SPEC = Architecture(
+    name="clip",
+    projector="qwen2vl_merger",
+    display_name="Qwen2-VL, the half that sees",
+    hf_classes=("Qwen2VLForConditionalGeneration", "Qwen2VLModel", "Sarashina2VisionForCausalLM"),
+    hparams=HPARAMS,
+    roles=ROLES,
+    blocks=clip.SEEN,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            conventions={"qkv": "fused"},
+            given=clip.sees("qwen2vl_merger"),
+            drops=clip.TEXT,
+            renames=qwen.NAMES,
+            nested=("vision_config",),
+            harmless=(
+                *qwen.HARMLESS,
+                Harmless("vision_config.hidden_size", "the width of the text model", follows="v_projection"),
+                Harmless("vision_config.mlp_ratio", "the matrices say it"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "projector", "vision": "qwen_vl", "norm": "layer", "ffn": "plain", "rope": "halves"},
+)

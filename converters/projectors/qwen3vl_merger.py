@@ -1,0 +1,98 @@
+"""Qwen3-VL's tower, and Qwen3.5's: plain blocks with layer norms and learned positions, stretched over the picture.
+What some blocks return is merged, too, and goes to the first blocks of the text model (deepstack).
+
+Source: transformers `Qwen3VLVisionModel`; llama.cpp `conversion/qwen3vl.py`, `tools/mtmd/models/qwen3vl.cpp`.
+"""
+
+from dataclasses import replace
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _deepstack as deepstack
+from ggferry.converters.projectors import _qwen_vl as qwen
+from ggferry.converters.projectors import _vit as vit
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.roles import roles
+
+HPARAMS = (
+    clip.PROJECTOR,
+    clip.HAS_VISION,
+    clip.V_PROJECTION,
+    deepstack.POSITIONS,
+    replace(clip.V_IMAGE_SIZE, fields={}, derive=deepstack.image_size),
+    clip.V_PATCH_SIZE,
+    clip.V_N_EMBD,
+    clip.V_N_FF,
+    qwen.N_LAYER,
+    qwen.N_HEAD,
+    clip.V_MEAN,
+    clip.V_STD,
+    qwen.EPS,
+    vit.ROPE,
+    replace(qwen.MERGE, key="vision.spatial_merge_size"),
+    *vit.activation(gelu_pytorch_tanh="gelu_tanh"),
+    *deepstack.BLOCKS,
+)
+
+ROLES = roles(
+    qwen.frames("visual.patch_embed.proj", bias=True),
+    vit.table("visual.pos_embed"),
+    vit.blocks(
+        "visual.blocks.{n}.",
+        vit.norm("ln1", "norm1"),
+        vit.fused("attn.qkv", "attn.proj"),
+        vit.norm("ln2", "norm2"),
+        vit.plain("mlp.linear_fc1", "mlp.linear_fc2"),
+    ),
+    roles(
+        """
+        norm.weight f32 : 4*v_n_embd              | hf norm.weight
+        norm.bias       : 4*v_n_embd              | hf norm.bias
+        fc1.weight      : 4*v_n_embd 4*v_n_embd   | hf linear_fc1.weight
+        fc1.bias        : 4*v_n_embd              | hf linear_fc1.bias
+        fc2.weight      : v_projection 4*v_n_embd | hf linear_fc2.weight
+        fc2.bias        : v_projection            | hf linear_fc2.bias
+        """,
+        when="v_deepstack == 1",
+        under={"gguf": "v.deepstack.{n}.", "hf": "visual.deepstack_merger_list.{n}."},
+    ),
+    vit.norm("v.post_ln", "visual.merger.norm"),
+    qwen.merger("visual.merger.linear_fc1", "visual.merger.linear_fc2"),
+)
+
+SPEC = Architecture(
+    name="clip",
+    projector="qwen3vl_merger",
+    display_name="Qwen3-VL, the half that sees",
+    hf_classes=(
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    ),
+    hparams=HPARAMS,
+    roles=ROLES,
+    blocks={**clip.SEEN, "v.deepstack.": "deepstack_end"},
+    dialects={
+        "hf": Dialect(
+            "hf",
+            given=clip.sees("qwen3vl_merger"),
+            drops=clip.TEXT,
+            renames=qwen.NAMES,
+            renumbered=(("visual.deepstack_merger_list.", "deepstack_blocks"),),
+            nested=("vision_config",),
+            harmless=(
+                *qwen.HARMLESS,
+                Harmless("vision_config.image_size", "the table of positions says it"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={
+        "computation": "projector",
+        "vision": "qwen_vl",
+        "norm": "layer",
+        "ffn": "plain",
+        "activation": "gelu_tanh",
+        "rope": "halves",
+    },
+)

@@ -1,0 +1,101 @@
+"""Towers that see: their rows are transformers' in float64, from the source and from the file, and llama.cpp's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ggferry.formats.errors import InconsistentError, MissingError
+from helpers import llama_clip
+from helpers.eyes import EYES
+from helpers.multimodal import check, picture, rows_of, written
+from helpers.tiny_models import relative
+
+IN_LLAMA_CPP = 5e-3
+"""How far llama.cpp may be from our float32 of the same file: its GELU is read from a table of half floats."""
+OTHERWISE = {
+    "internvl": "the class token's position goes to the first patch, the first patch's to the second, and so on",
+    "llama4": "rows come column by column",
+    "mlp": "positions are shifted as InternVL's are, and rows by one: no first patch, and the class token",
+}
+"""Towers that llama.cpp b11549 computes otherwise, each held by a test of its own below."""
+
+
+@pytest.mark.parametrize("name", EYES)
+def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
+    eye = EYES[name]
+    model = eye.tiny()
+    folder = eye.saved(tmp_path / "tiny", model)
+    given = picture(*eye.size)
+    second = check(folder, tmp_path / "a.gguf", model, eye.features, {"picture": given}, mmproj="only")
+    assert not [line for line in second.receipt["notes"] if "does not use" in line]
+    if name not in OTHERWISE:
+        ours = rows_of(second.path, {"picture": given})
+        assert relative(ours, llama_clip.embedded(second.path, picture=given)) <= IN_LLAMA_CPP
+
+
+def test_llama_cpp_hands_llama_4_on_column_by_column(tmp_path: Path) -> None:
+    eye = EYES["llama4"]
+    given = picture(*eye.size)
+    second = written(eye.saved(tmp_path / "tiny", eye.tiny()), tmp_path / "a.gguf", mmproj="only")
+    ours = rows_of(second.path, {"picture": given})
+    side = round(len(ours) ** 0.5)
+    theirs = llama_clip.embedded(second.path, picture=given).reshape(side, side, -1).transpose(1, 0, 2)
+    assert relative(ours, theirs.reshape(ours.shape)) <= IN_LLAMA_CPP
+
+
+@pytest.mark.parametrize(("name", "table", "behind"), [
+    ("internvl", "model.vision_tower.embeddings.position_embeddings", 0),
+    ("mlp", "model.vision_tower.embeddings.position_embedding.weight", 1),
+])  # fmt: skip
+def test_llama_cpp_shifts_positions_behind_a_class_token(name: str, table: str, behind: int, tmp_path: Path) -> None:
+    """It puts the class token behind the patches, and its position, the first, to the first patch. With the position
+    of the class token behind the others it computes what transformers does; LLaVA's rows then still are one off."""
+    import torch
+
+    eye, given = EYES[name], {"picture": picture(*EYES[name].size)}
+    model = eye.tiny()
+    sound = written(eye.saved(tmp_path / "tiny", model), tmp_path / "a.gguf", mmproj="only")
+    ours = rows_of(sound.path, given)
+    assert relative(ours, llama_clip.embedded(sound.path, **given)) > 4 * IN_LLAMA_CPP
+    positions = model.get_parameter(table)
+    with torch.no_grad():
+        positions.copy_(torch.roll(positions, -1, -2))
+    model.save_pretrained(tmp_path / "rolled")
+    (tmp_path / "rolled" / "preprocessor_config.json").write_text(
+        (tmp_path / "tiny" / "preprocessor_config.json").read_text()
+    )
+    rolled = written(tmp_path / "rolled", tmp_path / "b.gguf", mmproj="only")
+    theirs = llama_clip.embedded(rolled.path, **given)
+    assert relative(ours[behind:], theirs[: len(ours) - behind]) <= IN_LLAMA_CPP
+
+
+def test_a_deepstack_in_another_order_is_refused(tmp_path: Path) -> None:
+    folder = EYES["qwen3vl_merger"].saved(
+        tmp_path / "tiny", EYES["qwen3vl_merger"].tiny(deepstack_visual_indexes=[2, 0])
+    )
+    with pytest.raises(InconsistentError, match="in another order"):
+        written(folder, tmp_path / "a.gguf", mmproj="only")
+
+
+def test_windows_that_gguf_cannot_say_are_refused(tmp_path: Path) -> None:
+    folder = EYES["qwen2.5vl_merger"].saved(
+        tmp_path / "tiny", EYES["qwen2.5vl_merger"].tiny(fullatt_block_indexes=[0, 3])
+    )
+    with pytest.raises(InconsistentError, match="every n-th"):
+        written(folder, tmp_path / "a.gguf", mmproj="only")
+
+
+def test_a_window_of_another_size_is_stated_and_said(tmp_path: Path) -> None:
+    folder = EYES["qwen2.5vl_merger"].saved(tmp_path / "tiny", EYES["qwen2.5vl_merger"].tiny(window_size=64))
+    second = written(folder, tmp_path / "a.gguf", mmproj="only")
+    assert second.receipt["hparams"]["v_window"]["value"] == 64
+    assert any("windows of 64 pixels" in line for line in second.receipt["notes"])
+
+
+def test_the_token_at_the_end_of_rows_must_be_known(tmp_path: Path) -> None:
+    folder = EYES["pixtral"].saved(tmp_path / "tiny", EYES["pixtral"].tiny())
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(MissingError, match="v_img_break"):
+        written(folder, tmp_path / "a.gguf", mmproj="only")

@@ -1,0 +1,237 @@
+"""Tiny models that see, by the class whose tower they have, and what transformers makes of a picture in each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helpers.multimodal import TEXT, save
+
+PIXELS = {"min_pixels": 1764, "max_pixels": 2304}
+_QWEN = {"depth": 3, "hidden_size": 36, "intermediate_size": 56, "num_heads": 3, "out_hidden_size": 48, "patch_size": 6}
+_PLAIN = {
+    "hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 48,
+    "patch_size": 6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Eye:
+    """A tiny model that sees.
+
+    Attributes:
+        config: The class of its configuration.
+        model: Its class.
+        vision: Its tower's configuration.
+        text: What its text model's configuration has besides `TEXT`.
+        top: What its configuration has besides.
+        size: Height and width of a picture in pixels.
+        features: Returns transformers' rows for a model and a picture `(3, height, width)`.
+        preprocessor: What its processor states besides.
+        tokens: The ids of special tokens of its tokenizer, by their text.
+    """
+
+    config: str
+    model: str
+    vision: dict[str, Any]
+    features: Callable[[Any, Any], Any]
+    size: tuple[int, int] = (48, 48)
+    text: dict[str, Any] = field(default_factory=dict)
+    top: dict[str, Any] = field(default_factory=dict)
+    preprocessor: dict[str, Any] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+
+    def saved(self, folder: Path, model: Any) -> Path:
+        """Save the model with its processor's settings and its special tokens; return the folder."""
+        save(folder, model, self.preprocessor)
+        if self.tokens:
+            added = {str(number): {"content": text} for text, number in self.tokens.items()}
+            (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+        return folder
+
+    def tiny(self, **vision: Any) -> Any:
+        """Return a model with random weights; `vision` changes its tower's configuration."""
+        import transformers
+
+        config = getattr(transformers, self.config)
+        found = config(text_config={**TEXT, **self.text}, vision_config={**self.vision, **vision}, **self.top)
+        return getattr(transformers, self.model)(found)
+
+
+def _flat(rows: Any) -> Any:
+    """Return rows of one or several pictures as `(rows, width)`."""
+    import torch
+
+    found = torch.cat([_flat(part) for part in rows]) if isinstance(rows, list | tuple) else rows
+    return found.reshape(-1, found.shape[-1])
+
+
+def whole(model: Any, picture: Any) -> Any:
+    """The features of a picture as it is."""
+    return _flat(_seen(model, pixel_values=picture[None]))
+
+
+def tiled(model: Any, picture: Any) -> Any:
+    """The features of one picture of one sample."""
+    return _flat(_seen(model, pixel_values=picture[None, None]))
+
+
+def sized(model: Any, picture: Any) -> Any:
+    """The features of a picture whose size is stated."""
+    import torch
+
+    sizes = torch.tensor([picture.shape[1:]])
+    return _flat(_seen(model, pixel_values=picture[None], image_sizes=sizes))
+
+
+BREAK = 7
+"""The id of the token [IMG_BREAK]."""
+
+
+def ended(model: Any, picture: Any) -> Any:
+    """The features of a picture whose size is stated; every row of it but the last ends with a token's embedding."""
+    import torch
+
+    side = model.config.vision_config.patch_size * model.config.spatial_merge_size
+    rows, columns = (size // side for size in picture.shape[1:])
+    found = sized(model, picture).view(rows, columns, -1)
+    end = model.get_input_embeddings().weight[BREAK].expand(rows, 1, -1)
+    return torch.cat((found, end), 1).flatten(0, 1)[:-1]
+
+
+def squares(model: Any, picture: Any) -> Any:
+    """The features of patches in the order of their squares, two frames each; and of deepstack blocks."""
+    import torch
+
+    size = model.config.vision_config.patch_size
+    _, height, width = picture.shape
+    rows, columns = height // size, width // size
+    cut = picture.view(3, rows // 2, 2, size, columns // 2, 2, size).permute(1, 4, 2, 5, 0, 3, 6)
+    frames = cut.reshape(rows * columns, 3, 1, size, size).repeat(1, 1, 2, 1, 1).flatten(1)
+    found = _features(model)(pixel_values=frames, image_grid_thw=torch.tensor([[1, rows, columns]]))
+    deep = getattr(found, "deepstack_features", None) or ()
+    return torch.cat([_flat(found.pooler_output), *(_flat(rows) for rows in deep)], -1)
+
+
+def patches(model: Any, picture: Any) -> Any:
+    """The features of patches in the order of reading."""
+    import torch
+
+    size = model.config.vision_config.patch_size
+    _, height, width = picture.shape
+    rows, columns = height // size, width // size
+    cut = picture.view(3, rows, size, columns, size).permute(1, 3, 0, 2, 4).reshape(-1, 3, size, size)
+    return _flat(_seen(model, pixel_values=cut, image_grid_thw=torch.tensor([[1, rows, columns]])))
+
+
+def pixels(model: Any, picture: Any) -> Any:
+    """The features of patches as lists of pixels."""
+    import torch
+
+    size = model.config.vision_config.patch_size
+    _, height, width = picture.shape
+    rows, columns = height // size, width // size
+    cut = picture.view(3, rows, size, columns, size).permute(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
+    mask = torch.ones(1, rows * columns, dtype=torch.int64)
+    shapes = torch.tensor([[rows, columns]])
+    return _flat(_seen(model, pixel_values=cut, spatial_shapes=shapes, pixel_attention_mask=mask))
+
+
+def projected(model: Any, picture: Any) -> Any:
+    """The features of a tower whose projector is applied apart (Llama 4)."""
+    found = _features(model)(pixel_values=picture[None])
+    return _flat(model.multi_modal_projector(found.last_hidden_state))
+
+
+def _features(model: Any) -> Any:
+    inner = getattr(model, "model", model)
+    return inner.get_image_features if hasattr(inner, "get_image_features") else model.get_image_features
+
+
+def _seen(model: Any, **given: Any) -> Any:
+    found = _features(model)(**given)
+    return getattr(found, "pooler_output", found)
+
+
+EYES = {
+    "qwen2vl_merger": Eye(
+        "Qwen2VLConfig", "Qwen2VLForConditionalGeneration",
+        {"depth": 3, "embed_dim": 36, "hidden_size": 48, "mlp_ratio": 2, "num_heads": 3, "patch_size": 6},
+        squares, (48, 60), {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+    ),
+    "qwen2.5vl_merger": Eye(
+        "Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration",
+        {**_QWEN, "depth": 4, "hidden_size": 24, "patch_size": 8, "window_size": 112, "fullatt_block_indexes": [1, 3]},
+        squares, (128, 144), {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+    ),
+    "qwen3vl_merger": Eye(
+        "Qwen3VLConfig", "Qwen3VLForConditionalGeneration",
+        {**_QWEN, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}, squares, (48, 60),
+        {"head_dim": 16},
+    ),
+    "qwen3.5": Eye(
+        "Qwen3_5Config", "Qwen3_5ForConditionalGeneration", {**_QWEN, "num_position_embeddings": 64}, squares, (60, 48),
+        {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+         "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "glm4v": Eye(
+        "Glm4vConfig", "Glm4vForConditionalGeneration",
+        {**_QWEN, "hidden_size": 24, "image_size": 48}, squares, (48, 36),
+    ),
+    "glm_ocr": Eye(
+        "GlmOcrConfig", "GlmOcrForConditionalGeneration", {**_QWEN, "hidden_size": 24, "image_size": 48}, squares,
+        (36, 48),
+    ),
+    "exaone4_5": Eye(
+        "Exaone4_5_Config", "Exaone4_5_ForConditionalGeneration",
+        {**_QWEN, "depth": 4, "hidden_size": 32, "num_heads": 4, "num_key_value_heads": 2, "patch_size": 8,
+         "window_size": 112, "fullatt_block_indexes": [1, 3]},
+        squares, (128, 144), {"model_type": "exaone4"}, preprocessor=PIXELS,
+    ),
+    "pixtral": Eye(
+        "Mistral3Config", "Mistral3ForConditionalGeneration",
+        {**_PLAIN, "model_type": "pixtral", "head_dim": 8, "hidden_act": "silu"}, ended, (48, 36),
+        {"model_type": "mistral"}, {"spatial_merge_size": 2},
+        tokens={"[IMG_BREAK]": BREAK},
+    ),
+    "lightonocr": Eye(
+        "LightOnOcrConfig", "LightOnOcrForConditionalGeneration",
+        {**_PLAIN, "model_type": "pixtral", "head_dim": 8, "hidden_act": "silu"}, sized, (48, 36),
+        {"model_type": "qwen3", "head_dim": 8}, {"spatial_merge_size": 2},
+    ),
+    "paddleocr": Eye(
+        "PaddleOCRVLConfig", "PaddleOCRVLForConditionalGeneration", _PLAIN, patches, (48, 60), {"head_dim": 8},
+        preprocessor=PIXELS,
+    ),
+    "llama4": Eye(
+        "Llama4Config", "Llama4ForConditionalGeneration",
+        {**_PLAIN, "intermediate_size": 96, "vision_output_dim": 40, "projector_input_dim": 40,
+         "projector_output_dim": 40, "pixel_shuffle_ratio": 0.5},
+        projected, (48, 48),
+        {"intermediate_size_mlp": 64, "num_local_experts": 2, "head_dim": 8, "attn_scale": 0.1},
+    ),
+    "internvl": Eye(
+        "InternVLConfig", "InternVLForConditionalGeneration",
+        {**_PLAIN, "image_size": [48, 48], "patch_size": [6, 6], "layer_scale_init_value": 0.1}, whole, (48, 48),
+        {"model_type": "qwen2"}, {"downsample_ratio": 0.5},
+    ),
+    "idefics3": Eye(
+        "SmolVLMConfig", "SmolVLMForConditionalGeneration", _PLAIN, tiled, (48, 48), {"model_type": "llama"},
+        {"scale_factor": 2}, preprocessor={"size": {"longest_edge": 96}},
+    ),
+    "janus_pro": Eye(
+        "JanusConfig", "JanusForConditionalGeneration", {**_PLAIN, "projection_dim": 48, "depth": 2, "mlp_ratio": 2.5},
+        whole, (48, 48), {"model_type": "llama"},
+        {"vq_config": {"embed_dim": 4, "num_embeddings": 8, "latent_channels": 8, "base_channels": 32,
+                       "channel_multiplier": [1, 1], "num_res_blocks": 1, "num_hidden_layers": 1, "hidden_size": 8,
+                       "projection_dim": 8, "image_token_embed_dim": 8}},
+    ),
+    "mlp": Eye(
+        "LlavaConfig", "LlavaForConditionalGeneration",
+        {**_PLAIN, "model_type": "clip_vision_model", "num_hidden_layers": 4, "projection_dim": 16}, whole, (48, 48),
+        {"model_type": "llama"}, {"vision_feature_layer": -2},
+    ),
+}  # fmt: skip
