@@ -42,6 +42,15 @@ REASONS: Mapping[str, str] = {
     "UltravoxModel": "its text model is a checkpoint of its own, which is converted; this one only hears",
 }  # fmt: skip
 
+ENDINGS: Mapping[str, str] = {
+    "ForSequenceClassification": "a classifier of texts: llama.cpp runs those of BERT and its kin, ModernBERT, NeoBERT and "
+    "Qwen3 alone, and its other architectures have no place for one",
+    "ForTokenClassification": "a classifier of tokens, which llama.cpp has no graph for",
+    "ForQuestionAnswering": "a head that marks where an answer stands, which llama.cpp has no graph for",
+    "ForMultipleChoice": "a head that chooses among texts, which llama.cpp has no graph for",
+}
+"""Why classes that end so are not read, where no table lists them."""
+
 
 def refusal(named: Iterable[str], checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> UnsupportedError:
     """Return the error for a configuration whose classes no table lists.
@@ -50,8 +59,9 @@ def refusal(named: Iterable[str], checkpoint: Checkpoint, known: Mapping[str, Ar
     tensors are nearest, with what differs there.
     """
     for name in named:
-        if name in REASONS:
-            return UnsupportedError(REASONS[name], path=checkpoint.path, found=name)
+        reason = REASONS.get(name) or next((why for end, why in ENDINGS.items() if name.endswith(end)), "")
+        if reason:
+            return UnsupportedError(reason, path=checkpoint.path, found=name)
     classes = sorted({name for spec in known.values() for name in spec.hf_classes})
     close = [one for name in named for one in difflib.get_close_matches(name, classes, NAMED, 0.7)]
     parts = [f"classes with a name like it: {', '.join(dict.fromkeys(close))}"] if close else []
@@ -67,13 +77,20 @@ def _nearest(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> list[
     Tensors that differ only in the numbers of blocks and experts count as one.
     """
     names = {_opened(name) for name in checkpoint.tensors}
+    stated = str(checkpoint.metadata.get("model_type")).replace("_", "-")
     found = [
-        (len(names & _patterns(spec, dialect)), -len(_unread(checkpoint, spec, dialect)), spec.name, dialect.name)
+        (
+            len(names & _patterns(spec, dialect)),
+            -len(_unread(checkpoint, spec, dialect)),
+            spec.name.replace("_", "-") == stated,
+            spec.name,
+            dialect.name,
+        )
         for spec in known.values()
         for dialect in spec.dialects.values()
         if dialect.source == "hf"
     ]
-    most, _, family, spoken = max(found)
+    most, _, _, family, spoken = max(found)
     if 2 * most < len(names) or not names:
         return []
     spec, dialect = known[family], known[family].dialects[spoken]

@@ -3,29 +3,55 @@
 Source: llama.cpp `src/models/qwen3.cpp`, transformers `modeling_qwen3.py`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
-from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, Remark
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU,
-    *embeddings.DECODER_POOLING,
+    *embeddings.DECODER_POOLING, *embeddings.LABELS,
 )  # fmt: skip
 
 ROLES = roles(
     tensors.embedding(),
     block(tensors.pre_norm(tensors.normed_attention(), tensors.gated())),
+    tensors.linear("cls.output", "n_labels n_embd", "score", when="classifies == 1"),
 )
 
+# llama.cpp turns the scores into shares of one: of a single score nothing is left.
+_SHARES = Remark(
+    "n_labels > 1", "llama.cpp gives the softmax of this classifier's scores, transformers the scores",
+)  # fmt: skip
+_ONE_SHARE = Remark(
+    "n_labels == 1",
+    "llama.cpp gives the softmax of a classifier's scores: of this one, which has a single score, it is always 1",
+    stops="llama.cpp",
+)
 # Qwen3-Embedding's weights carry the names of a model that stands alone.
 HF = Dialect(
-    "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), renames=half.BARE,
+    "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW), renames=half.BARE, given={"classifies": False},
     harmless=(common.UNBIASED, embeddings.HARMLESS),
 )  # fmt: skip
+CLASSIFIER = replace(
+    HF,
+    name="classifier",
+    names="hf",
+    fields="hf",
+    classes=("Qwen3ForSequenceClassification",),
+    given={"tied": True, "classifies": True, "pooling": embeddings.RANK},
+    remarks=(*HF.remarks, _SHARES, _ONE_SHARE),
+    harmless=(
+        *HF.harmless,
+        Harmless("tie_word_embeddings", "there is no output matrix", (False, True)),
+        Harmless("problem_type label2id", "how it was trained; id2label says the same"),
+    ),
+)
 
 SPEC = Architecture(
     name="qwen3",
@@ -43,6 +69,7 @@ SPEC = Architecture(
         "hf": HF,
         **half.of(HF, "qwen3"),
         **half.headless(HF, "Qwen3Model"),
+        CLASSIFIER.name: CLASSIFIER,
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},

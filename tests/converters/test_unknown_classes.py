@@ -61,3 +61,17 @@ def test_no_class_that_is_read_has_a_reason_not_to_be() -> None:
     assert dict(coverage(["DeepseekV4DSparkModel", "LlamaForCausalLM", "Zzz"]).reasons).keys() == {
         "DeepseekV4DSparkModel"
     }
+
+
+def test_of_families_as_near_the_one_that_the_configuration_names_is_named(tmp_path: Path) -> None:
+    """Several have LLaMA's names."""
+    make("llama", tmp_path)
+    named(tmp_path, "OddForCausalLM")
+    assert "kinds of tensors are llama's" in said(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["LlamaForSequenceClassification", "BertForTokenClassification"])
+def test_heads_without_a_graph_are_called_so(name: str, tmp_path: Path) -> None:
+    make("llama", tmp_path)
+    named(tmp_path, name)
+    assert "classifier" in said(tmp_path) and name in said(tmp_path)

@@ -49,6 +49,8 @@ MOST = 0.3
 """The highest limit: beyond it, a mistake can no longer be distinguished from rounding."""
 _DECODERS = ("decoder", "mamba", "rwkv")
 _POOLED = {1: "MEAN", 2: "CLS", 3: "LAST", 4: "RANK"}
+_SHARED = ("qwen3", "qwen3vl")
+"""Whose classifiers' scores llama.cpp turns into shares of one (`build_pooling`)."""
 _ROWS = (5, 10, 15)
 CONTEXT = 256
 """Tokens; llama.cpp rounds any context up to a multiple of so many."""
@@ -107,6 +109,7 @@ def _hear_embedding(case: Case) -> tuple[Testimony, Difference | None]:
     vector = embedding(graph, states)
     kind = _POOLED.get(graph.sizes.get("pooling") or 0, "MEAN")
     ours = states.mean(0) if vector is None else vector
+    ours = _shares(ours) if kind == "RANK" and graph.architecture.name in _SHARED else ours
     job = {
         "model": _link(graph, case.folder), "threads": case.threads, "prompts": prompts_of([text]), "pooling": kind,
         "count": len(ours),
@@ -121,6 +124,12 @@ def _hear_embedding(case: Case) -> tuple[Testimony, Difference | None]:
         theirs = theirs / (np.linalg.norm(theirs) or 1.0)
     found = difference([replace(text, places=Places(rows=(0,)))], [ours[None]], [theirs], [limit_of(graph)])
     return replace(testimony, count=found.count), found
+
+
+def _shares(scores: Any) -> Any:
+    """Return the softmax of scores."""
+    odds = np.exp(scores - scores.max())
+    return odds / odds.sum()
 
 
 def _embeds(graph: ModelGraph) -> bool:

@@ -65,6 +65,7 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaForSequenceClassification", {**SIZES, **THREE, "type_vocab_size": 1}),
     "xlm-roberta, one": ("XLMRobertaForSequenceClassification", {**SIZES, "num_labels": 1, "type_vocab_size": 1}),
     "camembert": ("CamembertForSequenceClassification", {**SIZES, **THREE, "type_vocab_size": 1}),
+    "qwen3": ("Qwen3ForSequenceClassification", {**GROUPED, **THREE, "head_dim": 20}),
     "modernbert, first": ("ModernBertForSequenceClassification", {**MODERN, **THREE, "classifier_pooling": "cls"}),
     "modernbert, mean": (
         "ModernBertForSequenceClassification",
@@ -305,6 +306,13 @@ def test_what_gguf_cannot_say_is_refused(name: str, changes: Any, error: type[Gg
         understand(open_checkpoint(str(tmp_path)))
 
 
+def test_a_single_score_of_qwen3_is_kept_though_llama_cpp_makes_nothing_of_it(tmp_path: Path) -> None:
+    saved(tmp_path, "Qwen3ForSequenceClassification", {**GROUPED, "head_dim": 20, "num_labels": 1})
+    graph = understand(open_checkpoint(str(tmp_path)))
+    assert graph.by_name["cls.output.weight"].shape == (1, 64)
+    assert "llama.cpp" not in graph.runtimes and any("it is always 1" in note for note in graph.notes)
+
+
 def test_labels_must_be_those_of_the_classifier(tmp_path: Path) -> None:
     saved(tmp_path, *CLASSIFIERS["bert"])
     edited(tmp_path, id2label={"0": "one"})
@@ -323,7 +331,7 @@ def test_a_pooler_is_no_part_of_an_encoder_and_one_of_a_classifier(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "modernbert, first", "modernbert, mean"])
+@pytest.mark.parametrize("name", ["bert", "modernbert, first", "modernbert, mean", "qwen3"])
 def test_transformers_and_llama_cpp_give_the_scores(name: str, tmp_path: Path, fixtures: Path) -> None:
     """The oracle's BERT lends its vocabulary, without which llama.cpp loads no file."""
     kind, config = CLASSIFIERS[name]
