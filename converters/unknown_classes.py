@@ -43,8 +43,8 @@ REASONS: Mapping[str, str] = {
 }  # fmt: skip
 
 ENDINGS: Mapping[str, str] = {
-    "ForSequenceClassification": "a classifier of texts: llama.cpp runs those of BERT and its kin, ModernBERT, NeoBERT and "
-    "Qwen3 alone, and its other architectures have no place for one",
+    "ForSequenceClassification": "a classifier of texts: llama.cpp runs those of BERT and its kin, ModernBERT, NeoBERT "
+    "and Qwen3 alone, and its other architectures have no place for one",
     "ForTokenClassification": "a classifier of tokens, which llama.cpp has no graph for",
     "ForQuestionAnswering": "a head that marks where an answer stands, which llama.cpp has no graph for",
     "ForMultipleChoice": "a head that chooses among texts, which llama.cpp has no graph for",
