@@ -15,9 +15,9 @@ WHOLES = (
     "GraniteSpeechPlusForConditionalGeneration", "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration", "JanusForConditionalGeneration",
     "LightOnOcrForConditionalGeneration", "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
-    "LlavaOnevisionForConditionalGeneration", "Phi4ForCausalLMV", "Qwen2AudioForConditionalGeneration",
-    "Sarashina2VisionForCausalLM", "SmolVLMForConditionalGeneration", "StepVLForConditionalGeneration",
-    "VoxtralForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration", "MERaLiON2ForConditionalGeneration", "Phi4ForCausalLMV",
+    "Qwen2AudioForConditionalGeneration", "Sarashina2VisionForCausalLM", "SmolVLMForConditionalGeneration",
+    "StepVLForConditionalGeneration", "VoxtralForConditionalGeneration",
 )  # fmt: skip
 """Classes whose text half is a model that also stands alone; which one, their configurations say."""
 RENAMES = (
@@ -72,12 +72,15 @@ _SEEN = (
     "*multi_modal_projector.*", "*mm_projector.*", "*image_newline", "*vit_large_projector.*", "model.aligner.*",
     "model.vqmodel.*", "model.generation_*",
 )  # fmt: skip
-_HEARD = ("*audio_tower.*", "encoder.*", "projector.*", "model.encoder.*", "model.projector.*")
+_HEARD = (
+    "*audio_tower.*", "encoder.*", "projector.*", "model.encoder.*", "model.projector.*", "speech_encoder.*",
+    "ln_speech.*", "speech_audio_adapter.*",
+)  # fmt: skip
 _OTHER_HALF = Harmless(
     "vision_config vision_config.* vision_feature_* vision_aspect_ratio image_seq_length image_grid_pinpoints "
     "downsample_* projector_* multimodal_projector_bias scale_factor spatial_merge_size vq_config vq_config.* "
     "audio_config audio_config.* token_classification_bias encoder_config encoder_config.* has_lora_adapter "
-    "window_size mm_* img_processor img_processor.*",
+    "window_size mm_* img_processor img_processor.* speech_config speech_config.* speech_mlp_*",
     "of the half that sees or hears, dropped",
 )
 _WHOLE = Harmless("tie_word_embeddings", "what the whole model says wins, and tensors are there or not", (False, True))
@@ -87,7 +90,8 @@ _SAID_TWICE = Harmless("hidden_size", "repeats the text half's width", follows="
 def of(dialect: Dialect, *types: str) -> dict[str, Dialect]:
     """Return the dialect of the same model as the text half of one of `WHOLES`. `types`: what its configuration is
     called there."""
-    worn = (("model.text_model.", "model."), ("language_model.norm.", "model.norm."), ("llm.", ""))
+    worn = (("model.text_model.", "model."), ("language_model.norm.", "model.norm."), ("llm.", ""),
+            ("text_decoder.", ""))  # fmt: skip
     mine = replace(
         dialect, name="half", names=dialect.column, fields=dialect.source, classes=WHOLES, types=types, within=WITHIN,
         renames=(*RENAMES, *worn, *dialect.renames),

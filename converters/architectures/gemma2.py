@@ -8,6 +8,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma as gemma
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
 from ggferry.converters.schema.layouts import ADD_ONE
 from ggferry.converters.schema.roles import block, roles
@@ -54,20 +55,23 @@ REMARKS = (
     ),
 )
 
+_HF = Dialect(
+    "hf",
+    conventions=gemma.CONVENTIONS,
+    drops=common.DROPS,
+    remarks=(*rope.REMARKS, *REMARKS),
+    harmless=(common.UNBIASED,),
+)
+
 SPEC = Architecture(
     name="gemma2",
     display_name="Gemma 2",
-    hf_classes=("Gemma2ForCausalLM",),
+    hf_classes=("Gemma2ForCausalLM", "MERaLiON2ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf",
-            conventions=gemma.CONVENTIONS,
-            drops=common.DROPS,
-            remarks=(*rope.REMARKS, *REMARKS),
-            harmless=(common.UNBIASED,),
-        ),
+        "hf": _HF,
+        **half.of(_HF, "gemma2"),
         "gguf": Dialect("gguf"),
     },
     recipe=gemma.RECIPE,

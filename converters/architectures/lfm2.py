@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _lfm2 as lfm2
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
 from ggferry.converters.schema.roles import block, roles
 
 # A centered window of taps has as many on either side.
@@ -43,11 +43,39 @@ _BOTH_SIDES = replace(
     given={**_STATES.given, "causal": False},
     drops=(*_STATES.drops, *embeddings.language_heads("lm_head.*")),
 )
+_SPOKEN = ("depthformer.*", "depth_linear.*", "depth_embeddings.*", "audio_embedding.*", "codebook_offsets")
+_AUDIO = replace(
+    _HF,
+    name="audio",
+    names="hf",
+    fields="hf",
+    classes=("Lfm2AudioForConditionalGeneration",),
+    within="lfm",
+    renames=(("lfm.", "model."),),
+    drops=(
+        *common.DROPS,
+        *half.unheard("conformer.*", "audio_adapter.*"),
+        *half.unspoken(*_SPOKEN),
+        Drop("audio_loss_weights", "used in training only"),
+    ),
+    harmless=(
+        *lfm2.HARMLESS,
+        Harmless("encoder encoder.* preprocessor preprocessor.*", "of the half that hears, dropped"),
+        Harmless("depthformer depthformer.* codebook* semantic_codebook_factor tie_audio_embeddings interleaved_n_*",
+                 "of the part that speaks, dropped"),
+    ),
+)  # fmt: skip
 
 SPEC = Architecture(
     name="lfm2",
     display_name="LFM2",
-    hf_classes=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2VlForConditionalGeneration", "Lfm2Model"),
+    hf_classes=(
+        "Lfm2ForCausalLM",
+        "LFM2ForCausalLM",
+        "Lfm2VlForConditionalGeneration",
+        "Lfm2Model",
+        "Lfm2AudioForConditionalGeneration",
+    ),
     hparams=(
         *lfm2.HPARAMS,
         *lfm2.ADJUSTED,
@@ -65,6 +93,7 @@ SPEC = Architecture(
         "hf": _HF,
         _STATES.name: _STATES,
         _BOTH_SIDES.name: _BOTH_SIDES,
+        _AUDIO.name: _AUDIO,
         "gguf": Dialect("gguf"),
     },
     recipe=lfm2.RECIPE,

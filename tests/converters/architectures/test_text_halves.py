@@ -36,7 +36,7 @@ def wrapped(folder: Path, name: str, cls: str, rename: Callable[[Tensors], Tenso
     logits = make(name, folder)
     config = json.loads((folder / "config.json").read_text())
     whole = {"architectures": [cls], "model_type": "x", "text_config": config, "tie_word_embeddings": False}
-    if name == "qwen2":
+    if name in ("qwen2", "gemma2"):
         whole["tie_word_embeddings"] = True
     (folder / "config.json").write_text(json.dumps(whole))
     tensors = rename(load_file(folder / "model.safetensors")) | {other: np.ones(3, np.float32) for other in others}
@@ -61,6 +61,8 @@ def wrapped(folder: Path, name: str, cls: str, rename: Callable[[Tensors], Tenso
         ("phi3", "Phi4ForCausalLMV", named("model."), ("model.mm_projector.0.weight",)),
         ("granite", "GraniteSpeechForConditionalGeneration", prefixed("language_model."),
          ("encoder.input_linear.bias", "projector.query")),
+        ("gemma2", "MERaLiON2ForConditionalGeneration", prefixed("text_decoder."),
+         ("speech_encoder.conv1.bias", "ln_speech.weight", "speech_audio_adapter.gate_proj.bias")),
     ],
 )  # fmt: skip
 def test_the_half_that_reads_is_taken_and_the_other_named(
@@ -190,3 +192,19 @@ def test_what_thinks_of_qwen3_omni_keeps_its_experts_one_by_one(tmp_path: Path) 
     graph = graph_of(str(tmp_path))
     assert graph.architecture.name == "qwen3vlmoe"
     assert relative(logits, forward(graph, TOKENS)) <= 1e-5
+
+
+def test_what_reads_of_lfm2_audio(tmp_path: Path) -> None:
+    """It stands under `lfm`, in the configuration and among the weights; what speaks has no place in either file."""
+    logits = make("lfm2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    whole = {"architectures": ["Lfm2AudioForConditionalGeneration"], "lfm": config, "codebooks": 8, "encoder": {"n": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    tensors = named("lfm.")(load_file(tmp_path / "model.safetensors"))
+    others = ("conformer.pre_encode.out.bias", "audio_adapter.model.0.bias", "depthformer.layers.0.norm.weight")
+    save_file(tensors | {other: np.ones(3, np.float32) for other in others}, tmp_path / "model.safetensors")
+    graph = graph_of(str(tmp_path))
+    assert graph.architecture.name == "lfm2"
+    assert relative(logits, forward(graph, TOKENS)) <= 1e-5
+    assert not [note for note in graph.notes if "does not use" in note]
+    assert len([note for note in graph.notes if "this file holds the text model" in note]) == 2
