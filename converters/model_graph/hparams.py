@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -107,12 +108,18 @@ class Solver:
 
     @property
     def early(self) -> dict[str, Any]:
-        """What is known before any tensor is examined: stated values, and defaults that need nothing else."""
+        """What is known before any tensor is examined: stated values, defaults that need nothing else, and what follows
+        from these of the kinds of blocks."""
         early = self.complete
         for param in self.architecture.hparams:
             if param.name not in self.values and not (param.derive or param.implied):
                 held = (default.value for default in param.defaults if self._holds(default))
                 early[param.name] = next(held, early.get(param.name))
+        early = {name: value for name, value in early.items() if value is not None}
+        for param in self.architecture.hparams:
+            if param.many == "n_layer" and param.derive and param.name not in early:
+                with suppress(KeyError, ValueError, OverflowError, ZeroDivisionError):
+                    early[param.name] = derive(param.derive, early)
         return {name: value for name, value in early.items() if value is not None}
 
     def _learn(self, name: str, param: Param) -> None:

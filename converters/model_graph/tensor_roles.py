@@ -46,6 +46,10 @@ class Slot:
         return self.role.name.format(n=self.n)
 
 
+Place = tuple[tuple[str, int | None], tuple[int, int]]
+"""((role name, block), (expert, number of the pattern))."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Matcher:
     pattern: str
@@ -94,7 +98,7 @@ def assign(
     for ref in checkpoint.tensors.values():
         name = _renumbered(meant.get(ref.name) or spelled(ref.name, dialect), dialect, values)
         drop = _dropped(name, drops, values, early=True)
-        places = [] if drop else list(_places(name, index))
+        places = [] if drop else _places(name, index, values)
         drop = drop or (None if places else _dropped(name, drops, values, early=False))
         if drop:
             dropped.append((ref, drop))
@@ -153,13 +157,21 @@ def _index(architecture: Architecture, dialect: Dialect) -> dict[str, list[_Matc
     return index
 
 
-def _places(name: str, index: Mapping[str, list[_Matcher]]) -> Iterator[tuple[tuple[str, int | None], tuple[int, int]]]:
+def _places(name: str, index: Mapping[str, list[_Matcher]], values: Mapping[str, Any]) -> list[Place]:
+    """Return the roles that a tensor fills. Where several have its name, those that its block has not are left out."""
+    found = list(_named(name, index))
+    if len({role.name for role, _, _ in found}) > 1:
+        found = [one for one in found if verdict(one[0].when, {**values, "n": one[1]}) is not False] or found
+    return [((role.name, block), place) for role, block, place in found]
+
+
+def _named(name: str, index: Mapping[str, list[_Matcher]]) -> Iterator[tuple[Role, int | None, tuple[int, int]]]:
     for matcher in index.get(_NUMBERED.sub("#", name), ()):
         match = pattern_regex(matcher.pattern).fullmatch(name)
         groups = match.groupdict() if match else {}
         block = int(groups["n"]) if "n" in groups else None
         if match and verdict(matcher.role.when, {"n": block}) is not False:  # 'n>0' is decided by the name alone
-            yield (matcher.role.name, block), (int(groups.get("e") or 0), matcher.number)
+            yield matcher.role, block, (int(groups.get("e") or 0), matcher.number)
 
 
 BEHIND_POOLING = Drop(

@@ -101,7 +101,7 @@ EXPLAINED = (
         "unread tensor", "cohere2", "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
     ),
     Explained(
-        "missing tensor", "arwkv7 bailingmoe bailingmoe2 dbrx dots1 maple mellum muse-glimmer rwkv6qwen2",
+        "missing tensor", "arwkv7 bailingmoe bailingmoe2 dbrx dots1 hy_v4 maple mellum muse-glimmer rwkv6qwen2",
         "output.weight", "a tied model", "the output matrix is the token embedding",
     ),
     Explained("unread", "deepseek", "*.expert_weights_norm", "never in llama.cpp", "sum to one in deepseek"),
@@ -165,11 +165,11 @@ EXPLAINED = (
         "llama.cpp's falcon always turns",
     ),
     Explained(
-        "unread tensor", "deepseek32 dots3note glm-dsa minicpm3", "blk.{n}.attn_q.weight", "low rank",
+        "unread tensor", "deepseek32 dots3note glm-dsa hy_v4 minicpm3", "blk.{n}.attn_q.weight", "low rank",
         "come straight from the input",
     ),
     Explained(
-        "missing tensor", "deepseek32 dots3note glm-dsa minicpm3",
+        "missing tensor", "deepseek32 dots3note glm-dsa hy_v4 minicpm3",
         "blk.{n}.attn_q_a.weight blk.{n}.attn_q_b.weight blk.{n}.attn_q_a_norm.weight", "low rank",
         "come straight from the input",
     ),

@@ -487,6 +487,18 @@ def log_neg(x: Array) -> Array:
     return out
 
 
+def exp(x: Array) -> Array:
+    """Return eˣ, rounded as in `neg_exp`."""
+    out: Array = np.exp(x.astype(np.float64)).astype(np.float32)
+    return out
+
+
+def log(x: Array) -> Array:
+    """Return ln(x), rounded as in `neg_exp`."""
+    out: Array = np.log(x.astype(np.float64)).astype(np.float32)
+    return out
+
+
 def add_one(x: Array) -> Array:
     """Return x + 1."""
     out: Array = x + np.float32(1)
@@ -533,6 +545,7 @@ class Then(Layout):
 
 SAME = Same()
 NEG_EXP = Pointwise(neg_exp, log_neg)
+EXP = Pointwise(exp, log)
 """For the decay of Mamba and RWKV: trained as a logarithm, stored in GGUF as the rate."""
 ADD_ONE = Pointwise(add_one, sub_one)
 """For norms whose weights the source stores as their difference from one."""

@@ -57,6 +57,8 @@ OutputNorm = Literal["output", "embedding", "encoder"]
 NeoBERT's as an encoder's."""
 FfnNorm = Literal["ffn_norm", "post_attention_norm", "attn_output_norm"]
 """The tensor that normalizes the input of the feed-forward."""
+IndexerTurns = Literal["first", "last"]
+"""Which columns of the indexer's heads turn, where some do not."""
 DeltaProjections = Literal["separate", "grouped"]
 """How a gated delta net projects queries, keys, values and the output's gate: 'separate': the gate has a matrix of its
 own; 'grouped': one matrix for all, group by group, where a group is the heads that share a key."""
@@ -158,6 +160,7 @@ class Recipe:
     attention: Attention = "grouped"
     latent_kv: LatentKv = "split"
     indexer_rope: Rope = "halves"
+    indexer_turns: IndexerTurns = "first"
     delta_projections: DeltaProjections = "separate"
     delta_values: DeltaValues = "grouped"
     window: Window = "sliding"
@@ -218,6 +221,7 @@ class Conventions(TypedDict, total=False):
     attention: Attention
     latent_kv: LatentKv
     indexer_rope: Rope
+    indexer_turns: IndexerTurns
     delta_projections: DeltaProjections
     delta_values: DeltaValues
     window: Window

@@ -85,6 +85,20 @@ DOTS_PUBLISHED: dict[str, Any] = {
     "scoring_func": "sigmoid", "shared_experts_intermediate_size": None, "attention_gate_type": "headwise",
     "swa_attention_gate_type": "headwise", "k_rope_only_layernorm": True, "normalization": "RMSNorm",
 }  # fmt: skip
+HUNYUAN4: dict[str, Any] = {
+    **LATENT, "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 6,
+    "moe_intermediate_size": 36, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "hc_mult": 3,
+    "routed_scaling_factor": 1.5, "index_n_heads": 6, "index_head_dim": 14, "index_topk": 5, "swiglu_limit": 0.7,
+    "hc_magnitude": 1.7, "hc_eps": 1e-3, "pad_token_id": 0, "rope_theta": 700.0,
+    "indexer_types": ["full", "shared", "full", "shared", "shared"],
+}  # fmt: skip
+LING3: dict[str, Any] = {
+    **LATENT, "hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 6,
+    "moe_intermediate_size": 36, "num_local_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "n_group": 4,
+    "topk_group": 2, "first_k_dense_replace": 1, "head_dim": 10, "layer_group_size": 3, "short_conv_kernel_size": 3,
+    "routed_scaling_factor": 1.5, "kda_lower_bound": -2.0, "num_mtp_layers": 0, "rope_theta": 700.0, "pad_token_id": 0,
+}  # fmt: skip
+del LING3["q_lora_rank"]
 GROWING = {
     "rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0,
     "beta_slow": 1.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.3,
@@ -135,6 +149,8 @@ _TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek v3.2": ("DeepseekV32", INDEXED),
     "glm 5": ("GlmMoeDsa", SHARED),
     "dots3 note": ("Dots3Note", DOTS),
+    "hy_v4": ("HYV4", HUNYUAN4),
+    "ling 3": ("BailingHybrid", LING3),
     "mistral4": ("Mistral4", {**ROUTED, "rope_parameters": GROWING, "first_k_dense_replace": 0, "n_group": 1,
                               "topk_group": 1, "norm_topk_prob": True, "n_shared_experts": 1}),
     "minicpm3": ("MiniCPM3", {**LATENT, **ROPE, "scale_emb": 5, "scale_depth": 1.1, "dim_model_base": 24}),

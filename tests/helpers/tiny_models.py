@@ -256,6 +256,8 @@ def make(name: str, folder: Path, **changes: Any) -> np.ndarray:
     model = getattr(transformers, f"{tiny.model}{tiny.head}")(config).float().eval()
     shake(model)
     model.save_pretrained(folder)
+    if tiny.model == "HYV4":
+        in_pairs(folder)
     if tiny.old:
         path = folder / "config.json"
         stated = {k: v for k, v in json.loads(path.read_text()).items() if k != "rope_parameters"} | dict(tiny.old)
@@ -268,6 +270,28 @@ def make(name: str, folder: Path, **changes: Any) -> np.ndarray:
 
 FIXED = ("inv_freq", "embed_positions", "slope_rate", "query_decay", "key_decay", "diagonal_decay")
 """Parts of the names of what follows from the configuration."""
+
+
+def in_pairs(folder: Path) -> None:
+    """Put the rows that turn in the order of the published Hunyuan 4, in which neighbors turn together: transformers
+    turns the two halves."""
+    from safetensors.numpy import load_file, save_file
+
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    turned, ranks = config["qk_rope_head_dim"], config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    widths = {
+        "q_b_proj.weight": config["qk_head_dim"], "kv_a_proj_with_mqa.weight": ranks,
+        **dict.fromkeys(("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias"), config["index_head_dim"]),
+    }  # fmt: skip
+    for name in tensors:
+        width = next((width for end, width in widths.items() if name.endswith(end)), 0)
+        if width:
+            heads = tensors[name].reshape(-1, width, *tensors[name].shape[1:])
+            half = heads[:, width - turned :].reshape(len(heads), 2, turned // 2, *heads.shape[2:])
+            rows = half.swapaxes(1, 2).reshape(len(heads), turned, *heads.shape[2:])
+            heads = np.concatenate((heads[:, : width - turned], rows), 1)
+            tensors[name] = np.ascontiguousarray(heads.reshape(tensors[name].shape))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def shake(model: Any) -> None:

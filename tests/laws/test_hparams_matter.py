@@ -35,7 +35,7 @@ IDLE = {
     "expert_feed_forward_length": ("youtu", "there are no experts, though llama.cpp asks how wide they are"),
     "router_logit_softcapping": ("grok 1", "0: there is no cap"),
     "rope.freq_base": ("granite hybrid|kimi linear", "nothing is turned by its position"),
-    "expert_shared_count": ("nemotron-h|hunyuan moe|ernie4_5_moe|cohere2moe", "its width says how large it is"),
+    "expert_shared_count": ("nemotron-h|hunyuan moe|ernie4_5_moe|cohere2moe|ling 3", "its width says how large it is"),
     "use_parallel_residual": ("stablelm", "only the 12B has no norm before its feed-forward, and says true"),
 }
 MODELS = (
@@ -57,7 +57,7 @@ MODELS = (
     "gpt-oss", "llama4 chunks", "gemma4 keys as values", "gemma4 shared", "gemma4 experts", "gemma3n shared",
     "dots1", "solar open", "cohere2", "cohere2moe", "afmoe", "mellum", "laguna", "hy_v3", "dbrx",
     "mimo2 otherwise", "unlimited ocr", "chameleon swin", "hrm", "minimax-01", "step35",
-    "muse glimmer", "dots3 note",
+    "muse glimmer", "dots3 note", "hy_v4", "ling 3",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

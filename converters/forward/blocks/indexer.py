@@ -22,7 +22,7 @@ else:
     torch = lazy("torch")
 
 EPSILON = 1e-6
-"""Epsilon of the keys' LayerNorm, fixed in every implementation."""
+"""Epsilon of the keys' LayerNorm where the model has no `index_eps`."""
 
 
 def passed_over(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, hidden: Tensor) -> Tensor:
@@ -46,10 +46,10 @@ def passed_over(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, 
 
 def _chosen(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, hidden: Tensor) -> Tensor:
     """Return the `index_top_k` tokens with the highest scores for each token: bool `(tokens, tokens)`."""
-    sizes, style = model.sizes, model.recipe.indexer_rope
+    sizes = model.sizes
     q = model.linear(f"{block}indexer.attn_q_b", low_q).view(len(x), sizes["index_heads"], -1)
     k = _key_norm(model, f"{block}indexer.k_norm", model.linear(f"{block}indexer.attn_k", x))
-    q, k = rotate(q, turn, style), rotate(k[:, None], turn, style)[:, 0]
+    q, k = _turned(model, q, turn), _turned(model, k[:, None], turn)[:, 0]
     weights = model.linear(f"{block}indexer.proj", x) * sizes["index_heads"] ** -0.5
     scores = torch.relu(torch.einsum("thd,sd->ths", q, k) * k.shape[-1] ** -0.5)
     score = torch.einsum("th,ths->ts", weights, scores).masked_fill(hidden, float("-inf"))
@@ -57,7 +57,14 @@ def _chosen(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, hidd
     return torch.zeros_like(hidden).scatter(-1, best, True)
 
 
+def _turned(model: Model, x: Tensor, turn: Turn) -> Tensor:
+    """Return x `(tokens, heads, width)` rotated in its first or in its last columns."""
+    rest = x.shape[-1] - model.sizes["n_rot"] if model.recipe.indexer_turns == "last" else 0
+    return torch.cat((x[..., :rest], rotate(x[..., rest:], turn, model.recipe.indexer_rope)), -1)
+
+
 def _key_norm(model: Model, name: str, x: Tensor) -> Tensor:
     x = x - x.mean(-1, keepdim=True)
-    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
+    eps = float(model.sizes.get("index_eps") or EPSILON)
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return model.biased(name, x * model.weights.vector(f"{name}.weight"))

@@ -47,7 +47,8 @@ def latent(model: Model, block: str, x: Tensor, turn: Turn, window: int) -> Tens
     if not window:
         hidden = passed_over(model, block, x, low_q, turn, hidden)
     q = tempered(model, torch.cat((q_plain, q_turned), -1), turn)
-    return attend(q, torch.cat((k_plain, k_turned), -1), v, scale, hidden)
+    sinks = model.weights.vector(f"{block}attn_sinks.weight") if model.has(f"{block}attn_sinks") else None
+    return attend(q, torch.cat((k_plain, k_turned), -1), v, scale, hidden, sinks=sinks)
 
 
 def _queries(model: Model, block: str, x: Tensor) -> tuple[Tensor, Tensor]:

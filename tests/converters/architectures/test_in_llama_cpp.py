@@ -69,6 +69,8 @@ ALIKE: dict[str, dict[str, Any]] = {
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-6},
     "mistral4": {"rms_norm_eps": 1e-6},
     "kimi linear": {"rms_norm_eps": 1e-6},
+    "hy_v4": {"rms_norm_eps": 1e-6},
+    "ling 3": {"rms_norm_eps": 1e-6},
     "nemotron": {"num_attention_heads": 4},
     "nemotron-h": {"time_step_min": 1e-9},
     "nemotron-h moe": {"time_step_min": 1e-9},

@@ -227,6 +227,47 @@ def latent(width: int) -> Shapes:
     return found
 
 
+def routed(experts: int, width: int, shared: int) -> Shapes:
+    """Experts with a bias of their choice, beside shared ones."""
+    found: Shapes = {"mlp.gate.weight": (experts, WIDTH), "mlp.gate.expert_bias": (experts,)}
+    for expert in (*(f"experts.{n}" for n in range(experts)), "shared_experts"):
+        own = shared if expert == "shared_experts" else width
+        found |= {name.replace("mlp.", f"mlp.{expert}."): shape
+                  for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=own).items()}  # fmt: skip
+    return found
+
+
+def ling_that_sees() -> Made:
+    inner: Config = {
+        **BASE, "num_attention_heads": 6, "head_dim": 10, "kv_lora_rank": 20, "q_lora_rank": 28, "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8, "v_head_dim": 10, "rms_norm_eps": 1e-6, "rope_theta": 700.0, "layer_group_size": 3,
+        "short_conv_kernel_size": 3, "no_kda_lora": True, "kda_safe_gate": True, "kda_lower_bound": -2.0,
+        "gated_attention_proj_granularity_type": "head_wise", "num_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "num_shared_experts": 1, "n_group": 4,
+        "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+        "expert_swiglu_limit_list": [None, 0.6, 0.7, 0.8], "share_expert_swiglu_limit_list": [None, None, 0.5],
+        "mrope_section": [2, 1, 1], "tie_word_embeddings": False, "hidden_act": "silu", "score_function": "sigmoid",
+    }  # fmt: skip
+    norms: Shapes = {"input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,)}
+    delta: Shapes = {
+        **{f"attention.{part}_proj.weight": (60, WIDTH) for part in "qkvfg"}, "attention.b_proj.weight": (6, WIDTH),
+        **{f"attention.{part}_conv1d.weight": (60, 1, 3) for part in "qkv"}, "attention.A_log": (6,),
+        "attention.dt_bias": (60,), "attention.o_norm.weight": (10,), "attention.o_proj.weight": (WIDTH, 60),
+    }  # fmt: skip
+    full: Shapes = {
+        "attention.q_a_proj.weight": (28, WIDTH), "attention.q_a_layernorm.weight": (28,),
+        "attention.q_b_proj.weight": (120, 28), "attention.kv_a_proj_with_mqa.weight": (28, WIDTH),
+        "attention.kv_a_layernorm.weight": (20,), "attention.kv_b_proj.weight": (132, 20),
+        "attention.g_proj.weight": (6, WIDTH), "attention.dense.weight": (WIDTH, 60),
+    }  # fmt: skip
+    dense = mlp("gate_proj", "up_proj", "down_proj")
+    frame: Shapes = {"model.word_embeddings.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,)}
+    frame |= {"lm_head.weight": (VOCAB, WIDTH), "linear_proj.0.weight": (WIDTH, 24), "model.visual.x.weight": (24, 24)}
+    sparse = routed(8, 40, 56)
+    return {"text_config": inner}, frame, [{**norms, **delta, **dense}, {**norms, **delta, **sparse},
+                                           {**norms, **full, **sparse}]  # fmt: skip
+
+
 def maple() -> tuple[Config, Shapes, Shapes]:
     config = {key: value for key, value in WIDE.items() if key != "intermediate_size"} | {
         "hidden_act": "silu", "tie_word_embeddings": False, "num_experts": 5, "num_experts_per_tok": 2,
@@ -304,6 +345,7 @@ MADE: dict[str, tuple[str, str, Callable[[], Made]]] = {
     "spark2_5": ("Spark2_5ForCausalLM", "model.layers.", spark),
     "cogvlm": ("CogVLMForCausalLM", "model.layers.", cogvlm),
     "talkie": ("TalkieForCausalLM", "model.blocks.", talkie),
+    "bailingmoe3 that sees": ("BailingMoeV3VLForConditionalGeneration", "model.layers.", ling_that_sees),
     "maple": ("MapleForCausalLM", "model.layers.", maple),
     "smallthinker": ("SmallThinkerForCausalLM", "model.layers.", smallthinker),
     "smallthinker windows": ("SmallThinkerForCausalLM", "model.layers.", smallthinker_windows),

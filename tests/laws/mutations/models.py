@@ -34,6 +34,7 @@ MODELS = {
         "muse glimmer", "qwen3next", "qwen35", "lfm2", "gemma3n",
     )},
     "gemma4 shared": Model("gemma4 shared", {"vocab_size_per_layer_input": 400}),
+    "ling 3": Model("ling 3", {"rms_norm_eps": 1e-6}),
     "dots3 note": Model("dots3 note", {"index_topk": 64}),
     "mimo2": Model("mimo2", WINDOW),
     "mimo2 of a window": Model("mimo2", WINDOW, {"sliding_window_size": 29}),

@@ -29,7 +29,7 @@ NORMS = (
             ("qwen3vl", "_tensors"), ("qwen3vlmoe", "qwen3vlmoe"), ("olmoe", "_tensors"), ("jais2", "_tensors"),
             ("ernie4_5", "_ernie"), ("ernie4_5_moe", "_ernie"), ("phimoe", "phimoe"),
             ("chameleon", "chameleon"), ("unlimited ocr", "deepseek2_ocr"), ("minimax-01", "minimax_01"),
-            ("dots3 note", "dots3note"),
+            ("dots3 note", "dots3note"), ("ling 3", "bailingmoe3"),
         )
     ),
     exchanged("qwen3next", "_gated_delta", INPUT, BEHIND),
@@ -89,6 +89,11 @@ PARTS = (
         A + "chameleon",
         ("norms of Chameleon's heads as they are", "chameleon", "logits", '"(two d) -> (d two)"',
          '"(d two) -> (d two)"'),
+    ),
+    *among(
+        A + "_kda",
+        ("Ling's widths of queries and values exchanged", "ling 3", "reading", 'values["head_dim_v_mla"] if count',
+         'values["head_dim_mla"] if count'),
     ),
     *among(
         A + "_dots3",

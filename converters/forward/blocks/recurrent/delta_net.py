@@ -85,14 +85,22 @@ def kimi_delta_attention(model: Model, block: str, x: Tensor) -> Tensor:
         channels = convolved(model, f"{block}ssm_conv1d_{name}", model.linear(f"{block}attn_{name}", x))
         mixed.append(silu(channels).view(len(x), heads, -1))
     q, k, v = unit(mixed[0]), unit(mixed[1]), mixed[2]
-    low = model.linear(f"{block}ssm_f_b", model.linear(f"{block}ssm_f_a", x))
-    step = torch.nn.functional.softplus(model.biased(f"{block}ssm_dt", low)).view(k.shape)
-    fade = torch.exp(decay_rate(model, block)[:, None] * step)
+    step = model.biased(f"{block}ssm_dt", _low_rank(model, f"{block}ssm_f", x)).view(k.shape)
+    rate = decay_rate(model, block)[:, None]
+    lower = float(model.sizes.get("kda_lower") or 0)  # Ling 3: no state fades faster than that
+    faded = lower * torch.sigmoid(rate.abs() * step) if lower else rate * torch.nn.functional.softplus(step)
+    fade = torch.exp(faded)
     beta = torch.sigmoid(model.linear(f"{block}ssm_beta", x))
     out = model.normed(delta_rule(q, k, v, fade, beta))
-    gate = model.linear(f"{block}ssm_g_b", model.linear(f"{block}ssm_g_a", x)).view(out.shape)
+    gate = _low_rank(model, f"{block}ssm_g", x).view(out.shape)
     out = out * model.weights.vector(f"{block}ssm_norm.weight") * torch.sigmoid(gate)
     return model.linear(f"{block}attn_output", out.flatten(1)).float()
+
+
+def _low_rank(model: Model, name: str, x: Tensor) -> Tensor:
+    """Return x through two matrices, or through the only one."""
+    low = model.linear(f"{name}_a", x)
+    return model.linear(f"{name}_b", low) if model.has(f"{name}_b") else low
 
 
 def delta_rule(q: Tensor, k: Tensor, v: Tensor, fade: Tensor, beta: Tensor) -> Tensor:

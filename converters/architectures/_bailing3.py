@@ -1,0 +1,31 @@
+"""Ling 3: the bounds of its experts, of which a configuration lists more than there are blocks, or fewer."""
+
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.schema.architecture import HParam
+from ggferry.converters.schema.derivations import Derivation, Values
+
+
+def _length(name: str) -> Derivation:
+    def count(values: Values) -> int:
+        return len(values[name])
+
+    return count
+
+
+def _padded(name: str) -> Derivation:
+    def bounds(values: Values) -> tuple[float, ...] | None:
+        listed = values.get(name)
+        count = values["n_layer"]
+        return None if listed is None else (*listed[:count], *([0.0] * (count - len(listed))))
+
+    return bounds
+
+
+def bounds(name: str, key: str, place: str) -> tuple[HParam, ...]:
+    """Return the bound of that name, one a block; null in a list stands for none, as what it lacks does."""
+    stated = f"{name}s"
+    return (
+        HParam(f"n_{stated}", None, derive=_length(stated), required=False),
+        HParam(stated, None, common.F32, {"hf": place}, many=f"n_{stated}", null=0.0, required=False),
+        HParam(name, key, common.F32, derive=_padded(stated), many="n_layer", or_one=True, required=False),
+    )

@@ -1,0 +1,92 @@
+"""Decoders whose state is several streams: every branch reads a mixture of them, and is spread over all of them.
+
+Definitions: hyper-connections (2409.19606), with a doubly stochastic mixture of the streams themselves (2512.24880) or
+without one (Hunyuan 4); llama.cpp `deepseek4.cpp`, `glm5-next.cpp`, `hy-v4.cpp`; transformers
+`modeling_{deepseek_v4,glm5_next,hy_v4}.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ggferry.converters.forward.blocks.feed_forward import feed_forward
+from ggferry.converters.forward.computations.decoder import attended, embedded, unembedded
+from ggferry.converters.forward.model import Model, parts
+from ggferry.support.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    Branch = Callable[[Tensor], Tensor]
+else:
+    torch = lazy("torch")
+
+PLACES = True
+
+
+def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None]) -> Tensor:
+    """Return the logits of every wanted position, float32 `(tokens, n_vocab)`; `progress` counts blocks."""
+    model.kept["tokens"] = tuple(tokens)
+    streams = embedded(model, tokens)[:, None].repeat(1, model.sizes["n_streams"], 1)
+    for number in range(model.sizes["n_layer"]):
+        streams = _block(model.at(number), f"blk.{number}.", streams)
+        progress(1)
+    return unembedded(model, model.norm("output_norm", _collapsed(model, model.wanted(streams))))
+
+
+def _block(model: Model, block: str, streams: Tensor) -> Tensor:
+    """Return the streams after one block, `(tokens, streams, n_embd)`."""
+
+    def attending(x: Tensor) -> Tensor:
+        seen = attended(model, block, model.norm(f"{block}attn_norm", x))
+        assert seen is not None
+        return seen
+
+    streams = _connected(model, f"{block}hc_attn", streams, attending)
+    return _connected(
+        model, f"{block}hc_ffn", streams, lambda x: feed_forward(model, block, model.norm(f"{block}ffn_norm", x))
+    )
+
+
+def _connected(model: Model, name: str, streams: Tensor, branch: Branch) -> Tensor:
+    """Return the streams with what the branch makes of their mixture, each in a share of its own.
+
+    Where the model mixes the streams with each other, they are so before that.
+    """
+    count, eps = streams.shape[1], float(model.sizes["hc_eps"])
+    mixes = model.linear(f"{name}_fn", model.normed(streams.flatten(1)))
+    scale, base = (model.weights.vector(f"{name}_{part}.weight") for part in ("scale", "base"))
+    reading, writing, *rest = parts(mixes, count, count, *([count * count] if len(scale) > 2 else []))
+    taken = torch.sigmoid(reading * scale[0] + base[:count]) + eps
+    given = torch.sigmoid(writing * scale[1] + base[count : 2 * count])
+    if rest:
+        given = 2 * given
+        mixture = _doubly_stochastic(model, (rest[0] * scale[2] + base[2 * count :]).view(-1, count, count))
+        residual = torch.einsum("tsd,tsw->tdw", mixture, streams)
+    else:
+        given, residual = float(model.sizes["hc_magnitude"]) * given + eps, streams
+    out = branch((taken[..., None] * streams).sum(1))
+    return residual + given[..., None] * out[:, None]
+
+
+def _doubly_stochastic(model: Model, scores: Tensor) -> Tensor:
+    """Return scores `(tokens, from, to)` made such that rows and columns sum to one, by Sinkhorn's iterations."""
+    eps = float(model.sizes["hc_eps"])
+    mixture = scores.softmax(-1) + eps
+    mixture = mixture / (mixture.sum(1, keepdim=True) + eps)
+    for _ in range(1, int(model.sizes["hc_iterations"])):
+        mixture = mixture / (mixture.sum(2, keepdim=True) + eps)
+        mixture = mixture / (mixture.sum(1, keepdim=True) + eps)
+    return mixture
+
+
+def _collapsed(model: Model, streams: Tensor) -> Tensor:
+    """Return one state for each token: the streams' mixture, or their mean where nothing says how to mix them."""
+    if not model.has("output_hc_fn"):
+        return streams.mean(1)
+    mixes = model.linear("output_hc_fn", model.normed(streams.flatten(1)))
+    scale, base = (model.weights.vector(f"output_hc_{part}.weight") for part in ("scale", "base"))
+    taken = torch.sigmoid(mixes * scale + base) + float(model.sizes["hc_eps"])
+    return (taken[..., None] * streams).sum(1)
