@@ -7,7 +7,7 @@ block without heads of keys is one of delta attention. The configuration counts 
 from ggferry.converters.architectures._tensors import linear, norm, tensor
 from ggferry.converters.schema.architecture import HParam, Role
 from ggferry.converters.schema.derivations import Values
-from ggferry.converters.schema.layouts import NEG_EXP, Unsqueeze
+from ggferry.converters.schema.layouts import NEG_EXP, Layout, Unsqueeze
 from ggferry.formats.gguf.values import ValueType
 
 INT32 = ValueType.INT32
@@ -58,8 +58,11 @@ RENAMES = tuple(
 CHANNELS = "n_head*kda_dim"
 
 
-def delta_attention(source: str = "self_attn.") -> tuple[Role, ...]:
-    """Return what a block of delta attention has beside queries and an output."""
+def delta_attention(
+    source: str = "self_attn.", *, rate: Layout = NEG_EXP, shape: str = "1 1 n_head 1"
+) -> tuple[Role, ...]:
+    """Return what a block of delta attention has beside queries and an output. `rate`, `shape`: the layout and the
+    shape of the rates at which states fade."""
     when = "n_head_kv == 0"
     convolutions = [
         tensor(f"ssm_conv1d_{name}.weight", f"1 {CHANNELS} 1 n_conv", f"{source}{name}_conv1d.weight", Unsqueeze(0),
@@ -73,7 +76,7 @@ def delta_attention(source: str = "self_attn.") -> tuple[Role, ...]:
         *convolutions,
         *low,
         *linear("ssm_beta", "n_head n_embd", f"{source}b_proj", when=when),
-        tensor("ssm_a", "1 1 n_head 1", f"{source}A_log", NEG_EXP, f32=True, when=when),
+        tensor("ssm_a", shape, f"{source}A_log", rate, f32=True, when=when),
         tensor("ssm_dt.bias", CHANNELS, f"{source}dt_bias", f32=True, when=when),
         *norm("ssm_norm", f"{source}o_norm", width="kda_dim", when=when),
     )

@@ -5,6 +5,10 @@ from ggferry.converters.architectures._tensors import tensor
 from ggferry.converters.schema.architecture import HParam, Role
 
 COUNT = HParam("n_streams", "hyper_connection.count", fields={"hf": "hc_mult"}, check="0 < n_streams")
+ITERATIONS = HParam(
+    "hc_iterations", "hyper_connection.sinkhorn_iterations", fields={"hf": "hc_sinkhorn_iters"},
+    check="0 < hc_iterations and hc_iterations <= 1000",
+)  # fmt: skip
 EPSILON = HParam("hc_eps", "hyper_connection.epsilon", common.F32, {"hf": "hc_eps"})
 
 

@@ -101,7 +101,8 @@ EXPLAINED = (
         "unread tensor", "cohere2", "blk.{n}.attn_output.bias", "llama.cpp has none", "the output of attention",
     ),
     Explained(
-        "missing tensor", "arwkv7 bailingmoe bailingmoe2 dbrx dots1 hy_v4 maple mellum muse-glimmer rwkv6qwen2",
+        "missing tensor",
+        "arwkv7 bailingmoe bailingmoe2 dbrx dots1 glm5-next hy_v4 maple mellum muse-glimmer rwkv6qwen2",
         "output.weight", "a tied model", "the output matrix is the token embedding",
     ),
     Explained("unread", "deepseek", "*.expert_weights_norm", "never in llama.cpp", "sum to one in deepseek"),

@@ -178,6 +178,22 @@ LFM_EYES = {
         "num_patches": 16,
     },
 }  # fmt: skip
+GLM53: dict[str, Any] = {
+    **LATENT, "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 6,
+    "moe_intermediate_size": 36, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
+    "linear_head_dim": 10, "linear_num_heads": 6, "linear_conv_kernel_dim": 3, "linear_lower_bound": -2.0,
+    "index_topk": 6, "index_kpool": 3, "index_head_dim": 64, "index_n_heads": 6, "pad_token_id": 0, "hc_eps": 1e-3,
+    "hc_sinkhorn_iters": 3, "routed_scaling_factor": 1.5, "swiglu_limit": 0.7, "qk_rope_head_dim": 0,
+    "layer_types": ["linear_attention", "indexed_attention", "linear_attention", *["indexed_attention"] * 2],
+    "indexer_types": [*["full"] * 4, "shared"], "mlp_layer_types": ["dense", *["sparse"] * 4],
+}  # fmt: skip
+GLM53_EYES = {
+    "vision_config": {
+        "depth": 1, "hidden_size": 24, "num_heads": 2, "patch_size": 4, "image_size": 16, "out_hidden_size": 48,
+        "intermediate_size": 32, "projection_intermediate_size": 40,
+    },
+    "tie_word_embeddings": False,
+}  # fmt: skip
 DOTS_EYES = {
     "vision_config": {
         "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
@@ -200,5 +216,6 @@ HYBRIDS: dict[str, Tiny] = {
     ),
     "dots3 note, published": Tiny("Dots3Note", DOTS, DOTS_PUBLISHED),
     "dots3 note that sees": Tiny("Dots3Note", DOTS, head=SEES, outer=DOTS_EYES),
+    "glm 5.3 flash": Tiny("Glm5Next", GLM53, head=SEES, outer=GLM53_EYES),
     "lfm2 that sees": Tiny("Lfm2Vl", {**CONVOLVED, "model_type": "lfm2"}, head=SEES, outer=LFM_EYES),
 }

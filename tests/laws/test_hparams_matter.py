@@ -26,6 +26,7 @@ IDLE = {
         "hunyuan moe|mellum|solar open|qwen.moe|qwen3(next|vlmoe)|minimax_m2|gpt-oss|mistral4|(falcon )?mamba|grok 1",
         "none is dense",
     ),
+    "attention.layer_norm_epsilon": ("glm 5.3", "by so little no other tokens are chosen"),
     "attention.head_count": ("(falcon )?mamba", "there is no attention"),
     "hrm.prefix_lm": ("hrm", "nothing marks what is a prompt"),
     "attention.sliding_window": ("unlimited ocr", "of what was written, and a prompt is not"),
@@ -57,7 +58,7 @@ MODELS = (
     "gpt-oss", "llama4 chunks", "gemma4 keys as values", "gemma4 shared", "gemma4 experts", "gemma3n shared",
     "dots1", "solar open", "cohere2", "cohere2moe", "afmoe", "mellum", "laguna", "hy_v3", "dbrx",
     "mimo2 otherwise", "unlimited ocr", "chameleon swin", "hrm", "minimax-01", "step35",
-    "muse glimmer", "dots3 note", "hy_v4", "ling 3",
+    "muse glimmer", "dots3 note", "hy_v4", "ling 3", "glm 5.3 flash",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -41,7 +41,7 @@ def dense(model: Model, block: str, x: Tensor, suffix: str = "") -> Tensor:
     """Return one network's output for all tokens; `suffix` '_shexp' names the shared experts."""
     up = model.linear(f"{block}ffn_up{suffix}", x)
     kind = model.recipe.ffn
-    limit = float(model.sizes.get("shared_limit") or 0) if suffix or model.recipe.limited == "after" else 0.0
+    limit = float(model.sizes.get("shared_limit") or 0)  # llama.cpp bounds networks for all tokens by it, too
     if kind == "gated" and not model.has(f"{block}ffn_gate{suffix}"):
         kind = "fused"  # the shared experts of Granite with windows
     match kind:

@@ -50,11 +50,47 @@ def _chosen(model: Model, block: str, x: Tensor, low_q: Tensor, turn: Turn, hidd
     q = model.linear(f"{block}indexer.attn_q_b", low_q).view(len(x), sizes["index_heads"], -1)
     k = _key_norm(model, f"{block}indexer.k_norm", model.linear(f"{block}indexer.attn_k", x))
     q, k = _turned(model, q, turn), _turned(model, k[:, None], turn)[:, 0]
+    k = _pooled(model, block, x, k)
     weights = model.linear(f"{block}indexer.proj", x) * sizes["index_heads"] ** -0.5
     scores = torch.relu(torch.einsum("thd,sd->ths", q, k) * k.shape[-1] ** -0.5)
-    score = torch.einsum("th,ths->ts", weights, scores).masked_fill(hidden, float("-inf"))
-    best = score.topk(min(sizes["index_top_k"], len(x)), -1).indices
+    score = torch.einsum("th,ths->ts", weights, scores)
+    pool = sizes.get("index_pool")
+    if pool:
+        return _expanded(score, pool, sizes["index_top_k"] // pool)
+    best = score.masked_fill(hidden, float("-inf")).topk(min(sizes["index_top_k"], len(x)), -1).indices
     return torch.zeros_like(hidden).scatter(-1, best, True)
+
+
+def _pooled(model: Model, block: str, x: Tensor, k: Tensor) -> Tensor:
+    """Return one key for each whole pool of consecutive tokens, `(pools, index_dim)`.
+
+    It is a mean whose weights depend on the tokens and on their places in the pool (GLM-5.3 Flash). Without pools,
+    these are the keys themselves.
+    """
+    size = model.sizes.get("index_pool")
+    if not size:
+        return k
+    gate = model.linear(f"{block}indexer_compressor_gate", x)
+    whole = len(x) // size * size
+    gate, k = (part[:whole].view(-1, size, part.shape[-1]) for part in (gate, k))
+    places = model.weights.rows(f"{block}indexer_compressor_ape.weight", range(size))
+    return ((gate + places).softmax(1) * k).sum(1)
+
+
+def _expanded(score: Tensor, size: int, count: int) -> Tensor:
+    """Return which tokens the `count` best whole pools before each token hold, with those of its own unfinished pool.
+
+    The result is bool `(tokens, tokens)`, `score` is `(tokens, pools)`.
+    """
+    tokens, pools = score.shape
+    at = torch.arange(tokens)
+    unfinished = at[None, :] // size * size + size > at[:, None] + 1
+    ahead = torch.arange(1, pools + 1)[None, :] * size > at[:, None] + 1
+    best = score.masked_fill(ahead, float("-inf")).topk(min(count, pools), -1).indices
+    chosen = torch.zeros_like(ahead).scatter(-1, best, True) & ~ahead
+    taken = torch.zeros(tokens, tokens, dtype=torch.bool)
+    taken[:, : pools * size] = chosen.repeat_interleave(size, 1)
+    return taken | (unfinished & (at[None, :] <= at[:, None]))
 
 
 def _turned(model: Model, x: Tensor, turn: Turn) -> Tensor:

@@ -34,6 +34,7 @@ MODELS = {
         "muse glimmer", "qwen3next", "qwen35", "lfm2", "gemma3n",
     )},
     "gemma4 shared": Model("gemma4 shared", {"vocab_size_per_layer_input": 400}),
+    "glm 5.3 flash": Model("glm 5.3 flash", {"index_topk": 63}),
     "ling 3": Model("ling 3", {"rms_norm_eps": 1e-6}),
     "dots3 note": Model("dots3 note", {"index_topk": 64}),
     "mimo2": Model("mimo2", WINDOW),

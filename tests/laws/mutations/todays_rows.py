@@ -30,6 +30,7 @@ NORMS = (
             ("ernie4_5", "_ernie"), ("ernie4_5_moe", "_ernie"), ("phimoe", "phimoe"),
             ("chameleon", "chameleon"), ("unlimited ocr", "deepseek2_ocr"), ("minimax-01", "minimax_01"),
             ("dots3 note", "dots3note"), ("ling 3", "bailingmoe3"),
+            ("glm 5.3 flash", "glm5_next"),
         )
     ),
     exchanged("qwen3next", "_gated_delta", INPUT, BEHIND),
