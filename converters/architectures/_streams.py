@@ -3,6 +3,7 @@
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures._tensors import tensor
 from ggferry.converters.schema.architecture import HParam, Role
+from ggferry.converters.schema.derivations import Values
 
 COUNT = HParam("n_streams", "hyper_connection.count", fields={"hf": "hc_mult"}, check="0 < n_streams")
 ITERATIONS = HParam(
@@ -10,6 +11,16 @@ ITERATIONS = HParam(
     check="0 < hc_iterations and hc_iterations <= 1000",
 )  # fmt: skip
 EPSILON = HParam("hc_eps", "hyper_connection.epsilon", common.F32, {"hf": "hc_eps"})
+
+
+def always(name: str, place: str) -> HParam:
+    """Return a part of the model that a configuration says it has, and that it must have."""
+    return HParam(name, None, common.BOOL, {"hf": place}, words={True: True}, required=False)
+
+
+def epsilon(values: Values) -> float:
+    """Return the epsilon of the indexer's keys: that of the other norms."""
+    return float(values["eps"])
 
 
 def connections(attention: str, feeding: str, rows: str, scales: int) -> tuple[Role, ...]:

@@ -61,7 +61,7 @@ HPARAMS = (
 )  # fmt: skip
 
 FULL = "n_head_kv > 0"
-_WHOLE, _LOW = f"q_rank == 0 or {FULL.replace('>', '==')}", f"q_rank > 0 and {FULL}"
+_WHOLE, _LOW = "q_rank == 0 or n_head_kv == 0", f"q_rank > 0 and {FULL}"
 MIXERS = f"""
 attn_q.weight when={_WHOLE}        : n_head*q_width n_embd      | hf attention.q_proj.weight
 attn_q_a.weight when={_LOW}        : q_rank n_embd              | hf attention.q_a_proj.weight

@@ -68,7 +68,7 @@ HPARAMS = (
 FULL = "n_head_kv > 0"
 CHOOSES = f"index_full == 1 and {FULL}"
 MIXERS = f"""
-attn_q.weight when={FULL.replace(">", "==")} : n_head*q_width n_embd      | hf self_attn.q_proj.weight
+attn_q.weight when=n_head_kv==0      : n_head*q_width n_embd      | hf self_attn.q_proj.weight
 attn_q_a.weight when={FULL}          : q_rank n_embd              | hf self_attn.q_a_proj.weight
 attn_q_a_norm.weight f32 when={FULL} : q_rank                     | hf self_attn.q_a_layernorm.weight
 attn_q_b.weight when={FULL}          : n_head*head_dim_mla q_rank | hf self_attn.q_b_proj.weight

@@ -26,11 +26,6 @@ _HF = "transformers' default"
 _CHOSEN = dict.fromkeys(("indexed_attention", "sparse_attention", "deepseek_sparse_attention"), True)
 
 
-def always(name: str, place: str) -> HParam:
-    """Return a part of the model that a configuration says it has, and that it must have."""
-    return HParam(name, None, BOOL, {"hf": place}, words={True: True}, required=False)
-
-
 HPARAMS = (
     *deepseek.SIZES[:6], HParam("n_head_kv", "attention.head_count_kv", check="n_head_kv == 1"), deepseek.QUERIES,
     *deepseek.WIDTHS, replace(deepseek.EPS[0], defaults=(Default(1e-5, _HF, dialect="hf"),)), deepseek.EPS[1],
@@ -44,10 +39,11 @@ HPARAMS = (
     limits.of_experts(limits.everywhere("limit")), streams.COUNT, streams.EPSILON,
     HParam("hc_magnitude", "hyper_connection.magnitude", F32, {"hf": "hc_magnitude"}),
     replace(index.HPARAMS[0], words=_CHOSEN), *index.HPARAMS[1:],
-    HParam("index_eps", None, F32, derive=lambda values: values["eps"]),
+    HParam("index_eps", None, F32, derive=streams.epsilon),
     HParam("index_full", "attention.indexer.types", BOOL, {"hf": "indexer_types"}, many="n_layer",
            words={"full": True, "shared": False}, derive="each n == 0 or n % 4 == 1"),
-    always("connected", "enable_ihc"), always("gated", "gated_mla"), always("sinking", "learnable_sink"),
+    streams.always("connected", "enable_ihc"), streams.always("gated", "gated_mla"),
+    streams.always("sinking", "learnable_sink"),
     HParam("gate", None, STRING, {"hf": "gating_type"}, words={"elementwise": "elementwise"}, required=False),
     common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU,
 )  # fmt: skip

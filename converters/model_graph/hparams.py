@@ -108,8 +108,10 @@ class Solver:
 
     @property
     def early(self) -> dict[str, Any]:
-        """What is known before any tensor is examined: stated values, defaults that need nothing else, and what follows
-        from these of the kinds of blocks."""
+        """What is known before any tensor is examined.
+
+        Stated values, defaults that need nothing else, and what follows from these of the kinds of blocks.
+        """
         early = self.complete
         for param in self.architecture.hparams:
             if param.name not in self.values and not (param.derive or param.implied):

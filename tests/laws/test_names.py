@@ -42,18 +42,22 @@ def test_a_name_is_matched_by_its_own_pattern_alone(spec: Architecture, dialect:
             # A role of block 0 alone has its number written out, beside the pattern of all blocks (RWKV-7).
             assert pattern in matching
             assert {other.replace("{n}", "0") for other in matching} == {pattern.replace("{n}", "0")}
-            filled = [role for role, _ in found_places(name, index_of(spec, dialect))]
+            filled = [role for role, _ in found_places(name, index_of(spec, dialect), {})]
             assert len(set(filled)) == len(filled)
             groups = pattern_regex(pattern).fullmatch(name).groupdict()
             assert groups == {key: str(value) for key, value in {"n": n, "e": e}.items() if f"{{{key}}}" in pattern}
             assert spelled(name, dialect) == name
 
 
+APART = {"n_head_kv > 0": "attends", "n_head_kv == 0": "is recurrent"}
+"""Conditions of which a block fulfils one."""
+
+
 @each_dialect
 def test_a_tensor_that_fills_several_roles_is_cut_for_each(spec: Architecture, dialect: Dialect) -> None:
     for pattern, found in places(spec, dialect).items():
-        layouts = [layout for _, _, layout in found]
-        assert len(set(map(repr, layouts))) == len(layouts), f"{pattern} would be carried over twice"
+        layouts = [(repr(layout), APART.get(spec.role(name).when, "")) for name, _, layout in found]
+        assert len(set(layouts)) == len(layouts), f"{pattern} would be carried over twice"
 
 
 @each_architecture
