@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.forward.device import chosen, moved
+from ggferry.converters.forward.device import CPU, chosen, moved
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.rows import CHUNK, values_of
 from ggferry.formats.checkpoint import TensorRef
@@ -146,8 +146,14 @@ class Weights:
         def multiply(start: int) -> None:
             stop = min(last, start + step)
             with torch.inference_mode():  # each thread has a mode of its own
-                matrix = self._decode(ref, start, stop).to(x.dtype)
-                torch.matmul(x, matrix.T, out=out[:, start - first : stop - first])
+                here = out[:, start - first : stop - first]
+                if self.device != CPU:
+                    torch.matmul(x, self._decode(ref, start, stop).to(x.dtype).T, out=here)
+                    return
+                rows = self.values(ref, start, stop)
+                torch.matmul(x, torch.from_numpy(np.ascontiguousarray(rows)).to(x.dtype).T, out=here)
+                if not bool(here.isfinite().all()):  # it holds a product with every value of the rows, and is smaller
+                    self._check(ref, start, rows)
 
         starts = range(first, last, step)
         each(starts, multiply, min(self.threads, len(starts)) or 1)
@@ -159,10 +165,14 @@ class Weights:
 
     def _decode(self, ref: TensorRef, start: int, stop: int) -> torch.Tensor:
         rows = self.values(ref, start, stop)
+        self._check(ref, start, rows)
+        return moved(torch.from_numpy(np.ascontiguousarray(rows)), self.device)
+
+    def _check(self, ref: TensorRef, start: int, rows: Floats) -> None:
+        """Raise BadValueError for rows, from `start` on, that hold a value that is not finite."""
         if not np.isfinite(rows).all():
             bad = start + int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
             raise BadValueError(
                 f"tensor {ref.name!r} holds a value that is not a number", path=self.graph.checkpoint.path,
                 offset=ref.spans[0].offset, found=f"row {bad}",
             )  # fmt: skip
-        return moved(torch.from_numpy(np.ascontiguousarray(rows)), self.device)

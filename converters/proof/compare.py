@@ -19,6 +19,7 @@ from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy.known_values import decodes_as_known
 from ggferry.quant.codec import codec
+from ggferry.support.allocator import give_back
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase, Stage, silent
 
@@ -153,6 +154,7 @@ def verify_together(cases: Sequence[Case], *, jobs: int | None = None, stage: St
             ):
                 tensors.append(tensor)
     passes = Passes()
+    give_back()
     proofs = []
     for case, values, tensors in zip(cases, hparams, found, strict=True):
         output = case.sides.output
