@@ -108,7 +108,9 @@ def is_adapter(checkpoint: Checkpoint) -> bool:
         stated = checkpoint.metadata.get("general.type")
         return isinstance(stated, Value) and stated.data == "adapter"
     if kind is Kind.TRAINING:
-        return "peft_type" in checkpoint.metadata or any(".lora_A" in name for name in checkpoint.tensors)
+        return "peft_type" in checkpoint.metadata or any(
+            ".lora_A" in name and ".parametrizations." not in name for name in checkpoint.tensors
+        )  # torch's parametrizations lie within the model they adapt (jina-embeddings-v3)
     return kind is Kind.ADAPTER
 
 

@@ -55,8 +55,8 @@ HARMLESS = (
     Harmless("tie_word_embeddings", "of the output layer, which is not here"),
     Harmless("directionality pooler_*", "of the pooler, which embeddings do not use"),
 )
-_POOLER = "transformers' pooled output, which embeddings do not use"
-POOLER = (Drop("pooler.dense.weight", _POOLER), Drop("pooler.dense.bias", _POOLER))
+POOLED = "transformers' pooled output, which embeddings do not use"
+POOLER = (Drop("pooler.dense.weight", POOLED), Drop("pooler.dense.bias", POOLED))
 BUFFERS = (
     Drop("embeddings.position_ids", "a buffer: the numbers of the positions in order", follows=True),
     Drop("*.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True),

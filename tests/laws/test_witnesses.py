@@ -62,6 +62,7 @@ MADE_ARCHITECTURES = {
     ),
     **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), "converters/architectures/test_drafts.py"),
     "exaone": "converters/architectures/test_published_names.py",
+    "jina-bert-v3": "converters/architectures/test_jina_bert_v3.py",
     "nomic-bert-moe": "converters/architectures/test_nomic_bert_moe.py",
     "nomic-bert": "converters/architectures/test_bert.py", "rwkv7": "converters/architectures/test_rwkv.py",
     "t5encoder": "converters/architectures/test_t5.py",

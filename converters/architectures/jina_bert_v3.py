@@ -1,0 +1,81 @@
+"""Jina's embeddings v3: XLM-RoBERTa with rotary positions and, for each of five tasks, adapters of every matrix.
+
+The base model is written; the adapters of the tasks are dropped by name, since a file of a model has no place for them
+(convert_hf_to_gguf writes each as a file of its own). No published package has the class, so llama.cpp alone witnesses
+it. Sources: jinaai's `xlm-roberta-flash-implementation` (`modeling_lora.py`, `mha.py`); llama.cpp
+`src/models/{jina-bert-v3,bert}.cpp`, `conversion/bert.py`, `gguf-py/gguf/tensor_mapping.py`.
+"""
+
+from ggferry.converters.architectures import _bert as bert
+from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
+from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.roles import block, roles
+
+HPARAMS = (
+    *bert.SIZES, bert.CAUSAL, *embeddings.POOLING,
+    HParam("rope_base", "rope.freq_base", common.F32, {"hf": "rotary_emb_base"},
+           defaults=(Default(10000.0, "the default of Jina's code, and of readers of GGUF"),), check="rope_base > 1"),
+    HParam("n_rot", "rope.dimension_count", derive="n_embd / n_head",
+           check="n_rot % 2 == 0 and 0 < n_rot and n_rot * n_head <= n_embd"),
+    HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"gelu": "gelu"}, required=False),
+    HParam("positions", None, common.STRING, {"hf": "position_embedding_type"}, words={"rotary": "rotary"},
+           required=False, defaults=(Default("absolute", "Jina's default", dialect="hf"),),
+           check="positions == 'rotary'"),
+)  # fmt: skip
+
+_WAS = "parametrizations.weight.original"  # what torch calls a matrix that adapters are added to
+ROLES = roles(
+    f"token_embd.weight : n_vocab n_embd | hf embeddings.word_embeddings.{_WAS}",
+    f"token_types.weight f32 when=n_types > 0 : n_types n_embd | hf embeddings.token_type_embeddings.{_WAS}",
+    tensors.norm("token_embd_norm", "emb_ln", bias=True),
+    block(
+        f"""
+        attn_qkv.weight    : 3*n_embd n_embd | hf mixer.Wqkv.{_WAS}
+        attn_qkv.bias      : 3*n_embd        | hf mixer.Wqkv.bias
+        attn_output.weight : n_embd n_embd   | hf mixer.out_proj.{_WAS}
+        attn_output.bias   : n_embd          | hf mixer.out_proj.bias
+        """,
+        tensors.norm("attn_output_norm", "norm1", bias=True),
+        f"""
+        ffn_up.weight   : n_ff n_embd | hf mlp.fc1.{_WAS}
+        ffn_up.bias     : n_ff        | hf mlp.fc1.bias
+        ffn_down.weight : n_embd n_ff | hf mlp.fc2.{_WAS}
+        ffn_down.bias   : n_embd      | hf mlp.fc2.bias
+        """,
+        tensors.norm("layer_output_norm", "norm2", bias=True),
+        layer="encoder.layers.{n}.",
+    ),
+)
+_ADAPTERS = Drop(
+    "*.parametrizations.weight.0.lora_*",
+    "an adapter of the tasks, which a model's file has no place for: the vectors are those without a task",
+)
+
+SPEC = Architecture(
+    name="jina-bert-v3",
+    display_name="Jina embeddings v3",
+    hparams=HPARAMS,
+    roles=ROLES,
+    dialects={
+        "hf": Dialect(
+            "hf",
+            classes=("XLMRobertaModel", "XLMRobertaLoRA"),
+            lacks=("*.mixer.Wqkv.weight", "*.attention.self.query.weight"),
+            drops=(
+                Drop("pooler.dense.*original", bert.POOLED), Drop("pooler.dense.bias", bert.POOLED), _ADAPTERS,
+            ),
+            given={"causal": False, "after_padding": True},
+            renames=(("roberta.", ""),),
+            harmless=(
+                *bert.HARMLESS,
+                Harmless("lora_* task_instructions matryoshka_dimensions truncate_dim emb_pooler load_trained_adapters"
+                         " use_flash_attn use_reentrant", "of the adapters, or how it is computed"),
+                Harmless("use_cache position_embedding_dim", "never"),
+            ),
+        ),
+        "gguf": Dialect("gguf"),
+    },
+    recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu"},
+)  # fmt: skip
