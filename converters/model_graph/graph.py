@@ -136,9 +136,11 @@ class ModelGraph:
     def otherwise(self, program: str, tokens: int) -> tuple[str, ...]:
         """Return in what respects `program` is known to compute something else, for texts of `tokens` tokens.
 
-        A sliding window that holds the whole text makes no difference.
+        A sliding window that holds the whole text makes no difference, nor do blocks chosen among no more than are
+        taken (`reach`).
         """
-        sizes = {**self.sizes, **({"n_swa": 0} if tokens <= (self.sizes.get("n_swa") or 0) else {})}
+        held = {name: 0 for name in ("n_swa", "reach") if tokens <= (self.sizes.get(name) or 0)}
+        sizes = {**self.sizes, **held}
         remarks = (*self.architecture.remarks, *self.dialect.remarks)
         known = (remark for remark in remarks if remark.otherwise == program and holds(remark.when, sizes))
         return tuple(remark.text.format_map(sizes) for remark in known)

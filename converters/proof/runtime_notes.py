@@ -94,7 +94,7 @@ EXPLAINED = (
     Explained("unread", "mimo2", "*.expert_weights_norm", "always in llama.cpp", "sum to one in mimo2"),
     Explained("unread", "mimo2", "*.expert_weights_scale", "fixed at 1", "does not multiply the weights of experts"),
     Explained("unread", "step35", "*.leading_dense_block_count", "llama.cpp sees it by the tensors"),
-    Explained("missing tensor", "step35", "output.weight", "a tied model", "the output matrix is the token embedding"),
+    Explained("missing tensor", "minimax-m3 step35", "output.weight", "a tied model", "the output matrix is the token"),
     Explained("unread", "deepseek2-ocr", "*.attention.sliding_window", "no window", "llama.cpp lets it see all"),
     Explained("unread tensor", "chameleon", "*.bias", "llama.cpp has none", "it has no biases in chameleon"),
     Explained(

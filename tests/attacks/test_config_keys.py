@@ -46,14 +46,20 @@ TEXTS = ("Gemma3", "Dots3Note")
 """Whose `Config` is that of the whole model."""
 
 
+CHOOSING = "MiniMaxM3SparseForConditionalGeneration"
+"""Whose blocks of experts must look at chosen tokens, as llama.cpp's do: by default of its class, none does."""
+
+
 def stated(name: str) -> tuple[dict[str, Any], set[str]]:
     """config.json of a tiny model, and the keys that its class knows."""
     tiny = TINY[name]
     kind = getattr(transformers, f"{tiny.model}{'Text' if tiny.model in TEXTS else ''}Config")
     config = json.loads(kind(**json.loads(json.dumps(tiny.config))).to_json_string())
+    if tiny.cls == CHOOSING:
+        config["text_config"]["layer_types"] = ["minimax_m3_sparse"] * 60
     if tiny.old:
         config = {key: value for key, value in config.items() if key != "rope_parameters"} | dict(tiny.old)
-    return {"architectures": [f"{tiny.model}{tiny.head}"], **config}, set(kind().to_dict())
+    return {"architectures": [tiny.cls], **config}, set(kind().to_dict())
 
 
 # --- nothing is told of what is harmless --------------------------------------------------------------------
@@ -81,6 +87,8 @@ def test_the_defaults_of_a_class_are_all_used(name: str) -> None:
         config["num_experts_per_tok"] = 2
     if name == "Gemma3TextModel":  # which is EmbeddingGemma's
         config["use_bidirectional_attention"] = True
+    if name == CHOOSING:
+        config["text_config"]["layer_types"] = ["minimax_m3_sparse"] * 60
     if name in SIZELESS:  # whose heads do not divide their width
         inner = config
         for part in SIZELESS[name]:

@@ -11,12 +11,14 @@ from pathlib import Path
 SCRIPT = """
 import json, sys
 import xllamacpp
-for path in sys.argv[3:]:
+for path in sys.argv[4:]:
     params = xllamacpp.CommonParams()
     params.model.path = path
     params.n_ctx, params.n_parallel, params.n_gpu_layers, params.warmup, params.verbosity = 128, 1, 0, False, -1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # F16 by default
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # its sums are F16
+    kinds = xllamacpp.llama_flash_attn_type  # whose sums are F16
+    chosen = "ENABLED" if sys.argv[3] == "1" else "DISABLED"
+    params.flash_attn_type = getattr(kinds, f"LLAMA_FLASH_ATTN_TYPE_{chosen}")
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     server, prompt, found = xllamacpp.Server(params), json.loads(sys.argv[1]), []
     for _ in range(int(sys.argv[2])):  # one at a time: tokens that are no whole characters would come merged
@@ -30,10 +32,10 @@ for path in sys.argv[3:]:
 """
 
 
-def continuations(prompt: list[int], count: int, *paths: Path) -> list[list[tuple[int, float]]]:
+def continuations(prompt: list[int], count: int, *paths: Path, flash: bool = False) -> list[list[tuple[int, float]]]:
     """Greedy (token id, log-probability) pairs for each file, to the end of sequence; by one process that may not
     crash."""
-    command = [sys.executable, "-c", SCRIPT, json.dumps(prompt), str(count), *map(str, paths)]
+    command = [sys.executable, "-c", SCRIPT, json.dumps(prompt), str(count), str(int(flash)), *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert len(lines) == len(paths), done.stderr[-2000:]

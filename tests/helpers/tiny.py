@@ -20,7 +20,7 @@ class Tiny:
     """`model`: prefix of transformers' class names (…Config, …ForCausalLM or what `head` says). `old`: keys of
     config.json as transformers 4 wrote them, which take the place of `rope_parameters`. `attention`: transformers'
     implementation that computes what the model is. `outer`: the configuration around the text model's, where it also
-    sees or hears."""
+    sees or hears. `whole`: the name of the class, where it is another."""
 
     model: str
     config: Mapping[str, Any]
@@ -28,3 +28,9 @@ class Tiny:
     head: str = "ForCausalLM"
     attention: str = "eager"
     outer: Mapping[str, Any] = field(default_factory=dict)
+    whole: str = ""
+
+    @property
+    def cls(self) -> str:
+        """The name of its class."""
+        return self.whole or f"{self.model}{self.head}"

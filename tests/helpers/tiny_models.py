@@ -253,7 +253,7 @@ def make(name: str, folder: Path, **changes: Any) -> np.ndarray:
     if tiny.model in IN_DOUBLE:
         config._experts_implementation = "eager"  # the others know no float64
     torch.manual_seed(7)
-    model = getattr(transformers, f"{tiny.model}{tiny.head}")(config).float().eval()
+    model = getattr(transformers, tiny.cls)(config).float().eval()
     shake(model)
     model.save_pretrained(folder)
     if tiny.model == "HYV4":

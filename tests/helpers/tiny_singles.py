@@ -67,6 +67,20 @@ STRETCHED = {
     "sliding_attention": STEP["rope_parameters"]["sliding_attention"],
 }  # fmt: skip
 
+M3_EYES: dict[str, Any] = {
+    "vision_config": {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                      "image_size": 28, "patch_size": 14},
+    "projector_hidden_size": 48,
+}  # fmt: skip
+M3: dict[str, Any] = {
+    **HEADS, "num_hidden_layers": 4, "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2,
+    "intermediate_size": 40, "dense_intermediate_size": 88, "shared_intermediate_size": 40, "rotary_dim": 8,
+    "routed_scaling_factor": 1.5, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3], "index_n_heads": 2, "index_head_dim": 10,
+    "index_block_size": 3, "index_topk_blocks": 2, "index_local_blocks": 1,
+    "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+}  # fmt: skip
+
 SINGLES: dict[str, Tiny] = {
     "unlimited ocr": Tiny("UnlimitedOcr", OCR, head=SEES, outer=OCR_EYES),
     "hrm": Tiny("HrmText", {**HRM, "embedding_scale": 3.0}),
@@ -74,6 +88,7 @@ SINGLES: dict[str, Tiny] = {
     "minimax-01": Tiny("MiniMax", LIGHTNING),
     "step35": Tiny("Step3p7", STEP, head=SEES, outer=STEP_EYES),
     "step35 stretched": Tiny("Step3p7", {**STEP, "rope_parameters": STRETCHED}, head=SEES, outer=STEP_EYES),
+    "minimax-m3": Tiny("MiniMaxM3VL", M3, outer=M3_EYES, whole="MiniMaxM3SparseForConditionalGeneration"),
     "chameleon": Tiny("Chameleon", CHAMELEON, head=SEES),
     "chameleon swin": Tiny(
         "Chameleon",

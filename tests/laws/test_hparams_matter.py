@@ -58,7 +58,7 @@ MODELS = (
     "gpt-oss", "llama4 chunks", "gemma4 keys as values", "gemma4 shared", "gemma4 experts", "gemma3n shared",
     "dots1", "solar open", "cohere2", "cohere2moe", "afmoe", "mellum", "laguna", "hy_v3", "dbrx",
     "mimo2 otherwise", "unlimited ocr", "chameleon swin", "hrm", "minimax-01", "step35",
-    "muse glimmer", "dots3 note", "hy_v4", "ling 3", "glm 5.3 flash",
+    "muse glimmer", "dots3 note", "hy_v4", "ling 3", "glm 5.3 flash", "minimax-m3",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -131,7 +131,7 @@ def classes(spec: Architecture) -> set[str]:
 
 def test_every_architecture_has_a_witness() -> None:
     found = {understand(checkpoint).architecture.name for checkpoint in models()}
-    tiny = {f"{model.model}{model.head}" for model in TINY.values()}
+    tiny = {model.cls for model in TINY.values()}
     made = {name: "helpers/tiny_models.py" for name, spec in architectures().items() if tiny & classes(spec)}
     made = {name: path for name, path in (made | MADE_ARCHITECTURES).items() if name not in found}
     complete(found, made, set(architectures()))

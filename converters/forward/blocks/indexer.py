@@ -104,3 +104,36 @@ def _key_norm(model: Model, name: str, x: Tensor) -> Tensor:
     eps = float(model.sizes.get("index_eps") or EPSILON)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return model.biased(name, x * model.weights.vector(f"{name}.weight"))
+
+
+def not_chosen(model: Model, block: str, x: Tensor, turn: Turn, hidden: Tensor) -> Tensor:
+    """Return what no head of a group sees where small heads choose blocks of tokens (MiniMax M3).
+
+    The result is bool `(groups, tokens, tokens)`. Definitions: transformers `modeling_minimax_m3_vl.py`, llama.cpp
+    `src/models/minimax-m3.cpp`.
+
+    A block is worth its best token. The blocks up to the current one, `local_blocks` of them, are always chosen.
+
+    Args:
+        model: The model.
+        block: Name of the block, with a final dot.
+        x: The block's normalized input, `(tokens, n_embd)`.
+        turn: The rotation.
+        hidden: What is hidden in any case, bool `(tokens, tokens)`.
+    """
+    sizes, count = model.sizes, len(x)
+    q = model.norm(
+        f"{block}indexer.q_norm", model.linear(f"{block}indexer.q_proj", x).view(count, sizes["n_head_kv"], -1)
+    )
+    k = model.norm(f"{block}indexer.k_norm", model.linear(f"{block}indexer.k_proj", x))[:, None]
+    q, k = rotate(q, turn, model.rope), rotate(k, turn, model.rope)[:, 0]
+    scores = torch.einsum("thd,sd->hts", q, k).masked_fill(hidden, float("-inf"))
+    number = model.where(count) // sizes["block_size"]
+    blocks = int(number[-1]) + 1
+    worth = torch.full((len(scores), count, blocks), float("-inf"))
+    worth = worth.scatter_reduce(-1, number.expand_as(scores), scores, "amax")
+    behind = number[:, None] - torch.arange(blocks)
+    worth = worth.masked_fill((behind >= 0) & (behind < sizes["local_blocks"]), float("inf"))
+    chosen = worth.topk(min(sizes["top_blocks"], blocks), -1).indices
+    seen = torch.zeros_like(worth, dtype=torch.bool).scatter(-1, chosen, True)
+    return hidden | ~seen.gather(-1, number.expand_as(scores))

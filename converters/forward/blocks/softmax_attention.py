@@ -67,7 +67,7 @@ def attend(
         k: Keys, `(m, groups, width)`; consecutive heads share a group.
         v: Values, `(m, groups, value width)`.
         scale: Factor of the scores, by default 1/√(width of a head).
-        hidden: What is not seen, bool `(n, m)`.
+        hidden: What is not seen, bool `(n, m)`, or `(groups, n, m)` where groups see different tokens.
         bias: Added to the scaled scores of a head.
         cap: Scores then become cap · tanh(score / cap); 0 for no cap.
         sinks: `(heads,)`; a further score of each head, which takes its share of the softmax and has no value.
@@ -83,7 +83,8 @@ def attend(
         if cap:
             scores = cap * torch.tanh(scores / cap)
         if hidden is not None:
-            scores = scores.masked_fill(hidden, float("-inf"))
+            own = hidden if hidden.ndim == 2 else hidden[head // share]
+            scores = scores.masked_fill(own, float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks[head].expand(len(q), 1)), -1)
         out[:, head] = scores.softmax(-1)[:, : len(k)] @ v[:, head // share]

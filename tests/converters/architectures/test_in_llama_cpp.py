@@ -65,6 +65,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "opt gelu": {"num_hidden_layers": 2},
     "dots3 note that sees": {"index_topk": 64},  # of 5 several score 0, and which of them is chosen is chance
     "lfm2moe": {"routed_scaling_factor": 1.0},
+    "minimax-m3": {"index_topk_blocks": 9},
     "unlimited ocr": {"first_k_dense_replace": 0},
     "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-6},
     "mistral4": {"rms_norm_eps": 1e-6},

@@ -42,6 +42,7 @@ UNSAID = {
             "chameleon swin",
             "step35",
             "step35 stretched",
+            "minimax-m3",
         ),
         "cannot say what this model is",  # buffers, numbers of blocks and maps of vocabularies that nothing makes anew
     ),

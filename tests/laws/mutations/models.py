@@ -33,6 +33,8 @@ MODELS = {
         "phimoe", "chameleon", "unlimited ocr", "hrm", "minimax-01", "step35",
         "muse glimmer", "qwen3next", "qwen35", "lfm2", "gemma3n",
     )},
+    "minimax-m3": Model("minimax-m3", {"index_topk_blocks": 9}),
+    "minimax-m3 that chooses": Model("minimax-m3"),
     "gemma4 shared": Model("gemma4 shared", {"vocab_size_per_layer_input": 400}),
     "glm 5.3 flash": Model("glm 5.3 flash", {"index_topk": 63}),
     "ling 3": Model("ling 3", {"rms_norm_eps": 1e-6}),

@@ -30,7 +30,7 @@ NORMS = (
             ("ernie4_5", "_ernie"), ("ernie4_5_moe", "_ernie"), ("phimoe", "phimoe"),
             ("chameleon", "chameleon"), ("unlimited ocr", "deepseek2_ocr"), ("minimax-01", "minimax_01"),
             ("dots3 note", "dots3note"), ("ling 3", "bailingmoe3"),
-            ("glm 5.3 flash", "glm5_next"),
+            ("glm 5.3 flash", "glm5_next"), ("minimax-m3", "minimax_m3"),
         )
     ),
     exchanged("qwen3next", "_gated_delta", INPUT, BEHIND),
@@ -77,6 +77,11 @@ PARTS = (
          '"linear_attention": False, "full_attention": True'),
         ("scale of what a branch read ignored", "minimax-01", "transformers",
          '"layernorm_full_attention_alpha|full_attn_alpha_factor"', '"layernorm_full_attention_alpha|mlp_beta_factor"'),
+    ),
+    *among(
+        A + "minimax_m3",
+        ("M3's blocks of tokens one too many", "minimax-m3 that chooses", "transformers", '"index_topk_blocks|',
+         '"index_block_size|'),
     ),
     *among(
         A + "step35",
