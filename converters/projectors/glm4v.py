@@ -26,7 +26,7 @@ _FF = ("gate_proj", "up_proj", "down_proj")
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj", bias=True),
     "v.norm_embd.weight f32 optional : v_n_embd | hf visual.post_conv_layernorm.weight",
-    vit.table("visual.embeddings.position_embedding", flags="optional"),
+    vit.table("visual.embeddings.position_embedding", flags="f32 optional"),
     vit.blocks(
         "visual.blocks.{n}.",
         vit.norm("ln1", "norm1", bias=False), vit.fused("attn.qkv", "attn.proj", bias="optional"),

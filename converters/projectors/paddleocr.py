@@ -24,7 +24,7 @@ HPARAMS = (
 
 ROLES = roles(
     vit.patches("visual.vision_model.embeddings.patch_embedding"),
-    "v.position_embd.weight : n_positions v_n_embd | hf visual.vision_model.embeddings.position_embedding.weight",
+    "v.position_embd.weight f32 : n_positions v_n_embd | hf visual.vision_model.embeddings.position_embedding.weight",
     vit.blocks(
         "visual.vision_model.encoder.layers.{n}.",
         vit.norm("ln1", "layer_norm1"), vit.attention(), vit.norm("ln2", "layer_norm2"),
