@@ -30,7 +30,7 @@ KNOWN = {name for spec in projectors().values() for dialect in spec.dialects.val
          for name in (*spec.hf_classes, *dialect.classes)}  # fmt: skip
 pytestmark = [pytest.mark.corpus, pytest.mark.filterwarnings("ignore")]
 
-UNREAD: dict[str, str] = {"lfm2vl": "no table yet"}
+UNREAD: dict[str, str] = {}
 """Checkpoints of the corpus whose second half no table reads, and why."""
 ELSEWHERE: dict[str, dict[str, str]] = {
     "*": {

@@ -234,4 +234,10 @@ EYES = {
         {**_PLAIN, "model_type": "clip_vision_model", "num_hidden_layers": 4, "projection_dim": 16}, whole, (48, 48),
         {"model_type": "llama"}, {"vision_feature_layer": -2},
     ),
+    "lfm2": Eye(
+        "Lfm2VlConfig", "Lfm2VlForConditionalGeneration",
+        {"model_type": "siglip2_vision_model", "hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 3,
+         "num_attention_heads": 3, "num_patches": 64, "patch_size": 16, "vision_use_head": False},
+        pixels, (96, 64), {"model_type": "lfm2"}, {"projector_hidden_size": 40}, preprocessor={"resample": 2},
+    ),
 }  # fmt: skip

@@ -27,7 +27,11 @@ def patch_embed(tower: Model, picture: Tensor) -> Tensor:
     Height and width are multiples of the patch.
     """
     size = int(tower.sizes["patch_size"])
-    kernel = tower.weights.vector("v.patch_embd.weight").view(-1, len(picture), size, size)
+    flat = tower.weights.vector("v.patch_embd.weight")
+    if tower.recipe.patches == "pixels":
+        kernel = flat.view(-1, size, size, len(picture)).permute(0, 3, 1, 2)
+    else:
+        kernel = flat.view(-1, len(picture), size, size)
     x = torch.nn.functional.conv2d(picture[None], kernel, stride=size)[0].permute(1, 2, 0)
     return tower.biased("v.patch_embd", x)
 

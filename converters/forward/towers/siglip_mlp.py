@@ -38,10 +38,11 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
 
 
 def _positions(tower: Model, rows: int, columns: int) -> Tensor:
-    if tower.sizes.get("positions") != "stretched":
+    """Return the positions of patches: of a picture of any size (its table has a size of its own), stretched."""
+    if not tower.sizes.get("n_positions"):
         return vision.table_positions(tower, rows, columns)
     table = tower.weights.vector("v.position_embd.weight").view(-1, tower.sizes["n_embd"])
-    return rotation.stretched(table, rows, columns, "bilinear", align_corners=False, antialias=True)
+    return rotation.stretched(table, rows, columns, "bilinear", antialias=True)
 
 
 def _active(tower: Model, x: Tensor) -> Tensor:
