@@ -108,6 +108,11 @@ WIDE = HParam("a_wide", None, fields={"hf": "audio_config.downsample_hidden_size
 SEEN_AT_ONCE = HParam("a_window_infer", None, fields={"hf": "audio_config.n_window_infer"}, required=False)
 """Frames within which the later ones attend; llama.cpp has one window for all."""
 
+WINDOWS = (
+    "its attention sees windows of {a_window_infer} frames, ten milliseconds each; llama.cpp's sees a recording of up "
+    "to thirty seconds at once"
+)
+
 
 def thinking(*hparams: HParam) -> tuple[HParam, ...]:
     """Return the hparams as configurations of models of everything state them, all under thinker_config."""

@@ -7,11 +7,6 @@ from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _qwen_ear as qwen
 from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
 
-_WINDOWS = (
-    "its attention sees windows of {a_window_infer} frames, ten milliseconds each; llama.cpp's sees a recording of up "
-    "to thirty seconds at once"
-)
-
 SPEC = Architecture(
     name="clip",
     projector="qwen3a",
@@ -29,7 +24,7 @@ SPEC = Architecture(
                 ("model.audio_tower.", "audio_tower."),
                 ("thinker.audio_tower.", "audio_tower."),
             ),
-            remarks=(Remark("0 < a_window_infer and a_window_infer < 3000", _WINDOWS, otherwise="llama.cpp"),),
+            remarks=(Remark("0 < a_window_infer and a_window_infer < 3000", qwen.WINDOWS, otherwise="llama.cpp"),),
         ),
         "gguf": Dialect("gguf"),
     },

@@ -335,12 +335,102 @@ def gemma4ua(folder: Path) -> Made:
     return {"spectrum": samples}, lambda: _heard(model, samples)
 
 
+OMNI_EYE: dict[str, Any] = {
+    "depth": 4, "hidden_size": 48, "intermediate_size": 56, "num_heads": 3, "patch_size": 4, "spatial_merge_size": 2,
+    "temporal_patch_size": 2, "out_hidden_size": 40,
+}  # fmt: skip
+PIXELS = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
+
+
+def _frames(pixels: np.ndarray, size: int = 4) -> tuple[Any, Any]:
+    """(patches, grid) as Qwen's processor cuts a still picture: both frames alike, squares of two by two in turn."""
+    import torch
+
+    rows, columns = pixels.shape[1] // size, pixels.shape[2] // size
+    x = _wide(pixels).view(3, rows // 2, 2, size, columns // 2, 2, size).permute(1, 4, 2, 5, 0, 3, 6)
+    patches = x.reshape(rows * columns, 3, 1, size, size).expand(-1, -1, 2, -1, -1).reshape(rows * columns, -1)
+    return patches, torch.tensor([[1, rows, columns]])
+
+
+def _omni(folder: Path, eye: Any, ear: Any, name: str) -> tuple[Any, Any]:
+    """Two halves of a model of everything, saved as it keeps them, in float64."""
+    import json as words
+
+    from safetensors.torch import load_file, save_file
+
+    halves = []
+    tensors = {}
+    for part, half in (("visual", eye), ("audio_tower", ear)):
+        halves.append(saved(folder / part, half).double())
+        tensors |= {f"thinker.{part}.{key}": x for key, x in load_file(folder / part / "model.safetensors").items()}
+    thinker = {"vision_config": eye.config.to_dict(), "audio_config": ear.config.to_dict(), "text_config": TEXT}
+    save_file(tensors | {"thinker.lm_head.weight": tensors["thinker.audio_tower.ln_post.weight"].clone()},
+              folder / "model.safetensors")  # fmt: skip
+    (folder / "config.json").write_text(words.dumps({"architectures": [name], "thinker_config": thinker}))
+    (folder / "preprocessor_config.json").write_text(words.dumps(PIXELS))
+    return halves[0], halves[1]
+
+
+def _omni_2_5(folder: Path) -> tuple[Any, Any]:
+    from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as m
+
+    eye = m.Qwen2_5OmniVisionEncoder(
+        m.Qwen2_5OmniVisionEncoderConfig(**OMNI_EYE, fullatt_block_indexes=[1, 3], window_size=112)
+    )
+    ear = m.Qwen2_5OmniAudioEncoder(
+        m.Qwen2_5OmniAudioEncoderConfig(**{**OLD_WHISPER, "max_source_positions": 1500}, output_dim=40, n_window=100)
+    )
+    return _omni(folder, eye, ear, "Qwen2_5OmniModel")
+
+
+def _omni_3(folder: Path) -> tuple[Any, Any]:
+    from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as m
+
+    eye = m.Qwen3OmniMoeVisionEncoder(
+        m.Qwen3OmniMoeVisionEncoderConfig(**OMNI_EYE, num_position_embeddings=36, deepstack_visual_indexes=[0, 2])
+    )
+    ear = m.Qwen3OmniMoeAudioEncoder(m.Qwen3OmniMoeAudioEncoderConfig(**ASR))
+    return _omni(folder, eye, ear, "Qwen3OmniMoeForConditionalGeneration")
+
+
+def qwen2_5o_ear(folder: Path) -> Made:
+    import torch
+
+    ear, mel = _omni_2_5(folder)[1], spectrum(16, 200)
+    return {"spectrum": mel}, lambda: ear(_wide(mel), feature_lens=torch.tensor([200])).last_hidden_state
+
+
+def qwen2_5o_eye(folder: Path) -> Made:
+    eye, pixels = _omni_2_5(folder)[0], picture(48, 32)
+    return {"picture": pixels}, lambda: _merged(eye(*_frames(pixels)))
+
+
+def qwen3_omni_ear(folder: Path) -> Made:
+    import torch
+
+    ear, mel = _omni_3(folder)[1], spectrum(16, 300)
+    return {"spectrum": mel}, lambda: ear(_wide(mel), feature_lens=torch.tensor([300])).last_hidden_state
+
+
+def qwen3_omni_eye(folder: Path) -> Made:
+    eye, pixels = _omni_3(folder)[0], picture(24, 16)
+    return {"picture": pixels}, lambda: _merged(eye(*_frames(pixels)))
+
+
+def _merged(found: Any) -> Any:
+    """The rows of a picture, with those of earlier blocks beside them."""
+    import torch
+
+    return torch.cat([found.pooler_output, *(getattr(found, "deepstack_features", None) or ())], -1)
+
+
 EARS: dict[str, Callable[[Path], Made]] = {
     one.__name__: one
     for one in (
         voxtral, musicflamingo, qwen2a, ultravox, meralion, qwen3a, granite_speech, granite_speech_in_whole_blocks,
         granite_speech_plus, lfm2a, lfm2a_as_wide_as_llama_cpp_wants,
         gemma4a, gemma4a_unbounded, gemma4v_of_both, gemma4v, gemma4uv, gemma4ua,
+        qwen2_5o_ear, qwen2_5o_eye, qwen3_omni_ear, qwen3_omni_eye,
     )
 }  # fmt: skip
 PUBLISHED = ("ultravox", "meralion", "lfm2a", "lfm2a_as_wide_as_llama_cpp_wants")

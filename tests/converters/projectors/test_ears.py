@@ -41,6 +41,8 @@ def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
 PROJECTORS = {
     "granite_speech_in_whole_blocks": "granite_speech", "granite_speech_plus": "granite_speech",
     "gemma4uv": "gemma4uv+gemma4ua", "gemma4ua": "gemma4uv+gemma4ua",
+    **dict.fromkeys(("qwen2_5o_ear", "qwen2_5o_eye"), "qwen2.5o"),
+    **dict.fromkeys(("qwen3_omni_ear", "qwen3_omni_eye"), "qwen3vl_merger+qwen3a"),
     **dict.fromkeys(("gemma4a", "gemma4a_unbounded", "gemma4v_of_both"), "gemma4v+gemma4a"),
 }  # fmt: skip
 OTHERWISE = {"voxtral": "averages every two states", "meralion": "norms the states after", "lfm2a": "512 columns only"}
