@@ -4,16 +4,20 @@ largest has blocks with a window, and turns nothing in those without.
 Source: llama.cpp `src/models/exaone4.cpp`, transformers `modeling_exaone4.py`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _exaone as exaone
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
-from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Remark
 from ggferry.converters.schema.roles import block, roles
 
+# Only a null says that there is no window: without the key transformers supposes one, and turns nothing elsewhere.
+N_SWA = replace(common.N_SWA, null=0, defaults=(Default(4096, "transformers' default", dialect="hf"),))
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, common.N_SWA, *exaone.WINDOWS, common.TIED, common.SILU,
+    *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, N_SWA, *exaone.WINDOWS, common.TIED, common.SILU,
 )  # fmt: skip
 
 ROLES = roles(

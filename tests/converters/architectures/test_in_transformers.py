@@ -16,7 +16,7 @@ import transformers
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.understand import understand
+from ggferry.converters.understand import graph_of, understand
 from ggferry.converters.write.write_tensors import check_replica
 from ggferry.formats.errors import (
     GgferryError,
@@ -305,3 +305,20 @@ def test_llama3_factors_are_float32_of_the_formula(tmp_path: Path) -> None:
 def test_what_a_runtime_does_otherwise_is_said(name: str, words: str, tmp_path: Path) -> None:
     make(name, tmp_path)
     assert words in " ".join(understand(open_checkpoint(str(tmp_path))).notes)
+
+
+def test_an_exaone_that_states_no_window_has_transformers_one(tmp_path: Path) -> None:
+    """Only a null says that there is none: then all blocks turn queries and keys, else those with a window alone."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    make("exaone4", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    assert config.pop("sliding_window", 0) is None
+    (tmp_path / "hf/config.json").write_text(json.dumps(config))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    source = graph_of(str(tmp_path / "hf"))
+    assert source.sizes["n_swa"] == 4096 and relative(expected, forward(source, TOKENS)) <= 1e-5
+    assert relative(expected, forward(graph_of(str(write(source, tmp_path / "x.gguf"))), TOKENS)) <= 1e-5

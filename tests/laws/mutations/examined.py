@@ -64,9 +64,9 @@ def make_model(name: str, path: str) -> dict[str, Any]:
 
 
 def _edit(path: Path, edits: Mapping[str, Any]) -> None:
-    """Change keys of a JSON file; None takes one away."""
-    stated = json.loads(path.read_text()) | edits
-    path.write_text(json.dumps({key: value for key, value in stated.items() if value is not None}))
+    """Change keys of a JSON file; None takes one away. A null of the file stays: it says more than absence."""
+    kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in edits}
+    path.write_text(json.dumps(kept | {key: value for key, value in edits.items() if value is not None}))
 
 
 def full_proof(name: str, source: str, out: str) -> dict[str, Any]:

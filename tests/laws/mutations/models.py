@@ -27,8 +27,8 @@ MODELS = {
         "mpt clip", "deepseek v2", "deepseek v2 yarn", "deepseek v2 groups", "deepseek v3", "mamba",
     )},
     **{name: Model(name) for name in (
-        "minimax_m2", "granitemoe", "exaone_moe", "smollm3", "arcee", "mellum one base", "laguna", "hy_v3", "llama4",
-        "nemotron", "kimi linear", "granite hybrid", "minicpm3", "dots1", "seed_oss", "glm4moe", "olmo3",
+        "minimax_m2", "granitemoe", "exaone4", "exaone_moe", "smollm3", "arcee", "mellum one base", "laguna", "hy_v3",
+        "llama4", "nemotron", "kimi linear", "granite hybrid", "minicpm3", "dots1", "seed_oss", "glm4moe", "olmo3",
         "glm4", "afmoe", "jamba", "apertus", "qwen3vl", "qwen3vlmoe", "olmoe", "jais2", "ernie4_5", "ernie4_5_moe",
         "phimoe", "chameleon", "unlimited ocr", "hrm", "minimax-01", "step35",
         "muse glimmer", "qwen3next", "qwen35", "lfm2", "gemma3n",

@@ -40,6 +40,7 @@ NORMS = (
     exchanged("gemma3n", "_gemma_layers", BEHIND, ("post_ffw_norm", "post_feedforward_layernorm")),
     exchanged("seed_oss", "seed_oss", INPUT, BEHIND),
     exchanged("glm4moe", "glm4moe", INPUT, BEHIND),
+    exchanged("exaone4", "exaone4", BEHIND, ("post_ffw_norm", "post_feedforward_layernorm")),
     exchanged("olmo3", "olmo2", BEHIND, ("post_ffw_norm", "post_feedforward_layernorm")),
     exchanged("glm4", "glm4", ATTENTION, ("post_ffw_norm", "post_mlp_layernorm")),
     exchanged("afmoe", "afmoe", ("ffn_norm", "pre_mlp_layernorm"), ("post_ffw_norm", "post_mlp_layernorm")),
