@@ -28,6 +28,12 @@ REASONS: Mapping[str, str] = {
     **dict.fromkeys(
         ("WavTokenizerDec", "PocketTTSModel", "Qwen3TTSForConditionalGeneration", "Lfm25AudioTokenizer"), _SPEECH
     ),
+    **dict.fromkeys(
+        ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
+        "states that several streams carry, blocks of tokens chosen by averaged keys, embeddings of hashed sequences "
+        "of tokens: nothing here computes them, so that no file could be proved",
+    ),
+    "Rwkv5ForCausalLM": "no GGUF architecture has RWKV-5's time mix: llama.cpp knows RWKV-6 and RWKV-7",
     "NanoChatForCausalLM": "no GGUF architecture norms without weights, turns before it norms queries and keys, "
     "squares a relu and caps logits",
     "FlexOlmoForCausalLM": "no GGUF architecture has experts with OLMo 2's norms behind them",
