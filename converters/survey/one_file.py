@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from ggferry.converters.adapters.plan import is_adapter
+from ggferry.converters.metadata.general_keys import SECOND
+from ggferry.converters.model_graph.gguf_edits import projector_types
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -118,6 +120,7 @@ def examine(path: str, *, data: bool = True, stage: Stage = silent) -> Report:
         other = _other_than_model(checkpoint)
         if other:
             found.append(Finding(Grade.NOTE, "model", f"no model: {other}"))
+            found += _of_second(checkpoint) if other == SECOND else ()
         else:
             graph, tokenizer, said = _meaning(checkpoint)
             found += said
@@ -144,6 +147,18 @@ def _other_than_model(checkpoint: Checkpoint) -> str | None:
     stated = checkpoint.metadata.get("general.type") if checkpoint.container == "gguf" else None
     kind = str(stated.data) if isinstance(stated, Value) else "model"
     return None if kind in ("model", "vocab") else kind
+
+
+def _of_second(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield what is to be said of a file of what sees or hears (mmproj): whether its table is met, and its notes."""
+    try:
+        graph = understand(checkpoint)
+    except GgferryError as error:
+        yield Finding(Grade.FAULT, "model", _words(error))
+        return
+    told = graph.architecture.display_name or "no table describes it"
+    yield Finding(Grade.NOTE, "model", f"what sees or hears of a model: {projector_types(checkpoint)} ({told})")
+    yield from (Finding(Grade.NOTE, "model", note) for note in graph.notes)
 
 
 def _meaning(checkpoint: Checkpoint) -> tuple[ModelGraph | None, Tokenizer | None, list[Finding]]:

@@ -57,6 +57,7 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
 
     They are known as far as header or configuration show. The result is None where no table describes the model.
     """
+    from ggferry.converters.examine.halves import other_half
     from ggferry.converters.understand import understand
 
     try:
@@ -65,10 +66,12 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
         return None
     if not graph.architecture.hparams:
         return None
+    other = other_half(checkpoint)
     return {
-        "architecture": graph.architecture.name,
+        "architecture": graph.architecture.identity,
         "runtimes": list(graph.runtimes),
         "reservations": list(graph.reservations),
+        **({"other_half": other} if other else {}),
     }
 
 
@@ -162,6 +165,11 @@ def lines(facts: Mapping[str, Any], full: bool = False) -> Iterator[str]:
     if model := facts["model"]:
         runtimes = f"run by {', '.join(model['runtimes'])}" if model["runtimes"] else "no runtime is known to run it"
         yield f"  {model['architecture']}: as GGUF {runtimes}"
+        if other := model.get("other_half"):
+            what = "the text model" if other["kind"] == "text" else "what sees or hears"
+            where = f" in {other['file']}" if other["file"] else ", for a second file (mmproj)"
+            count = f"{other['tensors']} tensors, {other['bytes']:,} bytes"
+            yield f"  {what}: {other['architecture']}, {count}{printable(where)}"
         yield from (f"  note: {text}" for text in model["reservations"])
     for note in facts["notes"]:
         yield f"  note: {note}"

@@ -203,6 +203,7 @@ class Inspection:
         tensors: Tensors by name.
         dropped: Tensors that the reader found and does not carry over.
         notes: What a user should know.
+        other_half: Of a model that also sees or hears: what that half is and where, or the text model of a file of it.
     """
 
     path: str
@@ -217,6 +218,7 @@ class Inspection:
     tensors: Mapping[str, TensorFacts]
     dropped: tuple[DroppedTensor, ...]
     notes: tuple[str, ...]
+    other_half: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Unpack
 
+from ggferry.converters.examine.halves import other_half
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.request import open_source_of
 from ggferry.converters.understand import understand
@@ -68,6 +69,7 @@ def _inspection(checkpoint: Checkpoint) -> Inspection:
         tensors={ref.name: TensorFacts(ref.type.name, ref.shape, ref.nbytes) for ref in checkpoint.tensors.values()},
         dropped=dropped(checkpoint.dropped),
         notes=checkpoint.notes,
+        other_half=other_half(checkpoint) if known else None,
     )
 
 

@@ -204,3 +204,22 @@ def test_an_archive_has_one_line_and_two_outputs(folder: Path, tmp_path: Path) -
     (second,) = dest.rglob("mmproj-*.gguf")
     second.write_bytes(second.read_bytes()[:-1] + b"?")
     command("ledger", "recheck", path, code=1)
+
+
+def test_a_look_at_either_half_shows_the_other(folder: Path, tmp_path: Path) -> None:
+    convert(request(folder, tmp_path / "a.gguf", "f32"))
+    halves = [ggferry.inspect(path).other_half for path in (folder, tmp_path / "a.gguf", tmp_path / "mmproj-a.gguf")]
+    assert [(half["kind"], half["architecture"], half["file"]) for half in halves if half] == [
+        ("mmproj", "gemma3", None), ("mmproj", "gemma3", "mmproj-a.gguf"), ("text", "gemma3", "a.gguf"),
+    ]  # fmt: skip
+    for name in ("a.gguf", "mmproj-a.gguf"):
+        (tmp_path / f"{name}.receipt.json").unlink()
+        assert ggferry.inspect(tmp_path / name).other_half, "by llama.cpp's prefix"
+
+
+def test_a_second_file_is_judged_by_its_table(folder: Path, tmp_path: Path) -> None:
+    from ggferry.converters.survey.one_file import examine
+
+    convert(request(folder, tmp_path / "a.gguf", "f32", mmproj="only"))
+    said = [finding.text for finding in examine(str(tmp_path / "mmproj-a.gguf")).findings]
+    assert any("gemma3 (Gemma 3, the half that sees)" in line for line in said)
