@@ -13,6 +13,7 @@ from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.planning import make_plans
 from ggferry.converters.request import Request
 from ggferry.converters.second_file import (
+    BOTH,
     NONE,
     ONLY,
     first_request,
@@ -25,7 +26,7 @@ from ggferry.converters.second_file import (
 )
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import UnsupportedError, UsageError
+from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError
 from ggferry.quant.marks import Marks
 
 
@@ -61,7 +62,7 @@ def rungs_of(requests: Sequence[Request], checkpoint: Checkpoint) -> list[Rung]:
     try:
         for request, (plan, tokenizer) in zip(texts, make_plans(texts, checkpoint) if texts else (), strict=True):
             rungs.append(Rung(request, plan, tokenizer, tuple(_targets(request, plan))))
-        second = second_plan(asked, checkpoint) if wanted else None
+        second = _second_plan(first, asked, checkpoint) if wanted else None
     except UnsupportedError as error:
         second = instead_of_text(asked, checkpoint, error) if wanted and texts and not rungs else None
         if second is None:
@@ -76,6 +77,16 @@ def rungs_of(requests: Sequence[Request], checkpoint: Checkpoint) -> list[Rung]:
     if rungs:
         second = related(second, rungs[0].plan, os.path.basename(rungs[0].paths[0]))
     return [*beside, Rung(asked, second, None, paths)]
+
+
+def _second_plan(first: Request, asked: Request, checkpoint: Checkpoint) -> Plan | None:
+    try:
+        return second_plan(asked, checkpoint)
+    except GgferryError as error:
+        if first.mmproj == BOTH:
+            alone = "--mmproj none writes the text model alone"
+            error.hint = f"{error.hint}; {alone}" if error.hint else alone
+        raise
 
 
 def _noted(rung: Rung, note: str) -> Rung:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ggferry.formats.errors import UnsupportedError
+from ggferry.formats.readers.gguf import open_gguf
 from helpers import multimodal
 from helpers.multimodal import TEXT, check, picture, save, written
 
@@ -46,5 +47,22 @@ def test_rows_are_transformers(tmp_path: Path) -> None:
 
 def test_another_activation_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path / "tiny", tiny(hidden_act="relu"), PREPROCESSOR)
-    with pytest.raises(UnsupportedError, match=r"vision_config\.hidden_act"):
+    with pytest.raises(UnsupportedError, match=r"vision_config\.hidden_act") as caught:
         written(folder, tmp_path / "a.gguf")
+    assert caught.value.hint and "--mmproj none" in caught.value.hint
+
+
+def test_the_settings_of_a_picture_are_the_processors(tmp_path: Path) -> None:
+    """What the processor makes of a real picture is what the file's mean and deviation make of its pixels."""
+    import numpy as np
+    import transformers
+    from PIL import Image
+
+    folder = save(tmp_path / "tiny", tiny(), PREPROCESSOR)
+    keys = open_gguf(written(folder, tmp_path / "a.gguf", mmproj="only").path).metadata
+    size = keys["clip.vision.image_size"].data
+    pixels = np.random.default_rng(1).integers(0, 256, (size, size, 3), np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False)
+    made = np.asarray(processor(Image.fromarray(pixels), return_tensors="np")["pixel_values"][0])
+    mean, std = (np.array(keys[f"clip.vision.image_{name}"].data)[:, None, None] for name in ("mean", "std"))
+    assert np.allclose(made, (pixels.transpose(2, 0, 1) / 255 - mean) / std, atol=1e-5)
