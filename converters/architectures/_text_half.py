@@ -29,9 +29,10 @@ _VISION = "the vision half: this file holds the text model"
 _AUDIO = "the half that hears: this file holds the text model"
 VISION_KEYS = Harmless("vision_config vision_config.* vision_feature_* image_seq_length", "of the vision half, dropped")
 AUDIO_KEYS = Harmless("audio_config audio_config.* audio_soft_tokens_per_image", "of the half that hears, dropped")
-# Qwen3-VL adds features of some layers of its vision half to the first blocks.
+# Qwen3-VL and Qwen3-Omni add features of some layers of their vision half to the first blocks.
+_LAYERS = "vision_config.deepstack_visual_indexes"
 DEEPSTACK = (
-    HParam("deepstack_layers", None, fields={"hf": "vision_config.deepstack_visual_indexes"}, many="n_deepstack",
+    HParam("deepstack_layers", None, fields={"hf": f"{_LAYERS}|thinker_config.{_LAYERS}"}, many="n_deepstack",
            required=False),
     HParam("n_deepstack", "n_deepstack_layers", derive=lambda values: len(values["deepstack_layers"]), required=False),
 )  # fmt: skip

@@ -186,12 +186,15 @@ def test_what_thinks_of_qwen3_omni_keeps_its_experts_one_by_one(tmp_path: Path) 
             found[f"thinker.{name}"] = x
     save_file(found | {"code2wav.bias": np.ones(3, np.float32)}, tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"] = {**config.get("vision_config", {}), "deepstack_visual_indexes": [0, 2]}
     whole = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "code2wav_config": {"hidden_size": 8},
              "thinker_config": config}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(whole))
     graph = graph_of(str(tmp_path))
     assert graph.architecture.name == "qwen3vlmoe"
     assert relative(logits, forward(graph, TOKENS)) <= 1e-5
+    deepstack = {key: value.data for key, value, _ in graph.written()}["qwen3vlmoe.n_deepstack_layers"]
+    assert deepstack == 2, "the second file makes rows that are wider by these"
 
 
 def test_what_reads_of_lfm2_audio(tmp_path: Path) -> None:
