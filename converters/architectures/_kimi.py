@@ -25,6 +25,11 @@ def heads_kv(values: Values) -> tuple[int, ...]:
     return tuple(int(n + 1 in values["full_blocks"]) for n in range(values["n_layer"]))
 
 
+def expert_width(values: Values) -> int:
+    """What goes into an expert: the model's width, or the narrower one of a latent space."""
+    return int(values["n_latent"] or values["n_embd"])
+
+
 def query_widths(values: Values) -> tuple[int, ...]:
     """Of a query of each block."""
     return tuple(values["head_dim_mla"] if count else values["kda_dim"] for count in values["n_head_kv"])
@@ -59,17 +64,17 @@ CHANNELS = "n_head*kda_dim"
 
 
 def delta_attention(
-    source: str = "self_attn.", *, rate: Layout = NEG_EXP, shape: str = "1 1 n_head 1"
+    source: str = "self_attn.", *, rate: Layout = NEG_EXP, shape: str = "1 1 n_head 1", gates: str = "fg"
 ) -> tuple[Role, ...]:
     """Return what a block of delta attention has beside queries and an output. `rate`, `shape`: the layout and the
-    shape of the rates at which states fade."""
+    shape of the rates at which states fade; `gates`: those of two factors."""
     when = "n_head_kv == 0"
     convolutions = [
         tensor(f"ssm_conv1d_{name}.weight", f"1 {CHANNELS} 1 n_conv", f"{source}{name}_conv1d.weight", Unsqueeze(0),
                f32=True, when=when)
         for name in "qkv"
     ]  # fmt: skip
-    low = [role for name in "fg" for role in _low_rank(f"ssm_{name}", f"{source}{name}", when)]
+    low = [role for name in gates for role in _low_rank(f"ssm_{name}", f"{source}{name}", when)]
     return (
         *linear("attn_k", f"{CHANNELS} n_embd", f"{source}k_proj", when=when),
         *linear("attn_v", f"{CHANNELS} n_embd", f"{source}v_proj", when=when),

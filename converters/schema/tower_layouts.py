@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,22 @@ class NormShift(Joined):
         bias, weight, mean, variance = (array.astype(np.float64) for array in arrays)
         out: Array = (bias - mean * weight / np.sqrt(variance + EPS)).astype(np.float32)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Product(Joined):
+    """The product of two vectors, value by value, of which each may be a matrix of one row."""
+
+    def shape(self, *inputs: Shape) -> Shape:
+        ends = {shape[-1:] for shape in inputs}
+        if len(ends) != 1 or any(math.prod(shape) != shape[-1] for shape in inputs):
+            raise ValueError(f"{inputs} are not vectors of one length")
+        return ends.pop()
+
+    def apply(self, *arrays: Array) -> Array:
+        one, other = (array.reshape(1, -1).astype(np.float32) for array in arrays)
+        out: Array = one * other
+        return out.reshape(1, -1)
 
 
 def pixels_to_planes(width: str, patch: str) -> Then:

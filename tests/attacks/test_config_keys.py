@@ -184,6 +184,7 @@ def test_configurations_of_code_outside_transformers_are_all_used(config: dict[s
 
 
 OTHERS_FIRST = {
+    "head_dim",
     "max_position_embeddings",
     "n_positions",
     "num_attention_heads",

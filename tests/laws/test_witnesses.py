@@ -47,7 +47,8 @@ MADE_ARCHITECTURES = {
         "converters/architectures/test_published_kin.py",
     ),
     **dict.fromkeys(
-        ("arwkv7", "cogvlm", "jais", "maincoder", "maple", "nanbeige", "plm", "refact", "rwkv6qwen2", "smallthinker",
+        ("arwkv7", "cogvlm", "jais", "kimi-k3", "maincoder", "maple", "nanbeige", "plm", "refact", "rwkv6qwen2",
+         "smallthinker",
          "spark2_5", "talkie"),
         "converters/architectures/test_runtime_alone.py",
     ),

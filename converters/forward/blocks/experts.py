@@ -78,6 +78,10 @@ def combined(model: Model, gate: Tensor, up: Tensor, limit: float = 0.0) -> Tens
     if model.recipe.glu == "clamped":
         gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
         return (up + 1) * gate * torch.sigmoid(SLOPE * gate)
+    beta, linear = (float(model.sizes.get(f"situ_{name}") or 0) for name in ("beta", "linear"))
+    if beta:  # Kimi K3
+        up = linear * torch.tanh(up / linear) if linear > 0 else up
+        return beta * torch.tanh(gate / beta) * torch.sigmoid(gate) * up
     if limit:
         up = up.clamp(-limit, limit)
         before = model.recipe.limited == "before"

@@ -27,6 +27,11 @@ def feed_forward(model: Model, block: str, x: Tensor, start: Tensor | None = Non
     ):  # Nemotron 3 Super: experts in a narrower space, which the router is not in
         low = experts(model, block, model.linear(f"{block}ffn_latent_down", x), seen=x)
         out = model.linear(f"{block}ffn_latent_up", low)
+    elif model.has(f"{block}ffn_routed_down"):  # Kimi K3
+        low = experts(model, block, model.linear(f"{block}ffn_routed_down", x), seen=x)
+        if model.has(f"{block}ffn_routed_norm"):
+            low = model.norm(f"{block}ffn_routed_norm", low)
+        out = model.linear(f"{block}ffn_routed_up", low)
     else:
         out = experts(model, block, x, seen=start if model.recipe.router_reads == "start" else None)
     if model.has(f"{block}ffn_up_shexp"):

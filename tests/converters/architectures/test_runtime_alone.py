@@ -268,6 +268,54 @@ def ling_that_sees() -> Made:
                                            {**norms, **full, **sparse}]  # fmt: skip
 
 
+def kimi_k3() -> Made:
+    inner: Config = {
+        **BASE, "num_attention_heads": 6, "kv_lora_rank": 20, "q_lora_rank": 28, "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8, "v_head_dim": 10, "rms_norm_eps": 1e-6, "mla_use_nope": True, "hidden_act": "situ",
+        "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 10, "num_heads": 6,
+                               "short_conv_kernel_size": 3, "gate_lower_bound": -2.0},
+        "num_experts": 8, "num_experts_per_token": 3, "moe_intermediate_size": 40, "num_shared_experts": 2,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "moe_renormalize": True, "num_expert_group": 1,
+        "moe_router_activation_func": "sigmoid", "routed_expert_hidden_size": 24, "activation_situ_beta": 0.8,
+        "activation_situ_linear_beta": 1.2, "attn_res_block_size": 2, "tie_word_embeddings": False,
+        "topk_group": 1,
+    }  # fmt: skip
+    every: Shapes = {
+        "input_layernorm.weight": (WIDTH,), "post_attention_layernorm.weight": (WIDTH,),
+        **{f"{name}_res_norm.weight": (WIDTH,) for name in ("self_attention", "mlp")},
+        **{f"{name}_res_proj.weight": (1, WIDTH) for name in ("self_attention", "mlp")},
+    }  # fmt: skip
+    delta: Shapes = {
+        **{f"self_attn.{part}_proj.weight": (60, WIDTH) for part in "qkvg"}, "self_attn.b_proj.weight": (6, WIDTH),
+        **{f"self_attn.{part}_conv1d.weight": (60, 1, 3) for part in "qkv"}, "self_attn.A_log": (6,),
+        "self_attn.f_a_proj.weight": (10, WIDTH), "self_attn.f_b_proj.weight": (60, 10), "self_attn.dt_bias": (60,),
+        "self_attn.o_norm.weight": (10,), "self_attn.o_proj.weight": (WIDTH, 60),
+    }  # fmt: skip
+    full: Shapes = {
+        "self_attn.q_a_proj.weight": (28, WIDTH), "self_attn.q_a_layernorm.weight": (28,),
+        "self_attn.q_b_proj.weight": (120, 28), "self_attn.kv_a_proj_with_mqa.weight": (28, WIDTH),
+        "self_attn.kv_a_layernorm.weight": (20,), "self_attn.kv_b_proj.weight": (132, 20),
+        "self_attn.g_proj.weight": (60, WIDTH), "self_attn.o_proj.weight": (WIDTH, 60),
+    }  # fmt: skip
+    moe = "block_sparse_moe."
+    sparse: Shapes = {
+        f"{moe}gate.weight": (8, WIDTH), f"{moe}gate.e_score_correction_bias": (8,),
+        f"{moe}routed_expert_down_proj.weight": (24, WIDTH), f"{moe}routed_expert_up_proj.weight": (WIDTH, 24),
+        f"{moe}routed_expert_norm.weight": (24,),
+    }  # fmt: skip
+    for n in range(8):
+        sparse |= {f"{moe}experts.{n}.w{w}.weight": (24, 40) if w == 2 else (40, 24) for w in (1, 2, 3)}
+    sparse |= {name.replace("mlp.", f"{moe}shared_experts."): shape
+               for name, shape in mlp("gate_proj", "up_proj", "down_proj", width=80).items()}  # fmt: skip
+    frame = {f"language_model.{name}": shape for name, shape in LLAMA_FRAME.items()}
+    frame |= {"language_model.lm_head.weight": (VOCAB, WIDTH), "vision_tower.x.weight": (24, 24)}
+    frame |= {"language_model.model.output_attn_res_norm.weight": (WIDTH,)}
+    frame |= {"language_model.model.output_attn_res_proj.weight": (1, WIDTH)}
+    dense = mlp("gate_proj", "up_proj", "down_proj")
+    return {"text_config": inner}, frame, [{**every, **delta, **dense}, {**every, **full, **sparse},
+                                           {**every, **delta, **sparse}]  # fmt: skip
+
+
 def maple() -> tuple[Config, Shapes, Shapes]:
     config = {key: value for key, value in WIDE.items() if key != "intermediate_size"} | {
         "hidden_act": "silu", "tie_word_embeddings": False, "num_experts": 5, "num_experts_per_tok": 2,
@@ -346,6 +394,7 @@ MADE: dict[str, tuple[str, str, Callable[[], Made]]] = {
     "cogvlm": ("CogVLMForCausalLM", "model.layers.", cogvlm),
     "talkie": ("TalkieForCausalLM", "model.blocks.", talkie),
     "bailingmoe3 that sees": ("BailingMoeV3VLForConditionalGeneration", "model.layers.", ling_that_sees),
+    "kimi-k3": ("KimiK3ForConditionalGeneration", "language_model.model.layers.", kimi_k3),
     "maple": ("MapleForCausalLM", "model.layers.", maple),
     "smallthinker": ("SmallThinkerForCausalLM", "model.layers.", smallthinker),
     "smallthinker windows": ("SmallThinkerForCausalLM", "model.layers.", smallthinker_windows),

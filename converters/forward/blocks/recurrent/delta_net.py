@@ -98,7 +98,9 @@ def kimi_delta_attention(model: Model, block: str, x: Tensor) -> Tensor:
 
 
 def _low_rank(model: Model, name: str, x: Tensor) -> Tensor:
-    """Return x through two matrices, or through the only one."""
+    """Return x through two matrices, or through the only one, whatever it is called."""
+    if model.has(name):
+        return model.linear(name, x)
     low = model.linear(f"{name}_a", x)
     return model.linear(f"{name}_b", low) if model.has(f"{name}_b") else low
 
