@@ -1,5 +1,11 @@
-"""The encoder of a T5 alone, which turns texts into states. Pieces and sources: `_t5`."""
+"""The encoder of a T5 alone, which turns texts into states. Pieces and sources: `_t5`.
 
+llama.cpp's endpoint for embeddings hides what follows each token unless the file says that nothing is hidden, which
+convert_hf_to_gguf does not write.
+"""
+
+from ggferry.converters.architectures import _embeddings as embeddings
+from ggferry.converters.architectures import _encoder as encoder
 from ggferry.converters.architectures import _t5 as t5
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
 from ggferry.converters.schema.roles import roles
@@ -10,16 +16,17 @@ SPEC = Architecture(
     name="t5encoder",
     display_name="T5 encoder",
     hf_classes=("T5EncoderModel", "MT5EncoderModel", "UMT5EncoderModel"),
-    hparams=t5.HPARAMS,
+    hparams=(*t5.HPARAMS, *embeddings.POOLING, encoder.BOTH_SIDES),
     roles=roles(t5.ENDS, t5.ENCODER),
     dialects={
         "hf": Dialect(
             "hf",
             drops=t5.DROPS,
+            given={"causal": False},
             renames=t5.RENAMES,
             substitutes=t5.SUBSTITUTES,
             remarks=t5.REMARKS,
-            harmless=(*t5.HARMLESS, DECODER),
+            harmless=(*t5.HARMLESS, DECODER, embeddings.HARMLESS),
         ),
         "gguf": Dialect("gguf"),
     },

@@ -134,7 +134,7 @@ def _shares(scores: Any) -> Any:
 
 def _embeds(graph: ModelGraph) -> bool:
     """Return whether texts become vectors or scores in the model, by a computation that llama.cpp's server has."""
-    return result_of(graph) is LAST_STATES
+    return result_of(graph) is LAST_STATES or graph.architecture.name == "t5encoder"
 
 
 def _computation(graph: ModelGraph) -> str:
@@ -149,7 +149,8 @@ def limit_of(graph: ModelGraph) -> float:
     limit = max(LIMITS.get(node.inputs[0].type.name, QUANTIZED) for node in graph.nodes if len(node.shape) > 1)
     if limit > LIMITS["F32"] and graph.sizes.get("n_expert"):
         limit = QUANTIZED
-    if "gelu" in f"{graph.sizes.get('activation')} {graph.architecture.recipe}":
+    t5s = graph.architecture.name == "t5encoder" and "enc.blk.0.ffn_gate.weight" in graph.by_name
+    if t5s or "gelu" in f"{graph.sizes.get('activation')} {graph.architecture.recipe}":
         limit = max(limit, GELU)
     return min(MOST, limit * growth(graph))
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
@@ -20,6 +22,7 @@ from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import GgferryError, InconsistentError, MissingError, UsageError
 from helpers.llama_api import encoded_and_decoded
 from helpers.peers import Peers
+from helpers.sentence_transformers import listed, pooled
 from helpers.tiny_models import relative, shake, whole
 from helpers.witnesses import hf_tokens
 
@@ -264,6 +267,27 @@ def test_no_key_is_idle(name: str, tmp_path: Path) -> None:
             except GgferryError:
                 continue
     assert found == {"context_length"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
+def test_llama_cpp_embeds_with_our_encoder(feed_forward: str, tmp_path: Path, fixtures: Path) -> None:
+    """sentence-t5's mean, of unit length; without attention.causal it hides what follows. The oracle's BERT lends its
+    vocabulary."""
+    sizes = {"vocab_size": 384, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_heads": 4}
+    torch.manual_seed(1)
+    made = transformers.T5EncoderModel(transformers.T5Config(**sizes, feed_forward_proj=feed_forward)).eval()
+    shake(made)
+    made.save_pretrained(tmp_path / "hf")
+    listed(tmp_path / "hf", ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
+    pooled(tmp_path / "hf")
+    for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (tmp_path / "hf" / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
+    request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), witness=("transformers", "llama.cpp"))
+    receipt = convert(request).receipt
+    assert receipt["logits"]["embedding"] <= 2e-6
+    heard = {one["witness"]: (one["what"], one["why"]) for one in receipt["testimonies"]}
+    assert heard["llama.cpp"] == ("embeddings", None) and heard["transformers"] == ("states", None)
 
 
 def test_an_importance_matrix_of_both_halves(tmp_path: Path) -> None:
