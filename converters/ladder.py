@@ -37,7 +37,7 @@ def requests_of(outtypes: str, out: str | None, request: Callable[[str], Request
 
 def _placed(request: Request, out: str | None, outtype: str) -> Request:
     """Return the request with its output's name, in which PLACE stands for the type."""
-    if out is None or os.path.isdir(out):
+    if out is None or os.path.isdir(out) or request.to != "gguf":  # a folder in Hugging Face's form has no second file
         return replace(request, out=out)
     second = request.mmproj_out or second_out(out, request)
     return replace(request, out=out.replace(PLACE, outtype), mmproj_out=second)

@@ -153,3 +153,11 @@ def test_compiled_or_not_the_receipt_is_the_same(tmp_path: Path, monkeypatch: py
         assert Path(a.output).read_bytes() == Path(b.output).read_bytes()
         assert a.receipt["tensors"] == b.receipt["tensors"]
         assert {tensor["grade"] for tensor in b.receipt["tensors"]} & {Grade.ROUNDED}
+
+
+def test_a_folder_in_hugging_faces_form_has_no_second_file(tmp_path: Path) -> None:
+    """So that nothing is asked of it that is for GGUF alone."""
+    made, out = str(tmp_path / "x.gguf"), str(tmp_path / "hf")
+    ggferry.convert(str(FIXTURES / "hf/ckpt/llama"), made, verify="fast")
+    assert _run(["convert", made, "--to", "safetensors", "-o", out, "--verify", "fast"]) == 0
+    assert (tmp_path / "hf" / "config.json").is_file()
