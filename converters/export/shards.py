@@ -19,6 +19,7 @@ from ggferry.converters.export.rows_back import columns
 from ggferry.converters.export.source_tensors import SourceTensor
 from ggferry.converters.schema.layouts import row_count
 from ggferry.formats.errors import BadValueError, of_os
+from ggferry.formats.gguf.write import PIECE
 from ggferry.quant.codec import block_type, codec
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.lazy_import import lazy
@@ -170,7 +171,7 @@ class ShardWriter:
         row = columns(entry.tensor.shape) * entry.type.block_bytes
         view, at = memoryview(data).cast("B"), entry.offset + start * row
         while view:
-            done = os.pwrite(self._files[entry.shard], view, at)
+            done = os.pwrite(self._files[entry.shard], view[:PIECE], at)
             view, at = view[done:], at + done
         progress((stop - start) * row)
 
