@@ -78,6 +78,8 @@ BatchNorm = Literal["folded", "running"]
 """Whether a batch norm is a factor and a shift, or is given by what training left: weight, bias, mean, variance."""
 QueryScales = Literal["positive", "raw"]
 """Whether the factors of a query's columns are stored as they are, or softplus of what is stored (Gemma 4's ear)."""
+Axes = Literal["apart", "in_turn"]
+"""Of a rotation of pairs along two axes, whether those of one stand before those of the other, or they take turns."""
 Patches = Literal["planes", "pixels"]
 """A kernel of patches: three planes, or a row of pixels, the colors of each side by side."""
 Rows = Literal["logits", "states"]
@@ -194,6 +196,7 @@ class Recipe:
     audio: str = ""
     batch_norm: BatchNorm = "folded"
     query_scales: QueryScales = "positive"
+    axes: Axes = "apart"
     patches: Patches = "planes"
 
 
@@ -255,6 +258,7 @@ class Conventions(TypedDict, total=False):
     audio: str
     batch_norm: BatchNorm
     query_scales: QueryScales
+    axes: Axes
     patches: Patches
 
 

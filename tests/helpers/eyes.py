@@ -116,7 +116,12 @@ def squares(model: Any, picture: Any) -> Any:
     return torch.cat([_flat(found.pooler_output), *(_flat(rows) for rows in deep)], -1)
 
 
-def patches(model: Any, picture: Any) -> Any:
+def lists(model: Any, picture: Any) -> Any:
+    """The features of patches in the order of reading, each a list of its planes."""
+    return patches(model, picture, flat=True)
+
+
+def patches(model: Any, picture: Any, flat: bool = False) -> Any:
     """The features of patches in the order of reading."""
     import torch
 
@@ -124,7 +129,8 @@ def patches(model: Any, picture: Any) -> Any:
     _, height, width = picture.shape
     rows, columns = height // size, width // size
     cut = picture.view(3, rows, size, columns, size).permute(1, 3, 0, 2, 4).reshape(-1, 3, size, size)
-    return _flat(_seen(model, pixel_values=cut, image_grid_thw=torch.tensor([[1, rows, columns]])))
+    given = cut.flatten(1) if flat else cut
+    return _flat(_seen(model, pixel_values=given, image_grid_thw=torch.tensor([[1, rows, columns]])))
 
 
 def pixels(model: Any, picture: Any) -> Any:
@@ -239,5 +245,27 @@ EYES = {
         {"model_type": "siglip2_vision_model", "hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 3,
          "num_attention_heads": 3, "num_patches": 64, "patch_size": 16, "vision_use_head": False},
         pixels, (96, 64), {"model_type": "lfm2"}, {"projector_hidden_size": 40}, preprocessor={"resample": 2},
+    ),
+    "cohere2v": Eye(
+        "Cohere2VisionConfig", "Cohere2VisionForConditionalGeneration",
+        {**_PLAIN, "model_type": "siglip_vision_model", "vision_use_head": False}, whole, (48, 48),
+        {"model_type": "cohere2", "head_dim": 8}, {"downsample_factor": 2, "alignment_intermediate_size": 40},
+        {"max_patches": 12},
+    ),
+    "hunyuanvl": Eye(
+        "HunYuanVLConfig", "HunYuanVLForConditionalGeneration",
+        {"hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 3, "patch_size": 6,
+         "spatial_merge_size": 2, "out_hidden_size": 48, "text_hidden_size": 48, "max_image_size": 48},
+        lists, (48, 60), {"head_dim": 8}, preprocessor=PIXELS,
+    ),
+    "kimik25": Eye(
+        "Kimi_K25Config", "Kimi_K25ForConditionalGeneration",
+        {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 3, "patch_size": 6,
+         "pos_emb_height": 8, "pos_emb_width": 8, "pos_emb_time": 4},
+        patches, (48, 60),
+        {"model_type": "deepseek_v3", "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+         "first_k_dense_replace": 1, "moe_intermediate_size": 16, "kv_lora_rank": 8, "q_lora_rank": 12,
+         "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1, "topk_group": 1},
+        {"projection_hidden_size": 48},
     ),
 }  # fmt: skip

@@ -47,7 +47,7 @@ def _positions(tower: Model, rows: int, columns: int) -> Tensor:
 
 def _active(tower: Model, x: Tensor) -> Tensor:
     """Return the activation of the network: GELU, or half of x times SiLU of the other (Cohere 2)."""
-    if tower.sizes.get("swiglu"):
+    if tower.sizes.get("gated_by_half"):
         values, gate = x.chunk(2, -1)
         return silu(gate) * values
     return torch.nn.functional.gelu(x)
