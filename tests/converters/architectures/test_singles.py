@@ -50,7 +50,7 @@ def test_transformers_says_nothing_of_a_chameleons_pictures(tmp_path: Path) -> N
         vocab=VocabOptions(none=True),
     )  # fmt: skip
     (testimony,) = convert(request).receipt["testimonies"]
-    assert testimony["program"] == "transformers" and testimony.get("why") is None
+    assert testimony["witness"] == "transformers" and testimony.get("why") is None
 
 
 def test_minimax_01_as_it_is_published(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from ggferry.converters.forward.blocks.experts import experts
 from ggferry.converters.forward.blocks.feed_forward import dense, feed_forward
 from ggferry.converters.forward.blocks.rope import rotation
 from ggferry.converters.forward.blocks.routing import route, sparsemixer
-from ggferry.converters.forward.computations.decoder import _block as decoder_block
+from ggferry.converters.forward.computations.decoder import after_block as decoder_block
 from ggferry.converters.forward.model import Model
 from helpers.held_weights import held_model
 
