@@ -41,10 +41,15 @@ REASONS: Mapping[str, str] = {
     "PersimmonForCausalLM": "no GGUF architecture norms queries and keys by layer norms with biases, turns a part of "
     "each head and squares a relu",
     "XGLMForCausalLM": "no GGUF architecture with its graph computes positions as sines",
-    "DeepseekV4ForCausalLM": "states that four streams carry, compressed keys, experts chosen by a hash: nothing here "
+    "DeepseekV4ForCausalLM": "keys compressed over 4 and over 128 tokens, experts chosen by a hash: nothing here "
     "computes them, so that no file could be proved; convert_hf_to_gguf reads DeepSeek's own checkpoint, and not "
     "transformers'",
-    "MiMoV2ForCausalLM": "its queries, keys and values are cut for tensor parallelism, how often its files do not say",
+    "MiMoV2ForCausalLM": "its queries, keys and values are cut for tensor parallelism; how often, only the number of "
+    "their FP8 scales tells, which is not counted here",
+    "BitnetForCausalLM": "its matrices are rounded to three values, by the mean of the whole matrix, whenever they are "
+    "used; here tensors are written row by row",
+    "GraniteSwitchForCausalLM": "adapters that tokens of the text switch on: nothing here computes them, so that no "
+    "file could be proved",
     "UltravoxModel": "its text model is a checkpoint of its own, which is converted; this one only hears",
 }  # fmt: skip
 

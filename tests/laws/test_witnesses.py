@@ -48,8 +48,7 @@ MADE_ARCHITECTURES = {
     ),
     **dict.fromkeys(
         ("arwkv7", "cogvlm", "jais", "kimi-k3", "maincoder", "maple", "nanbeige", "plm", "refact", "rwkv6qwen2",
-         "smallthinker",
-         "spark2_5", "talkie"),
+         "smallthinker", "spark2_5", "talkie"),
         "converters/architectures/test_runtime_alone.py",
     ),
     **dict.fromkeys(
