@@ -18,8 +18,8 @@ SPEC = Architecture(
         "hf": Dialect(
             "hf", conventions={"patches": "pixels"}, drops=clip.TEXT, renames=gemma4.RENAMES,
             given={"v_projector_type": "gemma4v", "has_vision": True, "use_gelu": True},
-            classes=("Gemma4ForConditionalGeneration",), lacks=("*audio_tower.*",), nested=("vision_config",),
-            harmless=gemma4.HARMLESS,
+            classes=("Gemma4ForConditionalGeneration", "EmbeddingGemma2Model"), lacks=("*audio_tower.*",),
+            nested=("vision_config",), harmless=gemma4.HARMLESS,
         ),
         "gguf": Dialect("gguf"),
     },

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -288,6 +289,19 @@ def _gemma4(folder: Path, clipped: bool) -> Any:
     return model
 
 
+def gemma4_of_an_embedder(folder: Path) -> Made:
+    """EmbeddingGemma 2: the towers of Gemma 4, one prefix less."""
+    import transformers as t
+
+    config = t.EmbeddingGemma2Config(
+        audio_config={"model_type": "gemma4_audio", **EAR}, vision_config={"model_type": "gemma4_vision", **EYE},
+        text_config={**WORDS, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 4},
+    )  # fmt: skip
+    model, mel = saved(folder, t.EmbeddingGemma2Model(config)), spectrum(16, 110)
+    (folder / "preprocessor_config.json").write_text('{"feature_size": 16}')
+    return {"spectrum": mel}, lambda: _heard(SimpleNamespace(model=model), mel)
+
+
 def gemma4a(folder: Path) -> Made:
     model, mel = _gemma4(folder, True), spectrum(16, 110)
     return {"spectrum": mel}, lambda: _heard(model, mel)
@@ -429,7 +443,7 @@ EARS: dict[str, Callable[[Path], Made]] = {
     for one in (
         voxtral, musicflamingo, qwen2a, ultravox, meralion, qwen3a, granite_speech, granite_speech_in_whole_blocks,
         granite_speech_plus, lfm2a, lfm2a_as_wide_as_llama_cpp_wants,
-        gemma4a, gemma4a_unbounded, gemma4v_of_both, gemma4v, gemma4uv, gemma4ua,
+        gemma4_of_an_embedder, gemma4a, gemma4a_unbounded, gemma4v_of_both, gemma4v, gemma4uv, gemma4ua,
         qwen2_5o_ear, qwen2_5o_eye, qwen3_omni_ear, qwen3_omni_eye,
     )
 }  # fmt: skip

@@ -43,7 +43,7 @@ PROJECTORS = {
     "gemma4uv": "gemma4uv+gemma4ua", "gemma4ua": "gemma4uv+gemma4ua",
     **dict.fromkeys(("qwen2_5o_ear", "qwen2_5o_eye"), "qwen2.5o"),
     **dict.fromkeys(("qwen3_omni_ear", "qwen3_omni_eye"), "qwen3vl_merger+qwen3a"),
-    **dict.fromkeys(("gemma4a", "gemma4a_unbounded", "gemma4v_of_both"), "gemma4v+gemma4a"),
+    **dict.fromkeys(("gemma4_of_an_embedder", "gemma4a", "gemma4a_unbounded", "gemma4v_of_both"), "gemma4v+gemma4a"),
 }  # fmt: skip
 OTHERWISE = {"voxtral": "averages every two states", "meralion": "norms the states after", "lfm2a": "512 columns only"}
 """What llama.cpp computes otherwise, or does not compute, and what a note says of it."""
