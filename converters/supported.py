@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ggferry.converters.model_graph.open_checkpoint import architectures
+from ggferry.converters.model_graph.open_checkpoint import architectures, projectors
+from ggferry.converters.projectors._unread import UNREAD
 from ggferry.converters.schema.architecture import Architecture
 from ggferry.converters.unknown_classes import REASONS
 from ggferry.formats.errors import InconsistentError
@@ -116,14 +117,24 @@ def out_types() -> list[OutType]:
     return found
 
 
-def coverage(listed: Iterable[str]) -> Coverage:
-    """Return which of the class names are read. A name that comes twice counts once."""
+def coverage(listed: Iterable[str], second_files: bool = False) -> Coverage:
+    """Return which of the class names are read; with `second_files`, of whose models what sees and hears is.
+
+    A name that comes twice counts once.
+    """
     names = tuple(dict.fromkeys(listed))
-    known = {name for family in families() for name in family.classes}
+    tables = projectors() if second_files else architectures()
+    known = {name for spec in tables.values() for name in _classes(spec)}
+    reasons = UNREAD if second_files else REASONS
     return Coverage(
         names, tuple(name for name in names if name in known), tuple(name for name in names if name not in known),
-        tuple(sorted(known - set(names))), {name: why for name, why in REASONS.items() if name in set(names) - known},
+        tuple(sorted(known - set(names))), {name: why for name, why in reasons.items() if name in set(names) - known},
     )  # fmt: skip
+
+
+def is_of_second_files(value: Any) -> bool:
+    """Return whether a JSON document lists classes of which the second file, mmproj, is asked."""
+    return isinstance(value, Mapping) and value.get("second_files") is True
 
 
 def class_names(value: Any, path: str) -> list[str]:

@@ -7,7 +7,46 @@ _GLM = (
     "keys, and has no such table"
 )
 _SPEAKS = "its second file is of what speaks, which is not read"
+_ALONE = "transformers has no class of it, so that nobody but llama.cpp could say whether a table is right"
+_YET = "no table reads its tower yet"
+_SAM = f"{_YET}: Segment Anything's before another"
 UNREAD: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "CogVLMForCausalLM",
+            "DotsOCRForCausalLM",
+            "NemotronH_Nano_VL_V2",
+            "RADIOModel",
+            "Phi4ForCausalLMV",
+            "YoutuVLForConditionalGeneration",
+            "StepVLForConditionalGeneration",
+            "ClefModel",
+            "PplxDeciderModel",
+            "BailingMoeV3VLForConditionalGeneration",
+        ),
+        _ALONE,
+    ),
+    **dict.fromkeys(("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM", "UnlimitedOCRForCausalLM"), _SAM),
+    **dict.fromkeys(
+        (
+            "Dots3NoteForCausalLM",
+            "Dots3NoteForConditionalGeneration",
+            "EmbeddingGemma2Model",
+            "OpenJevModel",
+            "Glm5NextForConditionalGeneration",
+            "MiniMaxM3SparseForConditionalGeneration",
+            "Qwen4ExpForConditionalGeneration",
+            "MiniCPMV4_6ForConditionalGeneration",
+            "MuseGlimmerForConditionalGeneration",
+            "Step3p7ForConditionalGeneration",
+            "D1OmniModel",
+        ),
+        _YET,
+    ),
+    "Granite4VisionForConditionalGeneration": f"{_YET}: its rows go through q-formers, window by window",
+    "DeepseekV4ForCausalLM": "neither half of it is read",
+    "KimiVLForConditionalGeneration": "the pairs of its rotation take turns as Kimi K2.5's do, as far as is known, and "
+    "neither llama.cpp nor its converter puts them apart; transformers has no class of it to decide",
     "GlmAsrForConditionalGeneration": _GLM,
     "GlmasrModel": _GLM,
     "Gemma3nForConditionalGeneration": "its eye is timm's MobileNetV5, which transformers has no class for, and "

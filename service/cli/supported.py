@@ -50,17 +50,13 @@ def architectures(
 def _show_coverage(path: str, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from ggferry.converters.supported import class_names, coverage
+    from ggferry.converters.supported import class_names, coverage, is_of_second_files
     from ggferry.formats.files.named_texts import text_of
     from ggferry.formats.json_files.text import parse_json
 
     text = text_of(path)
-    names = (
-        class_names(parse_json(text.encode(), path), path)
-        if text.lstrip()[:1] in ("{", "[")
-        else class_names(text.split(), path)
-    )
-    found = coverage(names)
+    document = parse_json(text.encode(), path) if text.lstrip()[:1] in ("{", "[") else text.split()
+    found = coverage(class_names(document, path), is_of_second_files(document))
     if as_json:
         print_json(asdict(found))
         return
