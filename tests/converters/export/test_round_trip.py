@@ -43,6 +43,13 @@ UNSAID = {
             "step35",
             "step35 stretched",
             "minimax-m3",
+            "muse glimmer",
+            "dots3 note",
+            "dots3 note, published",
+            "dots3 note that sees",
+            "hy_v4",
+            "ling 3",
+            "glm 5.3 flash",
         ),
         "cannot say what this model is",  # buffers, numbers of blocks and maps of vocabularies that nothing makes anew
     ),
