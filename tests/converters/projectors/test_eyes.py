@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ggferry.formats.errors import InconsistentError, MissingError
+from ggferry.converters.model_graph.open_checkpoint import projectors
+from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Split
+from ggferry.formats.errors import InconsistentError, MissingError, VerificationError
 from helpers import llama_clip
 from helpers.eyes import EYES
-from helpers.multimodal import check, picture, rows_of, written
+from helpers.multimodal import LIMIT, check, picture, rows_of, written
 from helpers.tiny_models import relative
 
 IN_LLAMA_CPP = 5e-3
@@ -99,3 +103,63 @@ def test_the_token_at_the_end_of_rows_must_be_known(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(MissingError, match="v_img_break"):
         written(folder, tmp_path / "a.gguf", mmproj="only")
+
+
+def planted(name: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Read with another table of this projector."""
+    from ggferry.converters import understand
+
+    wrong = replace(projectors()[name], **changes)
+    monkeypatch.setattr(understand, "projectors_of_classes", lambda names: {name: wrong})
+
+
+LAYOUTS: dict[str, tuple[str, Layout]] = {
+    "qwen2vl_merger": ("attn_k.weight", Split("0", "v_n_embd")),
+    "qwen2.5vl_merger": ("attn_v.bias", Split("v_n_embd", "2*v_n_embd")),
+    "pixtral": ("attn_q.weight", SAME),
+    "kimik25": ("attn_qkv.weight", SAME),
+    "hunyuanvl": ("v.position_embd.weight", Split("0", "(v_image_size/v_patch_size)*(v_image_size/v_patch_size)")),
+    "lfm2": ("v.patch_embd.weight", Reshape(("v_n_embd", "3", "v_patch_size", "v_patch_size"))),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_that_are_wrong_are_noticed_by_the_proof(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source's side of a proof uses no layout."""
+    folder = EYES[name].saved(tmp_path / "tiny", EYES[name].tiny())
+    role_name, layout = LAYOUTS[name]
+    roles = tuple(
+        replace(role, sources={**role.sources, "hf": replace(role.sources["hf"], layout=layout)})
+        if role.name.endswith(role_name)
+        else role
+        for role in projectors()[name].roles
+    )
+    planted(name, monkeypatch, roles=roles)
+    with pytest.raises(VerificationError):
+        written(folder, tmp_path / "a.gguf", mmproj="only")
+
+
+def test_deepstack_mergers_in_another_order_are_noticed_by_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    eye = EYES["qwen3vl_merger"]
+    model, given = eye.tiny(deepstack_visual_indexes=[0, 1]), picture(*eye.size)
+    folder = eye.saved(tmp_path / "tiny", model)
+    with torch.no_grad():
+        expected = eye.features(model.double().eval(), torch.from_numpy(given).double()).numpy()
+    assert relative(expected, rows_of(str(folder), {"picture": given})) <= LIMIT
+    spec = projectors()["qwen3vl_merger"]
+    merger = "visual.deepstack_merger_list."
+    names = ((f"model.{merger}0.", f"{merger}1."), (f"model.{merger}1.", f"{merger}0."))
+    hf = replace(spec.dialects["hf"], renames=(*names, *names_of(names), *spec.dialects["hf"].renames))
+    planted("qwen3vl_merger", monkeypatch, dialects={**spec.dialects, "hf": hf})
+    assert relative(expected, rows_of(str(folder), {"picture": given})) > 100 * LIMIT
+
+
+def names_of(names: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+    """The same exchange, of names without the prefix of transformers 5."""
+    return [(old.removeprefix("model."), new) for old, new in names]
