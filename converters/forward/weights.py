@@ -132,11 +132,11 @@ class Weights:
         return refs[0], item * rows, (item + 1) * rows
 
     def _turned(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros((len(x), ref.columns), device=x.device)
+        out = torch.zeros((len(x), ref.columns), dtype=x.dtype, device=x.device)
         step = max(1, CHUNK // (ref.columns * 4))
         for start in range(first, last, step):
             stop = min(last, start + step)
-            out.addmm_(x[:, start - first : stop - first], self._decode(ref, start, stop))
+            out.addmm_(x[:, start - first : stop - first], self._decode(ref, start, stop).to(x.dtype))
         return out
 
     def _linear(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:

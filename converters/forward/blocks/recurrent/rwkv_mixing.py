@@ -167,9 +167,13 @@ def expanded(model: Model, name: str, item: int, x: Tensor) -> Tensor:
 
 
 def low_rank(model: Model, mix: str, name: str, x: Tensor, between: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Return x through two low-rank factors, with the function `between` applied between them."""
-    low = model.linear(f"{mix}{name}1", x)
-    return model.linear(f"{mix}{name}2", between(low) if between else low)
+    """Return x through two low-rank factors, with the function `between` applied between them.
+
+    Sums are float64: the recurrence would multiply what rounding makes of their order, which differs where a checkpoint
+    holds the factors transposed.
+    """
+    low = model.linear(f"{mix}{name}1", x.double())
+    return model.linear(f"{mix}{name}2", between(low) if between else low).float()
 
 
 def in_place_of_attention(model: Model, block: str, x: Tensor) -> Tensor:
