@@ -56,6 +56,21 @@ PARTS = (
         for model, module in (("minimax_m2", "minimax_m2"), ("kimi linear", "kimi_linear"))
     ),
     *among(
+        A + "gpt_oss",
+        ("rows of gate and up of gpt-oss exchanged", "gpt-oss", "logits", "GATE, UP = Every(2, 0), Every(2, 1)",
+         "GATE, UP = Every(2, 1), Every(2, 0)"),
+        ("biases of gate and up of gpt-oss exchanged", "gpt-oss", "logits", "gates=EveryColumn(2, 0),\n            ups="
+         "EveryColumn(2, 1)", "gates=EveryColumn(2, 1),\n            ups=EveryColumn(2, 0)"),
+    ),
+    several("experts' gate and up of DBRX exchanged", "dbrx", "transformers",
+            (A + "dbrx", "hf ffn.experts.mlp.w1 @stacked", "hf ffn.experts.mlp.v1 @stacked"),
+            (A + "dbrx", "ffn_up_exps.weight      : n_expert n_ff n_embd | hf ffn.experts.mlp.v1",
+             "ffn_up_exps.weight      : n_expert n_ff n_embd | hf ffn.experts.mlp.w1")),
+    several("gate and up of Falcon-H1 exchanged", "falcon-h1", "transformers",
+            (A + "falcon_h1", "hf feed_forward.gate_proj.weight", "hf feed_forward.other_proj.weight"),
+            (A + "falcon_h1", "hf feed_forward.up_proj.weight", "hf feed_forward.gate_proj.weight"),
+            (A + "falcon_h1", "hf feed_forward.other_proj.weight", "hf feed_forward.up_proj.weight")),
+    *among(
         A + "mimo2",
         ("sinks of MiMo ignored", "mimo2", "reading", '"add_swa_attention_sink_bias", True',
          '"add_swa_attention_sink_bias", False'),
