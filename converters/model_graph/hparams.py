@@ -121,8 +121,9 @@ class Solver:
         for param in self.architecture.hparams:
             if param.many == "n_layer" and param.derive and param.name not in early:
                 with suppress(KeyError, ValueError, OverflowError, ZeroDivisionError):
-                    early[param.name] = derive(param.derive, early)
-        return {name: value for name, value in early.items() if value is not None}
+                    found = derive(param.derive, early)
+                    early |= {} if found is None else {param.name: found}
+        return early
 
     def _learn(self, name: str, param: Param) -> None:
         """Record a value. Sizes are kept apart because shapes ask for them a thousand times in a model."""

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import transformers
 
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.converters.write.write_tensors import check_replica
 from ggferry.formats.errors import (
@@ -322,3 +324,10 @@ def test_an_exaone_that_states_no_window_has_transformers_one(tmp_path: Path) ->
     source = graph_of(str(tmp_path / "hf"))
     assert source.sizes["n_swa"] == 4096 and relative(expected, forward(source, TOKENS)) <= 1e-5
     assert relative(expected, forward(graph_of(str(write(source, tmp_path / "x.gguf"))), TOKENS)) <= 1e-5
+
+
+def test_a_file_with_a_window_and_no_list_of_blocks_is_read(tmp_path: Path) -> None:
+    """What follows from the list of the blocks with a window is not asked of a list that is not known."""
+    make("cohere2", tmp_path / "hf")
+    request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True), level="fast")
+    assert graph_of(convert(request).path).sizes["n_swa"] == 7

@@ -56,6 +56,26 @@ PARTS = (
         for model, module in (("minimax_m2", "minimax_m2"), ("kimi linear", "kimi_linear"))
     ),
     *among(
+        A + "cohere2",
+        ("branches of Cohere 2 one after the other", "cohere2", "transformers",
+         '{"norm": "layer", "residual": "parallel"}', '{"norm": "layer", "residual": "sequential"}'),
+    ),
+    *among(
+        A + "cohere2moe",
+        ("shared experts of North added", "cohere2moe", "transformers", '"shared_experts": "averaged"',
+         '"shared_experts": "added"'),
+    ),
+    *among(
+        A + "mistral4",
+        ("experts of Mistral 4 scored by sigmoid", "mistral4", "transformers",
+         'Default(1, "Mistral 4 scores experts by softmax")', 'Default(2, "Mistral 4 scores experts by softmax")'),
+    ),
+    *among(
+        A + "hunyuan_dense",
+        ("norms of Hunyuan before the rotation", "hunyuan dense", "transformers", '"qk_norm_at": "after"',
+         '"qk_norm_at": "before"'),
+    ),
+    *among(
         A + "gpt_oss",
         ("rows of gate and up of gpt-oss exchanged", "gpt-oss", "logits", "GATE, UP = Every(2, 0), Every(2, 1)",
          "GATE, UP = Every(2, 1), Every(2, 0)"),
