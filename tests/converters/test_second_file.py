@@ -29,7 +29,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, fixtures: Path) -> Path:
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
         "patch_size": 8, "vision_use_head": False,
     }  # fmt: skip
-    text = {**TEXT, "vocab_size": 400, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}
+    text = {
+        **TEXT,
+        "vocab_size": 400,
+        "max_position_embeddings": 512,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+    }
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     model = transformers.Gemma3ForConditionalGeneration(config)
     found = save(tmp_path_factory.mktemp("second") / "tiny-eyed", model, {"image_seq_length": 4})
@@ -223,3 +230,16 @@ def test_a_second_file_is_judged_by_its_table(folder: Path, tmp_path: Path) -> N
     convert(request(folder, tmp_path / "a.gguf", "f32", mmproj="only"))
     said = [finding.text for finding in examine(str(tmp_path / "mmproj-a.gguf")).findings]
     assert any("gemma3 (Gemma 3, the half that sees)" in line for line in said)
+
+
+@pytest.mark.slow
+def test_llama_cpp_answers_with_both_files(folder: Path, tmp_path: Path) -> None:
+    """Its server loads both, and reads a picture beside the text."""
+    import numpy as np
+
+    from helpers.llama_pictures import answers
+
+    ggferry.convert(folder, tmp_path / "a.gguf", outtype="f32", verify="fast")
+    picture = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
+    (told,) = answers(tmp_path / "a.gguf", tmp_path / "mmproj-a.gguf", [picture])
+    assert told.get("choices"), told

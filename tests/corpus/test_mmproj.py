@@ -19,7 +19,7 @@ from ggferry.converters.model_graph.open_checkpoint import projectors
 from ggferry.converters.understand import graph_of
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.formats.tensor_read import read_rows
-from helpers import llama_clip, multimodal
+from helpers import llama_clip, llama_pictures, multimodal
 from helpers.tiny_models import relative
 from helpers.witnesses import CORPUS
 
@@ -143,3 +143,9 @@ def test_llama_cpp_makes_the_same_rows(name: str, made: dict[str, Path]) -> None
             values = multimodal.picture(size, size)
         found = llama_clip.embedded(made[name], **{kind: values})
         assert relative(forward(graph, (), inputs={kind: values}), found) <= 1e-2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_llama_cpp_loads_both_files(name: str, made: dict[str, Path]) -> None:
+    """Its server starts with them; what it answers to a picture is `test_gemma3`'s."""
+    assert llama_pictures.answers(made[name].with_name(f"{name}.gguf"), made[name], []) == []
