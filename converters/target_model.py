@@ -15,7 +15,7 @@ from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.schema.architecture import TARGET, Architecture
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures
-from ggferry.formats.errors import MissingError, UsageError
+from ggferry.formats.errors import InconsistentError, MissingError, UsageError
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import Kind, kind_of
 
@@ -66,7 +66,7 @@ def check_target(graph: ModelGraph, target: str | None, vocabulary: bool) -> Non
         target: What `--target-model` names.
         vocabulary: Whether a vocabulary is written, and no other option names one.
 
-    Raises MissingError or UsageError.
+    Raises MissingError, UsageError, or InconsistentError for a draft of another width than what it takes over.
     """
     draft, folder = reads_target(graph.architecture), kind_of(graph.checkpoint.container) is Kind.TRAINING
     if draft and folder and target is None and vocabulary:
@@ -74,5 +74,19 @@ def check_target(graph: ModelGraph, target: str | None, vocabulary: bool) -> Non
             "a draft: it guesses tokens for another model, whose vocabulary it takes", path=graph.checkpoint.path,
             hint=f"{TARGET} DIR",
         )  # fmt: skip
+    _check_width(graph)
     if target is not None and not draft:
         raise UsageError(f"{TARGET} is for drafts", path=graph.checkpoint.path, found=graph.architecture.name)
+
+
+def _check_width(graph: ModelGraph) -> None:
+    """Check that a draft which takes over its target's embeddings is as wide. Raises InconsistentError."""
+    told = graph.checkpoint.metadata.get(TARGET)
+    wide = told.get("hidden_size") if isinstance(told, Mapping) else None
+    own = {"token_embd.weight", "output.weight"} <= set(graph.by_name)
+    draft = graph.nodes and reads_target(graph.architecture)
+    if draft and wide is not None and not own and wide != graph.sizes["n_embd"]:
+        raise InconsistentError(
+            "a draft without embeddings or an output matrix of its own takes over its target's, as wide as that is",
+            path=graph.checkpoint.path, found=graph.sizes["n_embd"], expected=wide,
+        )  # fmt: skip

@@ -217,6 +217,16 @@ def test_a_draft_needs_its_target(target: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "x.gguf").exists()
 
 
+def test_a_draft_is_as_wide_as_what_it_takes_over(target: Path, tmp_path: Path) -> None:
+    """llama.cpp would end at the first token."""
+    config = json.loads((target / "config.json").read_text()) | {"hidden_size": 80}
+    (tmp_path / "wide").mkdir()
+    (tmp_path / "wide/config.json").write_text(json.dumps(config))
+    told = {"target_hidden_size": 64}
+    with pytest.raises(InconsistentError, match="takes over its target's"):
+        converted(eagle(tmp_path / "hf", **told), tmp_path / "wide", tmp_path / "x.gguf")
+
+
 def edited(folder: Path, **keys: Any) -> Path:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **keys}))
