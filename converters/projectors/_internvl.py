@@ -56,10 +56,12 @@ HPARAMS = (
 )
 
 
-def _one(sides: tuple[int, ...]) -> int:
-    if len(set(sides)) != 1:
+def _one(sides: tuple[int, ...] | int) -> int:
+    """Return the side of a square, of which a configuration states one number or two."""
+    found = {sides} if isinstance(sides, int) else set(sides)
+    if len(found) != 1:
         raise ValueError(f"sides of {sides} pixels: GGUF knows squares only")
-    return int(sides[0])
+    return int(found.pop())
 
 
 _PATCHES = vit.PATCHES
