@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import pytest
 
+from ggferry.converters.proof.runtime_keys import architectures as read_by_llama_cpp
 from ggferry.converters.supported import block_types, class_names, coverage, families, is_of_second_files, out_types
 from ggferry.formats.errors import InconsistentError
 from helpers.witnesses import ROOT
@@ -40,8 +41,9 @@ def test_blocks_are_those_of_gguf_py() -> None:
 
 
 def their_names() -> set[str]:
-    """Architectures of llama.cpp: gguf-py's, and those that its converter, which is newer here, writes."""
-    return {*gguf.MODEL_ARCH_NAMES.values(), *filter(None, json.loads(MAP.read_text())["classes"].values())}
+    """Architectures of llama.cpp: gguf-py's, and those that its converter writes and its loader reads, newer here."""
+    written = filter(None, json.loads(MAP.read_text())["classes"].values())
+    return {*gguf.MODEL_ARCH_NAMES.values(), *written, *read_by_llama_cpp()}
 
 
 def test_families_have_names_of_llama_cpp_where_it_reads_them() -> None:
