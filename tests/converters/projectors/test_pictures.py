@@ -1,0 +1,34 @@
+"""A real picture as transformers' processors make it, and as the mean and deviation of the second file do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggferry.formats.readers.gguf import open_gguf
+from helpers.eyes import EYES
+from helpers.multimodal import written
+from helpers.witnesses import ROOT
+
+PROCESSED = sorted(set(EYES) - {"glm_ocr", "llama4", "lfm2", "cohere2v", "kimik25", "hunyuanvl"})
+"""Families whose processor transformers has without torchvision, and finds by the configuration alone."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PROCESSED)
+def test_colors_are_the_processors(name: str, tmp_path: Path) -> None:
+    import transformers
+    from PIL import Image
+
+    folder = EYES[name].saved(tmp_path / "tiny", EYES[name].tiny())
+    keys = open_gguf(written(folder, tmp_path / "a.gguf", mmproj="only").path).metadata
+    picture = Image.open(ROOT / "docs" / "page-model.png").convert("RGB").crop((40, 40, 376, 376))
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    made = processor(images=[picture], return_tensors="np", do_resize=False, do_center_crop=False, do_pad=False)
+    mean, std = (np.array(keys[f"clip.vision.image_{each}"].data) for each in ("mean", "std"))
+    ours = np.unique(((np.asarray(picture) / 255 - mean) / std).round(4))
+    assert len(ours) > 100  # a picture of one color would show little
+    assert np.isin(ours, np.unique(np.asarray(made["pixel_values"], np.float64).round(4))).all()
