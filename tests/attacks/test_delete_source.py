@@ -203,11 +203,13 @@ def test_the_plan_is_not_believed_about_what_is_lost(lossy: Path, tmp_path: Path
 FOLLOW = {
     "*.inv_freq", "*.rotary.inv_freq", "*.rotary_emb.inv_freq", "rope.freqs", "embeddings.position_ids",
     "model.layers.{n}.mlp.act_fn.*", "*.attn.rotary_emb.*", "rotary_pos_emb.inv_freq", "freqs_cis",
-    "*.attn.causal_mask", "*relative_pe.slopes", "*.version",
+    "*.attn.causal_mask", "*relative_pe.slopes", "*.version", "lm_head_gain.w_g", "t2d",
+    *(f"model.layers.*.self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),
     *(f"*.{name}.{mask}" for name in ("attention", "attn") for mask in ("bias", "masked_bias")),
 }  # fmt: skip
 """Drops of what the keys say already: rotary frequencies, position numbers, causal masks, xIELU's numbers, ALiBi's
-slopes, and the version of a layout."""
+slopes, MiniMax's decays, Talkie's gain of the logits, and the version of a layout; and of what another tensor says:
+which of its target's tokens a draft has."""
 
 
 def test_a_drop_loses_unless_its_table_says_why_not() -> None:

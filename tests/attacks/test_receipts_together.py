@@ -19,6 +19,9 @@ from ggferry.converters.write.output_files import OutputSet
 from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import GgferryError, RefusedError
 from ggferry.formats.files.partial_files import Partial, is_partial
+from ggferry.formats.gguf.header_layout import lay_out
+from ggferry.formats.gguf.values import string
+from ggferry.quant.codec import block_type
 from helpers.builders import Llama
 
 
@@ -249,7 +252,8 @@ def test_a_killed_publication_is_not_finished_over_a_strangers_file(tmp_path: Pa
     assert out.exists() and not receipt_of(out).exists()
     out.unlink()
     out.write_text("somebody's")
-    with pytest.raises(RefusedError, match="exists already"), OutputSet([str(out)], []):
+    layout = lay_out({"general.architecture": string("llama")}, [("a", block_type("F32"), (5,))])
+    with pytest.raises(RefusedError, match="exists already"), OutputSet([str(out)], [layout]):
         pass
     assert os.listdir(tmp_path) == ["new.gguf"] and out.read_text() == "somebody's"
 

@@ -265,7 +265,7 @@ SPM_MISTAKES: dict[str, tuple[Change, str]] = {
 def converted_with(model: str, change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversion in which the plan has the mistake, as a bug of ours would make it: on both sides of every comparison
     that knows our tables alone."""
-    from ggferry.converters import convert as module
+    from ggferry.converters import planning as module
 
     whole = module.load_tokenizer
     first = [True]
