@@ -14,7 +14,6 @@ UNREAD: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "CogVLMForCausalLM",
-            "DotsOCRForCausalLM",
             "NemotronH_Nano_VL_V2",
             "RADIOModel",
             "Phi4ForCausalLMV",
