@@ -106,7 +106,7 @@ def test_a_cluster_of_this_machine_is_reached_from_this_machine_only(
     assert found and found <= LOOPBACK, found
     run.send_signal(signal.SIGINT)
     ended(run, 40)
-    assert run.returncode == 130
+    assert run.returncode in (0, 130)  # all four models may have been done by then
 
 
 @pytest.mark.slow
