@@ -26,7 +26,8 @@ from ggferry.converters.second_file import (
 )
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError
+from ggferry.formats.checkpoint_folder.sidecars import PROCESSORS
+from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
 from ggferry.quant.marks import Marks
 
 
@@ -62,7 +63,7 @@ def rungs_of(requests: Sequence[Request], checkpoint: Checkpoint) -> list[Rung]:
     try:
         for request, (plan, tokenizer) in zip(texts, make_plans(texts, checkpoint) if texts else (), strict=True):
             rungs.append(Rung(request, plan, tokenizer, tuple(_targets(request, plan))))
-        second = _second_plan(first, asked, checkpoint) if wanted else None
+        second, why = _second_plan(first, asked, checkpoint) if wanted else (None, "")
     except UnsupportedError as error:
         second = instead_of_text(asked, checkpoint, error) if wanted and texts and not rungs else None
         if second is None:
@@ -70,7 +71,6 @@ def rungs_of(requests: Sequence[Request], checkpoint: Checkpoint) -> list[Rung]:
     if first.mmproj == ONLY:
         second = require_second(second, checkpoint)
     if second is None:
-        why = unread(checkpoint) if wanted else ""
         return [_noted(rung, why) for rung in rungs] if why else rungs
     paths = tuple(_targets(asked, second))
     beside = [replace(rung, plan=related(rung.plan, second, os.path.basename(paths[0]))) for rung in rungs]
@@ -79,11 +79,20 @@ def rungs_of(requests: Sequence[Request], checkpoint: Checkpoint) -> list[Rung]:
     return [*beside, Rung(asked, second, None, paths)]
 
 
-def _second_plan(first: Request, asked: Request, checkpoint: Checkpoint) -> Plan | None:
+def _second_plan(first: Request, asked: Request, checkpoint: Checkpoint) -> tuple[Plan | None, str]:
+    """Return the plan of the second file, or None and why there is none; '' where a model neither sees nor hears.
+
+    A folder that was copied without the settings of its processor still has its text model. Raises what `second_plan`
+    does, with the way to that text model.
+    """
     try:
-        return second_plan(asked, checkpoint)
+        plan = second_plan(asked, checkpoint)
+        return plan, unread(checkpoint) if plan is None else ""
     except GgferryError as error:
         if first.mmproj == BOTH:
+            left_out = not asked.hparams and not PROCESSORS & checkpoint.sidecars.keys()
+            if isinstance(error, MissingError) and left_out:
+                return None, f"no mmproj file is written: there is no preprocessor_config.json, and {error.message}"
             alone = "--mmproj none writes the text model alone"
             error.hint = f"{error.hint}; {alone}" if error.hint else alone
         raise

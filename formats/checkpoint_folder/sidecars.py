@@ -18,6 +18,8 @@ from ggferry.support.registry import scan
 PREPROCESSOR = "preprocessor"
 """The key under which `with_preprocessor` puts what becomes of pictures and recordings before a model sees or hears
 them."""
+PROCESSORS = frozenset({"preprocessor_config", "processor_config"})
+"""The roles of the files that `with_preprocessor` reads."""
 ADDED_TOKENS = "added_tokens"
 """The key under which `with_preprocessor` puts the ids of special tokens."""
 TEMPLATES = "additional_chat_templates"

@@ -15,7 +15,7 @@ from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.request import request_of
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
-from ggferry.formats.errors import RefusedError, UsageError, VerificationError
+from ggferry.formats.errors import MissingError, RefusedError, UsageError, VerificationError
 from helpers.multimodal import TEXT, save
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -163,6 +163,16 @@ def test_a_class_whose_tower_no_table_reads_is_converted_as_before(folder: Path,
     assert result.second is None and len(told) == 1 and "Gemma3ForCausalLM" in told[0]
     with pytest.raises(UsageError, match="no table reads the projector of Gemma3ForCausalLM"):
         convert(request(other, tmp_path / "b.gguf", mmproj="only"))
+
+
+def test_a_folder_without_its_processors_settings_has_its_text_model(folder: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("preprocessor_config.json"))
+    result = convert(request(bare, tmp_path / "m.gguf"))
+    (note,) = (note for note in result.receipt["notes"] if "no mmproj file is written" in note)
+    assert "preprocessor_config.json" in note and "vision.image_mean" in note
+    assert result.second is None and not (tmp_path / "mmproj-m.gguf").exists()
+    with pytest.raises(MissingError, match="image_mean"):
+        convert(request(bare, tmp_path / "n.gguf", mmproj="only"))
 
 
 def test_verify_knows_both_files(folder: Path, tmp_path: Path) -> None:
