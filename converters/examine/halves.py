@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ggferry.converters.conversion_plan.output_metadata import second_name
 from ggferry.converters.metadata.general_keys import SECOND
 from ggferry.converters.model_graph.gguf_edits import architecture_name, projector_types
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
 from ggferry.converters.understand import CLIP, understand_projector
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError
@@ -60,6 +58,9 @@ def _beside(checkpoint: Checkpoint) -> dict[str, Any] | None:
 
 def _names(path: str, name: str, second: bool) -> list[str]:
     """Return the names under which the other half may stand beside a file."""
+    from ggferry.converters.conversion_plan.output_metadata import second_name  # with all that plans and proves
+    from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
+
     plain = name.removeprefix(f"{SECOND}-") if second else second_name(name)
     if not os.path.isfile(path + SUFFIX):
         return [plain]
