@@ -49,9 +49,9 @@ CODECS = (
 )  # fmt: skip
 
 RECEIPTS = (
-    *among("formats.files.digests",
-           ("digest of the first piece alone", "llama", "receipt", "state.update(piece)",
-            "state.update(piece[:4096])")),
+    *among("formats.files.passing",
+           ("digest of the first bytes of a piece alone", "llama", "receipt", "self._state.update(data)",
+            "self._state.update(data[:4096])")),
     *among("converters.conversion_plan.steps",
            ("types of the source in the receipt", "llama to q6_k", "receipt", '"type": step.type.name',
             '"type": step.source_type.name')),

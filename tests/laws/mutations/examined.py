@@ -78,7 +78,7 @@ def full_proof(name: str, source: str, out: str) -> dict[str, Any]:
     setattr(child_process, "_run", _forked)  # noqa: B010  a fork of this process has the libraries already
     kind, base = MODELS[name].kind, str(FIXTURES / "hf/ckpt/llama") if name == "adapter" else None
     options = Options(outtype=MODELS[name].outtype)
-    request, told = Request(source, out, options, jobs=1, witness=("auto",), force=True, base=base), ""
+    request, told = Request(source, out, options, jobs=1, witness=("auto",), force=True, base=base, mmproj="none"), ""
     try:
         plan, _ = make_plan(request, open_checkpoint(source))
         told = _told(plan)

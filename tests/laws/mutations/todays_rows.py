@@ -111,7 +111,7 @@ PARTS = (
         ("blocks that attend softly exchanged", "minimax-01", "reading",
          '"linear_attention": True, "full_attention": False',
          '"linear_attention": False, "full_attention": True'),
-        ("scale of what a branch read ignored", "minimax-01", "transformers",
+        ("scale of what a branch read ignored", "minimax-01", "reading",
          '"layernorm_full_attention_alpha|full_attn_alpha_factor"', '"layernorm_full_attention_alpha|mlp_beta_factor"'),
     ),
     *among(
