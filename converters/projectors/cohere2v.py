@@ -20,7 +20,7 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    siglip.tower(),
+    siglip.TOWER,
     vit.linear("mm.1", "multi_modal_projector.linear_1", "n_inner", "v_n_embd*v_merge*v_merge"),
     vit.linear("mm.2", "multi_modal_projector.linear_2", "v_projection", "n_inner/2"),
 )

@@ -29,7 +29,7 @@ ROLES = roles(
     mm.input_projection.weight plain : v_n_embd v_projection | hf multi_modal_projector.mm_input_projection_weight
     mm.soft_emb_norm.weight f32 : v_n_embd | hf multi_modal_projector.mm_soft_emb_norm.weight @plus_one
     """,
-    siglip.tower(),
+    siglip.TOWER,
     plus_one=ADD_ONE,
 )
 

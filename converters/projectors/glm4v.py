@@ -14,15 +14,14 @@ from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
-    clip.PROJECTOR, *clip.VISION[:-2],
-    clip.V_MEAN, clip.V_STD, replace(clip.V_EPS, fields={"hf": "vision_config.rms_norm_eps"}),
-    vit.ROPE, replace(qwen.MERGE, key=None), *vit.activation(silu="silu", gelu="gelu"),
+    clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION, clip.V_IMAGE_SIZE, clip.V_PATCH_SIZE, clip.V_N_EMBD,
+    clip.V_N_FF, qwen.N_LAYER, qwen.N_HEAD, clip.V_MEAN, clip.V_STD,
+    replace(clip.V_EPS, fields={"hf": "vision_config.rms_norm_eps"}),
+    vit.ROPE, qwen.MERGE, *vit.activation(silu="silu", gelu="gelu"),
     HParam("n_inner", None, fields={}, required=False),
     HParam("n_block_ff", None, fields={}, required=False),
 )  # fmt: skip
-HPARAMS = tuple({"v_n_layer": qwen.N_LAYER, "v_n_head": qwen.N_HEAD}.get(param.name, param) for param in HPARAMS)
 
-_FF = ("gate_proj", "up_proj", "down_proj")
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj", bias=True),
     "v.norm_embd.weight f32 optional : v_n_embd | hf visual.post_conv_layernorm.weight",

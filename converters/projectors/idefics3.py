@@ -36,7 +36,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=roles(
         "mm.model.fc.weight : v_projection v_n_embd*v_merge*v_merge | hf connector.modality_projection.proj.weight",
-        siglip.tower(),
+        siglip.TOWER,
     ),
     blocks=clip.SEEN,
     dialects={

@@ -426,6 +426,23 @@ class Rowwise(Layout):
 
 
 @dataclass(frozen=True, slots=True)
+class Arithmetic(Layout):
+    """Base of those that compute new values, which the source's type may not hold."""
+
+    @property
+    def block_safe(self) -> bool:
+        return False
+
+    @property
+    def lossless(self) -> bool:
+        return False
+
+    @property
+    def widens(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
 class Elementwise(Rowwise):
     """Changes every value by itself and moves none. Needs float values."""
 

@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.schema.expressions import evaluate
-from ggferry.converters.schema.layouts import SAME, Elementwise, Layout, Rearrange, Rowwise, Shape, Sizes, row_count
+from ggferry.converters.schema.layouts import (
+    SAME,
+    Arithmetic,
+    Elementwise,
+    Layout,
+    Rearrange,
+    Rowwise,
+    Shape,
+    Sizes,
+    row_count,
+)
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -148,7 +158,7 @@ class Columns(Rowwise):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled(Layout):
+class Scaled(Arithmetic):
     """Every value multiplied by hparams, one after another, in float32.
 
     Falcon-H1 multiplies activations by them, and GGUF has them in the weights.
@@ -160,18 +170,6 @@ class Scaled(Layout):
 
     factors: tuple[tuple[str | float, ...], ...]
     widths: tuple[str | int, ...] = ()
-
-    @property
-    def block_safe(self) -> bool:
-        return False
-
-    @property
-    def lossless(self) -> bool:
-        return False
-
-    @property
-    def widens(self) -> bool:
-        return True
 
     def bind(self, sizes: Sizes) -> Layout:
         factors = tuple(tuple(_number(name, sizes) for name in names) for names in self.factors)

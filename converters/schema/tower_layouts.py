@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.schema.layouts import Layout, Pointwise, Rearrange, Reshape, Shape, Then
+from ggferry.converters.schema.layouts import Arithmetic, Layout, Pointwise, Rearrange, Reshape, Shape, Then
 from ggferry.converters.schema.partial_layouts import Columns
 from ggferry.support.lazy_import import lazy
 
@@ -19,20 +19,8 @@ else:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(Layout):
+class Joined(Arithmetic):
     """Makes one vector of several equally long ones, value by value; vectors are small and held whole."""
-
-    @property
-    def block_safe(self) -> bool:
-        return False
-
-    @property
-    def lossless(self) -> bool:
-        return False
-
-    @property
-    def widens(self) -> bool:
-        return True
 
     def shape(self, *inputs: Shape) -> Shape:
         if len(set(inputs)) != 1 or len(inputs[0]) != 1:

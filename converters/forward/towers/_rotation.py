@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.blocks.rope import rotate
+from ggferry.converters.forward.model import Model
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ def by_halves(rows: int, columns: int, width: int, base: float = 10000.0) -> Ten
     row, column = axes(rows, columns)
     rate = frequencies(width // 2, base)
     return torch.cat((row * rate, column * rate), -1)
+
+
+def along_both(tower: Model, rows: int, columns: int, width: int) -> Callable[[Tensor], Tensor]:
+    """Return what rotates queries or keys of patches `width` wide: half a head by rows, half by columns."""
+    return turned(by_halves(rows, columns, width // tower.sizes["n_head"]), tower.rope)
 
 
 def in_turn(rows: int, columns: int, width: int, base: float = 10000.0) -> Tensor:

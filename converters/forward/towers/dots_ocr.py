@@ -29,7 +29,7 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
     """Return the rows that stand for a picture, `(squares, width of the text model)`."""
     x = vision.patch_embed(tower, picture)
     rows, columns, width = x.shape
-    turn = rotation.turned(rotation.by_halves(rows, columns, width // tower.sizes["n_head"]), tower.rope)
+    turn = rotation.along_both(tower, rows, columns, width)
     x = vision.blocks(tower, tower.norm("v.norm_embd", x.view(-1, width)), progress, turn)
     x = vision.layer_norm(tower, "mm.input_norm", tower.norm("mm.post_norm", x), LAYER_NORM)
     merged = vision.shuffled(x.view(rows, columns, width), SQUARE)

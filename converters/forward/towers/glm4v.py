@@ -32,7 +32,7 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
         x = tower.norm("v.norm_embd", x)
     if tower.has("v.position_embd"):
         x = x + rotation.sampled(tower.weights.vector("v.position_embd.weight").view(-1, width), rows, columns)
-    turn = rotation.turned(rotation.by_halves(rows, columns, width // tower.sizes["n_head"]), tower.rope)
+    turn = rotation.along_both(tower, rows, columns, width)
     x = tower.norm("v.post_ln", vision.blocks(tower, x.reshape(-1, width), progress, turn))
     return merged(tower, x.view(rows, columns, width))
 

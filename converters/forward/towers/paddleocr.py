@@ -31,7 +31,7 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
     rows, columns, width = x.shape
     table = tower.weights.vector("v.position_embd.weight").view(-1, width)
     x = x + rotation.stretched(table, rows, columns, "bilinear", align_corners=False)
-    turn = rotation.turned(rotation.by_halves(rows, columns, width // tower.sizes["n_head"]), tower.rope)
+    turn = rotation.along_both(tower, rows, columns, width)
     x = tower.norm("v.post_ln", vision.blocks(tower, x.view(-1, width), progress, turn))
     x = vision.layer_norm(tower, "mm.input_norm", x, LAYER_NORM)
     x = tower.linear("mm.1", vision.shuffled(x.view(rows, columns, width), SQUARE))

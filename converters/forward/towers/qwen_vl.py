@@ -30,7 +30,7 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
     if tower.has("v.position_embd"):
         table = tower.weights.vector("v.position_embd.weight").view(-1, width)
         x = x + rotation.stretched(table, rows, columns, "bilinear", align_corners=True)
-    turn = rotation.turned(rotation.by_halves(rows, columns, width // tower.sizes["n_head"]), tower.rope)
+    turn = rotation.along_both(tower, rows, columns, width)
     apart, x, deep = windows(tower, rows, columns), x.reshape(-1, width), []
     for number in range(tower.sizes["n_layer"]):
         x = vision.block(tower, f"v.blk.{number}.", x, turn, None if sees_all(tower, number) else apart)
