@@ -219,10 +219,8 @@ def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) ->
     ]
     begin(checkpoint.files)
     with stage(Phase.WRITING, sum(rung.plan.bytes_written for rung in rungs)) as progress:
-        for second in (False, True):
-            half = [one for one, rung in zip(writings, rungs, strict=True) if rung.is_second is second]
-            if half:
-                run_together(half, threads, progress)
+        for half in halves(rungs, writings):
+            run_together(half, threads, progress)
     done = []
     for rung, output, writing in zip(rungs, outputs, writings, strict=True):
         output.finish()
@@ -271,10 +269,7 @@ def _proofs(rungs: Sequence[Rung], opened: Sequence[Checkpoint], stage: Stage) -
     cases = [_case(rung, again, said) for rung, again in zip(rungs, opened, strict=True)]
     if request.level == "none":
         return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
-    found = []
-    for half in halves(rungs):
-        some = [case for case, rung in zip(cases, rungs, strict=True) if rung in half]
-        found += verify_together(some, jobs=request.jobs, stage=stage)
+    found = [proof for half in halves(rungs, cases) for proof in verify_together(half, jobs=request.jobs, stage=stage)]
     return [
         witnessed(proof, case.sides.source, case.sides.output, rung.request, stage)
         for rung, case, proof in zip(rungs, cases, found, strict=True)

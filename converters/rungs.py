@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ggferry.converters.adapters.plan import AdapterPlan
 from ggferry.converters.conversion_plan.output_metadata import output_name
@@ -29,6 +30,8 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import PROCESSORS
 from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
 from ggferry.quant.marks import Marks
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,10 @@ def _noted(rung: Rung, note: str) -> Rung:
     return replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, note)))
 
 
-def halves(rungs: Sequence[Rung]) -> list[list[Rung]]:
-    """Return the outputs that hold the same tensors together: the text models, then what sees and hears."""
-    found = ([rung for rung in rungs if rung.is_second is wanted] for wanted in (False, True))
+def halves(rungs: Sequence[Rung], of_each: Sequence[Item]) -> list[list[Item]]:
+    """Return the items, one of each output, by the tensors it holds: the text models', then what sees and hears."""
+    items = list(zip(rungs, of_each, strict=True))
+    found = ([item for rung, item in items if rung.is_second is wanted] for wanted in (False, True))
     return [half for half in found if half]
 
 

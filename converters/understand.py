@@ -15,7 +15,7 @@ from ggferry.converters.model_graph.open_checkpoint import (
     architectures_of_classes,
     architectures_of_headers,
     open_checkpoint,
-    projectors,
+    projector_named,
     projectors_of_classes,
 )
 from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
@@ -133,7 +133,7 @@ def _named(name: str) -> Architecture:
 def _table_of_file(checkpoint: Checkpoint) -> Architecture | None:
     """Return the table that describes a GGUF file: of its architecture or, of a second file, of its projectors."""
     named = architecture_name(checkpoint)
-    return projectors().get(projector_types(checkpoint)) if named == CLIP else architecture_named(named)
+    return projector_named(projector_types(checkpoint)) if named == CLIP else architecture_named(named)
 
 
 def _by_layout(checkpoint: Checkpoint, known: Mapping[str, Architecture]) -> tuple[Architecture, str]:

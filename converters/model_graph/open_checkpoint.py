@@ -64,6 +64,12 @@ def architecture_named(name: str) -> Architecture | None:
     return spec if isinstance(spec, Architecture) and spec.name == name else architectures().get(name)
 
 
+def projector_named(types: str) -> Architecture | None:
+    """Return the table of second files of these projector types, found as `architecture_named` finds its own."""
+    spec = single(_PROJECTORS, types.replace(".", "_").replace("+", "_"), "SPEC")
+    return spec if isinstance(spec, Architecture) and spec.projector == types else projectors().get(types)
+
+
 def header_layouts() -> tuple[HeaderLayout, ...]:
     """Return the GGML-era header layouts of all architectures, for the readers. Several may share a layout."""
     return tuple(
