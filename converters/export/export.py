@@ -53,6 +53,7 @@ _TAKES = {
     "trim_vocab", "no_vocab", "model_name", "metadata", "verify", "witness", "text", "allow_nonfinite", "jobs",
 }  # fmt: skip
 """The options of `convert` that mean something for a folder."""
+_SEVERAL = "several types are for --to gguf"
 Approve = Callable[[Mapping[str, Any]], None]
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -86,7 +87,7 @@ def carry_out(
     if all(request.to == "gguf" for request in requests):
         return list(convert_together(requests, stage, approve))
     if requests[1:]:
-        raise UsageError("several types are for --to gguf")
+        raise UsageError(_SEVERAL)
     return [export(requests[0], stage, approve)]
 
 
@@ -111,6 +112,34 @@ def export(request: Request, stage: Stage = silent, approve: Approve = lambda re
         plan = plan_folder(request, checkpoint)
         with unrecorded():
             return _written(request, plan, source, opened, stage, approve)
+
+
+def described(requests: Sequence[Request]) -> dict[str, Any]:
+    """Return what `carry_out` would write of one request for a folder, as plain data; no tensor data is read.
+
+    Raises one of `formats.errors`, as writing it would before it begins.
+    """
+    if requests[1:]:
+        raise UsageError(_SEVERAL)
+    request = requests[0]
+    _check_options(request)
+    chosen(request.witness, request.level)
+    checkpoint = open_source_of(request)
+    try:
+        plan = plan_folder(request, checkpoint)
+    finally:
+        checkpoint.close()
+    sizes = {**plan.shards.sizes, **{name: len(data) for name, data in plan.texts.items()}}
+    return {
+        "to": request.to,
+        "folder": _target(request),
+        "class": plan.back.known.name,
+        "architecture": plan.back.graph.architecture.name,
+        "tensors": [{**_made_of(entry), "bytes": entry.nbytes} for entry in plan.shards.entries],
+        "files": [{"name": name, "bytes": size} for name, size in sizes.items()],
+        "bytes_written": sum(sizes.values()),
+        "notes": list(plan.notes),
+    }
 
 
 def _check_options(request: Request) -> None:
@@ -324,11 +353,17 @@ def _receipt(
 
 
 def _tensor(entry: Entry) -> dict[str, Any]:
+    return {
+        **_made_of(entry), "exact": entry.tensor.lossless and not entry.max_error, "max_error": entry.max_error,
+    }  # fmt: skip
+
+
+def _made_of(entry: Entry) -> dict[str, Any]:
     made = [{"name": node.name, "types": sorted({ref.type.name for ref in node.inputs})} for node in entry.tensor.nodes]
     found = {"name": entry.tensor.name, "shape": list(entry.tensor.shape), "type": entry.type.name, "of": made}
     if entry.tensor.layouts:
         found["undone"] = list(entry.tensor.layouts)
-    return {**found, "exact": entry.tensor.lossless and not entry.max_error, "max_error": entry.max_error}
+    return found
 
 
 def _lines(plan: FolderPlan, proof: Proof, target: str) -> tuple[str, str, str]:

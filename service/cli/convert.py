@@ -105,7 +105,8 @@ def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any])
 
     as_json = given["as_json"]
     if given["dry_run"]:
-        _print_plans(requests, as_json)
+        show = _print_plans if all(each.to == "gguf" for each in requests) else _print_folder
+        show(requests, as_json)
         return
     few_arenas()
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
@@ -148,6 +149,29 @@ def _print_plans(requests: Sequence[Request], as_json: bool) -> None:
         if len(plans) > 1:
             tell(f"{'mmproj, ' if rung.is_second else ''}{rung.request.options.outtype}:")
         _print_plan(facts)
+
+
+def _print_folder(requests: Sequence[Request], as_json: bool) -> None:
+    """Print what the road back would write."""
+    from ggferry.converters.export.export import described
+
+    facts = described(requests)
+    if as_json:
+        print_json(facts)
+        return
+    for note in facts["notes"]:
+        say(f"note     {note}")
+    for t in facts["tensors"]:
+        shape = "×".join(map(str, t["shape"]))
+        made = ", ".join(f"{each['name']} ({', '.join(each['types'])})" for each in t["of"])
+        undone = f", without {', '.join(t['undone'])}" if t.get("undone") else ""
+        tell(f"{t['name']:<48}  {shape:<14}  {t['type']} of {made}{undone}  {t['bytes']:,}")
+    for file in facts["files"]:
+        tell(f"{file['name']:<48}  {file['bytes']:,} bytes")
+    tell(
+        f"{facts['folder']}: {facts['class']}, {len(facts['tensors'])} tensors, {facts['bytes_written']:,} bytes "
+        f"written, and the receipt"
+    )
 
 
 def _print_plan(facts: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from ggferry.converters.request import Request
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.quant.codec import codec
+from ggferry.service.cli.app import _run
 from helpers.builders import Llama
 from helpers.tiny_models import make
 
@@ -72,6 +73,36 @@ def test_types_and_shards(legacy: Path, tmp_path: Path, dtype: str | None, kind:
     assert total == index["metadata"]["total_size"]
     receipt = json.loads((tmp_path / "out" / RECEIPT).read_text())
     assert any(one["max_error"] for one in receipt["tensors"]) == (dtype is not None)
+
+
+@pytest.mark.parametrize("more", [(), ("--dtype", "f16", "--max-shard-size", "20000")])
+def test_a_dry_run_tells_what_is_then_written(
+    legacy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    asked = ["convert", str(legacy), "--to", "safetensors", "-o", str(tmp_path / "out"), *more]
+    assert _run([*asked, "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert not (tmp_path / "out").exists() and told["folder"] == str(tmp_path / "out")
+    assert _run([*asked, "--dry-run"]) == 0
+    lines = capsys.readouterr().out
+    assert _run([*asked, "--verify", "none"]) == 0
+    written = {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir() if path.name != RECEIPT}
+    assert {file["name"]: file["bytes"] for file in told["files"]} == written
+    assert all(f"{size:,} bytes" in lines for size in (*written.values(), sum(written.values())))
+    found = {}
+    for path in (tmp_path / "out").glob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    assert {one["name"]: (one["type"], one["shape"]) for one in told["tensors"]} == {
+        name: (each.get_dtype(), each.get_shape()) for name, each in found.items()
+    }
+
+
+def test_a_dry_run_refuses_what_is_for_gguf(legacy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for outtype in ("q8_0", "q8_0,f16"):
+        assert _run(["convert", str(legacy), "--to", "safetensors", "--dry-run", "--outtype", outtype]) == 2
+        shown = capsys.readouterr()
+        assert not shown.out and "--to gguf" in shown.err
 
 
 def test_nothing_is_replaced_that_is_not_ours(legacy: Path, tmp_path: Path) -> None:
