@@ -14,6 +14,6 @@ def _leave_the_current_folder() -> None:
 
 if __name__ == "__main__":
     _leave_the_current_folder()
-    from ggferry.service.cli.app import main
+    from ggferry.service.cli.start import main
 
     main()

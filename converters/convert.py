@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.adapters.plan import AdapterPlan
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.forward.device import computing_on
+from ggferry.converters.metadata.beside import SECOND
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known, Param
@@ -41,6 +42,7 @@ from ggferry.formats.files.passing import begin, passing, record
 from ggferry.formats.files.sources import known_by
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Stage, silent
+from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
 
 
@@ -189,7 +191,7 @@ def receipts_of(rungs: Sequence[Rung], proofs: Sequence[tuple[Proof, list[Record
         others = [
             one for some, each in zip(rungs, files, strict=True) if some.is_second != rung.is_second for one in each
         ]
-        found.append({**receipt, **({"text" if rung.is_second else receipts.SECOND: others} if others else {})})
+        found.append({**receipt, **({"text" if rung.is_second else SECOND: others} if others else {})})
     return found
 
 

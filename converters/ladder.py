@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import prod
 from typing import Any
 
@@ -12,6 +12,7 @@ from ggferry.converters.convert import Result
 from ggferry.converters.request import Request
 from ggferry.converters.second_file import PLACE, second_out
 from ggferry.formats.errors import UsageError
+from ggferry.support.records import dataclass
 
 
 def requests_of(outtypes: str, out: str | None, request: Callable[[str], Request]) -> list[Request]:

@@ -7,9 +7,10 @@ receipt states it. Commands, library, plan reader and receipts are derived from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
+
+from ggferry.support.records import dataclass
 
 LEVELS = ("none", "fast", "full")
 EXPANSIONS = ("f16", "f32", "q8_0")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ggferry.converters.adapters.plan import AdapterPlan, is_adapter, plan_adapter
 from ggferry.converters.conversion_plan.output_metadata import assemble
@@ -25,6 +24,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UsageError
 from ggferry.formats.imatrix import Imatrix, read_imatrix
 from ggferry.formats.memory_cap import limited
+from ggferry.support.records import dataclass
 
 
 def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:

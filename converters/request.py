@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import reduce
 from typing import Any
 
@@ -22,6 +22,7 @@ from ggferry.formats.files.named_texts import lines_of
 from ggferry.formats.json_files.text import load_json
 from ggferry.quant.recipes.text import parse_tensor_type, parse_tensor_types
 from ggferry.quant.types import BlockError
+from ggferry.support.records import dataclass
 from ggferry.support.sizes import parse_size
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from ggferry.converters.adapters.plan import AdapterPlan
@@ -30,6 +30,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import PROCESSORS
 from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
 from ggferry.quant.marks import Marks
+from ggferry.support.records import dataclass
 
 Item = TypeVar("Item")
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.conversion_plan.output_metadata import second_name
 from ggferry.converters.conversion_plan.steps import Plan
+from ggferry.converters.metadata.beside import second_name
 from ggferry.converters.model_graph.graph import ModelGraph, losses
 from ggferry.converters.planning import Understood, plan_of
 from ggferry.converters.projectors._unread import UNREAD

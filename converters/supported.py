@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ggferry.converters.model_graph.open_checkpoint import architectures, projectors
@@ -14,6 +13,7 @@ from ggferry.formats.errors import InconsistentError
 from ggferry.quant.codec import codecs
 from ggferry.quant.recipes.choose import ModelFacts, TensorInfo, choose, recipe
 from ggferry.quant.recipes.mixtures import recipe_ids
+from ggferry.support.records import dataclass
 
 LLAMA_CPP = "llama.cpp"
 """What reads GGUF files of every type that GGUF has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ggferry.converters.adapters.plan import is_adapter, plan_adapter
@@ -14,13 +14,14 @@ from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import steps_of_types
 from ggferry.converters.convert import depth_of, prove_together, receipts_of, witnessed
 from ggferry.converters.forward.device import computing_on
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.planning import edited, tokenizer_of
 from ggferry.converters.proof.compare import Proof, check_accounting, check_hparams, verify
 from ggferry.converters.proof.metadata import KeyProof, compare_keys
-from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, how_it_was_proved
+from ggferry.converters.proof.receipt import how_it_was_proved
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
@@ -49,6 +50,7 @@ from ggferry.formats.files.passing import passing
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.imatrix import read_imatrix
 from ggferry.support.progress import Phase, Stage
+from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
 
 
@@ -105,7 +107,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
         if receipt:
             _check_digests(receipt, before, after)
             notes += missing_files(request, receipt["options"])
-            request = with_stated(request, receipt["options"], after.path + SUFFIX)
+            request = with_stated(request, receipt["options"], after.path + RECEIPT)
             if edits := edited_keys(receipt):
                 notes.append(f"edited after the conversion, by its receipt: {', '.join(edits)}")
                 allow_keys = (*allow_keys, *edits)
@@ -229,7 +231,7 @@ def reprove(request: Request, stage: Stage) -> dict[str, Any]:
 
 
 def _receipt(output: Checkpoint) -> tuple[dict[str, Any] | None, list[str]]:
-    path = output.path + SUFFIX
+    path = output.path + RECEIPT
     if not os.path.lexists(path):
         return None, ["no receipt beside the output: defaults stand for what the source does not state"]
     try:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ggferry.formats.files.sources import Source
 from ggferry.quant.types import BlockType
+from ggferry.support.records import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)  # a header may state half a million
 class Span:
     """A contiguous or strided piece of a tensor in a file.
 
@@ -43,7 +45,7 @@ class Derivation:
     integers: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)  # a header may state half a million
 class TensorRef:
     """A tensor that was found but not read.
 

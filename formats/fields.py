@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 from ggferry.formats import limits
 from ggferry.formats.errors import GgferryError, MissingError, OutOfRangeError, TableError, TruncatedError, UsageError
 from ggferry.formats.files.sources import Source
 from ggferry.support.places import BadWord, caller
+from ggferry.support.records import dataclass
 
 CODES = {
     "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f",

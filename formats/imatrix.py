@@ -14,7 +14,7 @@ in llama_cpp_python 0.3.36).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from ggferry.formats.files.sources import LocalFile, Source
 from ggferry.formats.gguf.values import Value, ValueType, string, u32
 from ggferry.formats.readers.gguf import MAGIC, open_gguf
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

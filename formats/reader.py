@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from functools import cache
 from typing import Any, Literal
@@ -14,7 +14,8 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import NotFoundError, TruncatedError, UnknownFormatError
 from ggferry.formats.fields import Struct
 from ggferry.formats.files.sources import open_source
-from ggferry.support.registry import scan, single
+from ggferry.support.records import dataclass
+from ggferry.support.registry import mentioning, scan, single
 
 HEAD_BYTES = 4096
 
@@ -177,9 +178,12 @@ class Reader:
     lone: tuple[str, ...] = ()
 
 
+_READERS = "ggferry.formats.readers"
+
+
 def readers() -> tuple[Reader, ...]:
     """Return every reader, in the order in which they are asked."""
-    return scan("ggferry.formats.readers", "SPEC")
+    return scan(_READERS, "SPEC")
 
 
 @cache
@@ -201,10 +205,11 @@ def label_of(container: str) -> str:
 
 
 def _container(name: str) -> Container | None:
-    """Return a container by name; one that is called like its reader is found without importing the others."""
-    reader = single("ggferry.formats.readers", name, "SPEC")
-    own = () if reader is None else reader.containers
-    return next((each for each in own if each.name == name), None) or containers().get(name)
+    """Return a container by name, of its reader alone: the one that is called like it, or in whose text it stands."""
+    reader = single(_READERS, name, "SPEC")
+    likely = mentioning(_READERS, "SPEC", f'"{name}"') if reader is None else (reader,)
+    own = (each for one in likely for each in one.containers if each.name == name)
+    return next(own, None) or containers().get(name)
 
 
 @cache
@@ -262,9 +267,14 @@ def find_reader(path: str) -> tuple[Reader, Match]:
 
 
 def _asked(head: bytes) -> tuple[Reader, ...]:
-    """Return the readers to ask about a file: GGUF's alone where its magic stands, which none before it would claim."""
-    alone = single("ggferry.formats.readers", "gguf", "SPEC") if head.startswith(b"GGUF") else None
-    return readers() if alone is None else (alone,)
+    """Return the readers to ask about a file: where it begins with a magic, which one container alone has, its reader.
+
+    No other is imported then: a reader's text has its magics, written as bytes.
+    """
+    magic = head[:4]
+    named = mentioning(_READERS, "SPEC", f'b"{magic.decode()}"') if magic.isalnum() else ()
+    alone = tuple(one for one in named if any(each.magics and head.startswith(each.magics) for each in one.containers))
+    return alone or readers()
 
 
 def describe(head: bytes, path: str) -> str:

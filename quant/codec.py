@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from ggferry.quant.blocks import check_rows
 from ggferry.quant.kernels import Compiled
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 from ggferry.support.registry import scan
 
 if TYPE_CHECKING:

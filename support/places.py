@@ -6,7 +6,9 @@ import glob
 import linecache
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from ggferry.support.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

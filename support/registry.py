@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
@@ -42,7 +41,17 @@ def mentioning(package: str, attribute: str, *words: str) -> tuple[Any, ...]:
 
 
 def _modules(package: str) -> list[str]:
-    return sorted(info.name for info in pkgutil.iter_modules(importlib.import_module(package).__path__))
+    """Return the names of the modules directly in `package`: of its folder, or, where it has none, of its archive."""
+    folders = importlib.import_module(package).__path__
+    try:
+        found = {name[:-3] for name in os.listdir(folders[0]) if name.endswith(".py")} - {"__init__"}
+    except OSError:
+        found = set()
+    if not found or len(folders) > 1:
+        from pkgutil import iter_modules
+
+        found = {info.name for info in iter_modules(folders)}
+    return sorted(found)
 
 
 def _exposed(package: str, attribute: str, names: Iterable[str]) -> Iterator[Any]:
@@ -59,7 +68,7 @@ def _texts(package: str) -> Mapping[str, bytes]:
     folder = importlib.import_module(package).__path__[0]
     for name in _modules(package):
         try:
-            with open(os.path.join(folder, f"{name}.py"), "rb") as file:
+            with open(os.path.join(folder, f"{name}.py"), "rb", buffering=0) as file:
                 found[name] = file.read()
         except OSError:
             return {}

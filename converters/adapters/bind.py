@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.adapters.source import Found, Low
@@ -39,6 +39,7 @@ from ggferry.formats.errors import MissingError, ShapeError, UnsupportedError, U
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.json_files.text import load_json
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

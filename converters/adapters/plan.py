@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.adapters.bind import Adapter, Pair, bind_adapter, find_base
@@ -26,6 +26,7 @@ from ggferry.quant.codec import block_type
 from ggferry.quant.recipes.file_types import file_type_of, parse_file_type
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -25,6 +24,7 @@ from ggferry.formats.errors import (
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.formats.json_files.text import load_json
 from ggferry.formats.reader import Kind, kind_of
+from ggferry.support.records import dataclass
 
 FLOATS = ("F32", "F16", "BF16", "F64")
 TYPE, ALPHA, ALORA = "adapter.type", "adapter.lora.alpha", "adapter.alora.invocation_tokens"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ggferry.converters.model_graph.graph import ModelGraph, Node
@@ -19,6 +18,7 @@ from ggferry.quant.codec import block_type, codec
 from ggferry.quant.recipes.choose import ModelFacts, Recipe, TensorInfo, choose, recipe, require_imatrix
 from ggferry.quant.recipes.text import parse_recipe
 from ggferry.quant.types import BlockError, BlockType
+from ggferry.support.records import dataclass
 
 KEEP = "keep"
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ggferry.converters.conversion_plan.steps import Options, Step, type_table
+from ggferry.converters.metadata.beside import SECOND, second_name
 from ggferry.converters.metadata.file_names import file_name, guess
-from ggferry.converters.metadata.general_keys import SECOND, Entry, describe_origin, general_metadata, name_parts
+from ggferry.converters.metadata.general_keys import Entry, describe_origin, general_metadata, name_parts
 from ggferry.converters.metadata.model_card import read_card
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
@@ -121,8 +122,3 @@ def output_name(metadata: Mapping[str, Entry], options: Options, shard: str | No
     parts = name_parts(metadata, vocab_only=options.vocab_only, shard=shard)
     name = file_name(parts)
     return second_name(name) if parts.type == SECOND else name
-
-
-def second_name(name: str) -> str:
-    """Return the file name of a second file (mmproj): with llama.cpp's prefix, unless the name says so already."""
-    return name if SECOND in name else f"{SECOND}-{name}"

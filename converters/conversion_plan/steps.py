@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ggferry.converters.conversion_plan.choose_types import Decision, TypeOptions, choose_types
@@ -18,6 +18,7 @@ from ggferry.formats.gguf.values import Value
 from ggferry.formats.gguf.write import GGUFLayout, lay_out
 from ggferry.formats.imatrix import Imatrix
 from ggferry.quant.types import BlockType
+from ggferry.support.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ computation come on top of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.formats.gguf.values import Value
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError, BlockType
+from ggferry.support.records import dataclass
 
 CONTEXTS = (4096, 32768)
 """Lengths that are shown beside the one the model was made for."""

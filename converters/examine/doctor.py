@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ggferry.converters.examine import foreign, strays
@@ -25,6 +25,7 @@ from ggferry.formats.errors import (
 from ggferry.formats.files.sources import known_by, open_source
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, kind_of, label_of
+from ggferry.support.records import dataclass
 
 NOT_FOUND, UNSUPPORTED, CORRUPT = NotFoundError.exit_code, UnsupportedError.exit_code, CorruptError.exit_code
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from ggferry.support.records import dataclass
 
 CONVERTED = "fetch the original checkpoint (safetensors or PyTorch) it was made of, and convert that"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ggferry.converters.metadata.general_keys import SECOND
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, SECOND, second_name
 from ggferry.converters.model_graph.gguf_edits import architecture_name, projector_types
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import CLIP, understand_projector
@@ -58,12 +58,9 @@ def _beside(checkpoint: Checkpoint) -> dict[str, Any] | None:
 
 def _names(path: str, name: str, second: bool) -> list[str]:
     """Return the names under which the other half may stand beside a file."""
-    from ggferry.converters.conversion_plan.output_metadata import second_name  # with all that plans and proves
-    from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
-
     plain = name.removeprefix(f"{SECOND}-") if second else second_name(name)
-    if not os.path.isfile(path + SUFFIX):
+    if not os.path.isfile(path + RECEIPT):
         return [plain]
-    files = load_object(path + SUFFIX, MAX_RECEIPT).get("text" if second else SECOND)
+    files = load_object(path + RECEIPT, MAX_RECEIPT).get("text" if second else SECOND)
     stated = [file.get("name") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     return [*(os.path.basename(one) for one in stated if isinstance(one, str)), plain]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.model import Places
@@ -21,6 +21,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase, Stage, silent
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

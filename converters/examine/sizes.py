@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ggferry.formats.checkpoint import TensorRef
+from ggferry.support.records import dataclass
 
 _USES = (
     ("experts", r"exps\b|exps\.|\.experts\.|chexps"),

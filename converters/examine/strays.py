@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -24,6 +23,7 @@ from ggferry.quant.endian import swap
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase, Stage, silent
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

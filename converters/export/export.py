@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import ggferry
@@ -23,11 +23,12 @@ from ggferry.converters.export.plan import BackPlan, plan_back
 from ggferry.converters.export.shards import INDEX, Entry, Shards, ShardWriter, plan_shards
 from ggferry.converters.export.tokenizer_files import as_json, differences, generation, special_ids, tokenizer_files
 from ggferry.converters.forward.device import computing_on
+from ggferry.converters.metadata.beside import MAX_RECEIPT
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.options import OPTIONS
 from ggferry.converters.proof.compare import Proof, of_texts
-from ggferry.converters.proof.receipt import FORMAT, MAX_RECEIPT, how_it_was_proved, to_json, what_was_read
+from ggferry.converters.proof.receipt import FORMAT, how_it_was_proved, to_json, what_was_read
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request, open_source_of
@@ -45,6 +46,7 @@ from ggferry.formats.files.output_folder import OutputFolder
 from ggferry.formats.files.sources import LocalFile, known_by
 from ggferry.formats.json_files.text import load_object
 from ggferry.support.progress import Phase, Stage, silent
+from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
 
 RECEIPT = "ggferry.receipt.json"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from importlib.resources import files
+
+from ggferry.support.records import dataclass
 
 PARTIAL, FLAT, NESTED = "partial_rotary_factor", "rope_parameters.rope_theta", "rope_parameters.full_attention."
 _PARTS = ("attn_config.", "ffn_config.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.export.config import Extent, all_values, configuration
@@ -24,6 +23,7 @@ from ggferry.formats.checkpoint import Checkpoint, Span, TensorRef
 from ggferry.formats.errors import GgferryError, UnsupportedError
 from ggferry.quant.codec import block_type
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from ggferry.quant.codec import block_type, codec
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Progress
+from ggferry.support.records import dataclass
 from ggferry.support.threads import each
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.export.rows_back import Gathered, Item, OfNode, Rows, Viewed, interleaved, undone
@@ -37,6 +36,7 @@ from ggferry.formats.errors import UnsupportedError
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockType
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,13 +17,14 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
 from urllib.parse import unquote
 
 from ggferry.formats.reader import Kind, containers, model_suffixes
+from ggferry.support.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ggferry import __version__
+from ggferry.converters.metadata.beside import SECOND
 from ggferry.converters.metadata.file_names import (
     Guess,
     NameOrigin,
@@ -50,11 +50,10 @@ from ggferry.converters.metadata.key_table import (
 from ggferry.formats.gguf.values import Value, ValueType, array, string, u32
 from ggferry.formats.reader import label_of
 from ggferry.quant.recipes.file_types import file_type_name
+from ggferry.support.records import dataclass
 
 CARD = "README.md front matter"
 OVERRIDE = "--metadata"
-SECOND = "mmproj"
-"""The type (`general.type`) of the file of what sees and hears."""
 INHERITED = "the source's own metadata"
 
 

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from ggferry.converters.model_graph.computed_tensors import Computed
@@ -24,6 +24,7 @@ from ggferry.converters.schema.validate import validate
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, ShapeError
 from ggferry.formats.gguf.values import Value, ValueType
+from ggferry.support.records import dataclass
 
 __all__ = ["Loss", "ModelGraph", "Node", "Param", "bind", "losses"]
 

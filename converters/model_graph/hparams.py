@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -20,6 +19,7 @@ from ggferry.converters.schema.layouts import SAME, Layout, Shape
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.checkpoint_folder.sidecars import PREPROCESSOR
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UsageError
+from ggferry.support.records import dataclass
 
 
 class Known(Enum):

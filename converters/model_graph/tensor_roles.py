@@ -6,7 +6,6 @@ import fnmatch
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +16,7 @@ from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.checkpoint_folder.modules import DENSE
 from ggferry.formats.errors import DuplicateError, MissingError, OutOfRangeError, UnexpectedTensorError
 from ggferry.formats.limits import MAX_LAYERS
+from ggferry.support.records import dataclass
 
 # No leading zeros and no more digits than any model has blocks: 'layers.007.' is another name, not block 7.
 _NUMBER = r"(?:0|[1-9]\d{0,4})"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import CHUNK, raw_rows, values_of
@@ -19,6 +19,7 @@ from ggferry.formats.errors import OutOfRangeError, TruncatedError
 from ggferry.quant.codec import block_type
 from ggferry.quant.codecs.packed import WORD_BITS, gptq_zeros, unpack, unpack_down, unpack_stream
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

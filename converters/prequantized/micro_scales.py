@@ -7,7 +7,6 @@ lower half. Sources: the OCP microscaling specification; compressed-tensors `com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
@@ -15,6 +14,7 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import BadValueError
 from ggferry.quant.codecs.fp4 import LEVELS
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ every tensor's values and the tokenizer; `full` also compares the logits of both
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -22,6 +22,7 @@ from ggferry.quant.codec import codec
 from ggferry.support.allocator import give_back
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase, Stage, silent
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,6 @@ both sides mean the same by it or the user allows it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.gguf.values import Value, ValueType, u32
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

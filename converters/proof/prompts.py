@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ggferry.converters.forward.evaluate import can_place, fixed_inputs, reads_tokens
 from ggferry.converters.forward.model import Places
 from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.support.records import dataclass
 
 PROMPT_LENGTH = 16
 MOST_TOKENS = 96

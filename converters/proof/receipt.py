@@ -12,6 +12,7 @@ from typing import Any
 import ggferry
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Plan, count_types, step_record
+from ggferry.converters.metadata.beside import SECOND
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.runtime_notes import loads
 from ggferry.converters.proof.witnesses.testimony import who_testified
@@ -21,10 +22,6 @@ from ggferry.formats.reader import Kind, kind_of, label_of
 from ggferry.support.printable import printable_json
 
 FORMAT = 1
-SUFFIX = ".receipt.json"
-MAX_RECEIPT = 1 << 28
-SECOND = "mmproj"
-"""The member that lists the files of what sees and hears, written beside a text model."""
 
 
 def make_receipt(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ggferry.formats.gguf.values import Value, ValueType
+from ggferry.support.records import dataclass
 
 LIST = Path(__file__).with_name("llama_cpp_keys.txt")
 OTHER = ("adapter", "mmproj", "imatrix")  # values of general.type: files for other loaders than the model's

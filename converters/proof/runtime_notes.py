@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 
 from ggferry.converters.proof.runtime_keys import Finding, check, version
 from ggferry.formats.gguf.values import Value
+from ggferry.support.records import dataclass
 
 ITSELF = "the finding's own line"
 

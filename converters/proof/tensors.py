@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from ggferry.quant.marks import Marks
 from ggferry.quant.types import BlockError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Progress
+from ggferry.support.records import dataclass
 from ggferry.support.threads import each, workers
 
 if TYPE_CHECKING:

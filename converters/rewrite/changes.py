@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ggferry.converters.rewrite.lineage import FILLER
 from ggferry.converters.rewrite.standard_keys import other_spelling, suggestion, types_of
@@ -15,6 +15,7 @@ from ggferry.formats.files.named_texts import text_of
 from ggferry.formats.gguf.shards import SPLIT_KEYS
 from ggferry.formats.gguf.values import ALIGNMENT_KEY, KEY_PATTERN, Value, ValueType, array, string, u32
 from ggferry.formats.json_files.parse import parse_json
+from ggferry.support.records import dataclass
 
 TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 _TOKEN_ROLES = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.proof.receipt import SUFFIX, to_json
+from ggferry.converters.metadata.beside import RECEIPT
+from ggferry.converters.proof.receipt import to_json
 from ggferry.converters.rewrite.changes import Asked, Changes, changes_of
 from ggferry.converters.rewrite.consequences import consequences
 from ggferry.converters.rewrite.lineage import FILLER, Lineage, begin, fits, load, with_edit
@@ -25,6 +26,7 @@ from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.gguf.header_layout import Placed, lay_out_packed, packed_key
 from ggferry.formats.gguf.values import Value, ValueType, string
 from ggferry.support.progress import Phase, Progress, Stage, silent
+from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
 
 
@@ -233,7 +235,7 @@ def _replaced(made: Edit, number: int, opened: Opened, stage: Stage) -> Edited:
 
 
 def _unfit(parts: Sequence[Part]) -> tuple[str, ...]:
-    path = parts[0].file.path + SUFFIX
+    path = parts[0].file.path + RECEIPT
     return (f"{os.path.basename(path)} no longer fits: a shard was edited",) if os.path.lexists(path) else ()
 
 
@@ -257,7 +259,7 @@ def _patched(made: Edit, number: int, header: bytes, opened: Opened, stage: Stag
     if FILLER in again.keys and FILLER not in part.keys:
         notes = (*notes, f"{FILLER} takes the room that the header no longer needs")
     proof = f"every key as asked for, read again; {len(again.tensors)} tensors not touched"
-    return Edited(made, True, (path,), path + SUFFIX if beside else None, (*made.notes, *notes), proof)
+    return Edited(made, True, (path,), path + RECEIPT if beside else None, (*made.notes, *notes), proof)
 
 
 def _receipt_beside(
@@ -265,7 +267,7 @@ def _receipt_beside(
 ) -> tuple[tuple[str, bytes, bytes] | None, tuple[str, ...]]:
     """Return how the receipt beside the file changes with it, and notes. The file is read once, for both digests."""
     first, part = made.parts[0], made.parts[number]
-    receipt = load(first.file.path + SUFFIX)
+    receipt = load(first.file.path + RECEIPT)
     if receipt is None:
         return None, ()
     if len(made.parts) > 1:
@@ -275,8 +277,8 @@ def _receipt_beside(
     if not fits(receipt, [before]):
         return None, ("the receipt beside the file was not written for these bytes, and stays as it is",)
     carried = with_edit(receipt, [before], [after], "edit", made.as_dict())
-    raw = read_bytes(Named(first.file.path + SUFFIX))
-    return (SUFFIX, raw, to_json(carried).encode("utf-8", "backslashreplace")), ()
+    raw = read_bytes(Named(first.file.path + RECEIPT))
+    return (RECEIPT, raw, to_json(carried).encode("utf-8", "backslashreplace")), ()
 
 
 def _both_digests(part: Part, old: bytes, new: bytes, progress: Progress) -> tuple[Record, Record]:

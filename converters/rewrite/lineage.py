@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.files.digests import Digests, Record, Taken
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.sources import Source
+from ggferry.support.records import dataclass
 
 FILLER = "ggferry.filler"
 """A key that takes the room of what was removed, so that no tensor data has to move."""
@@ -37,7 +37,7 @@ class Lineage:
 
 def begin(files: Sequence[Source], digests: Digests) -> Lineage:
     """Read the receipt beside the first of `files`, if there is one, and begin to digest them."""
-    path = files[0].path + SUFFIX
+    path = files[0].path + RECEIPT
     if not os.path.lexists(path):
         return Lineage()
     receipt = load(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -14,6 +14,7 @@ from ggferry.formats.gguf.values import Value, align
 from ggferry.formats.memory_cap import limited
 from ggferry.formats.readers.gguf import parse
 from ggferry.quant.types import BlockType
+from ggferry.support.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import accumulate
 
+from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.proof.receipt import SUFFIX
 from ggferry.converters.rewrite.parts import stored
 from ggferry.converters.rewrite.written import CHUNK, Wrote, check_room, digest_of, fresh_digest
 from ggferry.formats import limits
@@ -29,6 +28,7 @@ from ggferry.formats.gguf.values import align
 from ggferry.formats.readers.gguf import MAGIC, parse
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Stage, silent
+from ggferry.support.records import dataclass
 
 _FORMS = tuple(
     re.compile(form, re.DOTALL)
@@ -194,8 +194,8 @@ def join(pieces: Pieces, out: str | None, *, force: bool = False, stage: Stage =
         opened.check_unchanged()
         with interrupts_wait():
             publish([partial], overwrite=force)
-    stale = os.path.lexists(target + SUFFIX)
-    notes = (f"{os.path.basename(target + SUFFIX)} was there before and may describe another file",) if stale else ()
+    stale = os.path.lexists(target + RECEIPT)
+    notes = (f"{os.path.basename(target + RECEIPT)} was there before and may describe another file",) if stale else ()
     return Wrote((target,), whole.size, count, notes, None)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from ggferry.converters.proof.receipt import MAX_RECEIPT, to_json
+from ggferry.converters.metadata.beside import MAX_RECEIPT
+from ggferry.converters.proof.receipt import to_json
 from ggferry.converters.rewrite.lineage import Lineage, carried_on
 from ggferry.converters.rewrite.parts import Part, Stored, laid_out, part_of
 from ggferry.converters.write.output_files import OutputSet
@@ -18,6 +19,7 @@ from ggferry.formats.files.opened_files import Opened, unrecorded
 from ggferry.formats.files.sources import LocalFile, Source
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Progress, Stage
+from ggferry.support.records import dataclass
 from ggferry.support.threads import workers
 
 CHUNK = 4 << 20

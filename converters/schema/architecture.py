@@ -8,7 +8,7 @@ written here without the architecture's name ('attention.head_count').
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ggferry.converters.schema.derivations import Derivation, TensorFunction
@@ -17,6 +17,7 @@ from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout
 from ggferry.support.places import Place, caller
+from ggferry.support.records import dataclass
 
 TARGET = "--target-model"
 """The option that names the model a draft guesses for, and the member of a draft's configuration which it fills

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.schema.expressions import evaluate
@@ -22,6 +22,7 @@ from ggferry.converters.schema.layouts import (
     row_count,
 )
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,11 +5,12 @@ A new word is added to its `Literal` here, and to the forward pass where it is r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from ggferry.support.places import BadWord
+from ggferry.support.records import dataclass
 
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["head", "full", "layer", "gain", "unweighted"]

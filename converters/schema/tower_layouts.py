@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.schema.layouts import Arithmetic, Layout, Pointwise, Rearrange, Reshape, Shape, Then
 from ggferry.converters.schema.partial_layouts import Columns
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.rewrite.lineage import FILLER
@@ -17,6 +17,7 @@ from ggferry.quant.accuracy.differences import differences
 from ggferry.support.lazy_import import lazy
 from ggferry.support.printable import printable
 from ggferry.support.progress import Progress
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ggferry.converters.survey.streams import pieces
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, UsageError
 from ggferry.support.progress import Progress
+from ggferry.support.records import dataclass
 
 NAMESPACE = uuid.UUID("ef001206-dadc-5f6d-a15f-3359e577d4e5")
 """llama.cpp's namespace of UUIDs of version 5."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
 from ggferry.converters.adapters.plan import is_adapter
-from ggferry.converters.metadata.general_keys import SECOND
+from ggferry.converters.metadata.beside import SECOND
 from ggferry.converters.model_graph.gguf_edits import projector_types
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
@@ -26,6 +26,7 @@ from ggferry.formats.errors import GgferryError
 from ggferry.formats.gguf.shards import shortened
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.support.progress import Phase, Stage, silent
+from ggferry.support.records import dataclass
 
 _KEY = "tokenizer.ggml."
 NONE = 0xFFFFFFFF

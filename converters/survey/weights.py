@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ggferry.converters.survey.streams import decoded, pieces
@@ -12,6 +11,7 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.quant.types import BlockError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Progress
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import Encoder
+from ggferry.support.records import dataclass
 
 SHOWN = 24  # ids of each side around the first difference
 _FIXED = frozenset(TEXTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from ggferry.formats.errors import (
     UnsupportedError,
 )
 from ggferry.formats.gguf.values import Value, ValueType, array, boolean, string, u32
+from ggferry.support.records import dataclass
 from ggferry.support.registry import scan
 
 SPACE = "\u2581"  # SentencePiece's visible space; GGUF keeps it in the token texts

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from ggferry.converters.proof.receipt import SUFFIX
+from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.write.recovery import complete, files_of
 from ggferry.formats.errors import RefusedError, of_os
 from ggferry.formats.files.digests import digest
@@ -43,7 +43,7 @@ class OutputSet:
         self, paths: Sequence[str], layouts: Sequence[GGUFLayout], *, overwrite: bool = False,
         sources: Mapping[Identity, str] | None = None, same: bool = False,
     ) -> None:  # fmt: skip
-        self.paths, self.receipt_path = tuple(paths), paths[0] + SUFFIX
+        self.paths, self.receipt_path = tuple(paths), paths[0] + RECEIPT
         self._layouts, self._overwrite, self._sources = tuple(layouts), overwrite, sources
         self._same = same
         self._files: list[GGUFFile] = []

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 
-from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.partial_files import Leftovers, claim, leftovers, name_new, sync_folder
@@ -24,7 +24,7 @@ Files = dict[str, tuple[int, str]]
 
 def recover(out: str) -> None:
     """Finish what a killed run began to publish as `out`. Raises BusyError while another writer is at work on it."""
-    folder, receipt = os.path.dirname(out), out + SUFFIX
+    folder, receipt = os.path.dirname(out), out + RECEIPT
     left = leftovers(folder).of(receipt) if os.path.isdir(folder or os.curdir) else []
     if left:
         files = {name: None for path in left for name in files_of(path, out) or ()}
@@ -37,7 +37,7 @@ def recover(out: str) -> None:
 
 def complete(out: str) -> bool:
     """Do the work of `recover` for the holder of the claims; return whether this put `out` and its receipt in place."""
-    left, receipt = leftovers(os.path.dirname(out)), out + SUFFIX
+    left, receipt = leftovers(os.path.dirname(out)), out + RECEIPT
     if os.path.lexists(receipt):
         return False
     for path in left.of(receipt):

@@ -6,7 +6,7 @@ Output bytes do not depend on the number of workers: every chunk has its place, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,7 @@ from ggferry.quant.marks import Marks
 from ggferry.quant.types import BlockError
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Progress
+from ggferry.support.records import dataclass
 from ggferry.support.threads import each, workers
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from ggferry.formats.errors import (
@@ -30,6 +29,7 @@ from ggferry.formats.reader import (
     lone_suffixes,
     weights_names,
 )
+from ggferry.support.records import dataclass
 
 INDEX = ".index.json"
 

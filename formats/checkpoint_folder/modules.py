@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -19,6 +19,7 @@ from ggferry.formats.files.local_files import confined
 from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.json_files.text import load_json, load_object
 from ggferry.formats.reader import find_reader
+from ggferry.support.records import dataclass
 
 FILE = "modules.json"
 SETTINGS = "config_sentence_transformers.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ggferry.formats.checkpoint import TensorRef
@@ -21,6 +20,7 @@ from ggferry.formats.json_files.text import read_text
 from ggferry.formats.json_files.walk import Walk
 from ggferry.formats.limits import MAX_SHARDS, MAX_TENSORS
 from ggferry.formats.tensor_table import joined
+from ggferry.support.records import dataclass
 
 MAX_INDEX_VALUE = 1 << 16  # bytes of what an index says beside its weight_map: total_size and the like
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,6 +12,7 @@ from ggferry.formats.checkpoint_folder.modules import described, module_files
 from ggferry.formats.errors import InconsistentError, MissingError
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import Kind, kind_of
+from ggferry.support.records import dataclass
 from ggferry.support.registry import scan
 
 PREPROCESSOR = "preprocessor"

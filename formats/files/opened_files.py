@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from ggferry.formats.errors import ChangedError, RefusedError
+from ggferry.support.records import dataclass
 
 Identity = tuple[int, int]
 """Device and inode: the file itself, whatever its name is."""

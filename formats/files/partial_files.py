@@ -11,9 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import random
 import re
-import secrets
 import stat
 import time
 from collections import defaultdict
@@ -93,7 +91,7 @@ def partial_path(target: str, token: str) -> str:
 
 def new_token() -> str:
     """Return 16 random hex digits."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 class Leftovers:
@@ -264,6 +262,8 @@ def claim(targets: Sequence[str], sources: Mapping[Identity, str] | None = None)
         except BusyError:
             if attempt == ATTEMPTS - 1:
                 raise
+        import random
+
         time.sleep(random.uniform(0, PAUSE))
     raise AssertionError("unreachable")
 

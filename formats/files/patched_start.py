@@ -12,13 +12,13 @@ import json
 import os
 import stat
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Literal
 
 from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, of_os
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.partial_files import Partial, claim, sync_folder, write_file
 from ggferry.support.interrupts import interrupts_wait
+from ggferry.support.records import dataclass
 
 SUFFIX = ".ggferry-journal"
 MARK = b"gguf"

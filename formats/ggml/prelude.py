@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ggferry.formats import limits
@@ -17,6 +16,7 @@ from ggferry.formats.ggml.types import Version
 from ggferry.formats.reader import HeaderLayout
 from ggferry.quant.codec import block_type
 from ggferry.support.content_cache import Recent, held
+from ggferry.support.records import dataclass
 
 SCORE_BYTES = 32  # of memory: a float and its place
 HEAD = 4096  # bytes that are compared before a whole vocabulary is

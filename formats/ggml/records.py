@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ggferry.formats import limits
 from ggferry.formats.checkpoint import Span, TensorRef
@@ -28,6 +28,7 @@ from ggferry.formats.ggml.prelude import Prelude
 from ggferry.formats.ggml.types import PLANAR, meanings
 from ggferry.quant.codec import codecs
 from ggferry.quant.types import BlockError
+from ggferry.support.records import dataclass
 
 ALIGNMENT = {"ggml": 1, "ggmf": 1, "ggjt": 32, "ggcc": 32}
 SAMPLE_TENSORS, SAMPLE_ROWS = 8, 8

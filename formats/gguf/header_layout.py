@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ggferry.formats import limits
@@ -28,6 +28,7 @@ from ggferry.formats.gguf.values import (
 )
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.content_cache import Recent, held
+from ggferry.support.records import dataclass
 
 Declared = tuple[str, BlockType, tuple[int, ...]]
 """A tensor to be written: name, type, shape (outermost first)."""

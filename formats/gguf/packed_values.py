@@ -10,10 +10,11 @@ from __future__ import annotations
 import struct
 from codecs import getincrementaldecoder
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 
 from ggferry.formats.fields import CODES, size_of
+from ggferry.support.records import dataclass
 
 WINDOW = 1 << 20  # bytes that are decoded at a time to see whether they are UTF-8
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from ggferry.formats import limits
@@ -18,6 +18,7 @@ from ggferry.formats.errors import DuplicateError, InconsistentError, NotFoundEr
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.gguf.values import ALIGNMENT_KEY, Value, i32, u16
 from ggferry.formats.tensor_table import joined
+from ggferry.support.records import dataclass
 
 # '.partial': the shards of a model that is being written are re-read before they get their names (`partials`)
 _SHARD = re.compile(

@@ -8,7 +8,6 @@ ever run, and there is no other way to load it here. Source of the container: `c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ggferry.formats.checkpoint import Checksum, Dropped, Span, TensorRef
@@ -25,6 +24,7 @@ from ggferry.formats.limits import MAX_PICKLE
 from ggferry.formats.pytorch.pickle_machine import Storage, View, read_pickle
 from ggferry.formats.pytorch.state_dict import find_state
 from ggferry.formats.pytorch.zip_archive import Archive, Entry, read_archive
+from ggferry.support.records import dataclass
 
 VERSIONS = range(1, 11)  # kMinSupportedFileFormatVersion … kMaxSupportedFileFormatVersion
 SMALL = 64  # bytes of a record that holds one word

@@ -13,7 +13,6 @@ from __future__ import annotations
 import stat
 import struct
 import zlib
-from dataclasses import dataclass
 
 from ggferry.formats.errors import (
     ChecksumError,
@@ -29,6 +28,7 @@ from ggferry.formats.errors import (
 )
 from ggferry.formats.files.sources import Source
 from ggferry.formats.limits import MAX_NAME, MAX_ZIP_DIRECTORY, MAX_ZIP_ENTRIES
+from ggferry.support.records import dataclass
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _ENTRY = struct.Struct("<4s6H3I5H2I")

@@ -28,7 +28,6 @@ from ggferry.formats.errors import (
     UnsupportedVersionError,
 )
 from ggferry.formats.fields import Cursor, Struct
-from ggferry.formats.files.patched_start import is_unfinished
 from ggferry.formats.files.sources import Source, open_source
 from ggferry.formats.gguf.metadata import MetadataReader
 from ggferry.formats.gguf.shards import open_shards, shard_number, shortened
@@ -305,10 +304,16 @@ def _version_of(raw: bytes) -> tuple[int, bool]:
     return int.from_bytes(raw, "big" if swapped else "little"), swapped
 
 
+def _is_unfinished(path: str, magic: bytes) -> bool:
+    from ggferry.formats.files.patched_start import is_unfinished  # with all that writes files
+
+    return is_unfinished(path, magic)
+
+
 def _version(source: Source) -> tuple[int, bool]:
     cursor = Cursor(source)
     magic = source.read(0, min(4, source.size))
-    if is_unfinished(source.path, magic):
+    if magic != MAGIC and _is_unfinished(source.path, magic):
         hint = "ggferry edit FILE --recover finishes it"
         raise cursor.error(InconsistentError, "an edit of it was broken off", hint=hint)
     if magic != MAGIC and not MAGIC.startswith(magic):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -53,6 +52,7 @@ from ggferry.formats.reader import HEAD_BYTES, Container, HeaderLayout, Kind, Ma
 from ggferry.formats.tensor_table import TensorTable
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockType
+from ggferry.support.records import dataclass
 
 CONTAINER = "safetensors"
 SUFFIXES = (".safetensors",)

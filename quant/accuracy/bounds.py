@@ -7,12 +7,12 @@ significands of IEEE 754 binary16 (11 bits) and bfloat16 (8 bits), and the scale
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.blocks import as_blocks
 from ggferry.quant.codec import SUBNORMAL_SCALE, Bound, codec
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ggferry.quant.codec import block_type
 from ggferry.quant.recipes.file_types import file_type_of, file_types, parse_file_type
@@ -23,6 +23,7 @@ from ggferry.quant.recipes.mixtures import (
 )
 from ggferry.quant.recipes.rules import KEEP, Rule, Subject, block_of, more, role_of, target_type
 from ggferry.quant.types import BlockError
+from ggferry.support.records import dataclass
 
 PER_LAYER_EMBEDDING = "per_layer_token_embd.weight"
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from ggferry.quant.codec import codecs
+from ggferry.support.records import dataclass
 
 GUESSED = 1024
 """LLAMA_FTYPE_GUESSED: no entry describes the file (for instance, all tensors are i32)."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from ggferry.quant.codec import block_type, codec, types_by_id
 from ggferry.quant.types import BlockError
+from ggferry.support.records import dataclass
 
 KEEP = "keep"
 """In place of a type: the one the tensor has."""

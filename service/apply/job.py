@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.options import PLAN_FILES
-from ggferry.converters.proof.receipt import SUFFIX
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
 from ggferry.formats.files.partial_files import sweep
@@ -172,7 +172,7 @@ class _Run:
         scratch = Scratch(settings.scratch)
         stack.callback(scratch.close)
         self.folder = scratch.path
-        stack.callback(sweep, [self.out], SUFFIX)  # of a worker that was killed
+        stack.callback(sweep, [self.out], RECEIPT)  # of a worker that was killed
         self.mirror = Mirror(os.path.join(self.folder, "from"))
         stack.callback(self.mirror.close)
         self.trouble: BaseException | None = None

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ggferry.converters.proof.receipt import SUFFIX
+from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.formats.errors import Fault, GgferryError, NotFoundError, RefusedError, UsageError, fault_of, of_os
 from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.partial_files import sweep as sweep_partials
@@ -222,7 +222,7 @@ class Migration:
         (`publish.prepare` does so in stores.)
         """
         outputs = (entry.output for entry in entries if entry.verdict == CONVERT and entry.output is not None)
-        return sweep_partials((local_path(output) for output in outputs if not is_remote(output)), SUFFIX)
+        return sweep_partials((local_path(output) for output in outputs if not is_remote(output)), RECEIPT)
 
     # --- before ------------------------------------------------------------------------------------------------
 

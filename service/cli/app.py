@@ -24,8 +24,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "quantize": "Quantize a GGUF model of any architecture.",
         "verify": "Compare a source with its conversion.",
     },
-    "inspect": {
-        "inspect": "Show what a file holds, without reading tensor data.",
+    "inspect": {"inspect": "Show what a file holds, without reading tensor data."},
+    "files.running": {
         "forward": "Run the reference forward pass.",
         "imatrix": "Measure which columns of the weights matter.",
         "tokenize": "Encode text by the file's own vocabulary.",
@@ -172,6 +172,7 @@ def _exit(run: Callable[[], int]) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     code = run()
+    gc.freeze()  # all of it ends with the process: Python's last look for garbage took a tenth of `inspect`
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but the interpreter's own end
     sys.stdout.flush()
     if code == INTERRUPTED:
@@ -183,7 +184,6 @@ def _exit(run: Callable[[], int]) -> None:
 
 def main() -> None:
     """Run the command `ggferry`."""
-    gc.set_threshold(100_000)  # the tables of a start are no garbage: looking through them took a tenth of `inspect`
     _exit(lambda: _run(sys.argv[1:]))
 
 

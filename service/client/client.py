@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from ggferry.converters.proof.receipt import SUFFIX
+from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.formats.errors import (
     ChecksumError,
     GgferryError,
@@ -222,13 +222,13 @@ class Client:
         proved = {each["name"]: each["sha256"] for each in receipt["output"]["files"]}
         os.makedirs(out, exist_ok=True)
         paths = [os.path.join(out, _safe(each["name"])) for each in files]
-        for path in (*paths, paths[0] + SUFFIX):
+        for path in (*paths, paths[0] + RECEIPT):
             if os.path.lexists(path) and not force:
                 raise RefusedError("exists already", path=path, hint="--force")
         found = [
             self._fetch(each, proved.get(each["name"]), path, progress) for each, path in zip(files, paths, strict=True)
         ]
-        write_text(paths[0] + SUFFIX, [printable_json(receipt, indent=1)], overwrite=force)
+        write_text(paths[0] + RECEIPT, [printable_json(receipt, indent=1)], overwrite=force)
         return found
 
     def _fetch(self, file: Mapping[str, Any], proved: str | None, path: str, progress: Progress) -> Fetched:

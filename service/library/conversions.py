@@ -12,8 +12,8 @@ from ggferry.converters.convert import Result, quantize_request
 from ggferry.converters.convert import convert as run
 from ggferry.converters.export.export import carry_out
 from ggferry.converters.ladder import requests_of
+from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.model_graph.hparams import Known, Param
-from ggferry.converters.proof.receipt import SUFFIX
 from ggferry.converters.request import open_source_of
 from ggferry.converters.rungs import rungs_of
 from ggferry.converters.verify import reverify
@@ -210,7 +210,7 @@ def verify(source: StrPath, output: StrPath, *, progress: Stage = silent, **opti
 
 def _conversion(result: Result) -> Conversion:
     return Conversion(
-        result.path, result.paths, result.receipt, result.receipt_path or result.path + SUFFIX, result.proof,
+        result.path, result.paths, result.receipt, result.receipt_path or result.path + RECEIPT, result.proof,
         _assumed(result.assumed), tuple(result.receipt["notes"]), result.lines,
         _conversion(result.second) if result.second else None,
     )  # fmt: skip

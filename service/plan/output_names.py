@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from itertools import chain, count
 
-from ggferry.converters.proof.receipt import SUFFIX
+from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.reader import model_suffixes
 from ggferry.service.plan.group_files import ADAPTER, FOLDER, SHARDS, Group
@@ -21,7 +21,7 @@ class Names:
 
     def __init__(self, head: Head, taken: set[str]) -> None:
         self.head = head
-        self._taken = {path for path in taken if path + SUFFIX not in taken}
+        self._taken = {path for path in taken if path + RECEIPT not in taken}
 
     def output(self, source: str, group: Group, conventional: str) -> str:
         """Return the path of a model's output.

@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any
 
 import ggferry
-from ggferry.converters.proof.receipt import SUFFIX as RECEIPT
+from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
 from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.opened_files import Identity

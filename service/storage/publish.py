@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ggferry.converters.proof.receipt import MAX_RECEIPT, SECOND, SUFFIX, files_written, to_json
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, SECOND
+from ggferry.converters.proof.receipt import files_written, to_json
 from ggferry.formats.errors import (
     ChangedError,
     GgferryError,
@@ -89,7 +90,7 @@ def prepare(url: str, size: int, writer: Writer, tell: Callable[[str], None] = l
     if _is_s3(url):
         s3.check_name(url, LONGEST)
     sweep(url, writer)
-    receipt = _check_receipt(url + SUFFIX)
+    receipt = _check_receipt(url + RECEIPT)
     if exists(url) and receipt is None and 0 <= size != stat(url).bytes:
         raise RefusedError("exists already", path=url, found=f"{stat(url).bytes} bytes", hint=HINT)
     if not _creates(url, writer) and _home(url) not in _told:
@@ -111,13 +112,13 @@ def publish_all(
         local, name = os.path.join(folder, record["name"]), f"{there}/{record['name']}"
         confirm()
         sent |= publish(local, name, record["blake3"], scratch, progress, writer)
-    for name in (record["name"] + SUFFIX for record in receipt.get(SECOND, ())[:1]):
+    for name in (record["name"] + RECEIPT for record in receipt.get(SECOND, ())[:1]):
         put_receipt(read_bytes(os.path.join(folder, name), MAX_RECEIPT), f"{there}/{name}")
     confirm()
     version = stat(url).version
-    put_receipt(to_json(receipt).encode("utf-8", "backslashreplace"), url + SUFFIX)
+    put_receipt(to_json(receipt).encode("utf-8", "backslashreplace"), url + RECEIPT)
     if stat(url).version != version:
-        remove(url + SUFFIX)
+        remove(url + RECEIPT)
         raise RefusedError("replaced by somebody while it was published", path=url, hint=HINT)
     return not sent
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.converters.options import LEVELS
-from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX, files_written
+from ggferry.converters.proof.receipt import files_written
 from ggferry.converters.request import Request, stated_options
 from ggferry.converters.verify import reprove
 from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, VerificationError
@@ -42,10 +43,10 @@ def adopt(request: Request, sources: Sequence[str], stage: Stage) -> dict[str, A
     `sources`. Raises RefusedError for any other file.
     """
     out = str(request.out)
-    if not os.path.lexists(out + SUFFIX):
+    if not os.path.lexists(out + RECEIPT):
         raise RefusedError("exists already, without a receipt", path=out, hint=HINT)
     try:
-        stated = load_object(out + SUFFIX, MAX_RECEIPT)
+        stated = load_object(out + RECEIPT, MAX_RECEIPT)
     except CorruptError:
         raise _refusal(out, "its receipt cannot be read") from None
     level = _level(stated, request)

@@ -18,12 +18,12 @@ from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import CorruptError, UsageError
 from ggferry.service.cli import archive, convert, supported
 from ggferry.service.cli import inspect as looking
-from ggferry.service.cli.files import doctoring, editing, rewriting, surveying
+from ggferry.service.cli.files import doctoring, editing, rewriting, running, surveying
 from ggferry.service.workers.analyze import request_of as of_plan
 
 COMMANDS = {
     name: command
-    for module in (convert, looking, supported, doctoring, editing, surveying, rewriting, archive)
+    for module in (convert, looking, running, supported, doctoring, editing, surveying, rewriting, archive)
     for made in (get_command(module.commands),)
     for name, command in getattr(made, "commands", {made.name: made}).items()  # a single one is no group
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ggferry.converters.prequantized.dequantized_rows import Grid, Rows, Scaled
 from ggferry.formats.checkpoint import Checkpoint, Dropped, TensorRef
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UnsupportedError
 from ggferry.quant.codecs.packed import WORD_BITS
+from ggferry.support.records import dataclass
 
 Config = Mapping[str, Any]
 FP8 = frozenset({"F8_E4M3", "F8_E5M2"})

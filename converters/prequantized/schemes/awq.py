@@ -6,7 +6,6 @@ Source: AutoAWQ `modules/linear/gemm.py` (`WQLinear_GEMM.from_linear`: order_map
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ggferry.converters.model_graph.rows import values_of
@@ -27,6 +26,7 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedError
 from ggferry.quant.codecs.packed import unpack
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

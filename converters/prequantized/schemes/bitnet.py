@@ -5,7 +5,6 @@ Source: transformers' `integrations/bitnet.py` (`unpack_weights`, `BitLinear`, `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
@@ -23,6 +22,7 @@ from ggferry.converters.prequantized.schemes._common import (
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import UnsupportedError
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,6 @@ transformers' `integrations/bitsandbytes.py`.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
@@ -26,6 +25,7 @@ from ggferry.converters.prequantized.schemes._common import (
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import InconsistentError, ShapeError, UnsupportedError
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ and `fp_quantized.h`; mlx-lm `utils.py` (`quantize_model`: settings for single l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ggferry.converters.model_graph.rows import raw_rows, values_of
@@ -36,6 +36,7 @@ from ggferry.formats.errors import InconsistentError, UnsupportedError
 from ggferry.quant.codec import block_type
 from ggferry.quant.codecs.packed import WORD_BITS, unpack_stream
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.model import Choices
@@ -13,6 +13,7 @@ from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.prompts import Prompt
 from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,10 +11,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from ggferry.formats.errors import CorruptError, OutOfRangeError
 from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.limits import MAX_VOCAB
+from ggferry.support.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

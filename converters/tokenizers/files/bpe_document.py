@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, read_all_added
 from ggferry.formats.errors import CorruptError, DuplicateError, OutOfRangeError, UnsupportedError
 from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
+from ggferry.support.records import dataclass
 
 SPREAD = 1 << 16  # ids may leave this many gaps beyond the number of tokens
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, read_added, read_all_added
@@ -18,6 +18,7 @@ from ggferry.formats.files.local_files import read_text
 from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.json_files.text import load_known
 from ggferry.formats.json_files.text import read_text as read_text_bytes
+from ggferry.support.records import dataclass
 
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_TEMPLATES = 256

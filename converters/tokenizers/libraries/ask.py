@@ -14,13 +14,14 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.special_tokens import well_formed
 from ggferry.formats.errors import UnsupportedError
 from ggferry.support.printable import printable
+from ggferry.support.records import dataclass
 
 SECONDS = 10  # of CPU; a vocabulary of 262,144 tokens takes one
 PER_TEXT = 2e-3  # of CPU, for each text beyond; real ones take 5e-6

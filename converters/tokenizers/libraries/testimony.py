@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.added_tokens import Added
@@ -17,6 +17,7 @@ from ggferry.converters.tokenizers.compare import TokenizerCheck, compare_ids
 from ggferry.converters.tokenizers.libraries.ask import Answer, ask
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import SPACE, Encoder, Tokenizer, TokenType
+from ggferry.support.records import dataclass
 
 TOKENIZERS, SENTENCEPIECE, TIKTOKEN, TEKKEN = "tokenizers", "sentencepiece", "tiktoken", "tekken"
 FAIRSEQ = "fairseq"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.proof.receipt import MAX_RECEIPT, SUFFIX
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.formats.errors import ChangedError, RefusedError
 from ggferry.formats.json_files.text import load_object
 from ggferry.service.records.ledger import DONE, bucket
@@ -57,7 +57,7 @@ def edit(store: Store, lookers: Lookers, folder: str, job: str, changes: Mapping
         raise
     if done["receipt_path"] is None:
         raise ChangedError("its receipt is not of this file any more", path=row["output"])
-    _enter(store, key, row, out, load_object(out + SUFFIX, MAX_RECEIPT), changes, place)
+    _enter(store, key, row, out, load_object(out + RECEIPT, MAX_RECEIPT), changes, place)
     return key
 
 
