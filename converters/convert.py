@@ -12,6 +12,7 @@ from ggferry.converters.adapters.plan import AdapterPlan
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.forward.device import computing_on
+from ggferry.converters.forward.weights import prepare
 from ggferry.converters.metadata.beside import SECOND
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.graph import ModelGraph
@@ -214,6 +215,9 @@ def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) ->
     """Write the outputs; return the rungs with the notes made on the way."""
     first = rungs[0]
     checkpoint, threads = first.plan.graph.checkpoint, workers(first.request.jobs)
+    for rung in rungs:
+        if rung.request.level == "full" and rung.plan.graph.architecture.recipe:
+            prepare(rung.plan.graph)
     sums = check_sums(checkpoint, stage, threads)
     writings = [
         Writing(rung.plan, output, Watch(rung.plan.graph.checkpoint, rung.request.options.allow_nonfinite))

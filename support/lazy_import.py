@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import threading
+from contextlib import suppress
 from typing import Any
 
 from ggferry.support.interrupts import interrupts_wait
@@ -31,3 +33,13 @@ def lazy(name: str) -> Any:
     numpy costs 0.3 s of CPU to import and torch a second; `ggferry inspect` needs neither.
     """
     return _Lazy(name)
+
+
+def import_ahead(name: str) -> None:
+    """Begin to import a library in a thread, so that it is there when it is wanted; what fails will fail again then."""
+
+    def run() -> None:
+        with suppress(Exception):
+            importlib.import_module(name)
+
+    threading.Thread(target=run, name=f"import {name}").start()

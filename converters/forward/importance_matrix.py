@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.evaluate import forward, result_of
 from ggferry.converters.forward.lockstep import in_lockstep
-from ggferry.converters.forward.weights import Weights
+from ggferry.converters.forward.weights import Factor, Product, Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import ShapeError, UnsupportedError, UsageError
@@ -88,23 +88,13 @@ class Recorder(Weights):
                 if count:
                     self._plus(name, item, sums[item], count)
 
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        self._add(name, 0, x)
-        if name in HEADS:
-            return torch.zeros(1, 1, device=x.device).expand(len(x), self.refs(name)[0].rows)
-        return super().linear(name, x)
-
-    def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        self._add(name, 0, x)
-        return super().turned_linear(name, x)
-
-    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
-        self._add(name, item, x)
-        return super().item_linear(name, item, x)
-
-    def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
-        self._add(name, item, x)
-        return super().turned_item_linear(name, item, x)
+    def product(self, factor: Factor, x: torch.Tensor) -> Product:
+        """Return the product, and add what is multiplied to the sums."""
+        self._add(factor.name, factor.item or 0, x)
+        if factor.name in HEADS:
+            zeros = torch.zeros(1, 1, device=x.device).expand(len(x), self.refs(factor.name)[0].rows)
+            return Product((), zeros)
+        return super().product(factor, x)
 
     def _add(self, name: str, item: int, x: torch.Tensor) -> None:
         self._plus(name, item, x.double().square().sum(0).cpu().numpy(), len(x))
@@ -155,7 +145,7 @@ def measure(
     size = group_size(graph, max(map(len, chunks), default=1))
     for start in range(done, len(chunks), size):
         group = chunks[start : start + size]
-        in_lockstep(recorder, [partial(_run, graph, chunk) for chunk in group])
+        in_lockstep([(recorder, [partial(_run, graph, chunk) for chunk in group])])
         if progress:
             progress(sum(map(len, group)))
         if kept and start + size < len(chunks):

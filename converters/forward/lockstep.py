@@ -2,18 +2,21 @@
 
 Every pass runs in a thread, as many at a time as the weights have threads, and stops where it wants rows multiplied.
 When all have stopped, those that wait for the same matrix are served together, by one product of their concatenated
-rows. So a matrix is read and decoded once for the group, whatever the computation is.
+rows. So a matrix is read and decoded once for the group, whatever the computation is. Passes over several models with
+the same roles run side by side: the products of all are computed at once, and a matrix that two models have in common
+is read once.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ggferry.converters.forward.device import making_tensors
-from ggferry.converters.forward.weights import Weights, one_thread
+from ggferry.converters.forward.weights import Factor, Weights, compute, one_thread
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -30,15 +33,10 @@ Pass = Callable[[Weights], None]
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A request of one pass: `method(*names, x)` of the weights, for its rows x."""
+    """A request of one pass: its rows x, multiplied."""
 
-    method: str
-    names: tuple[Any, ...]
+    factor: Factor
     x: torch.Tensor
-
-    @property
-    def key(self) -> tuple[str, tuple[Any, ...]]:
-        return self.method, self.names
 
     @property
     def place(self) -> tuple[float, float]:
@@ -47,15 +45,16 @@ class _Wish:
         Passes choose different experts, so some run ahead of others. The last ones are served first, so that they catch
         up and later requests can be served together.
         """
-        name, item = (*self.names, float("inf"))[:2]
-        number = name.removeprefix("blk.").partition(".")[0]
-        return float(number) if number.isdecimal() else float("inf"), item
+        number = self.factor.name.removeprefix("blk.").partition(".")[0]
+        item = math.inf if self.factor.item is None else self.factor.item
+        return float(number) if number.isdecimal() else math.inf, item
 
 
 @dataclass(slots=True)
 class _Runner:
     """One pass: when its thread may go on, what it waits for, and how it ended."""
 
+    weights: Weights
     go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     wish: _Wish | None = None
     answer: torch.Tensor | None = None
@@ -70,28 +69,16 @@ class _Stopped(BaseException):
 class _Shared(Weights):
     """The weights as one pass sees them: every product is a request."""
 
-    def __init__(self, weights: Weights, runner: _Runner, turn: threading.Semaphore) -> None:
-        super().__init__(weights.graph, device=weights.device)
-        self._weights, self._runner, self._turn = weights, runner, turn
+    def __init__(self, runner: _Runner, turn: threading.Semaphore) -> None:
+        super().__init__(runner.weights.graph, device=runner.weights.device)
+        self._runner, self._turn = runner, turn
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
-        return self._weights.values(ref, start, stop)
+        return self._runner.weights.values(ref, start, stop)
 
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return self._ask("linear", name, x=x)
-
-    def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return self._ask("turned_linear", name, x=x)
-
-    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
-        return self._ask("item_linear", name, item, x=x)
-
-    def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
-        return self._ask("turned_item_linear", name, item, x=x)
-
-    def _ask(self, method: str, *names: Any, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, factor: Factor, x: torch.Tensor) -> torch.Tensor:
         runner = self._runner
-        runner.wish = _Wish(method, names, x)
+        runner.wish = _Wish(factor, x)
         self._turn.release()
         runner.go.acquire()
         if runner.stop:
@@ -101,15 +88,20 @@ class _Shared(Weights):
         return answer
 
 
-def in_lockstep(weights: Weights, passes: Sequence[Pass]) -> None:
-    """Run the passes to their ends. When one of them raises, stop the others and raise its error."""
-    turn, runners = threading.Semaphore(0), [_Runner() for _ in passes]
+def in_lockstep(groups: Sequence[tuple[Weights, Sequence[Pass]]]) -> None:
+    """Run passes over one model or several, which compute on one device, to their ends.
+
+    A pass may read what those of earlier groups left before they asked for the same matrix. When a pass raises, the
+    others are stopped, and its error is raised.
+    """
+    turn = threading.Semaphore(0)
+    runners = [[_Runner(weights) for _ in passes] for weights, passes in groups]
 
     def run(work: Pass, runner: _Runner) -> None:
         runner.go.acquire()
         try:
             if not runner.stop:
-                work(_Shared(weights, runner, turn))
+                work(_Shared(runner, turn))
         except _Stopped:
             pass
         except BaseException as error:
@@ -117,47 +109,64 @@ def in_lockstep(weights: Weights, passes: Sequence[Pass]) -> None:
         turn.release()
 
     threads = [
-        threading.Thread(target=run, args=(work, runner), daemon=True)
-        for work, runner in zip(passes, runners, strict=True)
+        threading.Thread(target=run, args=pair, daemon=True)
+        for (_, passes), group in zip(groups, runners, strict=True)
+        for pair in zip(passes, group, strict=True)
     ]
     for thread in threads:
         thread.start()
     try:
         with one_thread():
-            _take_turns(weights, runners, turn)
+            _take_turns(runners, turn)
     finally:
-        for runner in runners:
-            runner.stop = True
-            runner.go.release()
+        for group in runners:
+            for runner in group:
+                runner.stop = True
+                runner.go.release()
         for thread in threads:
             thread.join()
 
 
-def _take_turns(weights: Weights, runners: Sequence[_Runner], turn: threading.Semaphore) -> None:
-    ready: Sequence[_Runner] = runners
-    while ready:
-        for number, runner in enumerate(ready):
-            if number >= weights.threads:
-                turn.acquire()
-            runner.go.release()
-        for _ in ready[-weights.threads :]:
-            turn.acquire()
-        for runner in ready:
-            if runner.error is not None:
-                raise runner.error
-        waiting = [(runner, runner.wish) for runner in runners if runner.wish is not None]
+def _take_turns(groups: Sequence[Sequence[_Runner]], turn: threading.Semaphore) -> None:
+    ready = groups
+    while any(ready):
+        for group in ready:
+            _go_on(group, turn)
+        waiting = [(runner.wish.place, runner.wish) for group in groups for runner in group if runner.wish is not None]
         ready = []
         if waiting:
-            first = min((wish for _, wish in waiting), key=lambda wish: wish.place)
-            chosen = [(runner, wish) for runner, wish in waiting if wish.key == first.key]
-            _serve(weights, chosen)
-            ready = [runner for runner, _ in chosen]
+            factor = min(waiting, key=lambda pair: pair[0])[1].factor
+            ready = [[each for each in group if each.wish and each.wish.factor == factor] for group in groups]
+            _serve(factor, [runner for group in ready for runner in group])
 
 
-def _serve(weights: Weights, chosen: Sequence[tuple[_Runner, _Wish]]) -> None:
-    wishes = [wish for _, wish in chosen]
-    rows = torch.cat([wish.x for wish in wishes])
-    with torch.inference_mode(), making_tensors(weights.device):
-        product = getattr(weights, wishes[0].method)(*wishes[0].names, rows)
-    for (runner, _), part in zip(chosen, product.split([len(wish.x) for wish in wishes]), strict=True):
-        runner.wish, runner.answer = None, part
+def _go_on(runners: Sequence[_Runner], turn: threading.Semaphore) -> None:
+    """Let passes run, as many at a time as there are threads, until all of them have stopped."""
+    threads = runners[0].weights.threads if runners else 0
+    for number, runner in enumerate(runners):
+        if number >= threads:
+            turn.acquire()
+        runner.go.release()
+    for _ in runners[-threads:]:
+        turn.acquire()
+    for runner in runners:
+        if runner.error is not None:
+            raise runner.error
+
+
+def _serve(factor: Factor, chosen: Sequence[_Runner]) -> None:
+    """Answer passes that wait for one matrix: those that take it from the same weights by one product."""
+    holders: dict[int, tuple[Weights, list[_Runner]]] = {}
+    for runner in chosen:
+        holder = runner.weights.holder(factor)
+        holders.setdefault(id(holder), (holder, []))[1].append(runner)
+    products = []
+    for weights, runners in holders.values():
+        with torch.inference_mode(), making_tensors(weights.device):
+            products.append(weights.product(factor, torch.cat([runner.wish.x for runner in runners if runner.wish])))
+    compute(products, chosen[0].weights.threads)
+    for (_, runners), product in zip(holders.values(), products, strict=True):
+        lengths = [len(runner.wish.x) for runner in runners if runner.wish]
+        parts = torch.split(product.result, lengths)
+        for runner, part in zip(runners, parts, strict=True):
+            runner.wish, runner.answer = None, part

@@ -10,9 +10,12 @@ while they wait for each other (measured on two busy cores: 16 to 32 s of CPU in
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.device import CPU, chosen, moved
@@ -20,7 +23,8 @@ from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.rows import CHUNK, values_of
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import BadValueError, MissingError
-from ggferry.support.lazy_import import lazy
+from ggferry.quant.kernels import Compiled
+from ggferry.support.lazy_import import import_ahead, lazy
 from ggferry.support.threads import each, workers
 
 if TYPE_CHECKING:
@@ -31,6 +35,12 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
     torch = lazy("torch")
+
+ROWS, ALIGNED = 4, 16
+"""Rows of a matrix that `PRODUCTS` takes at once, and what its columns must be a multiple of."""
+LARGE = 1 << 26
+"""Weights of a model from which on loading `PRODUCTS` costs less than it saves."""
+PRODUCTS = Compiled("ggferry.quant.kernels.products", "products", "PRODUCTS")
 
 _passes: list[tuple[int, str, str]] = []
 """torch's settings before each of the concurrent passes."""
@@ -59,6 +69,54 @@ def one_thread() -> Iterator[None]:
             _passes.pop()
 
 
+@contextmanager
+def _in_a_thread() -> Iterator[None]:
+    """Let torch compute in this thread as in the pass: it keeps these settings for each thread."""
+    torch.set_num_threads(1)  # of MKL's threads, too; a second one would only wait for the first
+    with torch.inference_mode():
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """What x is multiplied with: `x @ W.T`, or `x @ W` where W holds one column for each output.
+
+    Attributes:
+        name: The role of the matrix, or of the stack of matrices.
+        item: Its number in a stack.
+        transposed: Whether it holds one column for each output.
+    """
+
+    name: str
+    item: int | None = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product in parts, which threads compute in any order, and the result once all are done."""
+
+    parts: Sequence[Callable[[], None]]
+    result: torch.Tensor
+
+
+def compute(products: Sequence[Product], threads: int) -> None:
+    """Compute all parts of several products."""
+    parts = [part for product in products for part in product.parts]
+    each(parts, lambda part: part(), min(threads, len(parts)) or 1)
+
+
+def prepare(graph: ModelGraph) -> None:
+    """Begin to load, in the background, what passes over a model of this size need."""
+    import_ahead("torch")  # 0.8 s of one core, in which the other one can work
+    if _is_large(graph) and chosen() == CPU:
+        PRODUCTS.after(LARGE)
+
+
+def _is_large(graph: ModelGraph) -> bool:
+    return sum(math.prod(node.shape) for node in graph.nodes) >= LARGE
+
+
 class Weights:
     """Access to tensors by role name ('blk.0.attn_q.weight').
 
@@ -68,6 +126,11 @@ class Weights:
 
     def __init__(self, graph: ModelGraph, threads: int | None = None, device: str | None = None) -> None:
         self.graph, self.threads, self.device = graph, workers(threads), device or chosen()
+
+    @cached_property
+    def _products(self) -> Any:
+        """The kernel that multiplies; None on a GPU, and for small models, for whose last digits torch answers."""
+        return PRODUCTS.if_possible() if self.device == CPU and _is_large(self.graph) else None
 
     def has(self, name: str) -> bool:
         """Return whether the model has a tensor of this role."""
@@ -94,7 +157,40 @@ class Weights:
 
         W is streamed in chunks of rows. Where several source matrices make up a role, their outputs are concatenated.
         """
-        return torch.cat([self._linear(ref, 0, ref.rows, x) for ref in self.refs(name)], -1)
+        return self.multiply(Factor(name), x)
+
+    def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Return `x @ W` `(tokens, columns)` for x `(tokens, rows)`; W is streamed in chunks of rows."""
+        return self.multiply(Factor(name, transposed=True), x)
+
+    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        """Return `x @ W[item].T` for a stack of matrices.
+
+        The stack is one tensor for each matrix (Hugging Face), or one tensor of three axes (GGUF).
+        """
+        return self.multiply(Factor(name, item), x)
+
+    def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
+        """Return `x @ W[item]` for a stack of matrices that hold one column for each output."""
+        return self.multiply(Factor(name, item, transposed=True), x)
+
+    def multiply(self, factor: Factor, x: torch.Tensor) -> torch.Tensor:
+        """Return the product of x with a matrix, in the dtype of x."""
+        product = self.product(factor, x)
+        compute([product], self.threads)
+        return product.result
+
+    def product(self, factor: Factor, x: torch.Tensor) -> Product:
+        """Return the product of x with a matrix, before any part of it is computed."""
+        if factor.item is None:
+            ranges = [(ref, 0, ref.rows) for ref in self.refs(factor.name)]
+        else:
+            ranges = [self._item(factor.name, factor.item)]
+        return self._turned(*ranges[0], x) if factor.transposed else self._linear(ranges, x)
+
+    def holder(self, factor: Factor) -> Weights:
+        """Return the weights that hold a matrix: these, or others with the same values."""
+        return self
 
     def row_lengths(self, name: str) -> torch.Tensor:
         """Return the Euclidean length of every row of a matrix, `(rows,)`; it is streamed in chunks of rows."""
@@ -102,23 +198,6 @@ class Weights:
         step = max(1, CHUNK // (ref.columns * 4))
         chunks = (self._decode(ref, start, min(ref.rows, start + step)) for start in range(0, ref.rows, step))
         return torch.cat([chunk.norm(dim=-1) for chunk in chunks])
-
-    def turned_linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """Return `x @ W` `(tokens, columns)` for x `(tokens, rows)`; W is streamed in chunks of rows."""
-        ref = self.refs(name)[0]
-        return self._turned(ref, 0, ref.rows, x)
-
-    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
-        """Return `x @ W[item].T` for a stack of matrices.
-
-        The stack is one tensor for each matrix (Hugging Face), or one tensor of three axes (GGUF).
-        """
-        return self._linear(*self._item(name, item), x)
-
-    def turned_item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
-        """Return `x @ W[item]` for a stack of matrices that hold one column for each output."""
-        ref, first, last = self._item(name, item)
-        return self._turned(ref, first, last, x)
 
     def item(self, name: str, item: int) -> torch.Tensor:
         """Return one whole matrix of a stack; for small ones."""
@@ -131,33 +210,44 @@ class Weights:
         rows = refs[0].rows // self.graph.by_name[name].shape[0]  # a source may have them concatenated in one matrix
         return refs[0], item * rows, (item + 1) * rows
 
-    def _turned(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:
+    def _turned(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> Product:
         out = torch.zeros((len(x), ref.columns), dtype=x.dtype, device=x.device)
         step = max(1, CHUNK // (ref.columns * 4))
-        for start in range(first, last, step):
-            stop = min(last, start + step)
-            out.addmm_(x[:, start - first : stop - first], self._decode(ref, start, stop).to(x.dtype))
-        return out
 
-    def _linear(self, ref: TensorRef, first: int, last: int, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((len(x), last - first), dtype=x.dtype, device=x.device)
-        step = max(1, CHUNK // (ref.columns * 4))
+        def add() -> None:
+            with _in_a_thread():
+                for start in range(first, last, step):
+                    stop = min(last, start + step)
+                    out.addmm_(x[:, start - first : stop - first], self._decode(ref, start, stop).to(x.dtype))
 
-        def multiply(start: int) -> None:
-            stop = min(last, start + step)
-            with torch.inference_mode():  # each thread has a mode of its own
-                here = out[:, start - first : stop - first]
-                if self.device != CPU:
-                    torch.matmul(x, self._decode(ref, start, stop).to(x.dtype).T, out=here)
-                    return
-                rows = self.values(ref, start, stop)
-                torch.matmul(x, torch.from_numpy(np.ascontiguousarray(rows)).to(x.dtype).T, out=here)
-                if not bool(here.isfinite().all()):  # it holds a product with every value of the rows, and is smaller
-                    self._check(ref, start, rows)
+        return Product([add], out)
 
-        starts = range(first, last, step)
-        each(starts, multiply, min(self.threads, len(starts)) or 1)
-        return out
+    def _linear(self, ranges: Sequence[tuple[TensorRef, int, int]], x: torch.Tensor) -> Product:
+        out = torch.empty((len(x), sum(last - first for _, first, last in ranges)), dtype=x.dtype, device=x.device)
+        x, parts, at = x.contiguous(), [], 0
+        for ref, first, last in ranges:
+            step = max(1, CHUNK // (ref.columns * 4))
+            step -= step % ROWS if step > ROWS else 0
+            for start in range(first, last, step):
+                stop = min(last, start + step)
+                parts.append(partial(self._multiply, ref, start, stop, x, out, at))
+                at += stop - start
+        return Product(parts, out)
+
+    def _multiply(self, ref: TensorRef, start: int, stop: int, x: torch.Tensor, whole: torch.Tensor, at: int) -> None:
+        """Put the products of x with rows of a matrix into the columns of `whole` from `at` on."""
+        with _in_a_thread():
+            out = whole[:, at : at + stop - start]
+            if self.device != CPU:
+                torch.matmul(x, self._decode(ref, start, stop).to(x.dtype).T, out=out)
+                return
+            rows = np.ascontiguousarray(self.values(ref, start, stop))
+            if self._products and x.dtype == torch.float32 and ref.columns % ALIGNED == 0:
+                self._products(x.numpy(), rows, whole.numpy(), at)
+            else:
+                torch.matmul(x, torch.from_numpy(rows).to(x.dtype).T, out=out)
+            if not bool(out.isfinite().all()):  # it holds a product with every value of the rows, and is smaller
+                self._check(ref, start, rows)
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
         """Return rows `start:stop` of a tensor, float32 `(stop - start, columns)`."""

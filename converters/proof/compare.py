@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
-from ggferry.converters.proof.logits import LogitsProof, Passes, check_logits
+from ggferry.converters.proof.logits import LogitsProof, check_all_logits
 from ggferry.converters.proof.tensors import Encoding, Sides, TensorProof, check_tensor
 from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.formats.errors import VerificationError
@@ -154,16 +154,20 @@ def verify_together(cases: Sequence[Case], *, jobs: int | None = None, stage: St
                 found, check_tensor([c.sides for c in cases], node.name, jobs, progress), strict=True
             ):
                 tensors.append(tensor)
-    passes = Passes()
     give_back()
-    proofs = []
-    for case, values, tensors in zip(cases, hparams, found, strict=True):
-        output = case.sides.output
-        computable = case.level == "full" and bool(output.nodes and output.architecture.recipe)
-        logits = check_logits(case.sides.source, output, tensors, jobs, stage, passes) if computable else None
-        texts = of_texts(case.tokenizer)
-        proofs.append(Proof(case.level, tuple(tensors), values, logits, case.tokenizer, testimonies=texts))
-    return proofs
+    computable = [
+        number for number, case in enumerate(cases)
+        if case.level == "full" and case.sides.output.nodes and case.sides.output.architecture.recipe
+    ]  # fmt: skip
+    outputs = [(cases[number].sides.output, found[number]) for number in computable]
+    source = cases[0].sides.source
+    logits = dict(zip(computable, check_all_logits(source, outputs, jobs, stage) if outputs else (), strict=True))
+    return [
+        Proof(
+            case.level, tuple(tensors), values, logits.get(number), case.tokenizer, testimonies=of_texts(case.tokenizer)
+        )
+        for number, (case, values, tensors) in enumerate(zip(cases, hparams, found, strict=True))
+    ]
 
 
 def _expect(cases: Sequence[Case]) -> None:

@@ -11,19 +11,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.device import title
-from ggferry.converters.forward.evaluate import embedding, forward, result_of
+from ggferry.converters.forward.evaluate import embedding, forward, reads_tokens, result_of
 from ggferry.converters.forward.lockstep import in_lockstep
 from ggferry.converters.forward.model import LOGITS, Choices, Result
-from ggferry.converters.forward.weights import Weights
+from ggferry.converters.forward.weights import Factor, Weights
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.prompts import Prompt, prompts, reach
 from ggferry.converters.proof.tensors import TensorProof
+from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import VerificationError
 from ggferry.support.lazy_import import lazy
@@ -41,6 +42,8 @@ EXACT_LOGITS = 2e-6
 _FEW_BLOCKS = 3
 _COUNTERS = ("n_layer", "n_layer_enc", "n_layer_dec", "v_n_layer", "a_n_layer")
 CANCELLED = 8
+ROWS = 64 << 20
+"""Bytes of logits that the sides of passes which run together may hold."""
 
 _BLOCK = re.compile(r"blk\.\d+")
 """Matches up to the end of the part of a name that identifies its block: blk.0, enc.blk.0."""
@@ -86,30 +89,23 @@ class LogitsProof:
         return {**asdict(self), "what": str(self.what)}
 
 
-@dataclass(slots=True)
-class Passes:
-    """What the source's own pass gave, once it has run.
-
-    Attributes:
-        expected: The wanted rows of every prompt.
-        choices: The experts that were chosen in it.
-    """
-
-    expected: list[Any] | None = None
-    choices: list[Choices] = field(default_factory=list)
-
-
 class SourceValues(Weights):
     """The output's tensors with the source's values in the output's layout."""
 
-    def __init__(self, output: ModelGraph, source: ModelGraph, threads: int | None = None) -> None:
-        super().__init__(output, threads)
+    def __init__(self, output: ModelGraph, source: Weights) -> None:
+        super().__init__(output, source.threads, source.device)
         self._source = source
-        self._nodes = {node.inputs[0].name: source.by_name[node.name] for node in output.nodes}
+        self._nodes = {node.inputs[0].name: source.graph.by_name[node.name] for node in output.nodes}
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:
         """Return rows `start:stop` of the source's values for the tensor, float32."""
-        return rows.laid_out_values(self._source.checkpoint, self._nodes[ref.name], start, stop)
+        return rows.laid_out_values(self._source.graph.checkpoint, self._nodes[ref.name], start, stop)
+
+    def holder(self, factor: Factor) -> Weights:
+        """Return the source's weights for a matrix that has no other layout in the output."""
+        node = self._source.graph.by_name[factor.name]
+        shapes = {ref.shape for ref in (*node.inputs, *self.refs(factor.name))}
+        return self._source if node.layout == SAME and len(node.inputs) == len(shapes) == 1 else self
 
 
 def check_logits(
@@ -118,7 +114,6 @@ def check_logits(
     tensors: Sequence[TensorProof] = (),
     jobs: int | None = None,
     stage: Stage = silent,
-    passes: Passes | None = None,
 ) -> LogitsProof:
     """Run both sides on the fixed prompts and compare the results.
 
@@ -128,45 +123,128 @@ def check_logits(
         tensors: What was found for the tensors; where one was rounded, the third pass is run.
         jobs: Number of threads; None for the default.
         stage: Opens a progress bar.
-        passes: Keeps the source's pass for other outputs of the same source.
 
     Raises VerificationError when the sides differ by more than two float32 passes over the same values do.
     """
-    passes = passes or Passes()
-    texts = prompts(source)
-    sides: list[Weights] = [Weights(source, jobs), Weights(output, jobs)]
-    if any(tensor.max_error for tensor in tensors):
-        sides.append(SourceValues(output, source, jobs))
-    read = sum(side.graph.checkpoint.nbytes for side in sides)
-    result = result_of(output)
-    with stage(Phase.COMPUTING, read) as progress:
-        if passes.expected is None:
-            passes.choices = [Choices() for _ in texts]
-            passes.expected = run_prompts(sides[0], texts, _by_block(source, progress), passes.choices)
-        expected, first = passes.expected, passes.choices
-        found = [
-            run_prompts(side, texts, _by_block(side.graph, progress), [Choices(earlier=c.chosen) for c in first])
-            for side in sides[1:]
+    return check_all_logits(source, [(output, tensors)], jobs, stage)[0]
+
+
+def check_all_logits(
+    source: ModelGraph,
+    outputs: Sequence[tuple[ModelGraph, Sequence[TensorProof]]],
+    jobs: int | None = None,
+    stage: Stage = silent,
+) -> list[LogitsProof]:
+    """Do for several outputs of one source what `check_logits` does for one.
+
+    The source's values are read once for as many passes as the room for their rows allows. Outputs that state the same
+    model have one third pass.
+    """
+    texts, origin = prompts(source), Weights(source, jobs)
+    own = [Weights(output, jobs) for output, _ in outputs]
+    alike = _structures(outputs, origin)
+    sides = [*{id(side): side for side in alike if side is not None}.values(), *own]
+    with stage(Phase.COMPUTING, sum(side.graph.checkpoint.nbytes for side in (origin, *sides))) as progress:
+        chosen, found = _compared(origin, sides, texts, progress)
+    come_to = reach(source, texts, [choices.chosen for choices in chosen])
+    said = tuple(text.as_dict() for text in texts)
+    return [
+        replace(
+            _judged(source, side, found[id(side)], found[id(third)] if third else None),
+            prompts=said, reached=come_to.reached, not_reached=come_to.missed, device=title(origin.device),
+        )
+        for side, third in zip(own, alike, strict=True)
+    ]  # fmt: skip
+
+
+def _structures(
+    outputs: Sequence[tuple[ModelGraph, Sequence[TensorProof]]], origin: Weights
+) -> list[SourceValues | None]:
+    """Return the third pass of each output, which is one and the same for those that state the same model."""
+    found: list[SourceValues | None] = []
+    for output, tensors in outputs:
+        if any(tensor.max_error for tensor in tensors):
+            same = (each for each in found if each is not None and _same_model(each.graph, output))
+            found.append(next(same, None) or SourceValues(output, origin))
+        else:
+            found.append(None)
+    return found
+
+
+def _same_model(one: ModelGraph, other: ModelGraph) -> bool:
+    """Return whether two outputs differ, for a forward pass over other values than theirs, in nothing at all."""
+    sides = [
+        (graph.architecture, graph.dialect, graph.sizes, [(n.name, n.shape, n.layout) for n in graph.nodes])
+        for graph in (one, other)
+    ]
+    return sides[0] == sides[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """How the passes of one side differ from the source's: over the rows, and over what is made of a text."""
+
+    rows: LogitsProof
+    vectors: float | None
+
+
+def _compared(
+    origin: Weights, sides: Sequence[Weights], texts: Sequence[Prompt], progress: Progress
+) -> tuple[list[Choices], dict[int, _Found]]:
+    """Run the passes of all sides; return the source's choices of experts, and what was found by side."""
+    choices = [Choices() for _ in texts]
+    expected: list[Any] = []
+    vectors: list[Any] = []
+    found = {}
+    for group in _groups(origin, sides, texts):
+        passes = [
+            Passes(side, _by_block(side.graph, progress), choices if side is origin else _after(choices))
+            for side in group
         ]
-    proof = replace(_worst(expected, found[0]), limit=exact_limit(source), what=result, device=title(sides[0].device))
+        for side, logits in zip(group, run_together(passes, texts), strict=True):
+            own = _vectors(side, logits)
+            if side is origin:
+                expected, vectors = logits, own
+                continue
+            apart = _worst(vectors, own).relative_rms if len(vectors) == len(own) and vectors else math.inf
+            found[id(side)] = _Found(_worst(expected, logits), apart if vectors else None)
+    return choices, found
+
+
+def _after(choices: Sequence[Choices]) -> list[Choices]:
+    return [Choices(earlier=each.chosen) for each in choices]
+
+
+def _groups(origin: Weights, sides: Sequence[Weights], texts: Sequence[Prompt]) -> list[list[Weights]]:
+    """Return which sides run together: as many as ROWS holds, the source among the first.
+
+    What reads more than tokens has activations of a size that is not known before, and runs alone.
+    """
+    if not reads_tokens(origin.graph) or result_of(origin.graph).inputs:
+        return [[side] for side in (origin, *sides)]
+    rows = sum(len(text.tokens if text.places.rows is None else text.places.rows) for text in texts)
+    together = max(2, ROWS // (4 * rows * max(1, origin.graph.sizes["n_vocab"])))
+    first, rest = sides[:together], sides[together:]
+    return [[origin, *first], *([*rest[at : at + together]] for at in range(0, len(rest), together))]
+
+
+def _judged(source: ModelGraph, side: Weights, found: _Found, third: _Found | None) -> LogitsProof:
+    """Return what was found for an output. Raises VerificationError."""
+    output, result = side.graph, result_of(side.graph)
+    proof = replace(
+        found.rows, limit=exact_limit(source), what=result, embedding=found.vectors,
+        structure=third.rows.relative_rms if third else None,
+    )  # fmt: skip
     if not result.ranked:
         proof = replace(proof, top1_agreement=None, kl_divergence=None)
-    vectors = [_vectors(side, rows) for side, rows in zip(sides, (expected, *found), strict=True)]
-    if vectors[0]:
-        proof = replace(proof, embedding=_worst(vectors[0], vectors[1]).relative_rms)
-    if found[1:]:
-        proof = replace(proof, structure=_worst(expected, found[1]).relative_rms)
-    if vectors[0]:
-        _check_vectors(vectors[0], vectors[-1], proof.limit, output.checkpoint.path)
-    apart = proof.relative_rms if proof.structure is None else proof.structure
-    if not (apart <= proof.limit and math.isfinite(proof.relative_rms)):
+    apart = third or found
+    _check_vectors(apart.vectors, proof.limit, output.checkpoint.path)
+    if not (apart.rows.relative_rms <= proof.limit and math.isfinite(proof.relative_rms)):
         raise VerificationError(
             "the forward pass of the output differs from the source's", path=output.checkpoint.path,
-            found=f"relative RMS {apart:.3g}", expected=f"at most {proof.limit:.3g}",
+            found=f"relative RMS {apart.rows.relative_rms:.3g}", expected=f"at most {proof.limit:.3g}",
         )  # fmt: skip
-    come_to = reach(source, texts, [choices.chosen for choices in first])
-    said = tuple(text.as_dict() for text in texts)
-    return replace(proof, prompts=said, reached=come_to.reached, not_reached=come_to.missed)
+    return proof
 
 
 def _vectors(side: Weights, rows: Sequence[Any]) -> list[Any]:
@@ -175,13 +253,12 @@ def _vectors(side: Weights, rows: Sequence[Any]) -> list[Any]:
     return [vector[None] for vector in found if vector is not None]
 
 
-def _check_vectors(source: Sequence[Any], output: Sequence[Any], limit: float, path: str) -> None:
+def _check_vectors(apart: float | None, limit: float, path: str) -> None:
     """Check that texts come out as the same vectors or scores. Raises VerificationError.
 
     A score is a sum in which much may cancel, so it may be `CANCELLED` times as far off as the states.
     """
-    apart = _worst(source, output).relative_rms if len(source) == len(output) else math.inf
-    if not apart <= limit * CANCELLED:
+    if apart is not None and not apart <= limit * CANCELLED:
         raise VerificationError(
             "what the output makes of a text differs from what the source does", path=path,
             found=f"relative RMS {apart:.3g}", expected=f"at most {limit * CANCELLED:.3g}",
@@ -217,20 +294,42 @@ def run_prompts(
 
     `choices`: for each prompt, the `choices` argument of `forward`.
     """
-    found: list[Any] = [None] * len(texts)
+    return run_together([Passes(weights, progress, choices)], texts)[0]
 
-    def run(number: int, shared: Weights) -> None:
-        text = texts[number]
-        told = progress if number == 0 else None
-        chosen = choices[number] if choices else None
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The passes of one model over the prompts.
+
+    Attributes:
+        weights: Access to its tensors.
+        progress: Called with the number of blocks done.
+        choices: For each prompt, the `choices` argument of `forward`.
+    """
+
+    weights: Weights
+    progress: Progress | None = None
+    choices: Sequence[Choices] | None = None
+
+    def run(self, texts: Sequence[Prompt], number: int, found: list[Any], weights: Weights) -> None:
+        """Put the wanted rows of one prompt among what was found."""
+        text, told = texts[number], self.progress if number == 0 else None
+        chosen = self.choices[number] if self.choices else None
         found[number] = forward(
-            weights.graph, text.tokens, told, shared, text.inputs, places=text.places, choices=chosen
+            self.weights.graph, text.tokens, told, weights, text.inputs, places=text.places, choices=chosen
         )
 
-    if len(texts) == 1:
-        run(0, weights)
+
+def run_together(sides: Sequence[Passes], texts: Sequence[Prompt]) -> list[list[Any]]:
+    """Return the wanted rows of every prompt for several models with the same roles, read side by side."""
+    found: list[list[Any]] = [[None] * len(texts) for _ in sides]
+    if len(sides) == len(texts) == 1:
+        sides[0].run(texts, 0, found[0], sides[0].weights)
     else:
-        in_lockstep(weights, [partial(run, number) for number in range(len(texts))])
+        in_lockstep([
+            (side.weights, [partial(side.run, texts, number, rows) for number in range(len(texts))])
+            for side, rows in zip(sides, found, strict=True)
+        ])  # fmt: skip
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ class Compiled:
             self._done += elements
             if self._done >= (ENOUGH_WITH_NUMBA if "numba" in sys.modules else ENOUGH):
                 self._asked = True
-                _in_background(self._load_if_possible)
+                _in_background(self.if_possible)
         return self._run
 
     def load(self) -> Any:
@@ -113,8 +114,8 @@ class Compiled:
                 self._run = run
         return self._run
 
-    def _load_if_possible(self) -> None:
-        try:
-            self.load()
-        except Exception:  # a broken compiler leaves us with numpy, which is right and slow
-            self._run = None
+    def if_possible(self) -> Any:
+        """Return the kernel as `load` does, or None where it cannot be compiled."""
+        with suppress(Exception):  # a broken compiler leaves us with the reference, which is right and slow
+            return self.load()
+        return None

@@ -22,8 +22,10 @@ _SINGLES = nb.types.Array(nb.float32, 1, "C", readonly=True)
 NARROW = (_SINGLES, nb.uint8[::1], nb.int64)
 UNPACK = (nb.types.Array(nb.uint8, 2, "C", readonly=True), nb.uint8[:, ::1], nb.int64)
 APART = (_SINGLES, _SINGLES, _SINGLES, nb.int64, nb.float32, nb.float32, nb.int64, nb.float64[:, ::1])
+_ROWS = nb.types.Array(nb.float32, 2, "C", readonly=True)
+PRODUCTS = (_ROWS, _ROWS, nb.float32[:, ::1], nb.int64)
 ALIKE = (_SINGLES, _SINGLES, nb.int64, nb.int64, nb.float64, nb.float64, nb.float64)
-"""The arguments of decoders, of the roundings of `decode_plain`, of packed integers, and of `differences`' two."""
+"""The arguments of decoders, of roundings (`decode_plain`), of packed integers, of `products`, of comparisons."""
 
 
 def decoder(function: Callable[..., Any]) -> Any:

@@ -81,7 +81,9 @@ def verify(
     from ggferry.converters.request import request_of
     from ggferry.converters.verify import reverify
     from ggferry.service.cli.progress_bar import progress
+    from ggferry.support.allocator import settle
 
+    settle()
     quiet = given["as_json"]
     with reached(source, given) as left, reached(output, given) as right:
         stage = right.staged(left.staged(lambda title, total: progress(title, total, wanted=not quiet)))
@@ -101,14 +103,14 @@ def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any])
     from ggferry.converters.export.export import carry_out
     from ggferry.converters.ladder import rating, table
     from ggferry.service.cli.progress_bar import progress
-    from ggferry.support.allocator import few_arenas
+    from ggferry.support.allocator import settle
 
     as_json = given["as_json"]
     if given["dry_run"]:
         show = _print_plans if all(each.to == "gguf" for each in requests) else _print_folder
         show(requests, as_json)
         return
-    few_arenas()
+    settle()
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
     results = carry_out(requests, stage, lambda receipt: source.check_unchanged())
     both = [*results, *(result.second for result in results[:1] if result.second)]

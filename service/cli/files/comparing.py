@@ -34,7 +34,9 @@ def compare(
     from ggferry.service.cli.progress_bar import progress
     from ggferry.service.library.comparing import quality_of
     from ggferry.service.records.quality_html import quality_page
+    from ggferry.support.allocator import settle
 
+    settle()
     quiet = given["as_json"]
     with reached(first, given) as a, reached(second, given) as b, computing_on(given["device"]):
         stage = b.staged(a.staged(lambda title, total: progress(title, total, wanted=not quiet)))

@@ -62,7 +62,7 @@ def test_all_of_a_pass_is_on_the_device(model: Path, elsewhere: list[torch.Size]
     """torch refuses to add tensors of two places, so that one left behind ends the pass."""
     graph = graph_of(str(model))
     passes = [partial(_run, graph)] * together
-    in_lockstep(Weights(graph, 1, "meta"), passes)
+    in_lockstep([(Weights(graph, 1, "meta"), passes)])
     assert elsewhere == [(len(TOKENS), graph.sizes["n_vocab"])] * together
 
 

@@ -21,7 +21,7 @@ from ggferry.converters.forward import importance_matrix as importance
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.importance_matrix import chunks_of, group_size, measure, write_imatrix
 from ggferry.converters.forward.lockstep import in_lockstep
-from ggferry.converters.forward.weights import Weights
+from ggferry.converters.forward.weights import Factor, Product, Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
 from ggferry.converters.understand import graph_of
@@ -99,13 +99,9 @@ class Counting(Weights):
         super().__init__(graph)
         self.asked: Counter[tuple[str, int]] = Counter()
 
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        self.asked[name, 0] += 1
-        return super().linear(name, x)
-
-    def item_linear(self, name: str, item: int, x: torch.Tensor) -> torch.Tensor:
-        self.asked[name, item] += 1
-        return super().item_linear(name, item, x)
+    def product(self, factor: Factor, x: torch.Tensor) -> Product:
+        self.asked[factor.name, factor.item or 0] += 1
+        return super().product(factor, x)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2", "gpt2"])
@@ -121,7 +117,7 @@ def test_passes_in_lockstep_are_passes_alone(name: str, fixtures: Path) -> None:
     def run(number: int, shared: Weights) -> None:
         together[number] = forward(graph, texts[number], weights=shared)
 
-    in_lockstep(weights, [partial(run, number) for number in range(len(texts))])
+    in_lockstep([(weights, [partial(run, number) for number in range(len(texts))])])
     for number, expected in enumerate(alone):
         assert np.allclose(together[number], expected, rtol=1e-4, atol=1e-5)
     plain = [count for (tensor, _), count in weights.asked.items() if "exps" not in tensor]

@@ -38,7 +38,7 @@ from helpers.witnesses import FIXTURES
 STAGES = {
     "check_metadata": "keys", "check_hparams": "keys", "compare_keys": "keys", "check_accounting": "accounting",
     "check_decoders": "decoders",
-    "check_tensor": "tensors", "check_logits": "logits", "check_tokenizer": "vocabulary", "examine": "witness",
+    "check_tensor": "tensors", "check_all_logits": "logits", "check_tokenizer": "vocabulary", "examine": "witness",
     "make_plans": "reading", "understand": "reading", "prove_adapter": "adapter",
 }  # fmt: skip
 """Functions, and what an error that they raise shows; the innermost counts."""

@@ -125,7 +125,7 @@ def test_packed_integers_are_unpacked_alike(bits: int, monkeypatch: pytest.Monke
 def test_a_kernel_that_differs_is_not_used() -> None:
     """A compiler that is wrong on some machine costs time, not values."""
     one = Compiled("ggferry.quant.kernels.decode_simple", "q4_0", agrees=lambda run: False)
-    one._load_if_possible()
+    assert one.if_possible() is None
     assert one.after(1 << 40) is None
 
 
@@ -138,6 +138,6 @@ def test_little_work_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not asked
     one.after(1 << 26)
     one.after(1 << 26)
-    assert asked == [one._load_if_possible]
+    assert asked == [one.if_possible]
     asked[0]()
     assert one.after(1) is not None
