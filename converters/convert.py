@@ -13,7 +13,7 @@ from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.steps import Plan
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.forward.weights import prepare
-from ggferry.converters.metadata.beside import SECOND
+from ggferry.converters.metadata.beside import SECOND, TEXT
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known, Param
@@ -192,7 +192,7 @@ def receipts_of(rungs: Sequence[Rung], proofs: Sequence[tuple[Proof, list[Record
         others = [
             one for some, each in zip(rungs, files, strict=True) if some.is_second != rung.is_second for one in each
         ]
-        found.append({**receipt, **({"text" if rung.is_second else SECOND: others} if others else {})})
+        found.append({**receipt, **({TEXT if rung.is_second else SECOND: others} if others else {})})
     return found
 
 

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from ggferry.converters.convert import Result
+from ggferry.converters.options import types_of
 from ggferry.converters.request import Request
 from ggferry.converters.second_file import PLACE, second_out
 from ggferry.formats.errors import UsageError
@@ -26,10 +27,7 @@ def requests_of(outtypes: str, out: str | None, request: Callable[[str], Request
     Raises:
         UsageError: A type is missing or stands there twice, or one name is given for several outputs.
     """
-    types = [name.strip() for name in outtypes.split(",")]
-    twice = sorted({name for name in types if types.count(name) > 1 or not name})
-    if twice and len(types) > 1:
-        raise UsageError("--outtype", found=outtypes, expected="types, separated by commas, each once")
+    types = types_of(outtypes)
     if len(types) > 1 and out is not None and PLACE not in out and not os.path.isdir(out):
         hint = f"-o 'model-{PLACE}.gguf', or a folder"
         raise UsageError("several types, and one name for them", found=out, expected=f"a name with {PLACE}", hint=hint)
@@ -73,23 +71,32 @@ class Rating:
 
 def rating(result: Result) -> Rating:
     """Return the numbers of a finished conversion."""
-    tensors: Sequence[Mapping[str, Any]] = result.receipt["tensors"]
+    return rating_of(result.receipt, result.path)
+
+
+def rating_of(receipt: Mapping[str, Any], path: str) -> Rating:
+    """Return the numbers of the output at `path`, as its receipt states them."""
+    tensors: Sequence[Mapping[str, Any]] = receipt["tensors"]
     elements = sum(prod(tensor["shape"]) for tensor in tensors)
     bits = 8 * sum(tensor["bytes"] for tensor in tensors)
-    worst, logits = result.proof.worst, result.proof.logits
-    rounded = worst if worst is not None and worst.relative_rms else None
+    worst = max(tensors, key=lambda tensor: tensor.get("relative_rms") or 0.0, default={})
+    rounded = worst.get("relative_rms") or None
     return Rating(
-        str(result.receipt["options"]["outtype"]), result.path,
-        sum(file["bytes"] for file in result.receipt["output"]["files"]), bits / elements if elements else 0.0,
-        rounded.name if rounded else None, rounded.relative_rms if rounded else None,
-        logits.kl_divergence if logits else None,
+        str(receipt["options"]["outtype"]), path, sum(file["bytes"] for file in receipt["output"]["files"]),
+        bits / elements if elements else 0.0, worst["name"] if rounded else None, rounded,
+        (receipt.get("logits") or {}).get("kl_divergence"),
     )  # fmt: skip
 
 
 def table(results: Sequence[Result]) -> list[str]:
     """Return the lines of a table: type, size, bits per weight, worst tensor, divergence of the logits."""
+    return table_of([rating(result) for result in results])
+
+
+def table_of(ratings: Sequence[Rating]) -> list[str]:
+    """Return the lines of a table of these numbers."""
     rows = [("type", "size", "bits/weight", "worst tensor (relative RMS)", "logit KL (nats)", "file")]
-    for one in map(rating, results):
+    for one in ratings:
         worst = f"{one.worst} ({one.relative_rms:.2g})" if one.worst else "–"
         kl = "–" if one.kl_divergence is None else f"{one.kl_divergence:.2g}"
         rows.append((one.outtype, f"{one.bytes:,}", f"{one.bits_per_weight:.2f}", worst, kl, one.path))

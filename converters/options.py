@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum, StrEnum
 from typing import Any
 
+from ggferry.formats.errors import UsageError
 from ggferry.support.records import dataclass
 
 LEVELS = ("none", "fast", "full")
@@ -109,6 +110,17 @@ class Option:
     def all_flags(self) -> tuple[str, ...]:
         """Return all its flags."""
         return self.flags or ("--" + self.name.replace("_", "-"),)
+
+
+def types_of(outtypes: str) -> tuple[str, ...]:
+    """Return the types of a value of --outtype: one, or several that are written together, separated by commas.
+
+    Raises UsageError where one is missing or stands there twice.
+    """
+    types = tuple(name.strip() for name in outtypes.split(","))
+    if len(types) > 1 and (not all(types) or len({name.lower() for name in types}) < len(types)):
+        raise UsageError("--outtype", found=outtypes, expected="types, separated by commas, each once")
+    return types
 
 
 def outtypes() -> list[str]:

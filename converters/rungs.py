@@ -115,16 +115,20 @@ def halves(rungs: Sequence[Rung], of_each: Sequence[Item]) -> list[list[Item]]:
 
 def check_rungs(rungs: Sequence[Rung]) -> None:
     """Raise UsageError for outputs that cannot be made together."""
-    if len(rungs) == 1:
-        return
-    if isinstance(rungs[0].plan, AdapterPlan):
-        raise UsageError("an adapter is written in one type at a time", path=rungs[0].request.source)
+    check_kinds(rungs)
     names = [path for rung in rungs for path in rung.paths]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(
             "several types, and one name for them", found=twice[0], hint="-o 'model-{outtype}.gguf', or a folder"
         )
+
+
+def check_kinds(rungs: Sequence[Rung]) -> None:
+    """Raise UsageError for a source that is written in one type at a time."""
+    if rungs[1:] and isinstance(rungs[0].plan, AdapterPlan):
+        hint = "give one --outtype, or the adapter a run of its own"
+        raise UsageError("an adapter is written in one type at a time", path=rungs[0].request.source, hint=hint)
 
 
 def _targets(request: Request, plan: Plan) -> list[str]:

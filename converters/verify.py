@@ -203,18 +203,18 @@ def _values(entries: Mapping[str, Entry]) -> dict[str, Value]:
     return {key: entry.value for key, entry in entries.items()}
 
 
-def reprove(request: Request, stage: Stage) -> dict[str, Any]:
-    """Return the receipt that converting would write for the existing output at `request.out`.
+def reprove(requests: Sequence[Request], stage: Stage) -> list[dict[str, Any]]:
+    """Return the receipts that converting would write for the existing outputs at `out` of each request.
 
-    A receipt next to it is ignored: the source is planned, and the output is read and proved as if it had just been
-    written. Raises VerificationError for a file that this conversion would not write, and what converting raises for
-    the source.
+    The requests are for one source, and differ in `out` and the type only. Receipts next to the outputs are ignored:
+    the source is planned, and they are read and proved as if they had just been written. Raises VerificationError for a
+    file that this conversion would not write, and what converting raises for the source.
     """
-    assert request.out is not None
+    request = requests[0]
     before = open_source_of(request)
     try:
         sums = check_sums(before, stage, workers(request.jobs))
-        rungs = rungs_of([request], replace(before, files=passing(before.files)))
+        rungs = rungs_of(requests, replace(before, files=passing(before.files)))
         try:
             for rung in rungs:
                 for drop in rung.plan.graph.dropped:
@@ -223,9 +223,10 @@ def reprove(request: Request, stage: Stage) -> dict[str, Any]:
         except (PassingError, ChangedError):
             raise
         except GgferryError as error:
-            raise VerificationError(f"not what this conversion gives: {error.message}", path=request.out) from None
+            odd = next((each.out for each in requests if each.out == error.path), request.out)
+            raise VerificationError(f"not what this conversion gives: {error.message}", path=odd) from None
         rungs = [replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, *sums))) for rung in rungs]
-        return receipts_of(rungs, proofs)[0]
+        return receipts_of(rungs, proofs)[: len(requests)]
     finally:
         before.close()
 

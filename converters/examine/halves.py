@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, SECOND, second_name
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, SECOND, TEXT, second_name
 from ggferry.converters.model_graph.gguf_edits import architecture_name, projector_types
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import CLIP, understand_projector
@@ -47,7 +47,7 @@ def _beside(checkpoint: Checkpoint) -> dict[str, Any] | None:
         found = open_checkpoint(path)
         try:
             if found.container == "gguf" and (architecture_name(found) == CLIP) is not second:
-                kind = "text" if second else SECOND
+                kind = TEXT if second else SECOND
                 what = architecture_name(found) if second else projector_types(found)
                 return {"kind": kind, "architecture": what, "tensors": len(found.tensors), "bytes": found.nbytes,
                         "file": other}  # fmt: skip
@@ -61,6 +61,6 @@ def _names(path: str, name: str, second: bool) -> list[str]:
     plain = name.removeprefix(f"{SECOND}-") if second else second_name(name)
     if not os.path.isfile(path + RECEIPT):
         return [plain]
-    files = load_object(path + RECEIPT, MAX_RECEIPT).get("text" if second else SECOND)
+    files = load_object(path + RECEIPT, MAX_RECEIPT).get(TEXT if second else SECOND)
     stated = [file.get("name") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     return [*(os.path.basename(one) for one in stated if isinstance(one, str)), plain]

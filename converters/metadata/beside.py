@@ -9,6 +9,8 @@ MAX_RECEIPT = 1 << 28
 SECOND = "mmproj"
 """The type (`general.type`) of the file of what sees and hears, llama.cpp's prefix of its name, and the receipt's
 member that lists it beside a text model."""
+TEXT = "text"
+"""The member of that file's receipt that lists the text models beside it."""
 
 
 def second_name(name: str) -> str:

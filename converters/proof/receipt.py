@@ -80,9 +80,13 @@ def make_receipt(
     }  # fmt: skip
 
 
-def files_written(receipt: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the records of all files that hold the model: the output's, and those of what sees and hears beside it."""
-    return [*receipt["output"]["files"], *receipt.get(SECOND, ())]
+def files_written(*receipts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the records of all files that hold the model: the outputs', and those of what sees and hears beside them.
+
+    Several outputs share the latter; each is listed once.
+    """
+    beside = {record["name"]: record for receipt in receipts for record in receipt.get(SECOND, ())}
+    return [*(record for receipt in receipts for record in receipt["output"]["files"]), *beside.values()]
 
 
 def _runtimes(plan: Plan) -> list[str]:

@@ -285,6 +285,9 @@ def _claim(targets: Sequence[str], sources: Mapping[Identity, str]) -> list[Part
 def sweep(targets: Iterable[str], beside: str) -> list[str]:
     """Remove what killed writers left of `targets` and of the files claimed with them.
 
+    A target that got its name while the file claimed with it has not yet got its own is left as it is: the next writer
+    finishes that (`recovery`), and without the latter could not.
+
     Args:
         targets: Paths of outputs.
         beside: Suffix that names the file claimed with each output, such as its receipt.
@@ -313,7 +316,10 @@ def _swept(path: str, target: str, beside: str) -> bool:
             return True  # gone by now, or nothing of ours
     except GgferryError:
         return False
-    for each in (path, partial_path(target + beside, match["token"])):
+    claimed = partial_path(target + beside, match["token"])
+    if os.path.lexists(target) and os.path.lexists(claimed) and not os.path.lexists(target + beside):
+        return False
+    for each in (path, claimed):
         with suppress(OSError):
             os.unlink(each)
     return not os.path.lexists(path)

@@ -12,10 +12,11 @@ from ggferry.formats.errors import ChangedError, RefusedError, VerificationError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.sources import LocalFile
 from ggferry.service.records.plan_file import CONVERT, Entry, Head
+from ggferry.service.records.receipts import receipts_of
 from ggferry.service.storage import stores
 from ggferry.service.storage.publish import object_digest
 from ggferry.service.storage.stores import Found, is_remote
-from ggferry.service.workers.existing_output import output_intact, unproved
+from ggferry.service.workers.existing_output import not_intact, unproved
 
 DESPITE = "--delete-despite-drops"
 SHOWN = 10  # files that a question names; --dry-run names all
@@ -83,7 +84,8 @@ def choose(
         entry = entries.get(job)
         if entry is None or entry.verdict != CONVERT:
             continue
-        why = unproved(done[job]["receipt"], str(done[job]["entry"]["recipe"]["verify"])) if job in done else None
+        level = str(done[job]["entry"]["recipe"]["verify"]) if job in done else ""
+        why = _unproved(receipts_of(done[job]["receipt"]), level) if job in done else None
         why = why or _unpinned(entry) or (None if despite else _lossy(entry, done.get(job)))
         if why is None:
             chosen[job] = entry
@@ -92,6 +94,13 @@ def choose(
     for job, other in _shared(entries, chosen):
         spared[chosen.pop(job).source] = f"the line of {other} has the same file"
     return Deletion({job: _there(entry) if job in done else entry for job, entry in chosen.items()}, spared)
+
+
+def _unproved(receipts: Sequence[Mapping[str, Any]], level: str) -> str | None:
+    """Return why the receipts of a job's outputs are no proof of `level`; None when all of them are."""
+    if not receipts:
+        return "its output has no receipt"
+    return next((why for receipt in receipts if (why := unproved(receipt, level))), None)
 
 
 def _unpinned(entry: Entry) -> str | None:
@@ -107,7 +116,8 @@ def _there(entry: Entry) -> Entry:
 def _lossy(entry: Entry, row: Mapping[str, Any] | None) -> str | None:
     lost = [str(loss.get("reason")) for loss in entry.lost]
     if row is not None:
-        lost = [str(drop.get("reason")) for drop in row["receipt"].get("dropped", ()) if drop.get("loses", True)]
+        dropped = (drop for receipt in receipts_of(row["receipt"]) for drop in receipt.get("dropped", ()))
+        lost = [str(drop.get("reason")) for drop in dropped if drop.get("loses", True)]
     return f"its output does not hold all of it ({lost[0]}); {DESPITE} deletes it all the same" if lost else None
 
 
@@ -138,17 +148,16 @@ def delete(
 ) -> list[str]:  # fmt: skip
     """Delete the weights of a finished job, and return their paths.
 
-    They are deleted only when the proof is the one that was asked for, the output, read again, is what was proved, and
-    the source is what was converted. Sidecar files (tokenizers, configurations, cards) and duplicates stay. Raises
-    GgferryError; the source is then still there.
+    They are deleted only when the proof is the one that was asked for, every output, read again, is what was proved,
+    and the source is what was converted. Sidecar files (tokenizers, configurations, cards) and duplicates stay.
+    `receipt` is as the ledger keeps it. Raises GgferryError; the source is then still there.
     """
-    output = str(entry.output)
-    row = {"receipt": receipt}
-    why = unproved(receipt, str(recipe["verify"])) or _unpinned(entry)
+    row, receipts = {"receipt": receipt}, receipts_of(receipt)
+    why = _unproved(receipts, str(recipe["verify"])) or _unpinned(entry)
     if why := why or (None if despite else _lossy(entry, row)):
         raise VerificationError(f"the source stays: {why}", path=entry.source)
-    if not output_intact(output, receipt, scratch):
-        raise VerificationError("the output is not what was proved; its source stays", path=output)
+    if odd := not_intact(entry.outputs, receipts, scratch):
+        raise VerificationError("the output is not what was proved; its source stays", path=odd)
     there = [each.path for each in entry.files if stores.exists(each.path)]
     expected = {record["blake3"] for record in receipt["source"]["files"]}
     for path in there:

@@ -6,13 +6,14 @@ This runs wherever an engine wants it; it knows the ledger only through a `Desk`
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.options import PLAN_FILES
+from ggferry.converters.proof.receipt import files_written
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
 from ggferry.formats.files.partial_files import sweep
@@ -27,6 +28,8 @@ from ggferry.service.records.ledger import (
     LeaseLost,
     Twin,
 )
+from ggferry.service.records.plan_file import outputs_of, sizes_of
+from ggferry.service.records.receipts import kept
 from ggferry.service.storage.mirror import Mirror
 from ggferry.service.storage.publish import Writer, prepare, publish_all
 from ggferry.service.storage.ranged_file import DATA_BLOCK
@@ -86,7 +89,7 @@ class Outcome:
     Attributes:
         state: State for the ledger.
         error: The error, as plain data.
-        receipt: The receipt of the output.
+        receipt: The receipt of the output; of several outputs as `receipts.kept` has them.
         same_as: Id of the job with the same content.
         adopted: Whether the output existed already.
         peak: The most memory its worker had, bytes.
@@ -168,11 +171,11 @@ class _Run:
         self.supervisor = supervisor
         self.files = [_found(record) for record in self.entry.get("files", ())]
         self.beside = [_found(record) for record in self.entry.get("beside", ())]
-        self.output = local_path(str(self.entry["output"]))
+        self.outputs = [local_path(output) for output in outputs_of(self.entry)]
         scratch = Scratch(settings.scratch)
         stack.callback(scratch.close)
         self.folder = scratch.path
-        stack.callback(sweep, [self.out], RECEIPT)  # of a worker that was killed
+        stack.callback(sweep, self.outs, RECEIPT)  # of a worker that was killed
         self.mirror = Mirror(os.path.join(self.folder, "from"))
         stack.callback(self.mirror.close)
         self.trouble: BaseException | None = None
@@ -183,8 +186,9 @@ class _Run:
     def outcome(self) -> Outcome:
         for each in (*self.files, *self.beside):
             check_unchanged(each)
-        if is_remote(self.output):
-            prepare(self.output, int(self.entry.get("bytes_out", -1)), self.writer, self._tell)
+        for output, size in zip(self.outputs, sizes_of(self.entry), strict=True):
+            if is_remote(output):
+                prepare(output, size, self.writer, self._tell)
         remote = [each for each in (*self.files, *self.beside) if is_remote(each.path)]
         if remote:
             os.makedirs(self.mirror.folder)
@@ -204,16 +208,17 @@ class _Run:
         if self.twin is not None:
             done = self.twin.done
             return Outcome(SKIPPED if done else QUEUED, SAME if done else None, same_as=self.twin.id)
-        result = answer.result
-        adopted = self._upload(result["receipt"]) if is_remote(self.output) else bool(result["adopted"])
-        return Outcome(DONE, receipt=result["receipt"], adopted=adopted, peak=answer.peak)
+        receipts = answer.result["receipts"]
+        adopted = self._upload(receipts) if is_remote(self.outputs[0]) else bool(answer.result["adopted"])
+        return Outcome(DONE, receipt=kept(receipts), adopted=adopted, peak=answer.peak)
 
     @property
-    def out(self) -> str:
-        """Where the worker writes: the output itself, or a local file that is uploaded when it is proved."""
-        if is_remote(self.output):
-            return os.path.join(self.folder, "to", self.output.rpartition("/")[2])
-        return self.output
+    def outs(self) -> list[str]:
+        """Where the worker writes: the outputs themselves, or local files that are uploaded when they are proved."""
+        return [
+            os.path.join(self.folder, "to", output.rpartition("/")[2]) if is_remote(output) else output
+            for output in self.outputs
+        ]
 
     def _command(self) -> dict[str, Any]:
         recipe = dict(self.entry["recipe"])
@@ -223,7 +228,7 @@ class _Run:
         return {
             "op": "convert",
             "source": self._here(self.entry["source"]),
-            "out": self.out,
+            "outs": self.outs,
             "recipe": recipe,
             "files": [self._here(each.path) for each in self.files],
             "beside": {os.path.basename(each.path): self._here(each.path) for each in self.beside},
@@ -267,11 +272,12 @@ class _Run:
         self.twin = self.desk.key(self.job, key)
         return {"ok": self.twin is None, "transport": transport}
 
-    def _upload(self, receipt: Mapping[str, Any]) -> bool:
-        """Upload the output; return whether it was there already."""
-        self.desk.event(self.job, {"event": "stage", "title": Phase.UPLOADING, "total": os.path.getsize(self.out)})
+    def _upload(self, receipts: Sequence[Mapping[str, Any]]) -> bool:
+        """Upload the outputs; return whether they were there already."""
+        total = sum(int(file["bytes"]) for file in files_written(*receipts))
+        self.desk.event(self.job, {"event": "stage", "title": Phase.UPLOADING, "total": total})
         return publish_all(
-            receipt, os.path.dirname(self.out), self.output, self.folder, self.writer,
+            dict(zip(self.outputs, receipts, strict=True)), os.path.dirname(self.outs[0]), self.folder, self.writer,
             lambda: self.desk.confirm(self.job), self._sent,
         )  # fmt: skip
 

@@ -36,7 +36,7 @@ from ggferry.service.storage.publish import check_destination
 from ggferry.service.storage.scratch import PREFIX, sweep
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.service.storage.urls import PATIENCE, Access, grant, granted, read_secrets
-from ggferry.service.workers.analyze import request_of
+from ggferry.service.workers.analyze import requests_of
 
 ENGINES = ("local", "ray")
 CHECKS_AT_ONCE = 16
@@ -83,9 +83,9 @@ def _checked(asked: Asked, made: Made | None = None) -> Made:
         raise UsageError("--engine", found=asked.engine, expected=", ".join(ENGINES))
     for entry in entries:
         if entry.verdict == CONVERT and entry.output:
-            request_of(entry.source, entry.recipe(head))
-            if is_remote(entry.output):
-                check_destination(entry.output)
+            requests_of(entry.source, entry.recipe(head))
+            for output in filter(is_remote, entry.outputs):
+                check_destination(output)
     if not asked.outside_dest and (elsewhere := outside(head, entries)):
         more = f" and {len(elsewhere) - 3} more" if elsewhere[3:] else ""
         raise RefusedError(
@@ -221,7 +221,7 @@ class Migration:
 
         (`publish.prepare` does so in stores.)
         """
-        outputs = (entry.output for entry in entries if entry.verdict == CONVERT and entry.output is not None)
+        outputs = (output for entry in entries if entry.verdict == CONVERT for output in entry.outputs)
         return sweep_partials((local_path(output) for output in outputs if not is_remote(output)), RECEIPT)
 
     # --- before ------------------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ggferry.converters.options import LEVELS, PLAN_FILES
 from ggferry.formats.errors import GgferryError
 from ggferry.service.records.ledger import BUCKETS, DONE, Ledger
+from ggferry.service.records.plan_file import outputs_of
+from ggferry.service.records.receipts import receipts_of
 from ggferry.service.storage.stores import exists, is_remote, local_path
-from ggferry.service.workers.existing_output import output_intact, unproved
+from ggferry.service.workers.existing_output import not_intact, unproved
 from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, WorkerFailed, WorkerTimeout
 
 
@@ -33,28 +35,36 @@ def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[t
 
 
 def _digests(row: dict[str, Any], scratch: str) -> str | None:
-    output = row["entry"]["output"]
-    if not exists(output):
-        return "is gone"
-    if not output_intact(output, row["receipt"], scratch):
-        return "is not what its receipt says"
+    outputs, receipts = outputs_of(row["entry"]), receipts_of(row["receipt"])
+    if gone := next((output for output in outputs if not exists(output)), None):
+        return _named(gone, outputs, "is gone")
+    if odd := not_intact(outputs, receipts, scratch):
+        return _named(odd, outputs, "is not what its receipt says")
     level = str(row["entry"]["recipe"].get("verify", "full"))
-    return unproved(row["receipt"], level) if level != LEVELS[0] else None
+    whys = (unproved(receipt, level) for receipt in receipts) if level != LEVELS[0] else ()
+    return next(filter(None, whys), None)
+
+
+def _named(output: str, outputs: Sequence[str], problem: str) -> str:
+    """Return a problem with the output that has it, where there are several."""
+    return f"{output} {problem}" if len(outputs) > 1 else problem
 
 
 def _proof(row: dict[str, Any], supervisor: Supervisor) -> str | None:
-    entry = row["entry"]
-    if any(is_remote(path) for path in (entry["source"], entry["output"])):
+    entry, outputs = row["entry"], outputs_of(row["entry"])
+    if any(is_remote(path) for path in (entry["source"], *outputs)):
         return "the whole proof is made of local files only: fetch both, then ggferry verify"
     recipe = {k: local_path(v) if k in PLAN_FILES and isinstance(v, str) else v for k, v in entry["recipe"].items()}
-    command = {"op": "recheck", "output": local_path(entry["output"]), "recipe": recipe, "threads": 1}
-    if row["deleted"]:  # on purpose; what can be asked of the output alone is
-        tensors = {tensor["name"]: tensor["type"] for tensor in row["receipt"]["tensors"]}
-        command |= {"op": "reopen", "tensors": tensors}
-    try:
-        supervisor.run({**command, "source": local_path(entry["source"]), "trees": entry.get("trees")})
-    except WorkerFailed as failure:
-        return str(failure.error.get("message"))
-    except (WorkerDied, WorkerTimeout) as failure:
-        return str(failure)
+    for output, receipt in zip(outputs, receipts_of(row["receipt"]), strict=True):
+        own = {**recipe, "outtype": receipt["options"]["outtype"]} if len(outputs) > 1 else recipe
+        command = {"op": "recheck", "output": local_path(output), "recipe": own, "threads": 1}
+        if row["deleted"]:  # on purpose; what can be asked of the output alone is
+            tensors = {tensor["name"]: tensor["type"] for tensor in receipt["tensors"]}
+            command |= {"op": "reopen", "tensors": tensors}
+        try:
+            supervisor.run({**command, "source": local_path(entry["source"]), "trees": entry.get("trees")})
+        except WorkerFailed as failure:
+            return _named(output, outputs, str(failure.error.get("message")))
+        except (WorkerDied, WorkerTimeout) as failure:
+            return _named(output, outputs, str(failure))
     return None

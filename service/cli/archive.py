@@ -16,6 +16,9 @@ from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.service.cli.options import HeadedCommand, offers, print_json, say, size_of, tell
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ggferry.converters.options import Option
     from ggferry.service.apply.delete_sources import Deletion
     from ggferry.service.records.plan_file import Entry
 
@@ -60,6 +63,7 @@ def plan(
     **given: Any,
 ) -> None:
     """Look at an archive and write down what would be done. Reads headers, no tensor data."""
+    from ggferry.converters.options import options_of, types_of
     from ggferry.converters.proof.witnesses.examine import chosen
     from ggferry.converters.request import request_of
     from ggferry.formats.files.partial_files import check_target
@@ -71,15 +75,14 @@ def plan(
     from ggferry.service.storage.urls import Access, secrets_of, write_secrets
     from ggferry.service.workers.supervisor import Limits
 
-    asked = request_of("", given)
+    types = types_of(given["outtype"] or "keep")
+    asked, *_ = [request_of("", {**given, "outtype": each}) for each in types]
     chosen(asked.witness, asked.level)
     check_target(out, overwrite=asked.force)
-    recipe: dict[str, Any] = {"expand": asked.options.expand} if given["expand"] else {}
-    recipe |= {"allow_requantize": True} if asked.options.allow_requantize else {}
-    recipe |= {"witness": list(asked.witness)} if asked.witness else {}
+    recipe = {each.name: _plainly(each, given[each.name]) for each in options_of("plan") if _is_stated(each, given)}
     count = jobs or _cores()
     wanted = Wanted(
-        tuple(roots), dest, asked.options.outtype, asked.level, recipe, digest, count,
+        tuple(roots), dest, ",".join(types), asked.level, recipe, digest, count,
         Limits(size_of(memory, "--memory"), 1),
         Access(redirects=follow, patience=patience),
     )  # fmt: skip
@@ -87,7 +90,7 @@ def plan(
         head, entries = make(wanted, count_models)
     write_plan(out, head, entries, overwrite=asked.force)
     kept = write_secrets(out, secrets_of({each.path for entry in entries for each in (*entry.files, *entry.beside)}))
-    facts = summary(entries)
+    facts = summary(entries, head)
     if given["as_json"]:
         print_json({"plan": out, **facts})
     else:
@@ -152,7 +155,7 @@ def apply(
     from ggferry.service.apply.job import Settings
     from ggferry.service.apply.migration import Asked, Migration, survey
     from ggferry.service.cli.run_progress import Tracker, shown
-    from ggferry.service.records.report import check_report, migration_lines, write_report
+    from ggferry.service.records.report import check_report, migration_lines, tables, write_report
     from ggferry.service.workers.supervisor import Limits
 
     share = shard_of(shard)
@@ -187,7 +190,7 @@ def apply(
         facts = write_report(stem, migration.ledger, migration.head, migration.entries)
         emit({"event": "end", **facts["totals"]})
     if not as_json:
-        for line in migration_lines(facts, stem):
+        for line in (*tables(facts), *migration_lines(facts, stem)):
             tell(line)
     migration.ledger.close()
     if migration.failed():
@@ -196,12 +199,15 @@ def apply(
 
 def _show_survey(left: list[Entry], deletion: Deletion, as_json: bool) -> None:
     if as_json:
-        convert = [{"source": entry.source, "output": entry.output, "bytes": entry.bytes_out} for entry in left]
+        convert = [
+            {"source": entry.source, "output": entry.output, "outputs": entry.outputs, "bytes": entry.bytes_out}
+            for entry in left
+        ]
         going = [{"path": each.path, "bytes": each.bytes} for each in deletion.files]
         print_json({"convert": convert, "delete": going, "keep": deletion.spared})
         return
     for entry in left:
-        tell(f"  convert {entry.source} → {entry.output}")
+        tell(f"  convert {entry.source} → {', '.join(entry.outputs)}")
     tell(f"{len(left)} models to convert")
     if deletion.files or deletion.spared:
         for line in deletion.lines(None):
@@ -242,6 +248,7 @@ def status(url: Where, as_json: Json = False) -> None:
 def list_jobs(url: Where, state: State = None, as_json: Json = False) -> None:
     """A line a job: id, state, source, and the error or the output."""
     from ggferry.service.records.ledger import STATES, Ledger
+    from ggferry.service.records.plan_file import outputs_of
 
     odd = set(state or ()) - set(STATES)
     if odd:
@@ -250,7 +257,7 @@ def list_jobs(url: Where, state: State = None, as_json: Json = False) -> None:
         if as_json:
             print_json(row, default=str)
         else:
-            what = (row["error"] or {}).get("message") or row["same_as"] or row["output"] or ""
+            what = (row["error"] or {}).get("message") or row["same_as"] or ", ".join(outputs_of(row))
             tell(f"{row['id'][:10]}  {row['state']:<12} {row['source']}: {what}")
 
 
@@ -292,16 +299,35 @@ def recheck(
     """Look at finished outputs again: their bytes against their receipts. Exits 1 when one is not what it was."""
     from ggferry.service.apply.recheck import recheck as again
     from ggferry.service.records.ledger import Ledger
+    from ggferry.service.records.plan_file import outputs_of
 
     bad = 0
     for row, problem in again(Ledger(url, must_exist=True), _percent(sample), full, size_of(memory, "--memory")):
         bad += problem is not None
+        outputs = outputs_of(row["entry"])
         if as_json:
-            print_json({"id": row["id"], "output": row["output"], "ok": problem is None, "problem": problem})
+            print_json(
+                {
+                    "id": row["id"],
+                    "output": row["output"],
+                    "outputs": outputs,
+                    "ok": problem is None,
+                    "problem": problem,
+                }
+            )
         else:
-            tell(f"{'=' if problem is None else '!'} {row['output']}" + (f": {problem}" if problem else ""))
+            tell(f"{'=' if problem is None else '!'} {', '.join(outputs)}" + (f": {problem}" if problem else ""))
     if bad:
         raise typer.Exit(1)
+
+
+def _is_stated(each: Option, given: Mapping[str, Any]) -> bool:
+    """Return whether the lines of a plan are to state an option; the head states those that it has."""
+    return each.in_plan and each.name not in ("outtype", "verify") and bool(given[each.name])
+
+
+def _plainly(each: Option, value: Any) -> Any:
+    return value.lower() if isinstance(each.choices, tuple) and isinstance(value, str) else value
 
 
 # --- values --------------------------------------------------------------------------------------------------------

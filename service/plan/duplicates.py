@@ -52,7 +52,9 @@ def _settle(found: list[Entry], same: Sequence[int], open_file: Open, whole: Cal
             verdict = DUPLICATE if entry.verdict == CONVERT else entry.verdict
             words = "a link to" if linked else "the same bytes as"
             reason = f"{words} {first.source}" if verdict == DUPLICATE else entry.reason
-            found[i] = replace(entry, verdict=verdict, reason=reason, same_as=first.source, proof=proof, output=None)
+            found[i] = replace(
+                entry, verdict=verdict, reason=reason, same_as=first.source, proof=proof, output=None, further=()
+            )
 
 
 def _split(items: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:

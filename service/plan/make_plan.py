@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ggferry.converters.options import types_of
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, UsageError, fault_of
 from ggferry.formats.files.local_files import confined
@@ -30,6 +31,7 @@ from ggferry.service.records.plan_file import (
     SKIP,
     UNSUPPORTED,
     Entry,
+    Further,
     Head,
 )
 from ggferry.service.storage import stores
@@ -69,7 +71,7 @@ class Wanted:
     Attributes:
         roots: Folders, files or URLs.
         dest: Folder or URL of the outputs; None: next to the sources.
-        outtype: The type of the outputs.
+        outtype: The type of the outputs; several, separated by commas, for an output of each of every model.
         verify: The level of proof.
         recipe: Options for every model, besides those of the head.
         digest: Whether candidates of the same size are read in full to prove duplicates; None: where they are local.
@@ -115,7 +117,8 @@ def plan(
     for root in roots:
         if dest is None and root.partition("://")[0] in stores.READ_ONLY:
             raise UsageError("outputs cannot stand beside these sources", path=root, hint="--dest FOLDER")
-    head = Head(roots, dest, wanted.outtype, wanted.verify, redirects=wanted.access.redirects)
+    outtype = ",".join(types_of(wanted.outtype))
+    head = Head(roots, dest, outtype, wanted.verify, redirects=wanted.access.redirects)
     with confined(wanted.within), _places(roots) as (tree, mirror):
         found = archive.groups(tree)
         looked = _look(found, wanted, mirror, progress, worker)
@@ -309,15 +312,20 @@ def _entry(group: Group, facts: Mapping[str, Any] | None, tree: Tree, mirror: Mi
         own = [source, *(each.path for each in files)]
         return Entry(source, _verdict(error), _reason(error, own), error=error, **common)
     facts = dict(facts)
-    name, more = str(facts.pop("name")), int(facts.pop("bytes_beside", 0))
+    made, more = facts.pop("outputs"), int(facts.pop("bytes_beside", 0))
     facts["options"] = {key: _url(value, mirror) for key, value in facts["options"].items()}
     facts["notes"], facts["lost"] = (*facts["notes"], *told), tuple(facts["lost"])
     if facts.get("verdict") == SKIP:
         return Entry(source, facts.pop("verdict"), facts.pop("reason"), **common, **facts)
-    output = names.output(source, group, name)
+    named = [
+        Further(
+            str(each["outtype"]), names.output(source, group, str(each["name"]), str(each["outtype"])), each["bytes"]
+        )
+        for each in made
+    ]
     reads = common["bytes_in"] if any(is_remote(each.path) for each in files) else 0
     disk = int(facts["bytes_out"]) + more + reads
-    return Entry(source, CONVERT, output=output, disk=disk, **common, **facts)
+    return Entry(source, CONVERT, output=named[0].output, further=tuple(named[1:]), disk=disk, **common, **facts)
 
 
 def _of_servers(files: Sequence[Found]) -> tuple[str, ...]:

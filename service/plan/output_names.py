@@ -23,26 +23,23 @@ class Names:
         self.head = head
         self._taken = {path for path in taken if path + RECEIPT not in taken}
 
-    def output(self, source: str, group: Group, conventional: str) -> str:
-        """Return the path of a model's output.
+    def output(self, source: str, group: Group, conventional: str, outtype: str) -> str:
+        """Return the path of a model's output of this type.
 
         A file keeps its name (`x.q4_0.bin` → `x.q4_0.gguf`); a folder's model gets the conventional name inside it. If
         another file has that name, the whole old name stands before the suffix, then a number.
         """
         folder, _, name = source.rpartition("/")
-        stem = _stem(name, group) + self._type()
+        stem = _stem(name, group) + _type(outtype)
         if group.kind in (FOLDER, ADAPTER):
             stem = conventional.removesuffix(".gguf")
             if not name.lower().endswith((*model_suffixes(), ".json")):
                 folder = source
-        candidates = map(_short, chain((stem, name + self._type()), (f"{stem}-{n}" for n in count(2))))
+        candidates = map(_short, chain((stem, name + _type(outtype)), (f"{stem}-{n}" for n in count(2))))
         place = self._place(folder)
         output = next(path for each in candidates if (path := join(place, f"{each}.gguf")) not in self._taken)
         self._taken.add(output)
         return output
-
-    def _type(self) -> str:
-        return "" if self.head.outtype.lower() == "keep" else f"-{self.head.outtype.upper()}"
 
     def _place(self, folder: str) -> str:
         if self.head.dest is None:
@@ -54,6 +51,10 @@ class Names:
                 parts = [*several, *map(safe_name, inner)]
                 return join(self.head.dest, "/".join(parts)) if parts else self.head.dest
         return self.head.dest  # a root that is a single file
+
+
+def _type(outtype: str) -> str:
+    return "" if outtype.lower() == "keep" else f"-{outtype.upper()}"
 
 
 def _inside(folder: str, root: str) -> list[str] | None:

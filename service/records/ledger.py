@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.formats.errors import GgferryError, NotFoundError
 from ggferry.service.records.ledger_database import LedgerDatabase
 from ggferry.service.records.owners import is_dead
+from ggferry.service.records.plan_file import outputs_of
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -365,9 +366,13 @@ class Ledger(LedgerDatabase):
     def rows(
         self, plan: str | None = None, states: Iterable[str] | None = None, full: bool = True
     ) -> list[dict[str, Any]]:
-        """Return jobs as plain data, ordered by source; without `full`, entry and receipt are left out."""
+        """Return jobs as plain data, ordered by source; without `full`, entry and receipt are left out.
+
+        Then `further` lists the outputs of a job besides its first, as its line has them.
+        """
         jobs = self.jobs
         columns = [c for c in jobs.c if full or c.name not in ("entry", "receipt")]
+        columns += [] if full else [jobs.c.entry["further"].label("further")]
         query = sa.select(*columns).order_by(jobs.c.source, jobs.c.id)
         if plan is not None:
             query = query.where(jobs.c.plan == plan)
@@ -381,7 +386,13 @@ class Ledger(LedgerDatabase):
         Raises NotFoundError.
         """
         name = _plain(wanted)
-        found = [row for row in self.rows() if row["id"].startswith(wanted) or name in (row["source"], row["output"])]
+        found = [
+            row
+            for row in self.rows()
+            if row["id"].startswith(wanted)
+            or name in (row["source"], row["output"])
+            or name in map(_plain, outputs_of(row["entry"]))
+        ]
         if len(found) != 1:
             raise NotFoundError(f"{len(found)} jobs go by this name", path=self.shown, found=wanted)
         table = self.attempts

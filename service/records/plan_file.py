@@ -16,6 +16,7 @@ from typing import Any
 
 import ggferry
 from ggferry.converters.metadata.beside import RECEIPT
+from ggferry.converters.options import types_of
 from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
 from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.opened_files import Identity
@@ -38,7 +39,7 @@ class Head:
     Attributes:
         roots: What was planned: folders, files or URLs.
         dest: Folder or URL of the outputs; None: next to their sources.
-        outtype: The type of the outputs.
+        outtype: The type of the outputs; several, separated by commas, where every model gets one of each.
         verify: The level of proof.
         ggferry: Version that made the plan.
         format: Version of the plan's form.
@@ -65,16 +66,33 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Further:
+    """An output of a line besides its first: of another type, made in the same reading.
+
+    Attributes:
+        outtype: Its type.
+        output: Its path or URL, in the folder of the first.
+        bytes_out: Its exact size.
+    """
+
+    outtype: str
+    output: str
+    bytes_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A model, or a file that is none. Sizes and memory are in bytes.
 
     Attributes:
         files: The weights in reading order, each with path, bytes and version (`places.Found`).
         beside: The sidecar files, likewise.
-        bytes_out: Exact size of the output.
+        bytes_out: Exact size of the output; of several, of all of them.
         memory: Estimated memory of the conversion.
         disk: The most room it takes while it is made.
         gpus: What a cluster is to reserve for it (nothing here needs one).
+        output: Where the output goes; of several, the first.
+        further: The other outputs, in the order of the types.
         lost: Tensors of which the output will hold nothing, a record for each reason (`graph.Loss`).
         same_as: Source of the line with the same content.
         proof: How that is known (blake3: every byte; inode).
@@ -98,6 +116,7 @@ class Entry:
     disk: int = 0
     gpus: float = 0
     output: str | None = None
+    further: tuple[Further, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     grades: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -109,11 +128,26 @@ class Entry:
     def id(self, head: Head) -> str:
         """Return the id of the job.
 
-        It depends on the files as listed, what is asked of them, where the output goes, and the class of ggferry's
+        It depends on the files as listed, what is asked of them, where the outputs go, and the class of ggferry's
         version.
         """
         listed = [(each.path, each.bytes, each.version) for each in (*self.files, *self.beside)]
-        return digest_of([self.source, listed, self.recipe(head), self.output, version_class()])[:32]
+        goes = [*self.outputs] if self.further else self.output
+        return digest_of([self.source, listed, self.recipe(head), goes, version_class()])[:32]
+
+    def outtypes(self, head: Head) -> tuple[str, ...]:
+        """Return the types of the outputs."""
+        return types_of(str(self.recipe(head)["outtype"]))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Where the outputs go, in the order of the types."""
+        return () if self.output is None else (self.output, *(each.output for each in self.further))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the outputs in bytes, as `sizes_of`."""
+        return tuple(sizes_of({"bytes_out": self.bytes_out, "further": [asdict(each) for each in self.further]}))
 
     def recipe(self, head: Head) -> dict[str, Any]:
         """Return everything besides the source's bytes that decides the output's bytes."""
@@ -161,6 +195,7 @@ ENTRY_FIELDS = {
     "version": _Kind("a whole number or null", lambda value: value is None or _is_count(value)), "era": _MAYBE,
     "architecture": _MAYBE, "types": _MAYBE, "files": _OBJECTS, "beside": _OBJECTS, "bytes_in": _COUNT,
     "bytes_out": _COUNT, "memory": _COUNT, "disk": _COUNT, "gpus": _Kind("a number", _is_number), "output": _MAYBE,
+    "further": _OBJECTS,
     "options": _OBJECT, "grades": _Kind("an object of numbers", lambda value: _is_object(value)
     and all(map(_is_count, value.values()))), "notes": _TEXTS, "lost": _OBJECTS, "same_as": _MAYBE, "proof": _MAYBE,
     "error": _Kind("an object or null", lambda value: value is None or _is_object(value)),
@@ -168,6 +203,21 @@ ENTRY_FIELDS = {
 FOUND_FIELDS = {
     "path": _TEXT, "bytes": _Kind("a whole number", lambda value: value == -1 or _is_count(value)), "version": _TEXT,
 }  # fmt: skip
+
+
+FURTHER_FIELDS = {"outtype": _TEXT, "output": _TEXT, "bytes_out": _COUNT}
+
+
+def outputs_of(entry: Mapping[str, Any]) -> list[str]:
+    """Return where the outputs of a line go, which is plain data here; lines of before have one."""
+    first = entry.get("output")
+    return [] if first is None else [str(first), *(str(each["output"]) for each in entry.get("further") or ())]
+
+
+def sizes_of(entry: Mapping[str, Any]) -> list[int]:
+    """Return the sizes of the outputs of a line in bytes; −1 for one that an edited line does not tell."""
+    whole, rest = int(entry.get("bytes_out", -1)), [int(each["bytes_out"]) for each in entry.get("further") or ()]
+    return [size if size > 0 else -1 for size in (whole - sum(rest), *rest)] if rest else [whole]
 
 
 def version_class() -> str:
@@ -241,6 +291,7 @@ def parse_plan(lines: Iterable[bytes], path: str) -> tuple[Head, list[Entry]]:
             entries.append(_entry(record, path, number))
     if head is None:
         raise UsageError("an empty plan", path=path, hint="ggferry plan ROOT -o FILE")
+    _check_types(head, entries, path)
     _check_outputs(entries, path)
     return head, entries
 
@@ -269,6 +320,9 @@ def _entry(record: dict[str, Any], path: str, number: int) -> Entry:
         for each in record.get(name, ()):
             _check(each, FOUND_FIELDS, tuple(FOUND_FIELDS), path, f"{place}: {name}")
         record[name] = tuple(Found(**each) for each in record.get(name, ()))
+    for each in record.get("further", ()):
+        _check(each, FURTHER_FIELDS, ("outtype", "output"), path, f"{place}: further")
+    record["further"] = tuple(Further(**each) for each in record.get("further", ()))
     record["notes"], record["lost"] = tuple(record.get("notes", ())), tuple(record.get("lost", ()))
     entry = Entry(**record)
     if entry.verdict not in VERDICTS:
@@ -293,16 +347,40 @@ def _check(
             raise UsageError(f"{place}: {key}", path=path, found=value, expected=known[key].name)
 
 
+def _check_types(head: Head, entries: Iterable[Entry], path: str) -> None:
+    """Check that every line to convert has an output for each of its types, all of them in one folder.
+
+    A receipt names the files beside it. A type that does not exist is refused when the line is carried out.
+    """
+    for entry in entries:
+        outtype = entry.recipe(head)["outtype"]
+        if entry.verdict != CONVERT or not isinstance(outtype, str):
+            continue
+        _, *types = types_of(outtype)
+        if types != [each.outtype for each in entry.further]:
+            raise UsageError(
+                f"the outputs of {entry.source} are not those of its types", path=path,
+                found=", ".join(each.outtype for each in entry.further) or "no further output",
+                expected=f"in 'further', an object with outtype and output for each of {', '.join(types)}" if types
+                else f"one output, of {outtype}",
+            )  # fmt: skip
+        if len({local_path(each).rpartition("/")[0] for each in entry.outputs}) > 1:
+            raise UsageError(
+                "outputs of one model in several folders", path=path, found=", ".join(entry.outputs), expected="one"
+            )
+
+
 def _check_outputs(entries: Iterable[Entry], path: str) -> None:
     """Check that no output has the name of another or of a receipt: the second would be taken for the first's."""
     seen: dict[str, str] = {}
     for entry in entries:
-        if entry.verdict == CONVERT and entry.output is not None:
-            output = local_path(entry.output)
+        for each in entry.outputs if entry.verdict == CONVERT else ():
+            output = local_path(each)
             if output in seen:
-                raise UsageError("two models with one output", path=path, found=f"{seen[output]}, {entry.source}")
+                words = "two outputs of one name" if seen[output] == entry.source else "two models with one output"
+                raise UsageError(words, path=path, found=f"{seen[output]}, {entry.source}")
             if output.endswith(RECEIPT):
-                raise UsageError("an output with the name of a receipt", path=path, found=entry.output)
+                raise UsageError("an output with the name of a receipt", path=path, found=each)
             seen[output] = entry.source
 
 
@@ -311,7 +389,7 @@ def outside(head: Head, entries: Iterable[Entry]) -> list[str]:
     if head.dest is None:
         return []
     inside = local_path(head.dest).rstrip("/") + "/"
-    outputs = [entry.output for entry in entries if entry.verdict == CONVERT and entry.output is not None]
+    outputs = [output for entry in entries if entry.verdict == CONVERT for output in entry.outputs]
     return [output for output in outputs if not _plainly(output).startswith(inside)]
 
 

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ggferry
+from ggferry.converters.ladder import Rating, rating_of, table_of
 from ggferry.formats.errors import Fault, GgferryError, RefusedError, UsageError, fault_of
 from ggferry.formats.files.partial_files import check_target, write_text
 from ggferry.formats.files.sources import LocalFile
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED, SKIPPED, STATES, Ledger
-from ggferry.service.records.plan_file import CONVERT, VERDICTS, Entry, Head
+from ggferry.service.records.plan_file import CONVERT, VERDICTS, Entry, Head, outputs_of
+from ggferry.service.records.receipts import receipts_of
 from ggferry.support.printable import printable_json
 
 TURNS = {
@@ -27,14 +29,18 @@ OURS = {
     ".html": re.compile(rb"<!doctype html><html lang=en><head>.*?<title>Migration to GGUF</title>", re.DOTALL),
 }
 """How a report's files begin: `collect` and `report_html.page`."""
+TABLES = 10  # models whose tables a run prints at its end
 PROOF_KEYS = ("relative_rms", "max_error", "top1_agreement", "limit")
 
 
 # --- of a plan -----------------------------------------------------------------------------------------------------
 
 
-def summary(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return a plan in numbers: models by verdict, bytes, the largest memory, reasons."""
+def summary(entries: Sequence[Entry], head: Head | None = None) -> dict[str, Any]:
+    """Return a plan in numbers: models by verdict, bytes, the largest memory, reasons.
+
+    With its head, and where models get several outputs, also the bytes of each type.
+    """
     doing = [entry for entry in entries if entry.verdict == CONVERT]
     kinds = Counter(_kind(entry) for entry in doing)
     return {
@@ -48,7 +54,17 @@ def summary(entries: Sequence[Entry]) -> dict[str, Any]:
         "problems": dict(Counter((e.error or {}).get("class", e.verdict) for e in entries if e.error).most_common()),
         "duplicate_bytes": sum(entry.bytes_in for entry in entries if entry.same_as),
         "lossy": sum(bool(entry.lost) for entry in doing),
+        **({"bytes_of_types": found} if head and (found := _by_type(doing, head)) else {}),
     }
+
+
+def _by_type(entries: Sequence[Entry], head: Head) -> dict[str, int]:
+    """Return the bytes of the outputs of each type, where models get several."""
+    found: Counter[str] = Counter()
+    for entry in entries if any(entry.further for entry in entries) else ():
+        for outtype, size in zip(entry.outtypes(head), entry.sizes, strict=True):
+            found[outtype] += max(0, size)
+    return dict(found)
 
 
 def _kind(entry: Entry) -> str:
@@ -65,6 +81,7 @@ def summary_lines(facts: Mapping[str, Any]) -> list[str]:
             f"{facts['bytes_in']:,} bytes in, {facts['bytes_out']:,} bytes out; each worker takes about "
             f"{facts['memory'] >> 20:,} MiB of memory"
         )
+    lines += [f"{size:>20,} bytes of {outtype}" for outtype, size in facts.get("bytes_of_types", {}).items()]
     if facts["lossy"]:
         lines.append(
             f"{facts['lossy']} models hold tensors that their outputs will not ('lost' in their lines says which); "
@@ -158,16 +175,22 @@ def _fault(row: Mapping[str, Any]) -> Fault:
 
 
 def _written(row: Mapping[str, Any]) -> int:
-    files = (row["receipt"] or {}).get("output", {}).get("files", ())
+    files = (file for receipt in receipts_of(row["receipt"]) for file in receipt.get("output", {}).get("files", ()))
     return sum(int(record["bytes"]) for record in files)
 
 
 def _grades(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
-    return Counter(tensor["grade"] for row in rows for tensor in (row["receipt"] or {}).get("tensors", ()))
+    return Counter(
+        tensor["grade"]
+        for row in rows
+        for receipt in receipts_of(row["receipt"])
+        for tensor in receipt.get("tensors", ())
+    )
 
 
 def _model(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    entry, receipt = row["entry"], row["receipt"] or {}
+    entry, receipts = row["entry"], receipts_of(row["receipt"])
+    receipt = receipts[0] if receipts else {}
     logits = receipt.get("logits") or {}
     return {
         "id": row["id"],
@@ -179,8 +202,13 @@ def _model(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         "bytes_in": row["bytes_in"],
         "bytes_out": _written(row) if receipt else None,
         "output": row["output"] if row["state"] == DONE else None,
-        "blake3": [record["blake3"] for record in receipt.get("output", {}).get("files", ())],
-        "grades": dict(Counter(tensor["grade"] for tensor in receipt.get("tensors", ()))),
+        "outputs": [
+            rating_of(each, output).as_dict() for each, output in zip(receipts, outputs_of(entry), strict=False)
+        ]
+        if receipts[1:]
+        else [],
+        "blake3": [record["blake3"] for each in receipts for record in each.get("output", {}).get("files", ())],
+        "grades": dict(_grades([row])),
         "verified": receipt.get("verified"),
         "logits": {key: logits[key] for key in PROOF_KEYS if key in logits} or None,
         "tokenizer": receipt.get("tokenizer"),
@@ -193,6 +221,18 @@ def _model(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         "peak_memory": row["peak"],
         "seconds": round(row["finished"] - row["started"], 3) if row["finished"] and row["started"] else None,
     }
+
+
+def tables(facts: Mapping[str, Any]) -> list[str]:
+    """Return a table for each model with several outputs: type, size, bits per weight, worst tensor, logits.
+
+    Nothing of more than TABLES models: the report has them.
+    """
+    several = [model for model in facts["models"] if model["outputs"]]
+    lines = []
+    for model in several if len(several) <= TABLES else ():
+        lines += [model["source"], *table_of([Rating(**each) for each in model["outputs"]])]
+    return lines
 
 
 def migration_lines(facts: Mapping[str, Any], stem: str) -> list[str]:

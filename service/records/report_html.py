@@ -43,6 +43,7 @@ def page(facts: Mapping[str, Any]) -> str:
         _section("What was skipped", _counts(facts["skipped"], "Reason")),
         _section("Sizes before and after", _plot(facts["models"])),
         _section("Every model", _models(facts["models"])),
+        _section("Outputs of several types", _ratings(facts["models"])),
         f"<p class=sub>{facts['other_files']:,} other files are in the tree that are no models.</p>",
     ]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Migration to GGUF</title>'
@@ -79,7 +80,7 @@ def _cards(facts: Mapping[str, Any]) -> str:
     )
 
 
-NUMBERS = ("Count", "Before", "After")
+NUMBERS = ("Count", "Before", "After", "Size", "Bits per weight", "Logit KL (nats)")
 """Headings of columns of numbers, which are aligned with them."""
 
 
@@ -131,12 +132,30 @@ def _models(models: Sequence[Mapping[str, Any]]) -> str:
 def _row(model: Mapping[str, Any]) -> str:
     version = "" if model["version"] is None else f" v{model['version']}"
     what = f"{model['container'] or ''}{version} {model['architecture'] or ''}"
-    output = f"<br>→ {_text(model['output'])}" if model["output"] else ""
+    outputs = [each["path"] for each in model.get("outputs") or ()] or [model["output"]] * bool(model["output"])
+    output = "".join(f"<br>→ {_text(each)}" for each in outputs)
     return (
         f"<tr><td class=path>{_text(model['source'])}{output}</td>"
         f"<td><span class='state {_text(model['state'])}'>{_text(model['state'])}</span></td><td>{_text(what)}</td>"
         f"<td class=n>{size(model['bytes_in'])}</td><td class=n>{size(model['bytes_out'])}</td>"
         f"<td>{_proof(model)}</td></tr>"
+    )
+
+
+def _ratings(models: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the outputs of models that have several."""
+    heads = ("Output", "Type", "Size", "Bits per weight", "Worst tensor (relative RMS)", "Logit KL (nats)")
+    rows = [_rating(each) for model in models for each in model.get("outputs") or ()]
+    return _table(heads, rows) if rows else ""
+
+
+def _rating(each: Mapping[str, Any]) -> str:
+    worst = f"{each['worst']} ({each['relative_rms']:.2g})" if each["worst"] else "–"
+    kl = "–" if each["kl_divergence"] is None else f"{each['kl_divergence']:.2g}"
+    return (
+        f"<tr><td class=path>{_text(each['path'])}</td><td>{_text(each['outtype'])}</td>"
+        f"<td class=n>{size(each['bytes'])}</td><td class=n>{each['bits_per_weight']:.2f}</td>"
+        f"<td>{_text(worst)}</td><td class=n>{kl}</td></tr>"
     )
 
 

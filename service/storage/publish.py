@@ -99,27 +99,39 @@ def prepare(url: str, size: int, writer: Writer, tell: Callable[[str], None] = l
 
 
 def publish_all(
-    receipt: Mapping[str, Any], folder: str, url: str, scratch: str, writer: Writer, confirm: Callable[[], None],
+    receipts: Mapping[str, Mapping[str, Any]], folder: str, scratch: str, writer: Writer, confirm: Callable[[], None],
     progress: Progress,
 ) -> bool:  # fmt: skip
-    """Upload the files of a finished output from `folder`, then its receipt.
+    """Upload the files of finished outputs from `folder`, then their receipts.
 
-    Returns whether all files were there already. `confirm` raises when the job is no longer ours. A run that is killed
-    in between leaves complete files without a receipt: the next run finds them equal and adds it.
+    Args:
+        receipts: The receipt of each output, by its URL; all of them go to one place.
+        folder: Where the files are.
+        scratch: For blocks of what is read back.
+        writer: Who writes.
+        confirm: Raises when the job is no longer ours.
+        progress: Called with the bytes just sent.
+
+    Returns whether all files were there already. A run that is killed in between leaves complete files without a
+    receipt: the next run finds them equal and adds it.
     """
-    there, sent = url.rpartition("/")[0], False
-    for record in reversed(files_written(receipt)):  # the first file, by whose name the output goes, comes last
+    there, sent = next(iter(receipts)).rpartition("/")[0], False
+    for record in reversed(
+        files_written(*receipts.values())
+    ):  # the first file, by whose name the output goes, comes last
         local, name = os.path.join(folder, record["name"]), f"{there}/{record['name']}"
         confirm()
         sent |= publish(local, name, record["blake3"], scratch, progress, writer)
-    for name in (record["name"] + RECEIPT for record in receipt.get(SECOND, ())[:1]):
+    seconds = dict.fromkeys(record["name"] for each in receipts.values() for record in each.get(SECOND, ())[:1])
+    for name in (f"{each}{RECEIPT}" for each in seconds):
         put_receipt(read_bytes(os.path.join(folder, name), MAX_RECEIPT), f"{there}/{name}")
-    confirm()
-    version = stat(url).version
-    put_receipt(to_json(receipt).encode("utf-8", "backslashreplace"), url + RECEIPT)
-    if stat(url).version != version:
-        remove(url + RECEIPT)
-        raise RefusedError("replaced by somebody while it was published", path=url, hint=HINT)
+    for url, receipt in reversed([*receipts.items()]):
+        confirm()
+        version = stat(url).version
+        put_receipt(to_json(receipt).encode("utf-8", "backslashreplace"), url + RECEIPT)
+        if stat(url).version != version:
+            remove(url + RECEIPT)
+            raise RefusedError("replaced by somebody while it was published", path=url, hint=HINT)
     return not sent
 
 

@@ -6,7 +6,7 @@ This runs in a worker process: it is the first code to read a file that may be h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,10 +14,10 @@ from ggferry.converters.conversion_plan.output_metadata import output_name
 from ggferry.converters.conversion_plan.steps import Plan, count_types
 from ggferry.converters.model_graph.graph import losses
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.options import PLAN_NAMES, Option, option
+from ggferry.converters.options import PLAN_NAMES, Option, option, types_of
 from ggferry.converters.request import Request
 from ggferry.converters.request import request_of as options_to_request
-from ggferry.converters.rungs import rungs_of
+from ggferry.converters.rungs import Rung, check_kinds, rungs_of
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UsageError
 
@@ -41,6 +41,19 @@ def request_of(source: str, recipe: Mapping[str, Any], out: str | None = None, j
         raise
 
 
+def requests_of(
+    source: str, recipe: Mapping[str, Any], outs: Sequence[str] = (), jobs: int | None = None
+) -> list[Request]:  # fmt: skip
+    """Return the conversions that a plan's line asks for, one for every type; `outs`: their outputs.
+
+    Raises UsageError as `request_of`.
+    """
+    asked = recipe.get("outtype", option("outtype").default)
+    types = types_of(asked) if isinstance(asked, str) else (asked,)
+    found = [request_of(source, {**recipe, "outtype": each}, jobs=jobs) for each in types]
+    return [replace(each, out=out) for each, out in zip(found, outs, strict=True)] if outs else found
+
+
 def _in_plan(each: Option) -> str:
     return f"the option {each.name} of the plan"
 
@@ -50,7 +63,8 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
 
     `config`: the config.json in the folder of a GGML-era file, for what its header leaves open.
     """
-    (plan, *beside), options, notes = _planned(source, recipe, config)
+    rungs, beside, options, notes = _planned(source, recipe, config)
+    plan = rungs[0].plan
     checkpoint = plan.graph.checkpoint
     try:
         facts: dict[str, Any] = {
@@ -59,18 +73,18 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
             "era": checkpoint.era,
             "types": count_types(list(checkpoint.tensors.values())),
             "architecture": plan.graph.architecture.name,
-            "bytes_out": plan.bytes_written,
+            "bytes_out": sum(rung.plan.bytes_written for rung in rungs),
             "bytes_beside": sum(each.bytes_written for each in beside),
-            "memory": _memory(plan, threads),
-            "grades": dict(Counter(step.grade for step in plan.steps)),
-            "name": output_name(plan.metadata, plan.options, None),
+            "memory": _memory([rung.plan for rung in rungs], threads),
+            "grades": dict(Counter(step.grade for rung in rungs for step in rung.plan.steps)),
+            "outputs": [_output(rung) for rung in rungs],
             "options": options,
             "lost": [asdict(loss) for loss in losses(plan.graph.dropped)],
-            "notes": list(dict.fromkeys((*notes, *checkpoint.notes, *plan.graph.notes, *plan.notes))),
+            "notes": _notes([*notes, *checkpoint.notes, *plan.graph.notes], [rung.plan for rung in rungs]),
         }
         for each in beside:
             told = f"what sees and hears becomes a file of its own beside the output: {each.bytes_written:,} bytes"
-            facts["notes"] = list(dict.fromkeys((*facts["notes"], told, *each.graph.notes, *each.notes)))
+            facts["notes"] = _notes([*facts["notes"], told, *each.graph.notes], [each])
         if _is_done(checkpoint, plan):
             facts |= {"verdict": "skip", "reason": "GGUF v3 already; its structure is intact"}
         return facts
@@ -78,13 +92,25 @@ def analyze(source: str, recipe: Mapping[str, Any], threads: int, config: str | 
         checkpoint.close()
 
 
-def _planned(
-    source: str, recipe: Mapping[str, Any], config: str | None
-) -> tuple[list[Plan], dict[str, Any], list[str]]:
-    """Return the first plans that can be made, the options they needed besides `recipe`, and why.
+def _output(rung: Rung) -> dict[str, Any]:
+    plan = rung.plan
+    name = output_name(plan.metadata, plan.options, None)
+    return {"outtype": rung.request.options.outtype, "name": name, "bytes": plan.bytes_written}
 
-    There are two of a model that also sees or hears. A sidecar file of a legacy file is used where it fits the file or
-    fills a gap, and each such choice is reported.
+
+def _notes(notes: Sequence[str], plans: Sequence[Plan]) -> list[str]:
+    return list(dict.fromkeys((*notes, *(note for plan in plans for note in plan.notes))))
+
+
+Planned = tuple[list[Rung], list[Plan], dict[str, Any], list[str]]
+"""The outputs, what is written beside them, the options they needed besides the recipe, and why."""
+
+
+def _planned(source: str, recipe: Mapping[str, Any], config: str | None) -> Planned:
+    """Return the first plans that can be made.
+
+    Of a model that also sees or hears there is one beside the outputs. A sidecar file of a legacy file is used where it
+    fits the file or fills a gap, and each such choice is reported.
     """
     tries: list[tuple[dict[str, Any], str]] = [({}, "")]
     if recipe.get("tokenizer_model"):
@@ -95,19 +121,32 @@ def _planned(
         ]
     first: GgferryError | None = None
     for more, note in tries:
-        request = request_of(source, {**recipe, **more})
+        requests = requests_of(source, {**recipe, **more})
         try:
-            checkpoint = open_checkpoint(source, request.arch, request.config)
+            checkpoint = open_checkpoint(source, requests[0].arch, requests[0].config)
             try:
-                plans = [rung.plan for rung in rungs_of([request], checkpoint)]
+                rungs, beside, fewer, why = _needed(requests, rungs_of(requests, checkpoint), checkpoint)
             except BaseException:
                 checkpoint.close()
                 raise
-            return plans, more, [f"{note}: {first.message}"] if first is not None else []
+            return rungs, beside, more | fewer, [*([f"{note}: {first.message}"] if first is not None else []), *why]
         except GgferryError as error:
             first = first or error
     assert first is not None
     raise first
+
+
+def _needed(requests: Sequence[Request], rungs: Sequence[Rung], checkpoint: Checkpoint) -> Planned:
+    """Return what of several types is to be made, with the types that are left, where that is not all of them."""
+    check_kinds(rungs)
+    if len(rungs) < len(requests):  # the file of what sees and hears alone, which has a type of its own
+        return [rungs[0]], [], {"outtype": requests[0].options.outtype}, []
+    texts, beside = rungs[: len(requests)], [rung.plan for rung in rungs[len(requests) :]]
+    left = [rung for rung in texts if not _is_done(checkpoint, rung.plan)]
+    if not left or len(left) == len(texts):
+        return [*texts], beside, {}, []
+    types = ",".join(rung.request.options.outtype for rung in left)
+    return left, beside, {"outtype": types}, ["it is GGUF v3 already: its types are kept in it, and not in a copy"]
 
 
 def _is_done(checkpoint: Checkpoint, plan: Plan) -> bool:
@@ -120,7 +159,7 @@ def _is_done(checkpoint: Checkpoint, plan: Plan) -> bool:
     )
 
 
-def _memory(plan: Plan, threads: int) -> int:
-    tokens = plan.metadata.get("tokenizer.ggml.tokens")
-    vocabulary = len(tokens.value.data) if tokens is not None else 0
-    return BASE_MEMORY + threads * THREAD_MEMORY + len(plan.steps) * TENSOR_MEMORY + vocabulary * TOKEN_MEMORY
+def _memory(plans: Sequence[Plan], threads: int) -> int:
+    tokens = plans[0].metadata.get("tokenizer.ggml.tokens")
+    vocabulary, steps = len(tokens.value.data) if tokens is not None else 0, sum(len(plan.steps) for plan in plans)
+    return BASE_MEMORY + threads * THREAD_MEMORY + steps * TENSOR_MEMORY + vocabulary * TOKEN_MEMORY

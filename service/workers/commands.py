@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ggferry.converters.convert import convert
+from ggferry.converters.convert import convert_together
+from ggferry.converters.metadata.beside import TEXT
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.options import PLAN_FILES
+from ggferry.converters.request import Request
+from ggferry.converters.second_file import second_out, second_outtype
 from ggferry.converters.verify import reverify
 from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import ChangedError, PassingError, VerificationError
@@ -19,7 +22,7 @@ from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.service.records.plan_file import digest_of, version_class
 from ggferry.service.storage.broker import BrokeredFile
-from ggferry.service.workers.analyze import analyze, request_of
+from ggferry.service.workers.analyze import analyze, request_of, requests_of
 from ggferry.service.workers.existing_output import adopt, made_of
 from ggferry.support.content_cache import keeping
 from ggferry.support.progress import Phase
@@ -77,29 +80,65 @@ def _look(command: Mapping[str, Any], parent: Parent) -> Any:
 
 
 def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
-    """Digest the source, ask whether that content is still to be done, convert, ask again before publishing."""
-    request = request_of(command["source"], command["recipe"], command["out"], command["threads"])
+    """Digest the source, ask whether that content is still to be done, convert, ask again before publishing.
+
+    Outputs that exist are adopted; those that are missing are made of one reading.
+    """
+    requests = _with_one_second(
+        requests_of(command["source"], command["recipe"], command["outs"], command["threads"])
+    )  # fmt: skip
     files, key = identify(command["files"], command["beside"], command["recipe"], parent, command["threads"])
     answer = parent.ask("key", key=key)
     if not answer["ok"]:
         return {}
     transport = dict(zip(files, answer.get("transport", ()), strict=False))
-    recover(command["out"])
-    if os.path.lexists(command["out"]):
-        receipt = adopt(request, files, parent.stage)
+    for out in command["outs"]:
+        recover(out)
+    found: dict[str, Mapping[str, Any]] = {}
+    there = [request for request in requests if os.path.lexists(str(request.out))]
+    for receipt in adopt(there, files, parent.stage) if there else ():
         _note_transport(receipt, transport)
-        return {"receipt": receipt, "adopted": True}
+        found[_name_of(receipt)] = receipt
+    missing = [request for request in requests if os.path.basename(str(request.out)) not in found]
 
     def approve(receipt: Mapping[str, Any]) -> None:
         _note_transport(receipt, transport)
+        _note_texts(receipt, found, command["outs"])
         if not made_of(receipt, files):
             raise ChangedError("changed while it was converted", path=command["source"], hint="plan again")
         if not parent.ask("publish")["ok"]:
             raise PassingError("the lease on this job was lost; nothing was published", path=command["source"])
 
-    os.makedirs(os.path.dirname(command["out"]), exist_ok=True)
-    result = convert(request, parent.stage, approve)
-    return {"receipt": result.receipt, "adopted": False}
+    if missing:
+        os.makedirs(os.path.dirname(command["outs"][0]), exist_ok=True)
+        for request, result in zip(missing, convert_together(missing, parent.stage, approve), strict=True):
+            found[os.path.basename(str(request.out))] = result.receipt
+    return {"receipts": [found[os.path.basename(out)] for out in command["outs"]], "adopted": not missing}
+
+
+def _with_one_second(requests: Sequence[Request]) -> list[Request]:
+    """Return the requests with the second file that all of them share, the first's, for any number of them alone."""
+    first = requests[0]
+    if not requests[1:]:
+        return [first]
+    out, outtype = second_out(first.out, first), second_outtype(first)
+    return [replace(each, mmproj_out=out, mmproj_outtype=outtype) for each in requests]
+
+
+def _name_of(receipt: Mapping[str, Any]) -> str:
+    return str(receipt["output"]["files"][0]["name"])
+
+
+def _note_texts(receipt: Mapping[str, Any], found: dict[str, Mapping[str, Any]], outs: Sequence[str]) -> None:
+    """Note a receipt among those found; that of a second file lists the text models that were there already, too.
+
+    The latter is approved last.
+    """
+    if TEXT not in receipt:
+        found[_name_of(receipt)] = receipt
+        return
+    names = [os.path.basename(out) for out in outs]
+    receipt[TEXT][:] = [file for name in names if name in found for file in found[name]["output"]["files"]]
 
 
 def _note_transport(receipt: Mapping[str, Any], transport: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,12 +36,29 @@ OF_THE_PROOF = ("verify", "witness")
 MEASURED_OF_TENSORS = ("grade", "max_error", "relative_rms", "band", "outlier")
 
 
-def adopt(request: Request, sources: Sequence[str], stage: Stage) -> dict[str, Any]:
-    """Return the receipt of the finished output at `request.out`, proved again.
+def adopt(requests: Sequence[Request], sources: Sequence[str], stage: Stage) -> list[dict[str, Any]]:
+    """Return the receipts of the finished outputs at `out` of each request, proved again in one reading of the source.
 
-    It is proved at the requested level, `fast` at least, and must be what this request makes of files with the digests
-    `sources`. Raises RefusedError for any other file.
+    They are proved at the requested level, `fast` at least, and each must be what its request makes of files with the
+    digests `sources`. Raises RefusedError for any other file.
     """
+    stated = [_stated(request, sources) for request in requests]
+    levels = [_level(each, request) for each, request in zip(stated, requests, strict=True)]
+    try:
+        found = reprove([replace(request, level=level) for request, level in zip(requests, levels, strict=True)], stage)
+    except VerificationError as error:
+        raise _refusal(str(error.path or requests[0].out), error.message) from None
+    for request, receipt, before, level in zip(requests, found, stated, levels, strict=True):
+        if not made_of(receipt, sources):
+            raise ChangedError("changed while it was read", path=request.source, hint="plan again")
+        passes = before["verified"] == level and _passes(receipt) != _passes(before)
+        if _settled(receipt) != _settled(before) or passes:
+            raise _refusal(str(request.out), "its receipt is not the one that this job would write")
+    return found
+
+
+def _stated(request: Request, sources: Sequence[str]) -> dict[str, Any]:
+    """Return the receipt beside an output. Raises RefusedError where it is not of this request and these sources."""
     out = str(request.out)
     if not os.path.lexists(out + RECEIPT):
         raise RefusedError("exists already, without a receipt", path=out, hint=HINT)
@@ -49,18 +66,9 @@ def adopt(request: Request, sources: Sequence[str], stage: Stage) -> dict[str, A
         stated = load_object(out + RECEIPT, MAX_RECEIPT)
     except CorruptError:
         raise _refusal(out, "its receipt cannot be read") from None
-    level = _level(stated, request)
-    if why := _foreign(stated, sources, request, level):
+    if why := _foreign(stated, sources, request, _level(stated, request)):
         raise _refusal(out, why)
-    try:
-        found = reprove(replace(request, level=level), stage)
-    except VerificationError as error:
-        raise _refusal(out, error.message) from None
-    if not made_of(found, sources):
-        raise ChangedError("changed while it was read", path=request.source, hint="plan again")
-    if _settled(found) != _settled(stated) or (stated["verified"] == level and _passes(found) != _passes(stated)):
-        raise _refusal(out, "its receipt is not the one that this job would write")
-    return found
+    return stated
 
 
 def _refusal(out: str, why: str) -> RefusedError:
@@ -139,22 +147,35 @@ def _written(receipt: Mapping[str, Any]) -> dict[str, str]:
     return {os.path.basename(str(r["name"])): str(r["blake3"]) for r in files_written(receipt)}
 
 
-def output_intact(out: str, receipt: Mapping[str, Any], scratch: str = "") -> bool:
-    """Return whether a receipt is of this output and every file of it has the bytes that the receipt states.
+def not_intact(outs: Sequence[str], receipts: Sequence[Mapping[str, Any]], scratch: str = "") -> str | None:
+    """Return the first of a job's outputs that is not what its receipt states; None when all are.
 
-    Raises AccessError or PassingError where a place does not answer.
+    Each must have a receipt of its own, and every file of it the bytes that the receipt states. A file that several
+    share is read once. Raises AccessError or PassingError where a place does not answer.
     """
-    from ggferry.service.storage.publish import object_digest
+    seen: dict[str, str] = {}
+    for number, out in enumerate(outs):
+        if number >= len(receipts) or not _is_intact(out, receipts[number], scratch, seen):
+            return out
+    return None
 
-    of: Callable[[str], str] = (lambda path: object_digest(path, scratch)) if is_remote(out) else _digest
+
+def _is_intact(out: str, receipt: Mapping[str, Any], scratch: str, seen: dict[str, str]) -> bool:
     folder, _, name = local_path(out).rpartition("/")
     try:
         written = _written(receipt)
-        return name in written and all(of(f"{folder}/{each}") == blake3 for each, blake3 in written.items())
+        for path in (f"{folder}/{each}" for each in written):
+            if path not in seen:
+                seen[path] = _digest(path, scratch)
+        return name in written and all(seen[f"{folder}/{each}"] == blake3 for each, blake3 in written.items())
     except (KeyError, TypeError, NotFoundError):
         return False
 
 
-def _digest(path: str) -> str:
+def _digest(path: str, scratch: str) -> str:
+    from ggferry.service.storage.publish import object_digest
+
+    if is_remote(path):
+        return object_digest(path, scratch)
     with LocalFile(path) as file:
         return digest(file)

@@ -216,7 +216,7 @@ def receipt_of(data: bytes) -> dict[str, Any]:
 
 def put_all(local: Path) -> bool:
     return publish_all(
-        receipt_of(OURS), str(local.parent), URL, str(local.parent), ME, lambda: None, lambda count: None
+        {URL: receipt_of(OURS)}, str(local.parent), str(local.parent), ME, lambda: None, lambda count: None
     )  # fmt: skip
 
 

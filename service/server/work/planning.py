@@ -94,7 +94,7 @@ class Planner:
             body = "\n".join([to_line(head), *map(to_line, entries)]) + "\n"
             models.index(self.store, plan, models.entries_of(head, entries))
             models.forget_plan(self.store, plan, [entry.id(head) for entry in entries])
-            values = {"state": READY, "body": body, "summary": summary(entries)}
+            values = {"state": READY, "body": body, "summary": summary(entries, head)}
         except GgferryError as error:
             values = {"state": BROKEN, "error": {**error.as_dict(), "class": type(error).__name__}}
         except OSError as error:
