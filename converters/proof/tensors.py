@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ggferry.converters.conversion_plan.grades import Grade, measured
 from ggferry.converters.model_graph import rows
@@ -130,11 +130,26 @@ def check_tensor(
             together.setdefault((start * columns, stop * columns), []).append((one, start, stop))
 
     def work(chunk: Sequence[tuple[_Comparison, int, int]]) -> None:
+        seen: dict[str, _Seen] = {}
         for one, start, stop in chunk:
-            one.compare_values(start, stop)
+            one.compare_values(start, stop, seen)
 
     each(together.values(), work, workers(jobs))
     return [one.found() for one in each_of]
+
+
+class _Seen(NamedTuple):
+    """What was found for some elements in one output, which holds for the same bytes in another.
+
+    Attributes:
+        blocks: The bytes.
+        apart: How far their values lie from the source's.
+        kept: Whether they were held against their mark instead of being encoded again.
+    """
+
+    blocks: Bytes
+    apart: Differences
+    kept: bool
 
 
 class _Comparison:
@@ -155,8 +170,8 @@ class _Comparison:
         """By first row and added in that order, so that the last digits do not depend on which thread was first."""
         self.progress = progress
         self.other_bytes = threading.Event()
-        self.kept = 0
-        """Rows whose bytes were held against their marks instead of being encoded again."""
+        self.kept: dict[int, int] = {}
+        """By first row, rows whose bytes were held against their marks instead of being encoded again."""
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges of rows that are compared at once."""
@@ -179,7 +194,7 @@ class _Comparison:
             self.node.name, self.before.name, self.after.name, grade, largest,
             0.0 if self.bitwise else self._relative_rms(),
             encoded_again=not self.other_bytes.is_set() if grade is Grade.ROUNDED else None,
-            sampled=1 - self.kept / max(1, math.prod(self.origin.shape[:-1])),
+            sampled=1 - sum(self.kept.values()) / max(1, math.prod(self.origin.shape[:-1])),
         )  # fmt: skip
 
     def _relative_rms(self) -> float:
@@ -211,10 +226,25 @@ class _Comparison:
 
     # --- other bytes, which must mean the same, or nearly --------------------------------------------------------
 
-    def compare_values(self, start: int, stop: int) -> None:
-        """Compare rows of the two sides by their values. Raises VerificationError."""
-        expected = self.values(self.source.checkpoint, self.origin, start, stop)
+    def compare_values(self, start: int, stop: int, seen: dict[str, _Seen]) -> None:
+        """Compare rows of the two sides by their values. Raises VerificationError.
+
+        `seen`: by type, what was found for the same elements in other outputs; it is added to.
+        """
         blocks = rows.laid_out(self.output.checkpoint, self.mirror, start, stop)
+        found = seen.get(self.after.name)
+        if found is None or not np.array_equal(blocks, found.blocks):
+            found = self._judged(start, stop, blocks)
+            if not self.other_bytes.is_set():
+                seen[self.after.name] = found
+        self.parts[start] = found.apart
+        if found.kept:
+            self.kept[start] = len(blocks)
+        self._advance((stop - start) * self.after.row_bytes(self.mirror.shape[-1]))
+
+    def _judged(self, start: int, stop: int, blocks: Bytes) -> _Seen:
+        """Compare what was read of the output with the source's rows. Raises VerificationError."""
+        expected = self.values(self.source.checkpoint, self.origin, start, stop)
         found = codec(self.after.name).values(blocks, self.mirror.shape[-1])
         apart = differences(expected, found, self._bound(start, stop))
         if apart.outside is not None:
@@ -223,19 +253,16 @@ class _Comparison:
                 start + row, "lies further from the source than its type rounds", f"{found[row, column]!r}",
                 f"{expected[row, column]!r}",
             )  # fmt: skip
-        if apart.largest and not self.rescaled:
-            self._rounded(start, expected, blocks, found)
-        self.parts[start] = apart
-        self._advance((stop - start) * self.after.row_bytes(self.mirror.shape[-1]))
+        kept = bool(apart.largest) and not self.rescaled and self._rounded(start, expected, blocks, found)
+        return _Seen(blocks, apart, kept)
 
-    def _rounded(self, start: int, expected: Floats, blocks: Bytes, found: Floats) -> None:
-        """Check that rows are the source's, rounded. Raises VerificationError."""
-        if self._as_marked(start, blocks):
-            self.kept += len(blocks)
-        elif not self.other_bytes.is_set():
+    def _rounded(self, start: int, expected: Floats, blocks: Bytes, found: Floats) -> bool:
+        """Check that rows are the source's, rounded; return whether by their mark. Raises VerificationError."""
+        kept = self._as_marked(start, blocks)
+        if not kept and not self.other_bytes.is_set():
             again = self._encoded(start, expected)
             if again is not None and np.array_equal(again, blocks):
-                return
+                return False
             if again is not None and self.encoding.ours:
                 row = start + int(np.flatnonzero((again != blocks).any(axis=1))[0])
                 raise self._wrong(row, f"not the bytes that {self.after} makes of the source")
@@ -247,6 +274,7 @@ class _Comparison:
                 start + unlike.row, f"not the source's values rounded to {self.after}{block}",
                 f"relative RMS error {unlike.error:.3g}", f"at most {unlike.limit:.3g}",
             )  # fmt: skip
+        return kept
 
     def _as_marked(self, start: int, blocks: Bytes) -> bool:
         """Return whether rows need not be encoded again, as they are what was marked. Raises VerificationError."""

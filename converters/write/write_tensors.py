@@ -96,7 +96,9 @@ def run(
 
 
 def run_together(writings: Sequence[Writing], jobs: int | None = None, progress: Progress | None = None) -> None:
-    """Write the tensors of several plans for one source; a chunk is decoded once for all that encode it.
+    """Write the tensors of several plans for one source.
+
+    A chunk is decoded once for all that encode it, and encoded once for all that encode it in one type.
 
     Raises the first error of any worker, after which the others stop: BadValueError for a value that is not finite,
     unless the plan's watch allows it.
@@ -108,8 +110,9 @@ def run_together(writings: Sequence[Writing], jobs: int | None = None, progress:
     values = rows.LastValues() if len(writings) > 1 else rows.laid_out_values
 
     def work(chunk: Sequence[tuple[Writing, Job]]) -> None:
+        made: dict[str, Any] = {}
         for writing, job in chunk:
-            _do(writing, job, values, progress)
+            _do(writing, job, values, progress, made)
 
     each(_chunks(writings), work, workers(jobs))
 
@@ -140,7 +143,8 @@ def _chunks(writings: Sequence[Writing]) -> Iterator[Sequence[tuple[Writing, Job
         yield from together.values()
 
 
-def _do(writing: Writing, job: Job, values: rows.Values, progress: Progress | None) -> None:
+def _do(writing: Writing, job: Job, values: rows.Values, progress: Progress | None, made: dict[str, Any]) -> None:
+    """Do a job; `made` holds, by type, what was encoded of the same elements for other outputs."""
     plan, step = writing.plan, job.step
 
     def put(element: int, offset: int, data: Any) -> None:
@@ -150,7 +154,7 @@ def _do(writing: Writing, job: Job, values: rows.Values, progress: Progress | No
             progress(data.nbytes)
 
     if job.run is None:
-        data = convert(plan, job, writing.watch, values)
+        data = convert(plan, job, writing.watch, values, made)
         if step.route is Route.TRANSCODE and codec(step.type.name).searches:
             height = prod(job.node.shape[:-1])
             writing.marks.put(step.name, height, rows.piece_rows(job.node, step.type), job.start, data)
@@ -190,10 +194,11 @@ def jobs_of_step(plan: Plan, step: Step) -> Iterator[Job]:
         yield Job(step, node, start, stop)
 
 
-def convert(plan: Plan, job: Job, watch: Watch, values: rows.Values = rows.laid_out_values) -> Any:
+def convert(plan: Plan, job: Job, watch: Watch, values: rows.Values, made: dict[str, Any]) -> Any:
     """Return the output bytes of a chunk, uint8 `(rows, bytes of a row in the target type)`, little-endian.
 
-    Raises BadValueError for a value that the type cannot hold.
+    `made`: by type, what was encoded of the same elements; it is added to. Raises BadValueError for a value that
+    the type cannot hold.
     """
     checkpoint, step = plan.graph.checkpoint, job.step
     try:
@@ -203,9 +208,12 @@ def convert(plan: Plan, job: Job, watch: Watch, values: rows.Values = rows.laid_
             repack = codec(step.source_type.name).repack
             assert repack is not None
             return rows.laid_out(checkpoint, job.node, job.start, job.stop, lambda r, c: repack.apply(r, c)[0])
-        decoded = np.ascontiguousarray(values(checkpoint, job.node, job.start, job.stop))
-        watch.look_at_values(step, job.start * job.node.shape[-1], decoded)
-        return _encode(plan, job, decoded)
+        if step.type.name not in made:
+            decoded = np.ascontiguousarray(values(checkpoint, job.node, job.start, job.stop))
+            if not made:
+                watch.look_at_values(step, job.start * job.node.shape[-1], decoded)
+            made[step.type.name] = _encode(plan, job, decoded)
+        return made[step.type.name]
     except BlockError as error:
         hint = "--outtype bf16 or f32 holds such values" if step.type.name == "F16" else None
         where, why = f"{step.node.inputs[0].name!r}, rows {job.start}..{job.stop}", str(error)
