@@ -41,6 +41,7 @@ from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.passing import begin, passing, record
 from ggferry.formats.files.sources import known_by
+from ggferry.support.allocator import give_back
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
@@ -227,6 +228,7 @@ def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) ->
     with stage(Phase.WRITING, sum(rung.plan.bytes_written for rung in rungs)) as progress:
         for half in halves(rungs, writings):
             run_together(half, threads, progress)
+    give_back()
     done = []
     for rung, output, writing in zip(rungs, outputs, writings, strict=True):
         output.finish()

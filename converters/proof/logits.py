@@ -42,7 +42,7 @@ EXACT_LOGITS = 2e-6
 _FEW_BLOCKS = 3
 _COUNTERS = ("n_layer", "n_layer_enc", "n_layer_dec", "v_n_layer", "a_n_layer")
 CANCELLED = 8
-ROWS = 64 << 20
+ROWS = 8 << 20
 """Bytes of logits that the sides of passes which run together may hold."""
 
 _BLOCK = re.compile(r"blk\.\d+")

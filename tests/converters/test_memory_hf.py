@@ -1,4 +1,4 @@
-"""A training checkpoint of over a gigabyte is converted within a fixed memory, and without torch."""
+"""A training checkpoint of over a gigabyte is converted within a fixed memory; without torch, or with all of it."""
 
 from __future__ import annotations
 
@@ -90,3 +90,17 @@ def test_a_checkpoint_over_a_gigabyte_stays_within_the_budget(outtype: str, fixt
     assert used - base <= BUDGET, f"{used >> 20} MiB, {base >> 20} MiB of them numpy's"
     for target in targets:
         target.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outtype", ["q4_k_m", "q2_k,q3_k_m,q4_k_m,q5_k_m,q6_k,q8_0"])
+def test_the_whole_proof_stays_within_the_budget(outtype: str, fixtures: Path, tmp_path: Path) -> None:
+    """All of the process, torch included. A run that compiles kernels takes more, once a machine."""
+    source = checkpoint(tmp_path / "model", fixtures / "legacy-llama" / "tokenizer.model")
+    command = ("convert", str(source), "-o", str(tmp_path / "out-{outtype}.gguf"), "--outtype", outtype, "--force")
+    for _ in range(2):
+        used, said = peak(CONVERT, *command)
+    assert "imported: ['torch']" in said and "logits of both sides" in said
+    assert used <= BUDGET, f"{used >> 20} MiB"
+    for name in outtype.split(","):
+        (tmp_path / f"out-{name}.gguf").unlink()
