@@ -3,6 +3,11 @@
 Kept apart from what makes them, because whoever looks for one needs the name alone.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 RECEIPT = ".receipt.json"
 """What a receipt's name adds to the name of its file."""
 MAX_RECEIPT = 1 << 28
@@ -16,3 +21,12 @@ TEXT = "text"
 def second_name(name: str) -> str:
     """Return the file name of a second file (mmproj): with llama.cpp's prefix, unless the name says so already."""
     return name if SECOND in name else f"{SECOND}-{name}"
+
+
+def files_written(*receipts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the records of all files that hold the model: the outputs', and those of what sees and hears beside them.
+
+    Several outputs share the latter; each is listed once.
+    """
+    beside = {record["name"]: record for receipt in receipts for record in receipt.get(SECOND, ())}
+    return [*(record for receipt in receipts for record in receipt["output"]["files"]), *beside.values()]

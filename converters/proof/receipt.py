@@ -12,7 +12,6 @@ from typing import Any
 import ggferry
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Plan, count_types, step_record
-from ggferry.converters.metadata.beside import SECOND
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.runtime_notes import loads
 from ggferry.converters.proof.witnesses.testimony import who_testified
@@ -78,15 +77,6 @@ def make_receipt(
         "verified": proof.level,
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
     }  # fmt: skip
-
-
-def files_written(*receipts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the records of all files that hold the model: the outputs', and those of what sees and hears beside them.
-
-    Several outputs share the latter; each is listed once.
-    """
-    beside = {record["name"]: record for receipt in receipts for record in receipt.get(SECOND, ())}
-    return [*(record for receipt in receipts for record in receipt["output"]["files"]), *beside.values()]
 
 
 def _runtimes(plan: Plan) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from ggferry.converters.metadata.beside import RECEIPT
+from ggferry.converters.metadata.beside import RECEIPT, files_written
 from ggferry.formats.errors import (
     ChecksumError,
     GgferryError,
@@ -22,6 +22,7 @@ from ggferry.formats.errors import (
 from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.partial_files import write_text
 from ggferry.service.client.transport import FIRST, TRIES, Transport
+from ggferry.service.records.receipts import receipts_of
 from ggferry.support.printable import printable_json
 
 API = "/api/v1"
@@ -90,7 +91,7 @@ class Client:
         return dict(self._get(f"/jobs/{quote(job, safe='')}"))
 
     def receipt(self, job: str) -> dict[str, Any]:
-        """Return the receipt of a done job."""
+        """Return the receipt of a done job; of several outputs the first, the others in its member `further`."""
         return dict(self._get(f"/jobs/{job}/receipt"))
 
     def totals(self) -> dict[str, Any]:
@@ -208,7 +209,7 @@ class Client:
     def fetch(
         self, job: str, out: str, *, force: bool = False, progress: Progress = lambda count: None
     ) -> list[Fetched]:
-        """Fetch the files of a done job and its receipt to the folder `out`.
+        """Fetch the files of a done job and the receipts of its outputs to the folder `out`.
 
         Each file's sha256 must be that of the receipt, else nothing gets its name. What an earlier attempt fetched is
         taken up.
@@ -218,17 +219,19 @@ class Client:
             ChecksumError: What came is not what was proved.
         """
         files = self._get(f"/jobs/{job}/files")
-        receipt = self.receipt(job)
-        proved = {each["name"]: each["sha256"] for each in receipt["output"]["files"]}
+        receipts = receipts_of(self.receipt(job))
+        proved = {each["name"]: each["sha256"] for each in files_written(*receipts)}
         os.makedirs(out, exist_ok=True)
         paths = [os.path.join(out, _safe(each["name"])) for each in files]
-        for path in (*paths, paths[0] + RECEIPT):
+        beside = [os.path.join(out, _safe(each["output"]["files"][0]["name"])) + RECEIPT for each in receipts]
+        for path in (*paths, *beside):
             if os.path.lexists(path) and not force:
                 raise RefusedError("exists already", path=path, hint="--force")
         found = [
             self._fetch(each, proved.get(each["name"]), path, progress) for each, path in zip(files, paths, strict=True)
         ]
-        write_text(paths[0] + RECEIPT, [printable_json(receipt, indent=1)], overwrite=force)
+        for path, receipt in zip(beside, receipts, strict=True):
+            write_text(path, [printable_json(receipt, indent=1)], overwrite=force)
         return found
 
     def _fetch(self, file: Mapping[str, Any], proved: str | None, path: str, progress: Progress) -> Fetched:

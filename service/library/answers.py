@@ -157,6 +157,7 @@ class ConversionPlan:
         bytes_read: Bytes that the conversion will read.
         bytes_written: Bytes that it will write.
         mmproj: The plan of the file of what sees and hears; None where there is none.
+        further: The plans of the other outputs, where several types are asked for, in their order.
     """
 
     source: str
@@ -169,6 +170,7 @@ class ConversionPlan:
     bytes_read: int
     bytes_written: int
     mmproj: ConversionPlan | None = None
+    further: tuple[ConversionPlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

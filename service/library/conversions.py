@@ -14,8 +14,9 @@ from ggferry.converters.export.export import carry_out
 from ggferry.converters.ladder import requests_of
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.model_graph.hparams import Known, Param
+from ggferry.converters.options import types_of
 from ggferry.converters.request import open_source_of
-from ggferry.converters.rungs import rungs_of
+from ggferry.converters.rungs import check_kinds, rungs_of
 from ggferry.converters.verify import reverify
 from ggferry.formats.checkpoint import Dropped
 from ggferry.formats.files.opened_files import recorded
@@ -126,7 +127,7 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
 
     Returns:
         The type, route and grade of every tensor, every key with its origin, what is dropped, and how many bytes are
-        read and written.
+        read and written; of several types, which `ladder` writes, the first, with the others in `further`.
 
     Raises:
         GgferryError: As `convert` raises before it writes.
@@ -137,13 +138,17 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
         ['F32', 'Q8_0']
     """
     with at_hand(os.fspath(source), tensors=False) as path, recorded():
-        asked = request("plan", path, options)
-        checkpoint = open_source_of(asked)
+        types = types_of(options.get("outtype", "keep"))
+        asked = [request("plan", path, {**options, "outtype": kind}) for kind in types]
+        checkpoint = open_source_of(asked[0])
         try:
-            first, *second = (_plan(rung.plan) for rung in rungs_of([asked], checkpoint))
-            return replace(first, mmproj=second[0]) if second else first
+            rungs = rungs_of(asked, checkpoint)
+            check_kinds(rungs)
         finally:
             checkpoint.close()
+        first, *rest = (_plan(rung.plan) for rung in rungs)
+        further, second = rest[: len(asked) - 1], rest[len(asked) - 1 :]
+        return replace(first, mmproj=second[0] if second else None, further=tuple(further))
 
 
 @signed("quantize")

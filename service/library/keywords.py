@@ -129,7 +129,7 @@ class Planning(OfSource, OfTypes, total=False):
     """Options of `plan`.
 
     Attributes:
-        outtype: 'keep', or any type of llama-quantize.
+        outtype: 'keep', or any type of llama-quantize; of `plan` and `ladder` several, separated by commas.
         split_max_size: Bytes, or a text: '4G' is 4·10⁹, '4GiB' is 4·2³⁰.
         tensor_first_split: Whether the first shard holds tensors.
         mmproj: Of a model that also sees or hears, which files: 'both', 'only' what sees and hears, or 'none' of that.

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
 from ggferry.service.apply.migration import Asked, Migration
 from ggferry.service.records.ledger import DONE, QUEUED, STATES
+from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.records.report import collect
 from ggferry.service.server.guard.callers import Caller
 from ggferry.service.server.guard.problems import HttpError
@@ -93,6 +94,7 @@ def model(service: Service, job: str) -> dict[str, Any]:
     except NotFoundError:
         kept = {}
     found |= {name: kept[name] for name in SHOWN_OF_A_JOB if name in kept}
+    found["outputs"] = outputs_of(found["entry"])
     found["has_receipt"] = kept.get("receipt") is not None and kept.get("state") == DONE
     found["tried"] = [
         {name: each[name] for name in ("attempt", "outcome", "error", "started", "ended")}
@@ -163,9 +165,12 @@ def tokenize(service: Service, job: str, text: str, special: bool = False) -> li
     return found
 
 
-def receipt(service: Service, job: str) -> dict[str, Any]:
-    """Return the receipt of a done job; each of its output files also has its sha256. Raises RefusedError."""
-    return service.outputs.receipt(job)
+def receipt(service: Service, job: str, file: str | None = None) -> dict[str, Any]:
+    """Return the receipt of a done job; each of its output files also has its sha256. Raises RefusedError.
+
+    Of several outputs that of the first, the others in its member `further`; with `file`, that of one of them alone.
+    """
+    return service.outputs.receipt(job, file)
 
 
 def outputs(service: Service, job: str) -> list[Output]:
@@ -262,7 +267,8 @@ def retry(service: Service, caller: Caller, job: str) -> dict[str, Any]:
 def edit(service: Service, caller: Caller, job: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Change keys of a done job's file, and return the model that the new file is listed as.
 
-    `changes` are arguments of `ggferry.edit` that name no file. Raises RefusedError, UsageError.
+    `changes` are arguments of `ggferry.edit` that name no file, and `file`, which of several outputs is meant. Raises
+    RefusedError, UsageError.
     """
     _need(caller, "submit")
     row = models.one(service.store, job)

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, SECOND
-from ggferry.converters.proof.receipt import files_written, to_json
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, SECOND, files_written
+from ggferry.converters.proof.receipt import to_json
 from ggferry.formats.errors import (
     ChangedError,
     GgferryError,

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_written
 from ggferry.converters.options import LEVELS
-from ggferry.converters.proof.receipt import files_written
 from ggferry.converters.request import Request, stated_options
 from ggferry.converters.verify import reprove
 from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, VerificationError

@@ -32,8 +32,9 @@ def _inspect(source: str, options: dict[str, Any]) -> Any:
 
 def _plan(source: str, options: dict[str, Any]) -> Any:
     found = plain(plan(source, **options))
-    for key in found["keys"].values():
-        key["value"] = _short(key["value"])
+    for each in (found, *found["further"]):
+        for key in each["keys"].values():
+            key["value"] = _short(key["value"])
     return found
 
 

@@ -146,7 +146,7 @@ def _print(job: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(job)
         return
-    what = (job["error"] or {}).get("message") or job.get("output") or ""
+    what = (job["error"] or {}).get("message") or ", ".join(job.get("outputs") or ()) or job.get("output") or ""
     tell(f"{job['id'][:10]}  {job['state']:<12} {job['source']}" + (f": {what}" if what else ""))
 
 

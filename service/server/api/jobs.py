@@ -54,6 +54,7 @@ class Editing(BaseModel):
     special_tokens: dict[str, int | str] = Field({}, description="Role → id, or text of a token")
     rename_tensors: dict[str, str] = Field({}, description="Old → new names")
     allow_unknown_keys: bool = False
+    file: Annotated[str, Field(max_length=255)] | None = Field(None, description="Which of a job's outputs")
 
 
 @router.post("/plans", status_code=201, responses={202: {"description": "It is still being made"}})
@@ -130,9 +131,15 @@ def edit(request: Request, service: Of, caller: Submitter, job: JobId, asked: Ed
 
 
 @router.get("/jobs/{job}/receipt")
-def receipt(service: Of, caller: Reader, job: JobId) -> dict[str, Any]:
-    """Give the receipt of a done job; its output files also have their sha256."""
-    return functions.receipt(service, job)
+def receipt(
+    service: Of, caller: Reader, job: JobId,
+    file: Annotated[str | None, Query(max_length=255, description="A file of the output that is meant")] = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Give the receipt of a done job; its output files also have their sha256.
+
+    Of several outputs it is that of the first, with the others in its member `further`; with `file`, one of them alone.
+    """
+    return functions.receipt(service, job, file)
 
 
 @router.get("/jobs/{job}/files")

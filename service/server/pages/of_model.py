@@ -9,11 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ggferry.converters.ladder import rating_of
+from ggferry.converters.metadata.beside import files_written
 from ggferry.converters.model_graph.hparams import Known, Param, is_assumed
 from ggferry.formats.reader import label_of
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError
 from ggferry.service.records.ledger import DONE, FAILED, QUARANTINED
+from ggferry.service.records.receipts import receipts_of
 from ggferry.service.server.pages import wording
 from ggferry.service.server.pages.of_archive import row_of
 from ggferry.service.server.pages.views import (
@@ -41,7 +44,7 @@ def page_of(found: Mapping[str, Any], uploads: str = "") -> ModelPage:
     return ModelPage(
         row=row,
         sentence=wording.sentence(row.architecture, row.container, row.era, row.types, 0, row.bytes_in),
-        output=found.get("output") or "",
+        output=", ".join(found.get("outputs") or ()) or found.get("output") or "",
         problem=problem_of(found["error"]) if bad and not found.get("same_as") else None,
         attempts=tuple(map(_attempt, found.get("tried", ()))),
         same_as=str(found.get("entry", {}).get("same_as") or ""),
@@ -72,8 +75,12 @@ def _attempt(tried: Mapping[str, Any]) -> Attempt:
 # --- of a receipt --------------------------------------------------------------------------------------------------
 
 
-def with_receipt(page: ModelPage, receipt: Mapping[str, Any], files: str) -> ModelPage:
-    """Return the page of a done job; `files` is the address below which its files are fetched."""
+def with_receipt(page: ModelPage, found: Mapping[str, Any], files: str) -> ModelPage:
+    """Return the page of a done job from its receipt as the ledger keeps it.
+
+    `files` is the address below which its files are fetched. Of several outputs tensors and proof are the first's.
+    """
+    receipt, *further = receipts_of(found)
     tensors = tuple(map(_of_receipt, receipt["tensors"]))
     source = receipt["source"]
     container = label_of(source["container"]) + ("" if source["version"] is None else f" v{source['version']}")
@@ -91,8 +98,11 @@ def with_receipt(page: ModelPage, receipt: Mapping[str, Any], files: str) -> Mod
         proof=_proof(receipt, tensors),
         files=tuple(
             OutputFile(each["name"], each["bytes"], each["blake3"], "", f"{files}/{wording.segment(each['name'])}")
-            for each in receipt["output"]["files"]
+            for each in files_written(receipt, *further)
         ),
+        ratings=tuple(rating_of(each, each["output"]["files"][0]["name"]) for each in (receipt, *further))
+        if further
+        else (),
         runtimes=tuple(receipt["runtimes"]["run_it"]),
         has_vocabulary=any(key.startswith("tokenizer.ggml.tokens") for key in receipt["metadata"]),
         is_looked_at=True,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ggferry.service.records.plan_file import CONVERT, OTHER
+from ggferry.service.records.plan_file import CONVERT, OTHER, outputs_of, sizes_of
 from ggferry.service.server.pages.of_archive import container_of
 from ggferry.service.server.pages.of_model import problem_of
-from ggferry.service.server.pages.views import PER_PAGE, Drop, PlannedModel, PlanPage
+from ggferry.service.server.pages.views import PER_PAGE, Drop, PlannedModel, PlannedOutput, PlanPage
 
 LOST_SHOWN = 20
 
@@ -42,8 +42,12 @@ def planned(line: Mapping[str, Any], outtype: str) -> PlannedModel:
     """Return a line of a plan; `outtype` is the plan's, where the line states none."""
     converts = line["verdict"] == CONVERT
     before = [container_of(line), line.get("architecture"), line.get("types"), line.get("era")]
-    wanted = (line.get("options") or {}).get("outtype", outtype)
-    after = ["GGUF v3", line.get("architecture"), "types kept" if wanted == "keep" else str(wanted).upper()]
+    wanted = str((line.get("options") or {}).get("outtype", outtype))
+    sizes = [max(0, size) for size in sizes_of({**line, "bytes_out": line.get("bytes_out") or 0})]
+    planned_outputs = [
+        PlannedOutput(output, _after(line, kind), size)
+        for output, kind, size in zip(outputs_of(line), wanted.split(","), sizes, strict=False)
+    ]
     lost = [
         Drop(str(each.get("name") or each.get("tensors") or ""), str(each.get("reason") or ""), True)
         for each in line.get("lost", ())[:LOST_SHOWN]
@@ -52,10 +56,11 @@ def planned(line: Mapping[str, Any], outtype: str) -> PlannedModel:
         source=line["source"],
         verdict=line["verdict"],
         before=", ".join(filter(None, before)),
-        after=", ".join(filter(None, after)) if converts else "",
+        after=_after(line, wanted.split(",")[0]) if converts else "",
         bytes_in=int(line.get("bytes_in") or 0),
-        bytes_out=int(line.get("bytes_out") or 0),
+        bytes_out=sizes[0],
         output=line.get("output") or "",
+        further=tuple(planned_outputs[1:]) if converts else (),
         reason=_reason(line),
         grades=dict(line.get("grades") or {}),
         lost=tuple(lost),
@@ -63,6 +68,12 @@ def planned(line: Mapping[str, Any], outtype: str) -> PlannedModel:
         problem=problem_of(line["error"]) if line.get("error") else None,
         id=line["id"] if converts else "",
     )
+
+
+def _after(line: Mapping[str, Any], outtype: str) -> str:
+    """Return what an output of this type would be."""
+    kind = "types kept" if outtype == "keep" else outtype.upper()
+    return ", ".join(filter(None, ("GGUF v3", line.get("architecture"), kind)))
 
 
 def _reason(line: Mapping[str, Any]) -> str:

@@ -210,7 +210,7 @@ def add_page(request: Request, path: str, outtype: str, problem: Problem | None 
     ]
     return AddPage(
         tuple(functions.roots(service)), tuple(map(_upload, open_[:20])), most=service.settings.upload_bytes,
-        problem=problem, path=path, outtype=outtype,
+        problem=problem, path=path, outtype=outtype.partition(",")[0], further=outtype.partition(",")[2],
     )  # fmt: skip
 
 
@@ -226,6 +226,7 @@ def _upload(found: dict[str, Any]) -> Upload:
 def make_plan(request: Request, form: Annotated[dict[str, str], Depends(form_of)]) -> Response:
     """Begin a plan and show it."""
     path, outtype = form.get("path", ""), form.get("outtype", "keep")
+    outtype = ",".join([outtype, *filter(None, map(str.strip, form.get("further", "").split(",")))])
     service, caller = service_of(request), known(request)
     try:
         found = functions.make_plan(service, caller, path.strip(), {"outtype": outtype}, wait=PLAN_WAIT)
@@ -247,9 +248,10 @@ def plan(request: Request, plan: str, verdict: str = "", page: int = 1) -> Respo
 @router.get("/plans/{plan}/models/{job}")
 def planned_model(request: Request, plan: str, job: str) -> Response:
     """Return what would become of each tensor and key of a model of a plan."""
-    found = functions.conversion_plan(service_of(request), job)
-    page = of_model.with_plan(of_model.page_of(functions.model(service_of(request), job)), found)
-    return part("plan_parts", "details", page)
+    found, model = functions.conversion_plan(service_of(request), job), functions.model(service_of(request), job)
+    types = str(model["entry"]["recipe"]["outtype"]).split(",")
+    plans = [of_model.with_plan(of_model.page_of(model), each) for each in (found, *found["further"])]
+    return part("plan_parts", "details", [*zip(plans, types, strict=False)])
 
 
 @router.post("/plans/{plan}/submit")

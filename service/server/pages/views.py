@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from ggferry.service.server.pages import wording
+
+if TYPE_CHECKING:
+    from ggferry.converters.ladder import Rating
 
 PER_PAGE = 50
 SORTS = ("name", "state", "container", "architecture", "before", "after", "changed")
@@ -448,6 +451,7 @@ class ModelPage:
         notes: What a user should know.
         proof: None where there is none yet.
         files: Files of the output.
+        ratings: Of several outputs the numbers of each.
         attempts: The attempts so far.
         runtimes: Programs that run the output.
         has_vocabulary: Whether texts can be tried.
@@ -472,6 +476,7 @@ class ModelPage:
     notes: tuple[str, ...] = ()
     proof: Proof | None = None
     files: tuple[OutputFile, ...] = ()
+    ratings: tuple[Rating, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     runtimes: tuple[str, ...] = ()
     has_vocabulary: bool = False
@@ -502,6 +507,15 @@ class ModelPage:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedOutput:
+    """An output of a line of a plan: where it would be, what, and its bytes."""
+
+    output: str
+    after: str
+    bytes_out: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedModel:
     """A line of a plan: what is there, and what would be.
 
@@ -517,6 +531,7 @@ class PlannedModel:
         notes: What a user should know.
         problem: Why it cannot be converted.
         id: Id of its job; with it the page loads what would become of each tensor.
+        further: The other outputs, where it would be several.
     """
 
     source: str
@@ -532,6 +547,7 @@ class PlannedModel:
     notes: tuple[str, ...] = ()
     problem: Problem | None = None
     id: str = ""
+    further: tuple[PlannedOutput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -633,7 +649,7 @@ class AddPage:
         outtypes: Types to choose from.
         most: Largest upload in bytes; None: no limit.
         problem: Why the last request could not be carried out.
-        path: What was typed in, likewise `outtype`.
+        path: What was typed in, likewise `outtype` and `further`, types that are made in the same reading.
     """
 
     roots: tuple[str, ...] = ()
@@ -643,3 +659,4 @@ class AddPage:
     problem: Problem | None = None
     path: str = ""
     outtype: str = "keep"
+    further: str = ""

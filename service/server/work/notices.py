@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.errors import GgferryError, NotFoundError, UsageError
+from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.server.store.database import Store
 from ggferry.service.storage.backends import web
 from ggferry.service.storage.urls import WEB
@@ -129,7 +130,8 @@ class Notifier:
         if not found:
             return
         told = [each for each in found if each["state"] in EVENTS]
-        names = (jobs.c.id, jobs.c.source, jobs.c.output, jobs.c.bytes_in, jobs.c.bytes_out)
+        further = jobs.c.entry["further"].label("further")
+        names = (jobs.c.id, jobs.c.source, jobs.c.output, jobs.c.bytes_in, jobs.c.bytes_out, further)
         rows = self.store.all(sa.select(*names).where(jobs.c.id.in_([each["job"] for each in told])))
         known = {row["id"]: row for row in rows}
         notices = [self._notice(hook, each, known.get(each["job"], {})) for each in told]
@@ -145,7 +147,9 @@ class Notifier:
 
     def _notice(self, hook: Mapping[str, Any], event: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
         data = {"job": event["job"], "state": event["state"], "error": event["error"], "attempt": event["attempt"]}
-        body = _body(EVENTS[event["state"]], {**data, **{k: v for k, v in job.items() if k != "id"}}, event["at"])
+        more = {name: value for name, value in job.items() if name not in ("id", "further")}
+        told = {**data, **more, **({"outputs": outputs_of(job)} if job else {})}
+        body = _body(EVENTS[event["state"]], told, event["at"])
         key = f"msg_{hook['id']}{event['id']:012}"
         return {"id": key, "hook": hook["id"], "body": body, "tries": 0, "next": 0.0}
 

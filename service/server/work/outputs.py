@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.metadata.beside import SECOND, files_written
 from ggferry.formats.errors import ChangedError, NotFoundError, RefusedError
 from ggferry.formats.files.local_files import open_file
 from ggferry.service.records.ledger import DONE
+from ggferry.service.records.receipts import kept, receipt_of, receipts_of
 from ggferry.service.server.store.database import Store
 from ggferry.service.storage.stores import is_remote
 from ggferry.support.lazy_import import lazy
@@ -44,22 +46,25 @@ class Outputs:
     def __init__(self, store: Store, folders: Callable[[str], str]) -> None:
         self.store, self._folder = store, folders
 
-    def receipt(self, job: str) -> dict[str, Any]:
-        """Return a job's receipt, with the sha256 of each output file. Raises RefusedError before it is done."""
-        found: dict[str, Any] = dict(self._row(job)["receipt"])
-        files = {each.name: each.sha256 for each in self.every(job)}
-        listed = [{**each, "sha256": files[each["name"]]} for each in found["output"]["files"]]
-        return {**found, "output": {**found["output"], "files": listed}}
+    def receipt(self, job: str, file: str | None = None) -> dict[str, Any]:
+        """Return the receipt of a job's output, with the sha256 of each file.
+
+        Of several outputs that of the first, with the others in its member `further`; with `file`, that of the output
+        which this file belongs to, alone. Raises RefusedError before the job is done, NotFoundError.
+        """
+        found, files = self._row(job)["receipt"], {each.name: each.sha256 for each in self.every(job)}
+        chosen = receipts_of(found) if file is None else [receipt_of(found, file)]
+        return kept([_with_sha256(each, files) for each in chosen])
 
     def every(self, job: str) -> list[OutputFile]:
         """Return the files of a done job. Raises RefusedError, and ChangedError where one is not what was proved."""
         row = self._row(job)
-        return [self._file(job, row, number, each) for number, each in enumerate(row["receipt"]["output"]["files"])]
+        return [self._file(job, row, number, each) for number, each in enumerate(_files(row))]
 
     def open(self, job: str, name: str) -> tuple[int, OutputFile]:
         """Return an open descriptor of a file of a done job, and its facts."""
         row = self._row(job)
-        for number, each in enumerate(row["receipt"]["output"]["files"]):
+        for number, each in enumerate(_files(row)):
             if each["name"] == name:
                 found = self._file(job, row, number, each)
                 fd = self._open(found.path)
@@ -109,6 +114,18 @@ class Outputs:
         if one.hexdigest() != record["blake3"]:
             raise ChangedError("not the file that was proved", path=path, hint="ggferry ledger recheck")
         return {"blake3": str(one.hexdigest()), "sha256": other.hexdigest()}
+
+
+def _files(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return files_written(*receipts_of(row["receipt"]))
+
+
+def _with_sha256(receipt: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    def listed(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [{**each, "sha256": files[each["name"]]} for each in records]
+
+    beside = {SECOND: listed(receipt[SECOND])} if SECOND in receipt else {}
+    return {**receipt, "output": {**receipt["output"], "files": listed(receipt["output"]["files"])}, **beside}
 
 
 def _stamp(fd: int) -> str:

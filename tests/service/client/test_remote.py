@@ -51,6 +51,23 @@ def test_a_file_goes_there_and_comes_back(server: Server, env: dict[str, str], t
     assert command("remote", "wait", job["id"], **env).stdout
 
 
+def test_all_outputs_of_a_job_come_back_with_their_receipts(
+    server: Server, env: dict[str, str], tmp_path: Path
+) -> None:
+    client = ggferry.Client(server.url, server.token)
+    source = f"server:{server.data.parent / 'root' / 'old.bin'}"
+    (job,) = client.submit(source, verify="fast", outtype="q8_0,f16", allow_requantize=True)
+    (done,) = client.wait([job])
+    assert done["state"] == "done", done["error"]
+    fetched = client.fetch(job, str(tmp_path))
+    assert len(fetched) == 2 and len(list(tmp_path.iterdir())) == 4
+    for each, name in zip(fetched, ("q8_0", "f16"), strict=True):
+        receipt = json.loads(Path(f"{each.path}.receipt.json").read_text())
+        assert receipt["options"]["outtype"] == name and receipt["output"]["files"][0]["sha256"] == each.sha256
+        ggferry.verify(server.data.parent / "root" / "old.bin", each.path, level="fast")
+    assert all(output in command("remote", "status", job, **env).stdout for output in done["outputs"])
+
+
 @pytest.mark.slow
 def test_exit_codes_are_those_of_the_local_commands(env: dict[str, str], server: Server, tmp_path: Path) -> None:
     (tmp_path / "bad.bin").write_bytes((server.data.parent / "root" / "old.bin").read_bytes()[:-7])

@@ -97,6 +97,8 @@ def test_webhooks_are_sent_again_until_they_are_taken(place: Path) -> None:
         assert headers["webhook-id"] == found.taken[0][0]["webhook-id"]
         seen = Webhook(made["secret"]).verify(body, headers)
         assert (seen["type"], seen["data"]["job"]) == ("job.done", job)
+        assert [Path(each).suffix for each in seen["data"]["outputs"]] == [".gguf"]
+        assert seen["data"]["outputs"][0] == seen["data"]["output"]
         options = ("serve", "--data", place, "--allow-private-addresses", "webhook")
         assert command(*options, "test", made["id"]).stderr == "taken\n"
         assert json.loads(found.taken[-1][1])["type"] == "test"

@@ -140,7 +140,8 @@
     const form = document.createElement("form");
     form.method = "post";
     form.action = "/plans";
-    const fields = { csrf, path: "upload:" + id, outtype: document.querySelector("[data-outtype]").value };
+    const typed = (name) => document.querySelector("[data-" + name + "]").value;
+    const fields = { csrf, path: "upload:" + id, outtype: typed("outtype"), further: typed("further") };
     for (const [name, value] of Object.entries(fields)) {
       const field = document.createElement("input");
       field.type = "hidden";

@@ -301,6 +301,33 @@ def test_a_folder_is_planned_and_its_damaged_file_named(page: Page, server: Serv
     look(page, "model-damaged", tmp_path)
 
 
+def test_several_types_are_made_of_one_reading(page: Page, server: Server, tmp_path: Path) -> None:
+    page.goto(page.url + "add")
+    page.get_by_label("Path or URL").fill(str(server.data.parent / "archive" / "llama-7b" / "old.bin"))
+    page.get_by_label("Type of the output").select_option("f16")
+    page.get_by_label("Further types").fill("bf16, bf16")
+    page.get_by_role("button", name="Show what would happen").click()
+    expect(page.locator(".problem").first).to_contain_text("each once")
+    assert page.get_by_label("Further types").input_value() == "bf16,bf16"
+    page.get_by_label("Further types").fill(" bf16, f32")
+    page.get_by_role("button", name="Show what would happen").click()
+    page.wait_for_url("**/plans/*")
+    expect(page.locator(".lines ins")).to_have_count(3)
+    page.get_by_text("Every tensor and key").click()
+    expect(page.get_by_role("heading", name="f32", exact=True)).to_be_visible()
+    check_access(page)
+    look(page, "plan-of-several-types", tmp_path)
+    page.get_by_role("button", name="Convert 1 model").click()
+    page.wait_for_url("**/models/*")
+    expect(page.locator(".badge").first).to_have_text("proved", timeout=60_000)
+    expect(page.get_by_role("link", name=re.compile("^Download"))).to_have_count(3)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="JSON of bf16").click()
+    assert json.loads(download.value.path().read_text())["options"]["outtype"] == "bf16"
+    check_access(page)
+    look(page, "model-of-several-types", tmp_path)
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "relative", "ftp://host/x"])
 def test_what_may_not_be_read_is_said_where_it_was_asked(page: Page, path: str, tmp_path: Path) -> None:
     page.goto(page.url + "add")

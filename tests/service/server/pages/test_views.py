@@ -9,7 +9,7 @@ import pytest
 
 import ggferry
 from ggferry.service.server.pages import of_archive, of_model, of_plan, render
-from ggferry.service.server.pages.views import PER_PAGE, ModelPage, Query
+from ggferry.service.server.pages.views import PER_PAGE, AddPage, ModelPage, Query
 from ggferry.service.workers.questions import answer
 from helpers.page_samples import SHELL
 
@@ -106,6 +106,34 @@ def test_an_error_is_told_with_its_place_and_a_way_out() -> None:
     assert (problem.path, problem.offset, problem.found, problem.expected) == ("/a/b.bin", 17, "3", "9")
     assert problem.code == "truncated_error" and "fetch it again" in problem.advice
     assert of_model.problem_of({"message": "x", "hint": "do y", "code": "truncated_error"}).advice == "do y"
+
+
+def test_a_line_of_several_types_shows_every_output() -> None:
+    line = {
+        "id": "1", "source": "/a.bin", "verdict": "convert", "container": "ggjt", "version": 1, "types": "Q4_0 ×1",
+        "architecture": "llama", "bytes_in": 9, "bytes_out": 12, "output": "/a-Q4_0.gguf",
+        "further": [{"outtype": "q8_0", "output": "/a-Q8_0.gguf", "bytes_out": 5}],
+    }  # fmt: skip
+    found = {"id": "p", "state": "ready", "source": "/", "options": {"outtype": "q4_0,q8_0"}, "error": None}
+    page = of_plan.page_of({**found, "summary": {"verdicts": {"convert": 1}}}, [line], "", 1)
+    (model,) = page.models
+    assert (model.bytes_out, [each.bytes_out for each in model.further]) == (7, [5])
+    text = render.page("plan", SHELL, plan=page)
+    assert all(words in text for words in ("GGUF v3, llama, Q4_0", "GGUF v3, llama, Q8_0", "and:"))
+
+
+def test_a_job_of_several_outputs_shows_each(receipt: dict[str, Any]) -> None:
+    other = {**receipt, "options": {**receipt["options"], "outtype": "f16"}}
+    other["output"] = {"files": [{**receipt["output"]["files"][0], "name": "other.gguf"}]}
+    page = of_model.with_receipt(of_model.page_of({**JOB, "state": "done"}), {**receipt, "further": [other]}, "/files")
+    assert [each.outtype for each in page.ratings] == ["q8_0", "f16"] and len(page.files) == 2
+    text = render.page("model", SHELL, model=of_model.with_tensors(page, "", 1))
+    assert "/receipt?file=other.gguf" in text and text.count("Download") == 2
+
+
+def test_the_form_keeps_what_was_typed_in() -> None:
+    text = render.page("add", SHELL, add=AddPage(("/a",), outtype="q8_0", further="q4_k_m"))
+    assert 'name="further"' in text and 'value="q4_k_m"' in text
 
 
 @pytest.mark.parametrize("verdict", ["", "convert", "corrupt"])
