@@ -21,7 +21,7 @@ from ggferry.service.workers.supervisor import Supervisor
 from helpers.archive_tools import applied, command, plan, rows, write
 from helpers.builders import Llama
 from helpers.eyes import EYES
-from helpers.killed_workers import dying_once
+from helpers.killed_workers import apply_and_die, dying_once, runner_of
 from helpers.store_faults import s3_store
 from helpers.witnesses import FIXTURES
 
@@ -150,6 +150,35 @@ def test_killed_at_any_name_the_rest_is_made_and_nothing_twice(
         expected |= alone(source, tmp_path / "alone" / each, each)
     assert there(tmp_path / "out") == expected, "nothing but the outputs and their receipts, as of single runs"
     assert [receipt["options"]["outtype"] for receipt in [row["receipt"], *row["receipt"]["further"]]] == [*TYPES]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == 3 else pytest.mark.slow) for n in range(1, 7)])
+def test_a_run_killed_with_its_worker_is_taken_up(name: int, source: Path, tmp_path: Path) -> None:
+    path = ladder(tmp_path)
+    runner, died = runner_of(tmp_path, name, both=True)
+    assert apply_and_die(path, runner=runner) == -9 and died.exists()
+    expected: dict[str, bytes] = {}
+    for each in TYPES:
+        expected |= alone(source, tmp_path / "alone" / each, each)
+    for each, data in there(tmp_path / "out").items():
+        assert each.endswith(".partial") or expected[each] == data, "what has a name is whole"
+    assert "1 done" in command("apply", path, "-j", "1").stdout
+    assert there(tmp_path / "out") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("upload", [sign * n for n in range(1, 7) for sign in (1, -1)])
+def test_a_run_killed_while_it_uploads_is_taken_up(upload: int, source: Path, tmp_path: Path) -> None:
+    expected: dict[str, bytes] = {}
+    for each in TYPES:
+        expected |= alone(source, tmp_path / "alone" / each, each)
+    with s3_store() as store:
+        path = ladder(tmp_path, "s3://new/gguf")
+        assert apply_and_die(path, upload) == -9
+        assert source.exists()
+        assert "1 done" in command("apply", path, "-j", "1").stdout
+        found = {name.rpartition("/")[2]: store.system.cat_file(name) for name in store.system.find("new")}
+        assert found == expected
 
 
 def test_what_is_lost_is_made_again_and_what_is_there_adopted(source: Path, tmp_path: Path) -> None:
