@@ -175,7 +175,7 @@ OPTIONS: tuple[Option, ...] = (
     # --- types ---
     Option("outtype", Kind.TEXT, "convert plan", Heading.TYPES,
            "keep, or any type of llama-quantize: f16, bf16, q8_0, q4_k_m, … (`ggferry types` lists them); several, "
-           "separated by commas, are written together: -o 'model-{outtype}.gguf'",
+           "separated by commas, are written together (convert: -o 'model-{outtype}.gguf').",
            "options.outtype", default="keep", choices=outtypes, in_plan=True, receipt="outtype"),
     Option("mmproj", Kind.TEXT, "convert plan", Heading.OUTPUT,
            "Of a model that also sees or hears: both files, only what sees and hears (mmproj-….gguf), or none of that.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ import pytest
 
 import ggferry
 from ggferry.service.apply import job
+from ggferry.service.apply.migration import Asked, Migration
 from ggferry.service.apply.recheck import recheck
 from ggferry.service.plan import make_plan as planning
 from ggferry.service.records.ledger import Ledger
-from ggferry.service.records.plan_file import digest_of, read_plan, version_class, write_plan
+from ggferry.service.records.plan_file import digest_of, outputs_of, read_plan, version_class, write_plan
+from ggferry.service.records.receipts import receipts_of
 from ggferry.service.workers.supervisor import Supervisor
 from helpers.archive_tools import applied, command, plan, rows, write
 from helpers.builders import Llama
 from helpers.eyes import EYES
 from helpers.killed_workers import apply_and_die, dying_once, runner_of
+from helpers.postgres_server import postgres_server
 from helpers.store_faults import s3_store
 from helpers.witnesses import FIXTURES
 
@@ -342,6 +346,32 @@ def test_to_a_store_every_file_goes_and_is_read_back(source: Path, tmp_path: Pat
         (row,) = applied(path)[0].ledger.rows()
         assert row["state"] == "done" and not row["adopted"] and found() == expected
         assert store.system.info("new/gguf/a-Q4_0.gguf")["LastModified"] == kept
+
+
+@pytest.mark.parametrize("server", ["sqlite", "postgres"])
+def test_a_ledger_lists_them_without_reading_receipts(server: str, source: Path, tmp_path: Path) -> None:
+    path = ladder(tmp_path)
+    with postgres_server() if server == "postgres" else nullcontext() as running:
+        url = running.url if running else f"{path}.ledger"
+        migration = Migration(Asked(str(path), url), lambda event: None)
+        migration.run(migration.prepare())
+        (row,) = migration.ledger.rows(full=False)
+        assert row["state"] == "done" and "receipt" not in row
+        assert outputs_of(row) == [str(output) for output in outputs(tmp_path).values()]
+        assert migration.ledger.job(str(outputs(tmp_path)["f16"]))["id"] == row["id"]
+        assert len(receipts_of(migration.ledger.rows()[0]["receipt"])) == 3
+        migration.ledger.close()
+
+
+def test_what_a_plan_of_one_type_made_is_taken_up(source: Path, tmp_path: Path) -> None:
+    """Somebody who has q8_0 and wants more types plans again: only those are made."""
+    applied(ladder(tmp_path, types="q8_0"))
+    output = outputs(tmp_path)["q8_0"]
+    before = output.stat().st_ino, output.stat().st_mtime_ns
+    os.unlink(tmp_path / "plan.ledger")
+    (row,) = applied(ladder(tmp_path))[0].ledger.rows()
+    assert row["state"] == "done" and (output.stat().st_ino, output.stat().st_mtime_ns) == before
+    assert {*there(tmp_path / "out")} >= {output.name for output in outputs(tmp_path).values()}
 
 
 @pytest.mark.slow
