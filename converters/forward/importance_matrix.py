@@ -42,6 +42,9 @@ HEADS = (OUTPUT, "token_embd.weight")
 ACTIVATIONS = 1 << 30
 """Bytes of activations that the chunks of a group may hold between two matrices."""
 
+CACHED = 64
+"""Rows that are squared at once: as float64 they fit into a core's cache."""
+
 
 class Recorder(Weights):
     """Weights that sum, in float64, the squares of what is multiplied with each of their columns.
@@ -97,7 +100,8 @@ class Recorder(Weights):
         return super().product(factor, x)
 
     def _add(self, name: str, item: int, x: torch.Tensor) -> None:
-        self._plus(name, item, x.double().square().sum(0).cpu().numpy(), len(x))
+        squares = [part.double().square().sum(0) for part in torch.split(x, CACHED)]
+        self._plus(name, item, torch.stack(squares).sum(0).cpu().numpy(), len(x))
 
     def _plus(self, name: str, item: int, squares: Any, count: int) -> None:
         rows = self.sums.setdefault(name, {})

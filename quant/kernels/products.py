@@ -14,13 +14,15 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from ggferry.quant.kernels.common import LANES, kernel
+from ggferry.quant.kernels.common import LANES, inline, kernel
 from ggferry.quant.kernels.lanes import pointer, skip
 
 WIDE = LANES > 16
 WIDTH, TOKENS = (16, 6) if WIDE else (8, 3)
 """Lanes of a register, and rows of x in a tile: its sums, and what they are made of, fit into 32 or 16 registers."""
 ROWS = 4
+CACHED = 96 << 10
+"""Values of x that are multiplied with all rows of w before others are: 384 KiB of a core's second-level cache."""
 
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_F32, WIDTH)
@@ -88,6 +90,25 @@ def tile(typing_context: Any, x: Any, w: Any, columns: Any, out: Any, stride: An
     return types.void(x, w, columns, out, stride, rows, tokens), lower
 
 
+@inline
+def _row_of_tiles(x, w, columns, out, stride, tokens):
+    """Multiply all rows of x with ROWS rows of w."""
+    whole = tokens - tokens % TOKENS
+    for token in range(0, whole, TOKENS):
+        tile(skip(x, token * columns), w, columns, skip(out, token * stride), stride, ROWS, TOKENS)
+    left, x, out = tokens - whole, skip(x, whole * columns), skip(out, whole * stride)
+    if left == 1:
+        tile(x, w, columns, out, stride, ROWS, 1)
+    elif left == 2:
+        tile(x, w, columns, out, stride, ROWS, 2)
+    elif left == 3:
+        tile(x, w, columns, out, stride, ROWS, 3)
+    elif left == 4:
+        tile(x, w, columns, out, stride, ROWS, 4)
+    elif left == 5:
+        tile(x, w, columns, out, stride, ROWS, 5)
+
+
 @kernel
 def products(x, w, out, start):
     """Multiply x with the rows of w.
@@ -100,25 +121,14 @@ def products(x, w, out, start):
     """
     tokens, columns = x.shape
     rows, stride = w.shape[0], out.shape[1]
-    weights, values, target = pointer(w), pointer(x), skip(pointer(out), start)
-    for row in range(0, rows - rows % ROWS, ROWS):
-        here, token = skip(weights, row * columns), 0
-        while token + TOKENS <= tokens:
-            tile(skip(values, token * columns), here, columns, skip(target, token * stride + row), stride, ROWS, TOKENS)
-            token += TOKENS
-        left = tokens - token
-        from_, to = skip(values, token * columns), skip(target, token * stride + row)
-        if left == 1:
-            tile(from_, here, columns, to, stride, ROWS, 1)
-        elif left == 2:
-            tile(from_, here, columns, to, stride, ROWS, 2)
-        elif left == 3:
-            tile(from_, here, columns, to, stride, ROWS, 3)
-        elif left == 4:
-            tile(from_, here, columns, to, stride, ROWS, 4)
-        elif left == 5:
-            tile(from_, here, columns, to, stride, ROWS, 5)
-    for row in range(rows - rows % ROWS, rows):
-        for token in range(tokens):
-            to = skip(target, token * stride + row)
-            tile(skip(values, token * columns), skip(weights, row * columns), columns, to, stride, 1, 1)
+    whole = rows - rows % ROWS
+    block = max(TOKENS, CACHED // columns // TOKENS * TOKENS)
+    for first in range(0, tokens, block):
+        last = min(first + block, tokens)
+        values, target = skip(pointer(x), first * columns), skip(pointer(out), first * stride + start)
+        for row in range(0, whole, ROWS):
+            _row_of_tiles(values, skip(pointer(w), row * columns), columns, skip(target, row), stride, last - first)
+        for row in range(whole, rows):
+            for token in range(last - first):
+                to = skip(target, token * stride + row)
+                tile(skip(values, token * columns), skip(pointer(w), row * columns), columns, to, stride, 1, 1)

@@ -49,7 +49,9 @@ def measured(path: AtHand, asked: Measurement, given: dict[str, Any]) -> tuple[i
     from ggferry.converters.understand import graph_of
     from ggferry.formats.files.partial_files import check_target
     from ggferry.service.cli.progress_bar import progress as shown
+    from ggferry.support.allocator import settle
 
+    settle()
     with recorded() as opened:
         graph = graph_of(path, arch=given["arch"])
         tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
