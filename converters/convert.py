@@ -168,6 +168,8 @@ def _carry_out(
         except (CorruptError, VerificationError):
             opened.check_unchanged()  # the likelier reason
             raise
+        for output in outputs:  # all, before one of them has its name
+            output.flush()
         found = []
         for rung, (proof, _), receipt in zip(rungs, proofs, receipts_of(rungs, proofs), strict=True):
             approve(receipt)

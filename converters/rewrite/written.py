@@ -110,6 +110,7 @@ def write(
         if replaces:
             os.chmod(output.partials[0], os.stat(paths[0]).st_mode & 0o7777)
             raw = raw or _there(output.receipt_path)
+        output.flush()
         opened.check_unchanged()
         with interrupts_wait():
             output.publish(raw)

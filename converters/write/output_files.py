@@ -66,6 +66,11 @@ class OutputSet:
         for file in self._files:
             file.finish()
 
+    def flush(self) -> None:
+        """Wait until every file is on disk."""
+        for file in self._files:
+            file.flush()
+
     def publish(self, receipt: bytes | None) -> None:
         """Give outputs and receipt their names, all or none. Without a receipt, none stands beside the outputs.
 

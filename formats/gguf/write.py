@@ -105,7 +105,7 @@ class GGUFFile:
             self._flusher.wrote(len(view))
 
     def finish(self) -> None:
-        """Write the header and flush everything to disk.
+        """Write the header, and begin to flush the rest to disk; meanwhile the file can be read. `flush` waits for it.
 
         Raises VerificationError naming a tensor that was not written from its first byte to its last, exactly once.
         """
@@ -121,11 +121,13 @@ class GGUFFile:
             if position != tensor.nbytes:
                 message = f"tensor {name!r}: bytes missing"
                 raise VerificationError(message, path=self.path, found=position, expected=tensor.nbytes)
-        self._flusher.wait()
-        self.file.attempt(os.fsync, self.file.fd)  # the data before the header that declares it
         self._put(0, memoryview(self.layout.header))
-        self.file.attempt(os.fsync, self.file.fd)
+        self._flusher.begin(lambda: self.file.attempt(os.fsync, self.file.fd))
         self._finished = True
+
+    def flush(self) -> None:
+        """Wait until everything is on disk."""
+        self._flusher.wait()
 
     def publish(self) -> None:
         """Give the finished file its name. Raises RefusedError when a file of that name has appeared meanwhile."""
@@ -133,9 +135,10 @@ class GGUFFile:
         self._flusher.stop()
 
     def finished(self) -> Partial:
-        """Return the complete file, to be published with others. Raises UsageError before `finish`."""
+        """Return the complete file, on disk, to be published with others. Raises UsageError before `finish`."""
         if not self._finished:
             raise UsageError("published before it was finished", path=self.path)
+        self.flush()
         return self.file
 
     def discard(self) -> None:
@@ -168,25 +171,31 @@ class GGUFFile:
 class _Flusher:
     """Flush a file to disk while it grows, in a thread of its own.
 
-    The kernel reports a failed flush only once, so what `sync` raises is kept for the next `wrote` or `wait`.
+    The kernel reports a failed flush only once, so what one raises is kept for the next `wrote` or `wait`.
     """
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self._sync = sync
         self._pool = ThreadPoolExecutor(1, "ggferry-flush")
-        self._running: Future[None] | None = None
+        self._begun: list[Future[None]] = []
         self._waiting = 0
 
     def wrote(self, count: int) -> None:
         """Note that `count` more bytes are to be flushed. Only one thread at a time may call this."""
         self._waiting += count
-        if self._waiting >= FLUSH and (self._running is None or self._running.done()):
+        if self._waiting >= FLUSH and all(each.done() for each in self._begun):
             self.wait()
-            self._waiting, self._running = 0, self._pool.submit(self._sync)
+            self._waiting = 0
+            self.begin(self._sync)
+
+    def begin(self, sync: Callable[[], None]) -> None:
+        """Flush, after what is being flushed."""
+        self._begun.append(self._pool.submit(sync))
 
     def wait(self) -> None:
-        if self._running is not None:
-            self._running.result()
+        for each in self._begun:
+            each.result()
+        self._begun.clear()
 
     def stop(self) -> None:
         self._pool.shutdown(wait=True)

@@ -319,6 +319,29 @@ def test_a_flush_that_fails_beside_the_writing_ends_it(
             file.pwrite(name, 0, data)
             assert name != last or failed.wait(10)
         file.finish()
+        file.publish()
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_last_flush_runs_while_the_file_is_read_and_its_failure_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proved = threading.Event()
+
+    def fsync(fd: int) -> None:
+        assert proved.wait(10)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with (
+        pytest.raises(e.GgferryError, match="cannot be written: Input/output error"),
+        GGUFFile(tmp_path / "m.gguf", lay_out(LLAMA, TABLE)) as file,
+    ):
+        fill(file)
+        file.finish()
+        assert list(open_gguf(file.partial).tensors) == list(DATA)
+        proved.set()
+        file.publish()
     assert os.listdir(tmp_path) == []
 
 
