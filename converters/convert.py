@@ -21,7 +21,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.planning import tokenizer_of
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
-from ggferry.converters.proof.compare import Case, Proof, of_texts, verify_together
+from ggferry.converters.proof.compare import Case, Proof, expect_comparing, of_texts, verify_together
 from ggferry.converters.proof.metadata import check_metadata
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Depth, Vocabularies, check_tokenizer
@@ -33,7 +33,7 @@ from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import CLIP, understand
 from ggferry.converters.write.output_files import OutputSet
 from ggferry.converters.write.watch_weights import Watch, check_sums
-from ggferry.converters.write.write_tensors import Writing, run_together
+from ggferry.converters.write.write_tensors import Writing, expect_writing, run_together, steps_in_order
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import CorruptError, RefusedError, UsageError, VerificationError
 from ggferry.formats.files.digests import Record
@@ -227,6 +227,11 @@ def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) ->
         for rung, output in zip(rungs, outputs, strict=True)
     ]
     begin(checkpoint.files)
+    expect_writing(writings)
+    if first.request.level != "none":
+        expect_comparing(
+            (step.source_type, step.type, step.elements) for rung in rungs for step in steps_in_order(rung.plan)
+        )
     with stage(Phase.WRITING, sum(rung.plan.bytes_written for rung in rungs)) as progress:
         for half in halves(rungs, writings):
             run_together(half, threads, progress)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ggferry.quant.blocks import check_rows
-from ggferry.quant.kernels import Compiled
+from ggferry.quant.kernels import Compiled, Encoder
 from ggferry.quant.types import BlockError, BlockType
 from ggferry.support.lazy_import import lazy
 from ggferry.support.records import dataclass
@@ -90,6 +90,7 @@ class Codec:
         decode: `decode(rows, columns)`: uint8 `(R, row_bytes)` → float32 `(R, columns)`, bit-equal to the
             dequantize_row of the program that defined the type. The readable reference, in numpy.
         compiled: The same compiled, for `values`; None where there is none.
+        rounding: The compiled rounding that `encode` uses where it can.
         encode: `encode(values, weights)`: float32 `(R, columns)` and importances float32 `(columns,)` or None → uint8
             `(R, row_bytes)`, byte-equal to llama.cpp's portable build. Raises BlockError naming the row of a NaN or
             infinity.
@@ -112,6 +113,7 @@ class Codec:
     file_type: int | None = None
     suspicious: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     compiled: Compiled | None = None
+    rounding: Compiled | None = None
 
     def values(self, rows: Bytes, columns: int) -> Floats:
         """Return what `decode` returns, bit for bit, by the compiled decoder where there is one and much to do."""
@@ -128,6 +130,13 @@ class Codec:
         """Announce that so many elements are going to be decoded, so that the decoder is loaded meanwhile."""
         if self.compiled is not None:
             self.compiled.after(elements)
+
+    def expect_encoding(self, elements: int, weighted: bool) -> None:
+        """Announce that so many elements are going to be encoded, with importances or without, likewise."""
+        if self.rounding is not None:
+            self.rounding.after(elements)
+        if isinstance(self.encode, Encoder):
+            self.encode.expect(self.type.elements, weighted)
 
 
 @cache

@@ -7,7 +7,7 @@ every tensor's values and the tokenizer; `full` also compares the logits of both
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ from ggferry.converters.proof.logits import LogitsProof, check_all_logits
 from ggferry.converters.proof.tensors import Encoding, Sides, TensorProof, check_tensor
 from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.formats.errors import VerificationError
+from ggferry.quant.accuracy import differences, likeness
 from ggferry.quant.accuracy.known_values import decodes_as_known
 from ggferry.quant.codec import codec
+from ggferry.quant.types import BlockType
 from ggferry.support.allocator import give_back
 from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase, Stage, silent
@@ -146,7 +148,7 @@ def verify_together(cases: Sequence[Case], *, jobs: int | None = None, stage: St
         hparams.append(check_hparams(source, output))
         check_accounting(source, output)
         check_decoders(source, output)
-    _expect(cases)
+    expect_comparing(kinds for case in cases for kinds in _kinds(case))
     found: list[list[TensorProof]] = [[] for _ in cases]
     with stage(Phase.VERIFYING, sum(case.sides.output.checkpoint.nbytes for case in cases)) as progress:
         for node in cases[0].sides.output.nodes:
@@ -170,14 +172,23 @@ def verify_together(cases: Sequence[Case], *, jobs: int | None = None, stage: St
     ]
 
 
-def _expect(cases: Sequence[Case]) -> None:
-    """Announce what will be decoded, so that decoders are loaded meanwhile."""
-    for case in cases:
-        for node in case.sides.output.nodes:
-            before, after = case.sides.source.by_name[node.name].inputs[0].type, node.inputs[0].type
-            if before != after:
-                for kind in (before, after):
-                    codec(kind.name).expect(node.inputs[0].elements)
+def expect_comparing(kinds: Iterable[tuple[BlockType, BlockType, int]]) -> None:
+    """Announce what will be compared, so that what it takes is loaded meanwhile.
+
+    `kinds`: a tensor's type in the source, its type in the output, and its elements.
+    """
+    for before, after, elements in kinds:
+        if before != after:
+            codec(before.name).expect(elements)
+            codec(after.name).expect(elements)
+            differences.expect(elements)
+            if codec(after.name).searches:
+                likeness.expect(after.name, elements)
+
+
+def _kinds(case: Case) -> Iterator[tuple[BlockType, BlockType, int]]:
+    for node in case.sides.output.nodes:
+        yield case.sides.source.by_name[node.name].inputs[0].type, node.inputs[0].type, node.inputs[0].elements
 
 
 def of_texts(tokenizer: Mapping[str, Any]) -> tuple[Testimony, ...]:

@@ -35,6 +35,8 @@ else:
 Array = Any
 _PIECE = 4096
 """Blocks decoded at once when the bad one is looked for."""
+_FIRST = 16
+"""Blocks of which one hardly ever holds zeros alone, unless all do."""
 _SHOWN = 5
 """Names in a note; the number of the others follows."""
 
@@ -86,9 +88,10 @@ def first_bad(kind: BlockType, blocks: Array) -> int | None:
 
 def is_zero(kind: BlockType, blocks: Array) -> bool:
     """Return whether all values of whole blocks are zero. Stops at the first piece that holds another value."""
-    step = _PIECE * kind.block_bytes
-    for start in range(0, len(blocks), step):
-        piece = blocks[start : start + step].reshape(1, -1)
+    start, count = 0, _FIRST
+    while start < len(blocks):
+        piece = blocks[start : start + count * kind.block_bytes].reshape(1, -1)
+        start, count = start + piece.size, _PIECE
         if kind.quantized:
             piece = codec(kind.name).values(piece, piece.shape[1] // kind.block_bytes * kind.elements)
         if piece.any():

@@ -91,7 +91,9 @@ def run(
     Returns the watch, with what was seen. Raises what `run_together` raises.
     """
     watch = watch or Watch(plan.graph.checkpoint)
-    run_together([Writing(plan, output, watch)], jobs, progress)
+    writings = [Writing(plan, output, watch)]
+    expect_writing(writings)
+    run_together(writings, jobs, progress)
     return watch
 
 
@@ -106,7 +108,6 @@ def run_together(writings: Sequence[Writing], jobs: int | None = None, progress:
     plan = writings[0].plan
     for drop in plan.graph.dropped:
         check_replica(plan, drop)
-    _expect(writings)
     values = rows.LastValues() if len(writings) > 1 else rows.laid_out_values
 
     def work(chunk: Sequence[tuple[Writing, Job]]) -> None:
@@ -117,12 +118,13 @@ def run_together(writings: Sequence[Writing], jobs: int | None = None, progress:
     each(_chunks(writings), work, workers(jobs))
 
 
-def _expect(writings: Sequence[Writing]) -> None:
-    """Announce what will be decoded, so that decoders are loaded while the first chunks are read."""
-    for writing in writings:
-        for step in writing.plan.steps:
-            if step.route is Route.TRANSCODE:
-                codec(step.source_type.name).expect(step.elements)
+def expect_writing(writings: Sequence[Writing]) -> None:
+    """Announce what will be decoded and encoded, so that it is loaded while the first chunks are read."""
+    steps = [(w.plan, step) for w in writings for step in steps_in_order(w.plan) if step.route is Route.TRANSCODE]
+    for _, step in steps:
+        codec(step.source_type.name).expect(step.elements)
+    for plan, step in steps:
+        codec(step.type.name).expect_encoding(step.elements, _weights(plan, step) is not None)
 
 
 def _chunks(writings: Sequence[Writing]) -> Iterator[Sequence[tuple[Writing, Job]]]:
@@ -224,8 +226,11 @@ def convert(plan: Plan, job: Job, watch: Watch, values: rows.Values, made: dict[
 
 def _encode(plan: Plan, job: Job, rows: Any) -> Any:
     step = job.step
-    weights = plan.imatrix.weights(step.name, step.node.shape) if plan.imatrix else None
-    return encode_rows(step.type, rows, weights, job.start, step.node.shape)
+    return encode_rows(step.type, rows, _weights(plan, step), job.start, step.node.shape)
+
+
+def _weights(plan: Plan, step: Step) -> Any:
+    return plan.imatrix.weights(step.name, step.node.shape) if plan.imatrix else None
 
 
 def check_replica(plan: Plan, drop: Dropped) -> None:

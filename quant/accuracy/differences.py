@@ -112,6 +112,11 @@ def _agrees(run: Any) -> bool:
 APART = Compiled("ggferry.quant.kernels.differences", "apart", "APART", _agrees)
 
 
+def expect(elements: int) -> None:
+    """Announce that so many elements are going to be compared, so that the compiled loop is loaded meanwhile."""
+    APART.after(elements)
+
+
 def _power(values: Floats, wide: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     """Return Σ values² in float64, without BLAS, which wakes all cores for a sum of this length."""
     np.copyto(wide, values)

@@ -25,6 +25,7 @@ else:
 
 
 ALIKE = Compiled("ggferry.quant.kernels.differences", "alike", "ALIKE")
+_LANES = 16
 
 
 class Unlike(NamedTuple):
@@ -43,10 +44,16 @@ class Unlike(NamedTuple):
     limit: float
 
 
+def expect(kind: str, elements: int) -> None:
+    """Announce that so many elements are going to be held against a type's limits, as `differences.expect` does."""
+    if codec(kind).type.elements % _LANES == 0:
+        ALIKE.after(elements)
+
+
 def surely_alike(kind: str, expected: Floats, found: Floats) -> bool:
     """Return whether a compiled loop finds nothing near a limit; what it cannot tell is for `first_unlike`."""
     elements, limits = codec(kind).type.elements, codec(kind).accuracy
-    run = ALIKE.after(expected.size) if elements % 16 == 0 else None
+    run = ALIKE.after(expected.size) if elements % _LANES == 0 else None
     if run is None or not expected.size:
         return False
     a, b = (np.ascontiguousarray(side) for side in (expected, found))

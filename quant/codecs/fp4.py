@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, planes, translate
 from ggferry.quant.codec import Accuracy, Codec
-from ggferry.quant.kernels import lazy_kernel
+from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
 
@@ -90,7 +90,7 @@ DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
 
 CODECS = tuple(
     Codec(
-        kind, DECODE[name], lazy_kernel(KERNELS, f"encode_{name.lower()}"),
+        kind, DECODE[name], Encoder(KERNELS, f"encode_{name.lower()}"),
         accuracy=ACCURACY[name], file_type=FILE_TYPE[name], suspicious=SUSPICIOUS.get(name, {}),
         compiled=compiled(kind, DECODE[name], "decode_small"),
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ggferry.quant.blocks import Array, Parts, Unpack, affine, compiled, decoder, floats, planes, spread, translate
 from ggferry.quant.codec import Accuracy, Codec
 from ggferry.quant.codecs.grids import even_signs, grid, signs
-from ggferry.quant.kernels import lazy_kernel
+from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
 
@@ -221,7 +221,7 @@ NEED_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_X
 
 def _encoder(name: str) -> Callable[[Floats, Floats | None], Bytes]:
     family = {"IQ1": "iquants1", "IQ4": "iquants4"}.get(name[:3], "iquants")
-    return lazy_kernel(f"ggferry.quant.kernels.{family}", f"encode_{name.lower()}")
+    return Encoder(f"ggferry.quant.kernels.{family}", f"encode_{name.lower()}")
 
 
 FILE_TYPE = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats, planes
 from ggferry.quant.codec import Accuracy, Codec
-from ggferry.quant.kernels import lazy_kernel
+from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
 
@@ -135,11 +135,11 @@ UNPACK = {
 }
 
 ENCODE = {
-    "Q2_K": lazy_kernel("ggferry.quant.kernels.kquants_affine", "encode_q2_k"),
-    "Q3_K": lazy_kernel("ggferry.quant.kernels.kquants_symmetric", "encode_q3_k"),
-    "Q4_K": lazy_kernel("ggferry.quant.kernels.kquants_affine", "encode_q4_k"),
-    "Q5_K": lazy_kernel("ggferry.quant.kernels.kquants_affine", "encode_q5_k"),
-    "Q6_K": lazy_kernel("ggferry.quant.kernels.kquants_symmetric", "encode_q6_k"),
+    "Q2_K": Encoder("ggferry.quant.kernels.kquants_affine", "encode_q2_k"),
+    "Q3_K": Encoder("ggferry.quant.kernels.kquants_symmetric", "encode_q3_k"),
+    "Q4_K": Encoder("ggferry.quant.kernels.kquants_affine", "encode_q4_k"),
+    "Q5_K": Encoder("ggferry.quant.kernels.kquants_affine", "encode_q5_k"),
+    "Q6_K": Encoder("ggferry.quant.kernels.kquants_symmetric", "encode_q6_k"),
 }
 
 FILE_TYPE = {"Q2_K": 10, "Q6_K": 18}  # the others have one for each of several recipes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats
 from ggferry.quant.codec import Accuracy, Codec
-from ggferry.quant.kernels import lazy_kernel
+from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
 
@@ -58,7 +58,7 @@ DECODE = {name: decoder(kind, UNPACK[name]) for name, kind in TYPES.items()}
 
 CODECS = tuple(
     Codec(
-        kind, DECODE[name], lazy_kernel(KERNELS, f"encode_{name.lower()}"),
+        kind, DECODE[name], Encoder(KERNELS, f"encode_{name.lower()}"),
         accuracy=ACCURACY, file_type=FILE_TYPE[name], compiled=compiled(kind, DECODE[name], "decode_small"),
     )
     for name, kind in TYPES.items()

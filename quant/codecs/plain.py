@@ -174,7 +174,7 @@ COMPILED = {name: compiled(TYPES[name], DECODE[name], "decode_plain") for name i
 CODECS = tuple(
     Codec(
         kind, DECODE[name], ENCODE.get(name), accuracy=ACCURACY.get(name, Accuracy()), file_type=FILE_TYPE.get(name),
-        compiled=COMPILED.get(name),
+        compiled=COMPILED.get(name), rounding=NARROW.get(name),
     )
     for name, kind in TYPES.items()
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ggferry.quant.blocks import Array, Parts, affine, compiled, decoder, floats, planes
 from ggferry.quant.codec import SUBNORMAL_SCALE, Accuracy, Bound, Codec
-from ggferry.quant.kernels import lazy_kernel
+from ggferry.quant.kernels import Encoder
 from ggferry.quant.types import table
 from ggferry.support.lazy_import import lazy
 
@@ -75,11 +75,11 @@ UNPACK = {
 
 KERNELS = "ggferry.quant.kernels.simple"
 ENCODE = {
-    "Q4_0": lazy_kernel(KERNELS, "encode_q4_0"),
-    "Q4_1": lazy_kernel(KERNELS, "encode_q4_1"),
-    "Q5_0": lazy_kernel(KERNELS, "encode_q5_0"),
-    "Q5_1": lazy_kernel(KERNELS, "encode_q5_1"),
-    "Q8_0": lazy_kernel(KERNELS, "encode_q8_0"),
+    "Q4_0": Encoder(KERNELS, "encode_q4_0"),
+    "Q4_1": Encoder(KERNELS, "encode_q4_1"),
+    "Q5_0": Encoder(KERNELS, "encode_q5_0"),
+    "Q5_1": Encoder(KERNELS, "encode_q5_1"),
+    "Q8_0": Encoder(KERNELS, "encode_q8_0"),
 }
 
 FILE_TYPE = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9}

@@ -39,18 +39,34 @@ def announce_compilation(kept: bool) -> None:
         listener(kept)
 
 
-def lazy_kernel(module: str, name: str) -> Callable[[Floats, Floats | None], Bytes]:
-    """Return the `Codec.encode` that `module` has under `name`.
+class Encoder:
+    """A `Codec.encode` that is a kernel: loaded when it is first called, and compiled then if no cache has it.
 
-    numba is loaded at the first call, and what is not in its cache is compiled then (seconds, once on each machine).
+    Compiling takes seconds, once on each machine. Who knows that the kernel will be needed says so before (`expect`).
     """
 
-    def encode(values: Floats, weights: Floats | None = None) -> Bytes:
-        run: Any = getattr(import_module(module), name)
+    def __init__(self, module: str, name: str) -> None:
+        """Declare the kernel `name` of `module`, the module's full name."""
+        self.module, self.name = module, name
+        self._expected: set[bool] = set()
+
+    def __call__(self, values: Floats, weights: Floats | None = None) -> Bytes:
+        """Encode float32 `(R, columns)` by importances float32 `(columns,)`, if given; see `Codec.encode`."""
+        run: Any = getattr(import_module(self.module), self.name)
         rows: Bytes = run(values, weights)
         return rows
 
-    return encode
+    def expect(self, columns: int, weighted: bool) -> None:
+        """Have the kernel loaded or compiled in the background, by encoding a row of zeros, `columns` of them."""
+        if weighted not in self._expected:
+            self._expected.add(weighted)
+            _in_background(lambda: self._rehearse(columns, weighted))
+
+    def _rehearse(self, columns: int, weighted: bool) -> None:
+        import numpy as np
+
+        with suppress(Exception):  # who encodes in earnest meets it again, and says so
+            self(np.zeros((1, columns), np.float32), np.ones(columns, np.float32) if weighted else None)
 
 
 ENOUGH, ENOUGH_WITH_NUMBA = 1 << 26, 1 << 22
@@ -68,6 +84,15 @@ def _in_background(work: Callable[[], None]) -> None:
     with _lock:
         _pool = _pool or ThreadPoolExecutor(1, "ggferry-compile")
         _pool.submit(work)
+
+
+def forget_expected() -> None:
+    """Leave uncompiled what is only expected: a process that ends would wait for it."""
+    global _pool
+    with _lock:
+        if _pool is not None:
+            _pool.shutdown(wait=False, cancel_futures=True)
+            _pool = None
 
 
 class Compiled:

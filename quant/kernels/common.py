@@ -7,27 +7,19 @@ reference's, in its order. That is why the bytes are equal. numba neither reorde
 
 from __future__ import annotations
 
-import os
-import stat
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding as llvm
 import numba as nb
 import numpy as np
-from numba.core import event, types
-from numba.core.caching import FunctionCache
-from numba.core.runtime import rtsys
+from numba.core import types
 
 from ggferry.quant.accuracy.bad_values import ValueRefused, refuse_nonfinite
 from ggferry.quant.blocks import check_values
-from ggferry.quant.kernels import announce_compilation
+from ggferry.quant.kernels.kept import kernel as kernel
 from ggferry.quant.kernels.lanes import (
     Lanes,
     as_ints,
@@ -70,79 +62,6 @@ inline = nb.njit(forceinline=True, **_PART)
 """Part of a kernel, one with its caller: constants among the arguments become constants of the code."""
 shared = nb.njit(forceinline=False, **_PART)  # stated, because numba passes the flag from caller to callee
 """Part of a kernel that is compiled once however often it is called; begins with `stand_alone()`."""
-
-
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of machine code, which asks numba for less and checks more.
-
-    Its content is loaded without setting up numba's type inference, which takes as long as importing numba and which
-    only compiling needs. The cache is valid for these sources: an edit of any module that a kernel imports invalidates
-    it.
-    """
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        rtsys.initialize(target_context)
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)
-
-    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
-        return *super()._index_key(sig, codegen), _sources()
-
-
-@cache
-def _sources() -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of every module of the kernels."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-
-
-def kernel(function: Callable[..., Any]) -> Any:
-    """Compile `function` at its first call and keep the machine code next to the source.
-
-    Where nothing can be written there, it is kept in the user's cache, or else in a folder of this user's among the
-    temporary files; where there is none either, it is compiled in each process, and the announcement says so.
-    """
-    compiled = nb.njit(nogil=True, error_model="numpy", forceinline=False)(function)
-    try:
-        compiled._cache = _Cache(function)
-    except RuntimeError:  # "no locator available"
-        nb.config.CACHE_DIR = nb.config.CACHE_DIR or private_folder(tempfile.gettempdir())
-        if nb.config.CACHE_DIR:
-            with suppress(RuntimeError):
-                compiled._cache = _Cache(function)
-    return compiled
-
-
-def private_folder(parent: str) -> str:
-    """Return a folder of this user's in a folder that others may write to; '' where there is none that is safe.
-
-    What is loaded from it is executed, so it must be a folder, not a link, that we own and nobody else may write to.
-    """
-    path = os.path.join(parent, f"ggferry-kernels-{os.getuid()}")
-    with suppress(OSError):
-        with suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        found = os.lstat(path)
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-            return path
-    return ""
-
-
-class _Announcer(event.Listener):  # type: ignore[misc]
-    """Announces that a kernel is being compiled.
-
-    numba's event of that name does not occur when its cache has the code.
-    """
-
-    def on_start(self, event: Any) -> None:
-        if event.data["dispatcher"].py_func.__module__.startswith(__package__):
-            announce_compilation(kept=event.data["dispatcher"]._cache.cache_path is not None)
-
-    def on_end(self, event: Any) -> None:
-        pass
-
-
-event.register("numba:compile", _Announcer())
 
 
 MAGIC = F(12582912.0)

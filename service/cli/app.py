@@ -16,6 +16,7 @@ from typing import Any
 from ggferry.formats.errors import GgferryError, OutOfMemoryError
 from ggferry.formats.files.opened_files import recorded
 from ggferry.formats.memory_cap import HEADERS, ration
+from ggferry.quant.kernels import forget_expected, on_compilation
 from ggferry.service.cli.options import print_json, say, tell
 
 COMMANDS: Mapping[str, Mapping[str, str]] = {
@@ -102,7 +103,6 @@ def _run(arguments: list[str], alone: bool = False) -> int:
     `alone`: the first word names a program of its own.
     """
     from ggferry import __version__
-    from ggferry.quant.kernels import on_compilation
 
     on_compilation(_say_compilation)
     if arguments[:1] == ["--version"]:
@@ -172,6 +172,7 @@ def _exit(run: Callable[[], int]) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     code = run()
+    forget_expected()
     gc.freeze()  # all of it ends with the process: Python's last look for garbage took a tenth of `inspect`
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but the interpreter's own end
     sys.stdout.flush()
