@@ -218,20 +218,13 @@ def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) ->
     """Write the outputs; return the rungs with the notes made on the way."""
     first = rungs[0]
     checkpoint, threads = first.plan.graph.checkpoint, workers(first.request.jobs)
-    for rung in rungs:
-        if rung.request.level == "full" and rung.plan.graph.architecture.recipe:
-            prepare(rung.plan.graph)
-    sums = check_sums(checkpoint, stage, threads)
     writings = [
         Writing(rung.plan, output, Watch(rung.plan.graph.checkpoint, rung.request.options.allow_nonfinite))
         for rung, output in zip(rungs, outputs, strict=True)
     ]
+    _expect(rungs, writings)
+    sums = check_sums(checkpoint, stage, threads)
     begin(checkpoint.files)
-    expect_writing(writings)
-    if first.request.level != "none":
-        expect_comparing(
-            (step.source_type, step.type, step.elements) for rung in rungs for step in steps_in_order(rung.plan)
-        )
     with stage(Phase.WRITING, sum(rung.plan.bytes_written for rung in rungs)) as progress:
         for half in halves(rungs, writings):
             run_together(half, threads, progress)
@@ -244,6 +237,17 @@ def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) ->
             request = replace(request, level="fast")
         done.append(replace(rung, plan=plan, request=request, marks=writing.marks))
     return done
+
+
+def _expect(rungs: Sequence[Rung], writings: Sequence[Writing]) -> None:
+    """Announce what will be needed, in the order in which it will be, so that it is loaded in the background."""
+    expect_writing(writings)
+    for rung in rungs:
+        if rung.request.level != "none":
+            expect_comparing((step.source_type, step.type, step.elements) for step in steps_in_order(rung.plan))
+    for rung in rungs:
+        if rung.request.level == "full" and rung.plan.graph.architecture.recipe:
+            prepare(rung.plan.graph)
 
 
 def prove(

@@ -15,7 +15,7 @@ from ggferry.quant import kernels
 
 kernels.ENOUGH = kernels.ENOUGH_WITH_NUMBA = 1 << 17  # so that a tiny model has work enough
 asked, called = [], []
-kernels.Compiled._load_if_possible = lambda self: asked.append(self.name)
+kernels.Compiled.if_possible = lambda self: asked.append(self.name)
 kernels.Encoder._rehearse = lambda self, columns, weighted: asked.append(self.name + " weighted" * weighted)
 kernels._in_background = lambda work: work()
 encode = kernels.Encoder.__call__
