@@ -286,10 +286,10 @@ def main() -> None:
         print(title)
         print(f"{'python with numpy':<24}{base}")
         for outtype in arguments.outtypes.split(","):
-            ours(small, folder / "warm.gguf", outtype, "fast")  # compiles what is compiled on first use
+            ours(small, folder / "warm.gguf", outtype, "full")  # compiles what is compiled on first use
             compare(source, folder, outtype, arguments)
         if arguments.ladder:
-            ours(small, folder / "warm-{outtype}.gguf", arguments.ladder, "fast")
+            ours(small, folder / "warm-{outtype}.gguf", arguments.ladder, "full")
             compare_ladder(source, folder, arguments)
         if arguments.plot:
             arguments.plot.write_text(plot(ROWS, title), encoding="utf-8")

@@ -132,6 +132,13 @@ class Weights:
         """The kernel that multiplies; None on a GPU, and for small models, for whose last digits torch answers."""
         return PRODUCTS.if_possible() if self.device == CPU and _is_large(self.graph) else None
 
+    def by_kernel(self, factor: Factor) -> bool:
+        """Return whether the kernel multiplies with a matrix: then a sum does not depend on what is computed beside it.
+
+        torch's sums depend on how many rows x has.
+        """
+        return bool(self._products) and all(ref.columns % ALIGNED == 0 for ref in self.refs(factor.name))
+
     def has(self, name: str) -> bool:
         """Return whether the model has a tensor of this role."""
         return name in self.graph.by_name

@@ -102,10 +102,14 @@ class SourceValues(Weights):
         return rows.laid_out_values(self._source.graph.checkpoint, self._nodes[ref.name], start, stop)
 
     def holder(self, factor: Factor) -> Weights:
-        """Return the source's weights for a matrix that has no other layout in the output."""
+        """Return the source's weights for a matrix that has no other layout in the output.
+
+        Only where its pass then has the same bits as without a third one: receipts of one model must be equal.
+        """
         node = self._source.graph.by_name[factor.name]
         shapes = {ref.shape for ref in (*node.inputs, *self.refs(factor.name))}
-        return self._source if node.layout == SAME and len(node.inputs) == len(shapes) == 1 else self
+        same = node.layout == SAME and len(node.inputs) == len(shapes) == 1
+        return self._source if same and self._source.by_kernel(factor) else self
 
 
 def check_logits(

@@ -36,19 +36,24 @@ def test_bytes_and_receipts_are_those_of_single_runs(jobs: int, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_logits_are_compared_for_each_with_one_pass_of_the_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("large", [1 << 26, 0])
+def test_logits_are_those_of_single_runs_with_one_pass_of_the_source(
+    large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whoever multiplies, and whatever runs beside: to the last bit, as `apply` compares receipts."""
+    from ggferry.converters.forward import weights
     from ggferry.converters.proof import logits
 
-    passes = []
-    run = logits.run_prompts
-    monkeypatch.setattr(logits, "run_prompts", lambda *a, **k: (passes.append(a[0]), run(*a, **k))[1])
-    made = ggferry.ladder(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="q4_0,q8_0")
-    assert len(passes) == 1 + 2 * 2  # the source; of each output its values, and the source's in its layout
-    alone = ggferry.convert(SOURCE, tmp_path / "alone.gguf", outtype="q8_0")
-    assert made[1].receipt["logits"] == alone.receipt["logits"]
-    assert made[0].receipt["logits"]["kl_divergence"] > made[1].receipt["logits"]["kl_divergence"] > 0
+    monkeypatch.setattr(weights, "LARGE", large)
+    sides: list[logits.Passes] = []
+    run = logits.run_together
+    monkeypatch.setattr(logits, "run_together", lambda some, texts: (sides.extend(some), run(some, texts))[1])
+    made = ggferry.ladder(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="keep,q4_0,q8_0")
+    assert len(sides) == 1 + 3 + 1  # the source; each output; the source's values as both rounded ones lay them out
+    for one, name in zip(made, ("keep", "q4_0", "q8_0"), strict=True):
+        alone = ggferry.convert(SOURCE, tmp_path / f"alone-{name}.gguf", outtype=name)
+        assert one.receipt["logits"] == alone.receipt["logits"]
+    assert made[1].receipt["logits"]["kl_divergence"] > made[2].receipt["logits"]["kl_divergence"] > 0
 
 
 def test_a_chunk_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
