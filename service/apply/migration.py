@@ -273,11 +273,11 @@ class Migration:
             assert entry.output is not None
             if is_remote(entry.output):
                 passing.append(entry.disk)
-            else:
+            else:  # what stands beside the outputs (mmproj) goes where they go
                 folder = _existing(os.path.dirname(entry.output))
-                places[folder] = places.get(folder, 0) + entry.bytes_out
-                if entry.disk > entry.bytes_out:
-                    passing.append(entry.disk - entry.bytes_out)
+                reads = entry.bytes_in if any(is_remote(each.path) for each in entry.files) else 0
+                places[folder] = places.get(folder, 0) + max(entry.bytes_out, entry.disk - reads)
+                passing += [reads] * bool(reads)
         if passing:
             scratch = _existing(self.asked.settings.scratch or tempfile.gettempdir())
             most = sum(sorted(passing)[-self.asked.jobs :])

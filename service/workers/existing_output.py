@@ -67,6 +67,10 @@ def _stated(request: Request, sources: Sequence[str]) -> dict[str, Any]:
         raise _refusal(out, "its receipt cannot be read") from None
     if why := _foreign(stated, sources, request, _level(stated, request)):
         raise _refusal(out, why)
+    for name in _written(stated):
+        if not os.path.lexists(os.path.join(os.path.dirname(out), name)):
+            hint = "convert --mmproj only makes it again; or move away what is there"
+            raise RefusedError(f"exists already, and {name}, which was made with it, is gone", path=out, hint=hint)
     return stated
 
 

@@ -17,6 +17,8 @@ import ray
 from ggferry.service.apply.job import Settings
 from ggferry.service.apply.migration import Asked, Migration
 from ggferry.service.records.ledger import Ledger
+from ggferry.service.records.plan_file import outputs_of
+from ggferry.service.records.receipts import receipts_of
 from ggferry.service.workers.supervisor import Limits
 from helpers.archive_tools import plan, spoil, write
 from helpers.builders import Llama
@@ -114,3 +116,19 @@ def test_stopping_ends_the_work(cluster: Any, tmp_path: Path) -> None:
 def _tasks() -> list[str]:
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in found.splitlines() if line.strip().startswith("ray::_do")]
+
+
+@pytest.mark.slow
+def test_a_line_of_several_outputs(cluster: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.bin", Llama(kind="F16", version=1))
+    path = tmp_path / "plan.jsonl"
+    (line,) = plan(
+        tmp_path / "in", path, "--dest", tmp_path / "out", "-j", "1", "--verify", "fast", "--outtype", "q8_0,f16"
+    )
+    migration = Migration(Asked(str(path), str(tmp_path / "ledger"), "ray", 1, Settings(Limits(threads=1))), print)
+    migration.run(migration.prepare())
+    (row,) = migration.ledger.rows()
+    assert row["state"] == "done", row["error"]
+    assert outputs_of(row["entry"]) == [line["output"], line["further"][0]["output"]]
+    for output, receipt in zip(outputs_of(row["entry"]), receipts_of(row["receipt"]), strict=True):
+        assert json.loads(Path(f"{output}.receipt.json").read_text()) == receipt

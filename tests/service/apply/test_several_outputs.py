@@ -414,3 +414,19 @@ def test_a_model_that_sees_has_one_second_file(tmp_path: Path, monkeypatch: pyte
         for output in entry.outputs:
             (named,) = json.loads(Path(f"{output}.receipt.json").read_text())["mmproj"]
             assert named["name"] == second.name
+    _check_without_its_second_file(path, entry.outputs[0], second)
+
+
+def _check_without_its_second_file(path: Path, output: str, second: Path) -> None:
+    """It is refused in words that say what to do, and doing that helps."""
+    data = second.read_bytes()
+    second.unlink()
+    os.unlink(f"{path}.ledger")
+    (row,) = applied(path)[0].ledger.rows()
+    assert row["state"] == "failed" and f"{second.name}, which was made with it, is gone" in row["error"]["message"]
+    source = path.parent / "in" / "tiny"
+    command("convert", source, "-o", output, "--mmproj", "only", "--outtype", "q8_0", "--verify", "fast", "--force")
+    assert second.read_bytes() == data
+    os.unlink(f"{path}.ledger")
+    (row,) = applied(path)[0].ledger.rows()
+    assert row["state"] == "done" and row["adopted"], row["error"]
