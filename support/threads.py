@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -16,10 +17,13 @@ def workers(asked: int | None = None) -> int:
     return asked or len(os.sched_getaffinity(0))
 
 
-def each(items: Iterable[Item], work: Callable[[Item], None], count: int) -> None:
+def each(
+    items: Iterable[Item], work: Callable[[Item], None], count: int, pool: ThreadPoolExecutor | None = None
+) -> None:
     """Call `work` on every item in `count` threads, which take them in order.
 
-    After the first error, of `work` or of `items`, no further item is taken, and that error is raised.
+    After the first error, of `work` or of `items`, no further item is taken, and that error is raised. `pool`: where
+    the threads are, for a caller that asks often.
     """
     if count == 1:
         for item in items:
@@ -39,9 +43,9 @@ def each(items: Iterable[Item], work: Callable[[Item], None], count: int) -> Non
             stop.set()
             raise
 
-    with ThreadPoolExecutor(count, "ggferry") as pool:
+    with nullcontext(pool) if pool else ThreadPoolExecutor(count, "ggferry") as running:
         try:
-            for future in as_completed([pool.submit(run) for _ in range(count)]):
+            for future in as_completed([running.submit(run) for _ in range(count)]):
                 future.result()
         finally:
             stop.set()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -116,8 +117,8 @@ def in_lockstep(groups: Sequence[tuple[Weights, Sequence[Pass]]]) -> None:
     for thread in threads:
         thread.start()
     try:
-        with one_thread():
-            _take_turns(runners, turn)
+        with one_thread(), ThreadPoolExecutor(groups[0][0].threads, "ggferry") as pool:
+            _take_turns(runners, turn, pool)
     finally:
         for group in runners:
             for runner in group:
@@ -127,7 +128,7 @@ def in_lockstep(groups: Sequence[tuple[Weights, Sequence[Pass]]]) -> None:
             thread.join()
 
 
-def _take_turns(groups: Sequence[Sequence[_Runner]], turn: threading.Semaphore) -> None:
+def _take_turns(groups: Sequence[Sequence[_Runner]], turn: threading.Semaphore, pool: ThreadPoolExecutor) -> None:
     ready = groups
     while any(ready):
         for group in ready:
@@ -137,7 +138,7 @@ def _take_turns(groups: Sequence[Sequence[_Runner]], turn: threading.Semaphore) 
         if waiting:
             factor = min(waiting, key=lambda pair: pair[0])[1].factor
             ready = [[each for each in group if each.wish and each.wish.factor == factor] for group in groups]
-            _serve(factor, [runner for group in ready for runner in group])
+            _serve(factor, [runner for group in ready for runner in group], pool)
 
 
 def _go_on(runners: Sequence[_Runner], turn: threading.Semaphore) -> None:
@@ -154,7 +155,7 @@ def _go_on(runners: Sequence[_Runner], turn: threading.Semaphore) -> None:
             raise runner.error
 
 
-def _serve(factor: Factor, chosen: Sequence[_Runner]) -> None:
+def _serve(factor: Factor, chosen: Sequence[_Runner], pool: ThreadPoolExecutor) -> None:
     """Answer passes that wait for one matrix: those that take it from the same weights by one product."""
     holders: dict[int, tuple[Weights, list[_Runner]]] = {}
     for runner in chosen:
@@ -164,7 +165,7 @@ def _serve(factor: Factor, chosen: Sequence[_Runner]) -> None:
     for weights, runners in holders.values():
         with torch.inference_mode(), making_tensors(weights.device):
             products.append(weights.product(factor, torch.cat([runner.wish.x for runner in runners if runner.wish])))
-    compute(products, chosen[0].weights.threads)
+    compute(products, chosen[0].weights.threads, pool)
     for (_, runners), product in zip(holders.values(), products, strict=True):
         lengths = [len(runner.wish.x) for runner in runners if runner.wish]
         parts = torch.split(product.result, lengths)

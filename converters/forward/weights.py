@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -100,10 +101,10 @@ class Product:
     result: torch.Tensor
 
 
-def compute(products: Sequence[Product], threads: int) -> None:
-    """Compute all parts of several products."""
+def compute(products: Sequence[Product], threads: int, pool: ThreadPoolExecutor | None = None) -> None:
+    """Compute all parts of several products; `pool` as for `each`."""
     parts = [part for product in products for part in product.parts]
-    each(parts, lambda part: part(), min(threads, len(parts)) or 1)
+    each(parts, lambda part: part(), min(threads, len(parts)) or 1, pool)
 
 
 def prepare(graph: ModelGraph) -> None:
