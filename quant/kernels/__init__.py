@@ -87,7 +87,7 @@ def _in_background(work: Callable[[], None]) -> None:
 
 
 def forget_expected() -> None:
-    """Leave uncompiled what is only expected: a process that ends would wait for it."""
+    """Leave uncompiled what is only expected: a process that failed would wait for it before it ends."""
     global _pool
     with _lock:
         if _pool is not None:

@@ -172,7 +172,8 @@ def _exit(run: Callable[[], int]) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     code = run()
-    forget_expected()
+    if code:
+        forget_expected()
     gc.freeze()  # all of it ends with the process: Python's last look for garbage took a tenth of `inspect`
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but the interpreter's own end
     sys.stdout.flush()

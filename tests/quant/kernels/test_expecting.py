@@ -1,4 +1,4 @@
-"""What is expected is loaded in the background, and left when the program ends."""
+"""What is expected is loaded in the background, and left when the program fails."""
 
 from __future__ import annotations
 
