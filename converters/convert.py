@@ -40,12 +40,12 @@ from ggferry.formats.files.digests import Record
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.passing import begin, passing, record
-from ggferry.formats.files.sources import known_by
+from ggferry.formats.files.sources import Source, known_by
 from ggferry.support.allocator import give_back
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.records import dataclass
-from ggferry.support.threads import workers
+from ggferry.support.threads import each, workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +273,21 @@ def prove_together(rungs: Sequence[Rung], paths: Sequence[str], stage: Stage) ->
             opened.append(replace(again, files=passing(again.files)))
         begin(file for again in opened for file in again.files)
         proofs = _proofs(rungs, opened, stage)
+        found = _records([file for again in opened for file in again.files], workers(request.jobs))
         return [
-            (proof, [record(file, workers(request.jobs)) for file in again.files])
-            for proof, again in zip(proofs, opened, strict=True)
+            (proof, [found[id(file)] for file in again.files]) for proof, again in zip(proofs, opened, strict=True)
         ]
+
+
+def _records(files: Sequence[Source], threads: int) -> dict[int, Record]:
+    """Return files as a receipt names them, by identity; several are digested side by side, a single one by threads."""
+    found: dict[int, Record] = {}
+
+    def add(file: Source) -> None:
+        found[id(file)] = record(file, max(1, threads // len(files)))
+
+    each(files, add, min(threads, len(files)))
+    return found
 
 
 def _proofs(rungs: Sequence[Rung], opened: Sequence[Checkpoint], stage: Stage) -> list[Proof]:
