@@ -274,9 +274,7 @@ def prove_together(rungs: Sequence[Rung], paths: Sequence[str], stage: Stage) ->
         begin(file for again in opened for file in again.files)
         proofs = _proofs(rungs, opened, stage)
         found = _records([file for again in opened for file in again.files], workers(request.jobs))
-        return [
-            (proof, [found[id(file)] for file in again.files]) for proof, again in zip(proofs, opened, strict=True)
-        ]
+        return [(proof, [found[id(file)] for file in again.files]) for proof, again in zip(proofs, opened, strict=True)]
 
 
 def _records(files: Sequence[Source], threads: int) -> dict[int, Record]:
