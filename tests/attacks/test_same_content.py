@@ -36,7 +36,7 @@ class Worker:
             return Answer({}, 0)
         if not on_ask({"question": "publish"})["ok"]:
             return Answer({}, 0)
-        return Answer({"receipt": {"output": {"files": []}}, "adopted": True}, 0)
+        return Answer({"receipts": [{"output": {"files": []}}], "adopted": True}, 0)
 
 
 class Desk:

@@ -280,8 +280,8 @@ def test_a_worker_refuses_a_link_that_came_after_the_plan(model: Path, secret: P
     secret.write_text("x" * (model / "README.md").stat().st_size)
     link(model / "README.md", secret)
     job = {
-        "op": "convert", "source": entry.source, "out": entry.output, "recipe": entry.recipe(head), "threads": 1,
-        "files": [each.path for each in entry.files], "trees": head.trees,
+        "op": "convert", "source": entry.source, "outs": list(entry.outputs), "recipe": entry.recipe(head),
+        "files": [each.path for each in entry.files], "trees": head.trees, "threads": 1,
         "beside": {os.path.basename(each.path): each.path for each in entry.beside},
     }  # fmt: skip
     with pytest.raises(RefusedError, match="a link that leads out"):
