@@ -22,7 +22,7 @@ def test_products_are_those_of_float64(run: object, tokens: int, rows: int) -> N
         out = np.full((tokens, rows + 5), 7, np.float32)
         run(x, w, out, 2)  # type: ignore[operator]
         expected = x.astype(np.float64) @ w.T.astype(np.float64)
-        assert np.abs(out[:, 2 : 2 + rows] - expected).max() <= 1e-6 * columns**0.5
+        assert np.abs(out[:, 2 : 2 + rows] - expected).max() <= 2e-6 * columns**0.5
         assert (out[:, :2] == 7).all() and (out[:, 2 + rows :] == 7).all()
 
 
