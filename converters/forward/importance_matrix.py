@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.evaluate import forward, result_of
 from ggferry.converters.forward.lockstep import in_lockstep
-from ggferry.converters.forward.weights import Factor, Product, Weights
+from ggferry.converters.forward.weights import Factor, Product, Weights, in_a_thread
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import ShapeError, UnsupportedError, UsageError
@@ -62,6 +62,7 @@ class Recorder(Weights):
         self.sums: dict[str, dict[int, Any]] = {}
         self.counts: dict[str, dict[int, int]] = {}
         self.kept: set[str] = set()
+        self._squared: tuple[torch.Tensor, Any] | None = None
 
     def add(self, earlier: Imatrix, chunk_size: int) -> None:
         """Add the sums of an earlier matrix of the same model, as llama-imatrix's --in-file does.
@@ -93,15 +94,19 @@ class Recorder(Weights):
 
     def product(self, factor: Factor, x: torch.Tensor) -> Product:
         """Return the product, and add what is multiplied to the sums."""
-        self._add(factor.name, factor.item or 0, x)
+        add = partial(self._add, factor.name, factor.item or 0, x)
         if factor.name in HEADS:
             zeros = torch.zeros(1, 1, device=x.device).expand(len(x), self.refs(factor.name)[0].rows)
-            return Product((), zeros)
-        return super().product(factor, x)
+            return Product((add,), zeros)
+        product = super().product(factor, x)
+        return Product((add, *product.parts), product.result)
 
     def _add(self, name: str, item: int, x: torch.Tensor) -> None:
-        squares = [part.double().square().sum(0) for part in torch.split(x, CACHED)]
-        self._plus(name, item, torch.stack(squares).sum(0).cpu().numpy(), len(x))
+        if self._squared is None or self._squared[0] is not x:  # queries, keys and values are made of the same rows
+            with in_a_thread():
+                squares = [part.double().square().sum(0) for part in torch.split(x, CACHED)]
+                self._squared = x, torch.stack(squares).sum(0).cpu().numpy()
+        self._plus(name, item, self._squared[1], len(x))
 
     def _plus(self, name: str, item: int, squares: Any, count: int) -> None:
         rows = self.sums.setdefault(name, {})

@@ -129,7 +129,7 @@ def in_lockstep(groups: Sequence[tuple[Weights, Sequence[Pass]]]) -> None:
 
 
 def _take_turns(groups: Sequence[Sequence[_Runner]], turn: threading.Semaphore, pool: ThreadPoolExecutor) -> None:
-    ready = groups
+    ready, rows = groups, _Rows()
     while any(ready):
         for group in ready:
             _go_on(group, turn)
@@ -138,7 +138,7 @@ def _take_turns(groups: Sequence[Sequence[_Runner]], turn: threading.Semaphore, 
         if waiting:
             factor = min(waiting, key=lambda pair: pair[0])[1].factor
             ready = [[each for each in group if each.wish and each.wish.factor == factor] for group in groups]
-            _serve(factor, [runner for group in ready for runner in group], pool)
+            _serve(factor, [runner for group in ready for runner in group], rows, pool)
 
 
 def _go_on(runners: Sequence[_Runner], turn: threading.Semaphore) -> None:
@@ -155,7 +155,29 @@ def _go_on(runners: Sequence[_Runner], turn: threading.Semaphore) -> None:
             raise runner.error
 
 
-def _serve(factor: Factor, chosen: Sequence[_Runner], pool: ThreadPoolExecutor) -> None:
+class _Rows:
+    """The rows of several passes as one matrix, made once while they want the same rows multiplied again and again."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[list[torch.Tensor], torch.Tensor]] = []
+        self._made: list[tuple[list[torch.Tensor], torch.Tensor]] = []
+
+    def of(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Return the parts one below the other: queries, keys and values are made of the same ones."""
+        for known, whole in self._known:
+            if len(known) == len(parts) and all(one is other for one, other in zip(known, parts, strict=True)):
+                break
+        else:
+            whole = torch.cat(parts)
+        self._made.append((parts, whole))
+        return whole
+
+    def end_turn(self) -> None:
+        """Forget what was not wanted in this turn."""
+        self._known, self._made = self._made, []
+
+
+def _serve(factor: Factor, chosen: Sequence[_Runner], rows: _Rows, pool: ThreadPoolExecutor) -> None:
     """Answer passes that wait for one matrix: those that take it from the same weights by one product."""
     holders: dict[int, tuple[Weights, list[_Runner]]] = {}
     for runner in chosen:
@@ -164,7 +186,8 @@ def _serve(factor: Factor, chosen: Sequence[_Runner], pool: ThreadPoolExecutor) 
     products = []
     for weights, runners in holders.values():
         with torch.inference_mode(), making_tensors(weights.device):
-            products.append(weights.product(factor, torch.cat([runner.wish.x for runner in runners if runner.wish])))
+            products.append(weights.product(factor, rows.of([runner.wish.x for runner in runners if runner.wish])))
+    rows.end_turn()
     compute(products, chosen[0].weights.threads, pool)
     for (_, runners), product in zip(holders.values(), products, strict=True):
         lengths = [len(runner.wish.x) for runner in runners if runner.wish]

@@ -71,7 +71,7 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _in_a_thread() -> Iterator[None]:
+def in_a_thread() -> Iterator[None]:
     """Let torch compute in this thread as in the pass: it keeps these settings for each thread."""
     torch.set_num_threads(1)  # of MKL's threads, too; a second one would only wait for the first
     with torch.inference_mode():
@@ -223,7 +223,7 @@ class Weights:
         step = max(1, CHUNK // (ref.columns * 4))
 
         def add() -> None:
-            with _in_a_thread():
+            with in_a_thread():
                 for start in range(first, last, step):
                     stop = min(last, start + step)
                     out.addmm_(x[:, start - first : stop - first], self._decode(ref, start, stop).to(x.dtype))
@@ -244,7 +244,7 @@ class Weights:
 
     def _multiply(self, ref: TensorRef, start: int, stop: int, x: torch.Tensor, whole: torch.Tensor, at: int) -> None:
         """Put the products of x with rows of a matrix into the columns of `whole` from `at` on."""
-        with _in_a_thread():
+        with in_a_thread():
             out = whole[:, at : at + stop - start]
             if self.device != CPU:
                 torch.matmul(x, self._decode(ref, start, stop).to(x.dtype).T, out=out)

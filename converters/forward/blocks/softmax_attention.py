@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ggferry.converters.forward.device import CPU
 from ggferry.converters.forward.model import Model
 from ggferry.support.lazy_import import lazy
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     """The bias of a head, by its number: `(n, m)`."""
 else:
     torch = lazy("torch")
+
+BLOCK = 128
+"""Queries whose scores are computed at once: those of a head are in a core's cache, however long the text is."""
 
 
 def attention(
@@ -76,19 +80,38 @@ def attend(
     heads = q.shape[1]
     share = heads // k.shape[1]
     out = torch.empty((len(q), heads, v.shape[-1]))
+    mask = None if hidden is None else torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    blocks = _blocks(len(q), len(k), hidden)
     for head in range(heads):
-        scores = q[:, head] @ k[:, head // share].T * scale
-        if bias is not None:
-            scores = scores + bias(head)
-        if cap:
-            scores = cap * torch.tanh(scores / cap)
-        if hidden is not None:
-            own = hidden if hidden.ndim == 2 else hidden[head // share]
-            scores = scores.masked_fill(own, float("-inf"))
-        if sinks is not None:
-            scores = torch.cat((scores, sinks[head].expand(len(q), 1)), -1)
-        out[:, head] = scores.softmax(-1)[:, : len(k)] @ v[:, head // share]
+        group = head // share
+        own_bias = None if bias is None else bias(head)
+        own_mask = mask if mask is None or mask.ndim == 2 else mask[group]
+        for rows, seen in blocks:
+            scores = (q[rows, head] @ k[seen, group].T).mul_(scale)
+            if own_bias is not None:
+                scores += own_bias[rows, seen]
+            if cap:
+                scores = cap * torch.tanh(scores / cap)
+            if own_mask is not None:
+                scores += own_mask[rows, seen]
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[head].expand(len(scores), 1)), -1)
+            out[rows, head] = scores.softmax(-1)[:, seen] @ v[seen, group]
     return out.flatten(1)
+
+
+def _blocks(queries: int, keys: int, hidden: Tensor | None) -> list[tuple[slice, slice]]:
+    """Return blocks of queries, each with the first keys: those up to the last one that a query of the block sees."""
+    if hidden is not None and hidden.device.type != CPU:
+        return [(slice(0, queries), slice(0, keys))]
+    found = []
+    for first in range(0, queries, BLOCK):
+        rows, last = slice(first, min(first + BLOCK, queries)), keys
+        if hidden is not None:
+            seen = (~hidden[..., rows, :]).flatten(0, -2).any(0).nonzero()
+            last = int(seen[-1]) + 1 if len(seen) else 1
+        found.append((rows, slice(0, last)))
+    return found
 
 
 def distances(at: Tensor | int) -> Tensor:

@@ -41,10 +41,10 @@ class Measurement:
 
 def measured(path: AtHand, asked: Measurement, given: dict[str, Any]) -> tuple[int, int]:
     """Write the matrix; return how many weights it has, and how many chunks are in it."""
-    from ggferry.converters.forward.device import computing_on
     from ggferry.converters.forward.importance_matrix import Recorder, chunks_of, measure, write_imatrix
     from ggferry.converters.forward.unfinished import SUFFIX, Unfinished
     from ggferry.converters.forward.unfinished import measured as what
+    from ggferry.converters.forward.weights import prepare
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
     from ggferry.converters.understand import graph_of
     from ggferry.formats.files.partial_files import check_target
@@ -54,6 +54,7 @@ def measured(path: AtHand, asked: Measurement, given: dict[str, Any]) -> tuple[i
     settle()
     with recorded() as opened:
         graph = graph_of(path, arch=given["arch"])
+        prepare(graph)
         tokenizer = load_tokenizer(graph.checkpoint, vocabulary_rows(graph.checkpoint))
         if tokenizer is None:
             raise RefusedError("the file has no vocabulary", path=path)
@@ -67,7 +68,7 @@ def measured(path: AtHand, asked: Measurement, given: dict[str, Any]) -> tuple[i
         say(f"note     {done} of {len(parts)} chunks were done")
     left = sum(map(len, parts[done:]))
     bar = shown("tokens", left, wanted=not given["as_json"], counts=True)
-    with computing_on(given["device"]), bar as progress:
+    with bar as progress:
         measure(graph, parts, progress, recorder=recorder, done=done, kept=lambda done: kept.save(recorder, done))
     _check(opened, path)
     chunks = len(parts) + _earlier_chunks(asked)

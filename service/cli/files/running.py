@@ -98,6 +98,7 @@ def imatrix(
     **given: Any,
 ) -> None:
     """Measure which columns of the weights matter for a text: llama.cpp's importance matrix."""
+    from ggferry.converters.forward.device import computing_on
     from ggferry.service.cli.files.importance import Measurement, measured, statistics
 
     if show_statistics:
@@ -106,7 +107,7 @@ def imatrix(
     if not text and not in_file:
         raise UsageError("nothing to measure", hint="--text FILE, or --in-file MATRIX to add matrices up")
     asked = Measurement(tuple(text or ()), out, chunk_size, chunks, process_output, tuple(in_file or ()), resume)
-    with reached(file, given) as path:
+    with reached(file, given) as path, computing_on(given["device"]):
         count, number = measured(path, asked, given)
     if given["as_json"]:
         print_json({"path": out, "entries": count, "chunks": number, "chunk_size": chunk_size})

@@ -15,6 +15,7 @@ from ggferry.converters.forward.weights import Weights, one_thread
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import UsageError
+from ggferry.service.cli.app import _run as command_line
 from helpers.builders import Llama
 
 TOKENS = [1, 5, 9, 2]
@@ -82,6 +83,17 @@ def test_new_weights_are_on_the_device_that_was_chosen(model: Path, monkeypatch:
     with device.computing_on("cuda:1"):
         assert Weights(graph).device == "cuda:1"
     assert Weights(graph).device == "cpu"
+
+
+def test_an_importance_matrix_is_measured_on_the_device(
+    model: Path, tmp_path: Path, elsewhere: list[torch.Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "resolve", lambda word: word.replace("cuda:1", "meta"))
+    text, out = tmp_path / "text.txt", tmp_path / "out.gguf"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 8)
+    command = ["imatrix", str(model), "--text", str(text), "--chunk-size", "16", "-o", str(out), "--device", "cuda:1"]
+    assert command_line(command) == 0
+    assert torch.Size([graph_of(str(model)).sizes["n_embd"]]) in elsewhere
 
 
 @pytest.fixture

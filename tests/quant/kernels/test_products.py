@@ -13,11 +13,11 @@ def run() -> object:
     return PRODUCTS.load()
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6, 7, 22])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 6, 7, 22, 300])
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
 def test_products_are_those_of_float64(run: object, tokens: int, rows: int) -> None:
     rng = np.random.default_rng(tokens * 100 + rows)
-    for columns in (16, 48, 2048):
+    for columns in (16, 48, 784, 2048):
         x, w = (rng.standard_normal((count, columns), np.float32) for count in (tokens, rows))
         out = np.full((tokens, rows + 5), 7, np.float32)
         run(x, w, out, 2)  # type: ignore[operator]
