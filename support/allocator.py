@@ -7,7 +7,8 @@ from contextlib import suppress
 
 # Numbers of glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_DONT_NEED = 4  # MADV_DONTNEED of Linux's mman.h
+_DONT_NEED, _DONT_DUMP = 4, 16  # MADV_DONTNEED and MADV_DONTDUMP of Linux's mman.h
+_CUT, _LARGE_CODE = 512 << 10, 8 << 20
 _KEPT = 128 << 20
 _MMAP_MOST = 32 << 20  # the largest that glibc takes (HEAP_MAX_SIZE / 2)
 
@@ -36,25 +37,43 @@ def settle() -> None:
 
 
 def give_back() -> None:
-    """Return memory to the system that what comes next does not need, where the C library can.
+    """Return memory to the system that what comes next does not need: what was freed, and code."""
+    import ctypes
 
-    That is what was freed, and the code of LLVM, 50 MiB, which has linked the kernels: these pages are as the file has
-    them, and are read again if they are wanted after all.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    forget_code()
+
+
+def forget_code() -> None:
+    """Let the pages with code of large libraries be mapped anew where they are wanted again, and then few at a time.
+
+    LLVM's are 50 MiB, which are not run after it has linked the kernels. And where Linux has a file in large pages, as
+    it has a library that was just installed, one fault maps up to 2 MiB (6.18, also with MADV_NOHUGEPAGE): 120 MiB more
+    of torch's and LLVM's code than is run. It maps nothing beyond a mapping, so they are cut into short ones.
     """
     import ctypes
 
     with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.malloc_trim(0)
-        for start, stop in _code_of("libllvmlite"):
-            library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONT_NEED)
+        advise = ctypes.CDLL(None).madvise
+        for start, stop in _code():
+            for at in range(start, stop, 2 * _CUT):  # being dumped is a difference that matters in a crash alone
+                advise(ctypes.c_void_p(at), ctypes.c_size_t(min(_CUT, stop - at)), _DONT_DUMP)
+            advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONT_NEED)
 
 
-def _code_of(library: str) -> list[tuple[int, int]]:
-    """Return where the code of a library lies in memory: pages that nobody can have written to."""
+def _code() -> list[tuple[int, int]]:
+    """Return where the code of large libraries lies in memory: pages that nobody can have written to."""
+    found: list[tuple[int, int]] = []
+    names: list[str] = []
     with open("/proc/self/maps") as maps:
-        places = [line.split() for line in maps if library in line]
-    return [
-        (int(start, 16), int(stop, 16))
-        for start, stop in (place[0].split("-") for place in places if place[1] == "r-xp")
-    ]
+        for line in maps:
+            place, mode, _, _, _, *name = line.split(maxsplit=5)
+            if mode != "r-xp" or not name or not name[0].startswith("/"):
+                continue
+            start, stop = (int(end, 16) for end in place.split("-"))
+            if names[-1:] == name and found[-1][1] == start:  # cut before
+                found[-1] = found[-1][0], stop
+            else:
+                names, found = [*names, *name], [*found, (start, stop)]
+    return [(start, stop) for start, stop in found if stop - start >= _LARGE_CODE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -35,11 +36,21 @@ def lazy(name: str) -> Any:
     return _Lazy(name)
 
 
-def import_ahead(name: str) -> None:
-    """Begin to import a library in a thread, so that it is there when it is wanted; what fails will fail again then."""
+def import_ahead(name: str, meanwhile: Callable[[], None]) -> None:
+    """Begin to import a library in a thread, so that it is there when it is wanted; what fails will fail again then.
+
+    `meanwhile` is called every tenth of a second until it is there, and once more.
+    """
 
     def run() -> None:
         with suppress(Exception):
             importlib.import_module(name)
 
-    threading.Thread(target=run, name=f"import {name}").start()
+    def watch() -> None:
+        work.start()
+        while work.is_alive():
+            work.join(0.1)
+            meanwhile()
+
+    work = threading.Thread(target=run, name=f"import {name}")
+    threading.Thread(target=watch, name=f"watch {name}").start()

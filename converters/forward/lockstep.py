@@ -164,13 +164,10 @@ class _Rows:
 
     def of(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Return the parts one below the other: queries, keys and values are made of the same ones."""
-        for known, whole in self._known:
-            if len(known) == len(parts) and all(one is other for one, other in zip(known, parts, strict=True)):
-                break
-        else:
-            whole = torch.cat(parts)
-        self._made.append((parts, whole))
-        return whole
+        same = (whole for known, whole in self._known if list(map(id, known)) == list(map(id, parts)))
+        found = next(same, None)
+        self._made.append((parts, torch.cat(parts) if found is None else found))
+        return self._made[-1][1]
 
     def end_turn(self) -> None:
         """Forget what was not wanted in this turn."""

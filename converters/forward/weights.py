@@ -25,6 +25,7 @@ from ggferry.converters.model_graph.rows import CHUNK, values_of
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import BadValueError, MissingError
 from ggferry.quant.kernels import Compiled
+from ggferry.support.allocator import forget_code
 from ggferry.support.lazy_import import import_ahead, lazy
 from ggferry.support.threads import each, workers
 
@@ -109,7 +110,7 @@ def compute(products: Sequence[Product], threads: int, pool: ThreadPoolExecutor 
 
 def prepare(graph: ModelGraph) -> None:
     """Begin to load, in the background, what passes over a model of this size need."""
-    import_ahead("torch")  # 0.8 s of one core, in which the other one can work
+    import_ahead("torch", meanwhile=forget_code)  # 0.8 s of one core, in which the other one can work
     if _is_large(graph) and chosen() == CPU:
         PRODUCTS.after(LARGE)
 

@@ -25,8 +25,8 @@ WIDTH, TOKENS = (16, 6) if WIDE else (8, 3)
 """Lanes of a register, and rows of x in a tile: its sums, and what they are made of, fit into 32 or 16 registers."""
 ROWS = 4
 COLUMNS = 768
-"""Columns that are multiplied at once, at most: of ROWS rows of w they stay in a core's first-level cache while tiles of x
-pass by."""
+"""Columns that are multiplied at once, at most: those of ROWS rows of w stay in a core's first-level cache while tiles
+of x pass by."""
 CACHED = 96 << 10
 """Values of x that are multiplied with all rows of w before others are: 384 KiB of a core's second-level cache."""
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-BLOCK = 128
-"""Queries whose scores are computed at once: those of a head are in a core's cache, however long the text is."""
+BLOCK, CACHED = 128, 1 << 18
+"""The most queries whose scores are computed at once, and the most scores: a core's cache holds them."""
 
 
 def attention(
@@ -77,36 +77,38 @@ def attend(
         sinks: `(heads,)`; a further score of each head, which takes its share of the softmax and has no value.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    heads = q.shape[1]
-    share = heads // k.shape[1]
+    heads, groups = q.shape[1], k.shape[1]
+    share = heads // groups
     out = torch.empty((len(q), heads, v.shape[-1]))
     mask = None if hidden is None else torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-    blocks = _blocks(len(q), len(k), hidden)
-    for head in range(heads):
-        group = head // share
-        own_bias = None if bias is None else bias(head)
-        own_mask = mask if mask is None or mask.ndim == 2 else mask[group]
+    blocks = _blocks(len(q), len(k), share, hidden)
+    for group in range(groups):
+        own = slice(group * share, (group + 1) * share)
+        biases = None if bias is None else torch.stack([bias(head) for head in range(heads)[own]], 1)
+        unseen = mask if mask is None or mask.ndim == 2 else mask[group]
         for rows, seen in blocks:
-            scores = (q[rows, head] @ k[seen, group].T).mul_(scale)
-            if own_bias is not None:
-                scores += own_bias[rows, seen]
+            asking = q[rows, own].flatten(0, 1)  # heads of a group have the same keys: one product for all of them
+            scores = (asking @ k[seen, group].T).mul_(scale).view(-1, share, seen.stop)
+            if biases is not None:
+                scores += biases[rows, :, seen]
             if cap:
                 scores = cap * torch.tanh(scores / cap)
-            if own_mask is not None:
-                scores += own_mask[rows, seen]
+            if unseen is not None:
+                scores += unseen[rows, None, seen]
             if sinks is not None:
-                scores = torch.cat((scores, sinks[head].expand(len(scores), 1)), -1)
-            out[rows, head] = scores.softmax(-1)[:, seen] @ v[seen, group]
+                scores = torch.cat((scores, sinks[own, None].expand(len(scores), -1, 1)), -1)
+            shares = scores.softmax(-1)[..., seen].flatten(0, 1)
+            out[rows, own] = (shares @ v[seen, group]).view(-1, share, v.shape[-1])
     return out.flatten(1)
 
 
-def _blocks(queries: int, keys: int, hidden: Tensor | None) -> list[tuple[slice, slice]]:
+def _blocks(queries: int, keys: int, share: int, hidden: Tensor | None) -> list[tuple[slice, slice]]:
     """Return blocks of queries, each with the first keys: those up to the last one that a query of the block sees."""
     if hidden is not None and hidden.device.type != CPU:
         return [(slice(0, queries), slice(0, keys))]
-    found = []
-    for first in range(0, queries, BLOCK):
-        rows, last = slice(first, min(first + BLOCK, queries)), keys
+    found, step = [], max(1, min(BLOCK, CACHED // (share * keys)))
+    for first in range(0, queries, step):
+        rows, last = slice(first, min(first + step, queries)), keys
         if hidden is not None:
             seen = (~hidden[..., rows, :]).flatten(0, -2).any(0).nonzero()
             last = int(seen[-1]) + 1 if len(seen) else 1

@@ -186,7 +186,7 @@ def test_where_neither_home_nor_the_program_s_folder_can_be_written_to(fixtures:
     }  # fmt: skip
 
     def run() -> list[str]:
-        return _said(_start(fixtures, tmp_path / "out.gguf", variables))
+        return _said(_start(fixtures, tmp_path / "out.gguf", variables, tmp_path))  # no other copy is found from there
 
     (said,) = run()
     assert "once a machine" in said and list((tmp_path / "temporary").rglob("*.nbc")) and not run()
