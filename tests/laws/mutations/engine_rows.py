@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from laws.mutations.rows import Planted, among, several
+from laws.mutations.rows import Planted, among
 
 FORWARD = (
     *among(
         "converters.forward.blocks.softmax_attention",
         ("window reaches one token further", "mistral", "transformers", "(ahead <= -window)", "(ahead < -window)"),
         ("caps cap at one", "gemma2", "transformers", "cap * torch.tanh(scores / cap)", "torch.tanh(scores / cap)"),
-    ),
-    several(
-        "keys shared by every other head", "llama", "transformers",
-        ("converters.forward.blocks.softmax_attention", "k[:, head // share].T", "k[:, head % k.shape[1]].T"),
-        ("converters.forward.blocks.softmax_attention", "v[:, head // share]", "v[:, head % k.shape[1]]"),
+        ("keys shared by every other head", "llama", "transformers", "slice(group * share, (group + 1) * share)",
+         "slice(group, heads, groups)"),
     ),
     *among(
         "converters.forward.blocks.rope",
