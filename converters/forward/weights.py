@@ -40,6 +40,8 @@ else:
 
 ROWS, ALIGNED = 4, 16
 """Rows of a matrix that `PRODUCTS` takes at once, and what its columns must be a multiple of."""
+PARTS = 4
+"""Parts of a matrix are a multiple of this, so that 2 or 4 threads have equal shares whatever its size."""
 LARGE = 1 << 26
 """Weights of a model from which on loading `PRODUCTS` costs less than it saves."""
 PRODUCTS = Compiled("ggferry.quant.kernels.products", "products", "PRODUCTS")
@@ -113,6 +115,13 @@ def prepare(graph: ModelGraph) -> None:
     import_ahead("torch", meanwhile=forget_code)  # 0.8 s of one core, in which the other one can work
     if _is_large(graph) and chosen() == CPU:
         PRODUCTS.after(LARGE)
+
+
+def _step(rows: int, columns: int) -> int:
+    """Return how many rows of a matrix are decoded at once: CHUNK bytes at most, as equal parts for 2 or 4 threads."""
+    count = -(-rows * columns * 4 // CHUNK)
+    step = -(-rows // (count + -count % PARTS))
+    return min(max(1, CHUNK // (columns * 4)), step + -step % ROWS)
 
 
 def _is_large(graph: ModelGraph) -> bool:
@@ -235,8 +244,7 @@ class Weights:
         out = torch.empty((len(x), sum(last - first for _, first, last in ranges)), dtype=x.dtype, device=x.device)
         x, parts, at = x.contiguous(), [], 0
         for ref, first, last in ranges:
-            step = max(1, CHUNK // (ref.columns * 4))
-            step -= step % ROWS if step > ROWS else 0
+            step = _step(last - first, ref.columns)
             for start in range(first, last, step):
                 stop = min(last, start + step)
                 parts.append(partial(self._multiply, ref, start, stop, x, out, at))
