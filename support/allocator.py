@@ -65,13 +65,13 @@ def forget_code() -> None:
 def _code() -> list[tuple[int, int]]:
     """Return where the code of large libraries lies in memory: pages that nobody can have written to."""
     found: list[tuple[int, int]] = []
-    names: list[str] = []
-    with open("/proc/self/maps") as maps:
+    names: list[bytes] = []
+    with open("/proc/self/maps", "rb") as maps:  # a name in it may be no text
         for line in maps:
             place, mode, _, _, _, *name = line.split(maxsplit=5)
-            if mode != "r-xp" or not name or not name[0].startswith("/"):
+            if mode != b"r-xp" or not name or not name[0].startswith(b"/"):
                 continue
-            start, stop = (int(end, 16) for end in place.split("-"))
+            start, stop = (int(end, 16) for end in place.split(b"-"))
             if names[-1:] == name and found[-1][1] == start:  # cut before
                 found[-1] = found[-1][0], stop
             else:

@@ -48,8 +48,10 @@ def import_ahead(name: str, meanwhile: Callable[[], None]) -> None:
 
     def watch() -> None:
         work.start()
-        while work.is_alive():
+        alive = True
+        while alive:
             work.join(0.1)
+            alive = work.is_alive()
             meanwhile()
 
     work = threading.Thread(target=run, name=f"import {name}")

@@ -118,8 +118,14 @@ def prepare(graph: ModelGraph) -> None:
 
 
 def _step(rows: int, columns: int) -> int:
-    """Return how many rows of a matrix are decoded at once: CHUNK bytes at most, as equal parts for 2 or 4 threads."""
-    count = -(-rows * columns * 4 // CHUNK)
+    """Return how many rows of a matrix are decoded at once: CHUNK bytes at most, as equal parts for 2 or 4 threads.
+
+    A matrix of less than a quarter of that is one part.
+    """
+    size = rows * columns * 4
+    if size < CHUNK // PARTS:
+        return max(1, rows)
+    count = -(-size // CHUNK)
     step = -(-rows // (count + -count % PARTS))
     return min(max(1, CHUNK // (columns * 4)), step + -step % ROWS)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,16 @@ def test_code_is_forgotten_and_comes_back_a_few_pages_at_a_time() -> None:
     assert (x @ x == product).all(), "the code that came back is another"
     allocator.forget_code()
     assert resident(BLAS)[1] == pieces and allocator._code() == places
+
+
+def test_a_file_whose_name_is_no_text_may_be_mapped_beside_it(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/\xff\n r-xp"
+    with open(path, "w+b") as file:
+        file.write(b"x" * 4096)
+        file.flush()
+        with mmap(file.fileno(), 4096, access=ACCESS_READ) as mapped:
+            allocator.forget_code()
+            assert mapped[:1] == b"x" and allocator._code()
 
 
 def test_something_is_done_while_a_library_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
