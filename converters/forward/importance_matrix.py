@@ -152,6 +152,7 @@ def measure(
         )  # fmt: skip
     recorder = recorder or Recorder(graph)
     size = group_size(graph, max(map(len, chunks), default=1))
+    size = -(-len(chunks) // -(-len(chunks) // size)) if chunks else size  # as many in each group, the last one, too
     for start in range(done, len(chunks), size):
         group = chunks[start : start + size]
         in_lockstep([(recorder, [partial(_run, graph, chunk) for chunk in group])])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from ggferry.formats.files.local_files import Named
@@ -37,16 +38,41 @@ def digest(
     from blake3 import blake3
 
     state = blake3(max_threads=threads)
-    view = memoryview(bytearray(min(BLOCK, source.size) or 1))
-    for offset in range(0, source.size, len(view)):
-        if stopped():
-            break
-        piece = view[: min(len(view), source.size - offset)]
-        source.read_into(offset, piece)
+    for piece in pieces(source, 0, source.size, threads, stopped):
         state.update(piece)
         if progress:
             progress(len(piece))
     return str(state.hexdigest())
+
+
+def pieces(
+    source: Source, start: int, stop: int, threads: int, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[memoryview]:
+    """Yield the bytes of a file in pieces of BLOCK, each valid until the next is asked for.
+
+    With several threads, one is read while the one before it is used. Once `stopped` returns True, no more is read.
+    """
+    size = max(1, min(BLOCK, stop - start))
+
+    def read(offset: int, view: memoryview) -> memoryview:
+        piece = view[: min(size, stop - offset)]
+        source.read_into(offset, piece)
+        return piece
+
+    offsets = (offset for offset in range(start, stop, size) if not stopped())
+    if threads == 1 or stop - start <= size:
+        view = memoryview(bytearray(size))
+        yield from (read(offset, view) for offset in offsets)
+        return
+    views = cycle([memoryview(bytearray(size)) for _ in range(2)])
+    with ThreadPoolExecutor(1, "ggferry-ahead") as pool:
+        ahead = None
+        for offset in offsets:
+            ready, ahead = ahead, pool.submit(read, offset, next(views))
+            if ready:
+                yield ready.result()
+        if ahead:
+            yield ahead.result()
 
 
 def file_record(source: Source, threads: int = -1, stopped: Callable[[], bool] = lambda: False) -> Record:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ggferry.formats.files.digests import BLOCK, Record, file_record
+from ggferry.formats.files.digests import Record, file_record, pieces
 from ggferry.formats.files.sources import LocalFile, Source
 
 if TYPE_CHECKING:
@@ -91,12 +91,12 @@ class Passing:
                     return True
                 self._changed.wait()
 
-    def _fill(self, stop: int, blocks: int = 1 << 20, stopped: Callable[[], bool] = lambda: False) -> None:
+    def _fill(self, stop: int) -> None:
         """Read and digest the bytes up to `stop` that have not passed."""
         if self._at >= stop:
             return
-        view = memoryview(bytearray(min(blocks, stop - self._at)))
-        while self._at < stop and not stopped():
+        view = memoryview(bytearray(min(1 << 20, stop - self._at)))
+        while self._at < stop:
             piece = view[: min(len(view), stop - self._at)]
             self.source.read_into(self._at, piece)
             self.again += len(piece)
@@ -118,7 +118,9 @@ class Passing:
         """
         if self._state is None:
             self._update(memoryview(b""), threads)
-        self._fill(self.size, BLOCK, stopped)
+        for piece in pieces(self.source, self._at, self.size, threads, stopped):
+            self.again += len(piece)
+            self._update(piece)
         assert self._state is not None
         return {"name": os.path.basename(self.path), "bytes": self.size, "blake3": self._state.hexdigest()}
 

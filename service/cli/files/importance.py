@@ -51,7 +51,7 @@ def measured(path: AtHand, asked: Measurement, given: dict[str, Any]) -> tuple[i
     from ggferry.service.cli.progress_bar import progress as shown
     from ggferry.support.allocator import settle
 
-    settle()
+    settle(large=True)
     with recorded() as opened:
         graph = graph_of(path, arch=given["arch"])
         prepare(graph)
