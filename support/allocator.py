@@ -9,6 +9,7 @@ from contextlib import suppress
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
 _DONT_NEED, _DONT_DUMP = 4, 16  # MADV_DONTNEED and MADV_DONTDUMP of Linux's mman.h
 _CUT, _LARGE_CODE = 512 << 10, 8 << 20
+_LIBRARIES = (b"/libtorch", b"/libllvmlite", b"openblas")  # those that we load: others are a program's that uses us
 _KEPT = 128 << 20
 _MMAP_MOST = 32 << 20  # the largest that glibc takes (HEAP_MAX_SIZE / 2)
 
@@ -54,7 +55,7 @@ def give_back() -> None:
 
 
 def forget_code() -> None:
-    """Let the pages with code of large libraries be mapped anew where they are wanted again, and then few at a time.
+    """Let the code of torch's, LLVM's and numpy's libraries be mapped anew where it is wanted, a few pages at a time.
 
     LLVM's are 50 MiB, which are not run after it has linked the kernels. And where Linux has a file in large pages, as
     it has a library that was just installed, one fault maps up to 2 MiB (6.18, also with MADV_NOHUGEPAGE): 120 MiB more
@@ -71,13 +72,13 @@ def forget_code() -> None:
 
 
 def _code() -> list[tuple[int, int]]:
-    """Return where the code of large libraries lies in memory: pages that nobody can have written to."""
+    """Return where the code of these libraries lies in memory: pages that nobody writes to."""
     found: list[tuple[int, int]] = []
     names: list[bytes] = []
     with open("/proc/self/maps", "rb") as maps:  # a name in it may be no text
         for line in maps:
             place, mode, _, _, _, *name = line.split(maxsplit=5)
-            if mode != b"r-xp" or not name or not name[0].startswith(b"/"):
+            if mode != b"r-xp" or not name or not any(each in name[0] for each in _LIBRARIES):
                 continue
             start, stop = (int(end, 16) for end in place.split(b"-"))
             if names[-1:] == name and found[-1][1] == start:  # cut before
