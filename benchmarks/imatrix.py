@@ -19,17 +19,13 @@ from pathlib import Path
 import numpy as np
 from hf import CONFIG, PREFIX, ROOT, best, make, measure
 
-from ggferry.formats.readers.gguf import open_gguf
+from ggferry.formats.imatrix import read_imatrix
 
 
 def sums(path: Path) -> dict[str, np.ndarray]:
     """The sums of squares that a matrix holds, by name."""
-    opened = open_gguf(str(path))
-    found = {}
-    for name, ref in opened.tensors.items():
-        if name.endswith(".in_sum2"):
-            found[name] = np.frombuffer(opened.files[0].read(ref.spans[0].offset, ref.nbytes), np.float32)
-    return found
+    with read_imatrix(str(path)) as matrix:
+        return {name: matrix.sums(name) for name in matrix.entries}
 
 
 def apart(one: Path, other: Path) -> str:

@@ -73,16 +73,14 @@ def forget_code() -> None:
 
 def _code() -> list[tuple[int, int]]:
     """Return where the code of these libraries lies in memory: pages that nobody writes to."""
-    found: list[tuple[int, int]] = []
-    names: list[bytes] = []
+    found: list[tuple[bytes, int, int]] = []
     with open("/proc/self/maps", "rb") as maps:  # a name in it may be no text
         for line in maps:
             place, mode, _, _, _, *name = line.split(maxsplit=5)
             if mode != b"r-xp" or not name or not any(each in name[0] for each in _LIBRARIES):
                 continue
             start, stop = (int(end, 16) for end in place.split(b"-"))
-            if names[-1:] == name and found[-1][1] == start:  # cut before
-                found[-1] = found[-1][0], stop
-            else:
-                names, found = [*names, *name], [*found, (start, stop)]
-    return [(start, stop) for start, stop in found if stop - start >= _LARGE_CODE]
+            if found and found[-1][0] == name[0] and found[-1][2] == start:  # cut before
+                start = found.pop()[1]
+            found.append((name[0], start, stop))
+    return [(start, stop) for _, start, stop in found if stop - start >= _LARGE_CODE]

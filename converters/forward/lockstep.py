@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ggferry.converters.forward.device import making_tensors
 from ggferry.converters.forward.weights import Factor, Weights, compute, one_thread
@@ -30,6 +30,8 @@ else:
 
 Pass = Callable[[Weights], None]
 """A forward pass, called with the weights to use."""
+_Rows: TypeAlias = "dict[tuple[int, ...], tuple[list[torch.Tensor], torch.Tensor]]"
+"""Rows of several passes, by their identities: they themselves, and one below the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ def in_lockstep(groups: Sequence[tuple[Weights, Sequence[Pass]]]) -> None:
 
 
 def _take_turns(groups: Sequence[Sequence[_Runner]], turn: threading.Semaphore, pool: ThreadPoolExecutor) -> None:
-    ready, rows = groups, _Rows()
+    ready: Sequence[Sequence[_Runner]] = groups
+    rows: _Rows = {}
     while any(ready):
         for group in ready:
             _go_on(group, turn)
@@ -155,39 +158,26 @@ def _go_on(runners: Sequence[_Runner], turn: threading.Semaphore) -> None:
             raise runner.error
 
 
-class _Rows:
-    """The rows of several passes as one matrix, made once while they want the same rows multiplied again and again."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[list[torch.Tensor], torch.Tensor]] = []
-        self._made: list[tuple[list[torch.Tensor], torch.Tensor]] = []
-
-    def of(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Return the parts one below the other: queries, keys and values are made of the same ones."""
-        same = (whole for known, whole in self._known if list(map(id, known)) == list(map(id, parts)))
-        found = next(same, None)
-        self._made.append((parts, torch.cat(parts) if found is None else found))
-        return self._made[-1][1]
-
-    def end_turn(self) -> None:
-        """Forget what was not wanted in this turn."""
-        self._known, self._made = self._made, []
-
-
 def _serve(factor: Factor, chosen: Sequence[_Runner], rows: _Rows, pool: ThreadPoolExecutor) -> None:
-    """Answer passes that wait for one matrix: those that take it from the same weights by one product."""
+    """Answer passes that wait for one matrix: those that take it from the same weights by one product.
+
+    `rows` are those of the last time, and then of this one: queries, keys and values are made of the same ones.
+    """
     holders: dict[int, tuple[Weights, list[_Runner]]] = {}
     for runner in chosen:
         holder = runner.weights.holder(factor)
         holders.setdefault(id(holder), (holder, []))[1].append(runner)
-    products = []
+    products, made = [], {}
     for weights, runners in holders.values():
+        parts = [runner.wish.x for runner in runners if runner.wish]
+        key = tuple(map(id, parts))
         with torch.inference_mode(), making_tensors(weights.device):
-            products.append(weights.product(factor, rows.of([runner.wish.x for runner in runners if runner.wish])))
-    rows.end_turn()
+            made[key] = rows.get(key) or (parts, torch.cat(parts))
+            products.append(weights.product(factor, made[key][1]))
+    rows.clear()
+    rows.update(made)
     compute(products, chosen[0].weights.threads, pool)
     for (_, runners), product in zip(holders.values(), products, strict=True):
         lengths = [len(runner.wish.x) for runner in runners if runner.wish]
-        parts = torch.split(product.result, lengths)
-        for runner, part in zip(runners, parts, strict=True):
+        for runner, part in zip(runners, torch.split(product.result, lengths), strict=True):
             runner.wish, runner.answer = None, part

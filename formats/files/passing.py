@@ -91,14 +91,9 @@ class Passing:
                     return True
                 self._changed.wait()
 
-    def _fill(self, stop: int) -> None:
+    def _fill(self, stop: int, threads: int = 1, stopped: Callable[[], bool] = lambda: False) -> None:
         """Read and digest the bytes up to `stop` that have not passed."""
-        if self._at >= stop:
-            return
-        view = memoryview(bytearray(min(1 << 20, stop - self._at)))
-        while self._at < stop:
-            piece = view[: min(len(view), stop - self._at)]
-            self.source.read_into(self._at, piece)
+        for piece in pieces(self.source, self._at, stop, threads, stopped):
             self.again += len(piece)
             self._update(piece)
 
@@ -118,9 +113,7 @@ class Passing:
         """
         if self._state is None:
             self._update(memoryview(b""), threads)
-        for piece in pieces(self.source, self._at, self.size, threads, stopped):
-            self.again += len(piece)
-            self._update(piece)
+        self._fill(self.size, threads, stopped)
         assert self._state is not None
         return {"name": os.path.basename(self.path), "bytes": self.size, "blake3": self._state.hexdigest()}
 

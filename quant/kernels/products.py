@@ -35,10 +35,10 @@ _VECTOR = ir.VectorType(_F32, WIDTH)
 _load = loader(types.float32, Lanes(types.float32, WIDTH))
 
 
-def _loaded(builder: Any, base: Any, stride: Any, number: int, at: Any, kind: Any = _VECTOR) -> Any:
+def _loaded(builder: Any, base: Any, stride: Any, number: int, at: Any) -> Any:
     """The lanes at `at` of row `number`."""
     place = builder.gep(base, [builder.add(builder.mul(stride, ir.Constant(_I64, number)), at)])
-    return builder.load(builder.bitcast(place, kind.as_pointer()), align=4)
+    return builder.load(builder.bitcast(place, _VECTOR.as_pointer()), align=4)
 
 
 def _chosen(builder: Any, one: Any, other: Any, lanes: list[int]) -> Any:
