@@ -381,9 +381,10 @@ def _send(
             connection.request(method, path, headers=whole_headers)
             return connection, connection.getresponse()
         connection.close()
-    connection = kept[place] = _connection(*place)
+    connection = _connection(*place)
     connection.connect()
     assert connection.sock is not None
+    kept[place] = connection  # not before: one whose handshake failed has a socket, too, a closed one
     connection.sock.settimeout(SILENCE)
     connection.request(method, path, headers=whole_headers)
     return connection, connection.getresponse()
