@@ -56,6 +56,27 @@ READ_BY_HAND = {
     "llama-model.cpp llama_prec_policy::load": "b7434d1e8f5fe195",
     "llama-vocab.cpp llama_vocab::impl::load": "6ea07ec5c4bad3e8",
 }
+# Functions from which a person read a rule of converters/proof/runtime_rules, which names them.
+READ_FOR_RULES = {
+    "llama-model.cpp llama_model_base::load_hparams": "7a8680af4ab248ef",
+    "models/mamba-base.cpp llm_build_mamba_base::build_mamba2_layer": "9ea5d5f38a12533e",
+    "models/falcon-h1.cpp llama_model_falcon_h1::load_arch_tensors": "a9e09b4210729b5c",
+    "models/granite-hybrid.cpp llama_model_granite_hybrid::load_arch_tensors": "d427bb015f3d32e1",
+    "models/nemotron-h.cpp llama_model_nemotron_h::load_arch_tensors": "e466c4ada6749eed",
+    "llama-model.cpp llama_model::create_memory": "48f40b9a871a059a",
+    "models/gemma3n.cpp llama_model_gemma3n::load_arch_hparams": "9c930af7bc3f872a",
+    "models/gemma4.cpp llama_model_gemma4::load_arch_hparams": "26001871e33d551a",
+    "llama-context.cpp llama_context::llama_context": "422edffc1f4ec0df",
+    "models/deepseek2.cpp llama_model_deepseek2::load_arch_hparams": "f1800d407e8ddab5",
+    "models/deepseek2.cpp llama_model_deepseek2::graph::graph": "009559be5937a2f6",
+    "models/deepseek32.cpp llama_model_deepseek32::load_arch_hparams": "a80f4a234e5d5186",
+    "models/deepseek32.cpp llama_model_deepseek32::graph::graph": "ab662b44f83b4f07",
+    "models/glm-dsa.cpp llama_model_glm_dsa::load_arch_hparams": "a1b39526821c28bb",
+    "models/glm-dsa.cpp llama_model_glm_dsa::graph::graph": "3603cb5306cf033e",
+    "models/mistral3.cpp llama_model_mistral3::load_arch_hparams": "f4c9de55007154e9",
+    "../ggml/src/ggml-cpu/ops.cpp ggml_mrope_cache_init": "7b8fba303a54f1da",
+}
+BESIDE = "../ggml/src/ggml-cpu/ops.cpp"
 GENERAL = """\
 general.architecture str required
 general.file_type u32 optional
@@ -84,7 +105,7 @@ def main() -> None:
     if version is None:
         raise SystemExit("the source distribution of xllamacpp, please")
     files = dict(_sources(archive))
-    _check_digests(files)
+    _check_digests({**files, **dict(_sources(archive, beside=True))})
     source = Source.of(files)
     digest = hashlib.sha256(Path(archive).read_bytes()).hexdigest()
     print(HEAD.format(archive=Path(archive).name, version=f"b{version[1]}", digest=digest), end="")
@@ -92,11 +113,14 @@ def main() -> None:
         print(line)
 
 
-def _sources(archive: str) -> Iterator[tuple[str, str]]:
-    """(path below llama.cpp/src, text) of every source file."""
+def _sources(archive: str, beside: bool = False) -> Iterator[tuple[str, str]]:
+    """(path below llama.cpp/src, text) of every source file there, or of the one `BESIDE` them."""
     with tarfile.open(archive) as bundle:
         for member in bundle:
             _, found, path = member.name.partition("/thirdparty/llama.cpp/src/")
+            if beside:
+                found = member.name.endswith("/thirdparty/llama.cpp/" + BESIDE.removeprefix("../"))
+                path = BESIDE
             if found and path.endswith((".cpp", ".h")):
                 content = bundle.extractfile(member)
                 assert content is not None
@@ -105,7 +129,7 @@ def _sources(archive: str) -> Iterator[tuple[str, str]]:
 
 def _check_digests(files: Mapping[str, str]) -> None:
     changed = []
-    for place, digest in READ_BY_HAND.items():
+    for place, digest in (READ_BY_HAND | READ_FOR_RULES).items():
         path, name = place.split()
         found = bodies(files[path], name)
         if not found:

@@ -62,8 +62,9 @@ NAMES = """
 """
 BUFFERS = (Drop("rotary_pos_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True),)
 HARMLESS = (
-    Harmless("apply_query_key_layer_scaling attention_softmax_in_fp32 fp32_residual_connection bias_dropout_fusion "
-             "original_rope", "how it is computed, not what"),
+    Harmless("apply_query_key_layer_scaling attention_softmax_in_fp32 fp32_residual_connection bias_dropout_fusion",
+             "how it is computed, not what"),
+    Harmless("original_rope", "the one rotation that there is code for", (True,)),
     Harmless("pre_seq_len prefix_projection quantization_bit", "of tuning, or of the publisher's own quantization",
              (0, False)),
     Harmless("tie_word_embeddings", "never", (False,)),

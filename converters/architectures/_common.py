@@ -67,7 +67,7 @@ WINDOW_PERIOD = HParam("window_period", None, fields={"hf": "sliding_window_patt
 N_WINDOWS = HParam("n_windows", None, derive=count_windows, required=False)
 WINDOW_LIST = (
     N_WINDOWS,
-    LAYER_WINDOWS, WINDOW_PERIOD,
+    LAYER_WINDOWS, replace(WINDOW_PERIOD, text=True),
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=window_layers, many="n_layer",
            required=False),
 )  # fmt: skip
@@ -78,16 +78,22 @@ LISTED_WINDOWS = (
     HParam("n_swa", "attention.sliding_window", derive=window_in_use, absent=0),
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, derive=windowed, many="n_layer", required=False),
 )  # fmt: skip
-# Qwen: a window only where `use_sliding_window` says so, and then from `max_window_layers` on.
-QWEN_WINDOWS = (
+# Qwen: a window only where `use_sliding_window` says so, in Qwen3-MoE for every block.
+QWEN_WINDOW = (
     HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False),
     HParam("window_used", None, BOOL, {"hf": "use_sliding_window"}, required=False),
-    HParam("first_window", None, fields={"hf": "max_window_layers"}, required=False),
     HParam(
-        "n_swa", "attention.sliding_window", derive="window_stated * window_used", absent=0,
+        "n_swa",
+        "attention.sliding_window",
+        derive="window_stated * window_used",
+        absent=0,
         check="window_used == 0 or 0 < window_stated",
     ),
-    LAYER_WINDOWS,
+)
+# Elsewhere for those from `max_window_layers` on.
+QWEN_WINDOWS = (
+    *QWEN_WINDOW,
+    HParam("first_window", None, fields={"hf": "max_window_layers"}, required=False), LAYER_WINDOWS,
     HParam(
         "swa_layers", "attention.sliding_window_pattern", BOOL, derive="@qwen_window_layers", required=False,
         many="n_layer",

@@ -146,11 +146,6 @@ REMARKS = (
         "a group of experts counts as much as its best one; llama.cpp adds up the best two and may choose others",
         otherwise="llama.cpp",
     ),
-    Remark(
-        "rope_kind == 'yarn' and rope_mscale != rope_mscale_all",
-        "yarn with mscale={rope_mscale} and mscale_all_dim={rope_mscale_all}: llama.cpp takes both to be equal",
-        otherwise="llama.cpp",
-    ),
     EPSILON,
 )
 HARMLESS = (

@@ -4,12 +4,15 @@ Sources: sentence-transformers' modules; transformers' `…ForSequenceClassifica
 (`build_pooling`), which applies the tensors `cls`, `cls.norm` and `cls.output` to the pooled states.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures._tensors import linear
-from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam, Role
+from ggferry.converters.schema.architecture import Default, Dialect, Drop, From, Harmless, HParam, Role
 from ggferry.converters.schema.derivations import Values
+from ggferry.converters.schema.partial_layouts import Chosen
+from ggferry.converters.schema.roles import Roles
 
 _POOL = "sentence_transformers_pooling."
 RANK = 4
@@ -98,3 +101,46 @@ def classifier(dense: str, output: str, *, dense_bias: bool = True) -> tuple[Rol
 def language_heads(*names: str) -> tuple[Drop, ...]:
     """Return the drops of a head that predicts masked tokens, by names of its tensors."""
     return tuple(Drop(name, "the head that predicts masked tokens, which embeddings do not use") for name in names)
+
+
+# --- rerankers that answer "yes" or "no" ---------------------------------------------------------------------
+
+ANSWERS = ("yes", "no")
+RERANKERS = {False: "reranker", True: "reranker, tied"}
+"""Dialects by whether the output matrix is the token embedding: `converters.reranking` chooses them, no class does."""
+ANSWER_ROWS = tuple(HParam(f"answer_{answer}", None, required=False) for answer in ANSWERS)
+"""The ids of the two tokens, which are rows of the output matrix."""
+_CHOSEN = Chosen(tuple(row.name for row in ANSWER_ROWS))
+
+
+def reranking(table: Sequence[Role]) -> Roles:
+    """Return a decoder's table with columns for `RERANKERS`: as 'hf', but two rows of the output matrix classify."""
+    output = {False: "lm_head.weight", True: "model.embed_tokens.weight"}
+
+    def sources(role: Role) -> dict[str, From]:
+        if role.name == "cls.output.weight":
+            return {RERANKERS[tied]: From((name,), _CHOSEN) for tied, name in output.items()}
+        kept = "hf" in role.sources and role.name != "output.weight"
+        return dict.fromkeys(RERANKERS.values(), role.sources["hf"]) if kept else {}
+
+    return Roles(lambda: tuple(replace(role, sources={**role.sources, **sources(role)}) for role in table))
+
+
+def rerankers(dialect: Dialect) -> dict[str, Dialect]:
+    """Return the dialects of the same model where the states of the last token are asked for "yes" and "no" alone."""
+    mine = replace(
+        dialect, fields=dialect.source, classes=(), types=(),
+        given={
+            **dialect.given, "tied": True, "classifies": True, "pooling": RANK, "n_labels": len(ANSWERS),
+            "labels_stated": ANSWERS,
+        },
+        harmless=(
+            *dialect.harmless,
+            Harmless("tie_word_embeddings", "two rows of the output are kept, whichever matrix it is", (False, True)),
+        ),
+    )  # fmt: skip
+    own = tuple(drop for drop in dialect.drops if drop is not common.DROP_TIED)
+    return {
+        name: replace(mine, name=name, names=name, drops=mine.drops if tied else own)
+        for tied, name in RERANKERS.items()
+    }

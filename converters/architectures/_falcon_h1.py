@@ -4,12 +4,13 @@ Source: llama.cpp `conversion/falcon_h1.py`, transformers `modeling_falcon_h1.py
 factor after another, as the converter does.
 """
 
-from ggferry.converters.schema.architecture import HParam
+from ggferry.converters.schema.architecture import Default, HParam
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.partial_layouts import Scaled
 from ggferry.formats.gguf.values import ValueType
 
 F32 = ValueType.FLOAT32
+_HF = "transformers' default"
 
 
 def score_scale(values: Values) -> float:
@@ -36,8 +37,10 @@ SCALES = (
     _stated("attn_in_scale", "attention_in_multiplier"), _stated("attn_out_scale", "attention_out_multiplier"),
     _stated("key_scale", "key_multiplier"), HParam("attn_scale", None, F32, derive=score_scale, required=False),
     _stated("ssm_in_scale", "ssm_in_multiplier"), _stated("ssm_out_scale", "ssm_out_multiplier"),
-    HParam("ssm_scales", None, F32, {"hf": "ssm_multipliers"}, many="5", required=False),
-    HParam("ffn_scales", None, F32, {"hf": "mlp_multipliers"}, many="2", required=False),
+    HParam("ssm_scales", None, F32, {"hf": "ssm_multipliers"}, many="5", required=False,
+           defaults=(Default((1.0,) * 5, _HF, dialect="hf"),)),
+    HParam("ffn_scales", None, F32, {"hf": "mlp_multipliers"}, many="2", required=False,
+           defaults=(Default((1.0,) * 2, _HF, dialect="hf"),)),
     HParam("ffn_gate_scale", None, F32, derive=first, required=False),
     HParam("ffn_down_scale", None, F32, derive=second, required=False),
 )  # fmt: skip

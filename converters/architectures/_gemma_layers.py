@@ -37,7 +37,7 @@ SOFTCAP_STATED = HParam(
     defaults=(Default(0.0, "transformers' default", dialect="hf"), Default(30.0, "what readers take", dialect="gguf")),
 )  # fmt: skip
 DROPS = (
-    *half.unseen("*vision_tower.*", "*embed_vision.*", "*multi_modal_projector.*"),
+    *half.unseen("*vision_tower.*", "*vision_embedder.*", "*embed_vision.*", "*multi_modal_projector.*"),
     *half.unheard("*audio_tower.*", "*embed_audio.*"),
 )
 HARMLESS = (
@@ -132,13 +132,19 @@ NO_TURN = 1e30
 # --- Gemma 3n's sparse activations --------------------------------------------------------------------------
 
 
+HALF_OF_ALL = 2.0**-126
+"""activation_sparsity_scale where half of the gates stand out: 0 standard deviations, but 0 says that all are kept."""
+
+
 def sparsity(values: Values) -> tuple[float, ...]:
     """activation_sparsity_scale: how many standard deviations a gate must stand out by, in every block."""
     stated, count = values.get("sparsity_stated"), values["n_layer"]
     if stated is None:
-        stated = tuple(0.95 if n < 10 else 0.0 for n in range(count))
+        stated = tuple(0.95 if n < 10 < count else 0.0 for n in range(count))  # Gemma3nTextConfig
     listed = stated if isinstance(stated, tuple) else (stated,) * count
-    return tuple(float32(NormalDist().inv_cdf(share)) if 0 < share < 1 else 0.0 for share in listed)
+    if any(share >= 1 for share in listed):
+        raise ValueError(f"no gate stands out where {max(listed)} of them do not")
+    return tuple(float32(NormalDist().inv_cdf(share)) or HALF_OF_ALL if share > 0 else 0.0 for share in listed)
 
 
 def sparse_unlike_published(values: Values) -> int:

@@ -33,9 +33,9 @@ def base(values: Values) -> float:
     return float(stated * alpha ** (width / (width - 2)))
 
 
-def kind(values: Values) -> str:
-    """How rotary positions are stretched: by nothing else, where an alpha has changed the base."""
-    stated = str(values.get("kind_stated", "default"))
+def kind(values: Values) -> str | None:
+    """How rotary positions are stretched, where it is stated: by nothing else, where an alpha has changed the base."""
+    stated = values.get("kind_stated")
     return "default" if values.get("rope_alpha") and stated == "dynamic" else stated
 
 

@@ -43,6 +43,16 @@ def sparse_layers(values: Values) -> tuple[bool, ...]:
     return tuple(values["n_expert"] > 1 and n % period == offset for n in range(values["n_layer"]))
 
 
+def experts(values: Values) -> int:
+    """Return expert_count: as stated, but 0 for one alone, which transformers makes a dense feed-forward of."""
+    return int(values["experts_stated"]) if values["experts_stated"] > 1 else 0
+
+
+def experts_used(values: Values) -> int:
+    """Return expert_used_count: as stated, where there are experts."""
+    return int(values["used_stated"]) if values["n_expert"] else 0
+
+
 def stated(name: str, place: str, default: int) -> HParam:
     """Return an hparam that a configuration states, or else is what transformers takes."""
     why = (Default(default, "transformers' default", dialect="hf"),)

@@ -15,7 +15,7 @@ NAME = "mistral-format"
 PLACES = {
     "n_vocab": "vocab_size", "n_ctx": "max_position_embeddings|max_seq_len", "n_embd": "dim", "n_layer": "n_layers",
     "n_ff": "hidden_dim", "n_head": "n_heads", "n_head_kv": "n_kv_heads", "head_dim": "head_dim",
-    "head_dim_v": "head_dim", "eps": "norm_eps", "rope_base": "rope_theta", "n_swa": "sliding_window",
+    "head_dim_v": "head_dim", "eps": "norm_eps", "rope_base": "rope_theta", "window_stated": "sliding_window",
     "n_expert": "moe.num_experts", "n_expert_used": "moe.num_experts_per_tok", "tied": "tied_embeddings",
     "activation": "activation",
 }  # fmt: skip

@@ -23,14 +23,16 @@ _LLAMA3 = "rope_kind == 'llama3'"
 
 BASE = HParam(
     "rope_base", "rope.freq_base", _F32,
-    {"hf": "rope_parameters.full_attention.rope_theta|rope_parameters.rope_theta|rope_theta", "meta": "rope_theta"},
+    {"hf": scaling_place("rope_theta") + "|rope_theta", "meta": "rope_theta"},
     defaults=(Default(10000.0, "the base of the first rotary models, where nothing states another"),),
     check="rope_base > 1",
 )  # fmt: skip
 N_ROT = HParam("n_rot", "rope.dimension_count", derive="@rope_dimensions", check="n_rot % 2 == 0 and 0 < n_rot")
 FRACTION = HParam(
     "rope_fraction", None, _F32, required=False,
-    fields={"hf": "rope_parameters.partial_rotary_factor|partial_rotary_factor|rope_pct"},
+    fields={
+        "hf": "rope_parameters.partial_rotary_factor|rope_scaling.partial_rotary_factor|partial_rotary_factor|rope_pct"
+    },
 )  # fmt: skip
 
 _KINDS = {"default": "default", "linear": "linear", "dynamic": "dynamic", "yarn": "yarn"}

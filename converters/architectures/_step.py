@@ -68,6 +68,12 @@ def fractions_are_those(values: Values) -> int:
     return int(list(_items(values["fractions"])[: values["n_layer"]]) == wanted)
 
 
+def fraction_where_silent(values: Values) -> float | None:
+    """Return how much of a head blocks without a window turn by a configuration that does not say it: transformers'
+    class turns all."""
+    return 1.0 if "hf_class" in values and "fractions" not in values else None
+
+
 def leading_dense(values: Values) -> int:
     """Return how many blocks precede the first one with experts, after which all have them."""
     count = values["n_layer"]

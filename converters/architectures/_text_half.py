@@ -10,7 +10,8 @@ from ggferry.converters.schema.architecture import Dialect, Drop, Harmless, HPar
 
 WITHIN = "text_config"
 WHOLES = (
-    "AudioFlamingo3ForConditionalGeneration", "DotsOCRForCausalLM", "Exaone4_5_ForConditionalGeneration",
+    "AudioFlamingo3ForConditionalGeneration", "Cohere2VisionForConditionalGeneration", "DotsOCRForCausalLM",
+    "Exaone4_5_ForConditionalGeneration",
     "Qwen3ASRForConditionalGeneration", "GraniteSpeechForConditionalGeneration",
     "GraniteSpeechPlusForConditionalGeneration", "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration", "JanusForConditionalGeneration",
@@ -81,16 +82,30 @@ _OTHER_HALF = Harmless(
     "vision_config vision_config.* vision_feature_* vision_aspect_ratio image_seq_length image_grid_pinpoints "
     "downsample_* projector_* multimodal_projector_bias scale_factor spatial_merge_size vq_config vq_config.* "
     "audio_config audio_config.* token_classification_bias encoder_config encoder_config.* has_lora_adapter "
-    "window_size mm_* img_processor img_processor.* speech_config speech_config.* speech_mlp_*",
+    "window_size mm_* alignment_intermediate_size img_processor img_processor.* speech_config speech_config.* "
+    "speech_mlp_*",
     "of the half that sees or hears, dropped",
 )
 _WHOLE = Harmless("tie_word_embeddings", "what the whole model says wins, and tensors are there or not", (False, True))
 _SAID_TWICE = Harmless("hidden_size", "repeats the text half's width", follows="n_embd")
 
 
+CHATS = ("InternVLChatModel",)
+"""Classes of publishers whose text half is any model, of which `llm_config` holds the configuration."""
+_CHAT_WITHIN = "llm_config"
+_CHAT = Harmless(
+    "vision_config vision_config.* downsample_ratio select_layer template system_message use_backbone_lora "
+    "use_llm_lora force_image_size dynamic_image_size use_thumbnail ps_version min_dynamic_patch max_dynamic_patch "
+    "pad2square image_fold num_image_token* loss_version",
+    "of the half that sees, or of its publisher's program",
+)
+
+
 def of(dialect: Dialect, *types: str) -> dict[str, Dialect]:
-    """Return the dialect of the same model as the text half of one of `WHOLES`. `types`: what its configuration is
-    called there."""
+    """Return the dialects of the same model as the text half of one of `WHOLES` or of `CHATS`.
+
+    `types`: what its configuration is called there.
+    """
     worn = (("model.text_model.", "model."), ("language_model.norm.", "model.norm."), ("llm.", ""),
             ("text_decoder.", ""))  # fmt: skip
     mine = replace(
@@ -99,7 +114,13 @@ def of(dialect: Dialect, *types: str) -> dict[str, Dialect]:
         drops=(*dialect.drops, *unseen(*_SEEN), *unheard(*_HEARD)),
         harmless=(*dialect.harmless, _OTHER_HALF, _WHOLE, _SAID_TWICE),
     )  # fmt: skip
-    return {mine.name: mine}
+    chat = replace(
+        mine, name="chat", classes=CHATS, within=_CHAT_WITHIN,
+        renames=(*RENAMES, ("language_model.", ""), *dialect.renames),
+        drops=(*dialect.drops, *unseen("vision_model.*", "mlp1.*")),
+        harmless=(*dialect.harmless, _CHAT, _WHOLE, _SAID_TWICE),
+    )  # fmt: skip
+    return {mine.name: mine, chat.name: chat}
 
 
 HEADLESS = Remark(

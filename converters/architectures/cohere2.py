@@ -11,6 +11,7 @@ from ggferry.converters.architectures import _cohere2 as cohere
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
 from ggferry.converters.schema.block_patterns import turned_where_windowed, window_layers
 from ggferry.converters.schema.roles import block, roles
@@ -39,19 +40,28 @@ BIASED = Remark(
     stops="llama.cpp",
 )  # fmt: skip
 
+UNSCALED = Remark(
+    "logit_scale != 1",
+    "transformers' class of the whole model leaves its logits as they are; this file states logit_scale={logit_scale}, "
+    "as the configuration does, and runtimes multiply by it: which word is likelier than which stays",
+    otherwise="transformers",
+)
+HF = Dialect(
+    "hf",
+    drops=common.DROPS,
+    remarks=(*rope.REMARKS, BIASED, common.NO_WINDOW),
+    harmless=cohere.HARMLESS,
+)
+
 SPEC = Architecture(
     name="cohere2",
     display_name="Command R7B",
-    hf_classes=("Cohere2ForCausalLM",),
+    hf_classes=("Cohere2ForCausalLM", "Cohere2VisionForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf",
-            drops=common.DROPS,
-            remarks=(*rope.REMARKS, BIASED, common.NO_WINDOW),
-            harmless=cohere.HARMLESS,
-        ),
+        "hf": HF,
+        **half.of(replace(HF, remarks=(*HF.remarks, UNSCALED)), "cohere2"),
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "residual": "parallel"},

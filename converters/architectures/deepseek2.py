@@ -7,8 +7,9 @@ from ggferry.converters.architectures import _nextn as nextn
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.architectures._latent import latent_attention
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import block, roles
+from ggferry.formats.gguf.values import ValueType
 
 ROLES = roles(
     tensors.embedding(),
@@ -19,6 +20,23 @@ HF = Dialect(
     "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), remarks=deepseek.REMARKS,
     given={"n_head_kv": 1}, harmless=deepseek.HARMLESS,
 )  # fmt: skip
+IGNORED = Remark(
+    "gating_stated != 'sigmoid' or selection_stated != 'noaux_tc'",
+    "config.json says scoring_func={gating_stated} and topk_method={selection_stated}, which transformers' DeepSeek-V3 "
+    "does not read: the file has its sigmoid and noaux_tc",
+)
+STATED = (
+    HParam("gating_stated", None, ValueType.STRING, {"hf": "scoring_func"}, required=False,
+           defaults=(Default("sigmoid", "DeepSeek-V3's", dialect="v3"),)),
+    HParam("norm_stated", None, ValueType.BOOL, {"hf": "norm_topk_prob"}, required=False,
+           defaults=(Default(False, "DeepSeek-V2's", dialect="v2"),)),
+    HParam("selection_stated", None, ValueType.STRING, {"hf": "topk_method"}, required=False,
+           defaults=(Default("noaux_tc", "DeepSeek-V3's", dialect="v3"),)),
+)  # fmt: skip
+NOT_NORMED = Remark(
+    "norm_stated == 1",
+    "config.json says norm_topk_prob=true, which transformers' DeepSeek-V2 does not read: weights are not normed",
+)
 _SEEN = ("vision_tower.*", "mm_projector.*", "multi_modal_projector.*", "siglip2.*", "merger.*")
 
 SPEC = Architecture(
@@ -30,11 +48,20 @@ SPEC = Architecture(
     ),
     hparams=(
         *nextn.counted(deepseek.SIZES), *deepseek.ROTARY, *deepseek.DENSE, *deepseek.ROUTING, deepseek.GATING,
-        *deepseek.PLAIN
+        *STATED, *deepseek.PLAIN,
     ),
     roles=ROLES,
     dialects={
         "hf": HF,
+        "v2": replace(
+            HF, name="v2", names="hf", fields="hf", classes=("DeepseekV2ForCausalLM",),
+            remarks=(*HF.remarks, NOT_NORMED), given={**HF.given, "expert_norm": False},
+        ),
+        # transformers' class reads neither key, the publisher's own refuses any other value: what it says is a note.
+        "v3": replace(
+            HF, name="v3", names="hf", fields="hf", classes=("DeepseekV3ForCausalLM",), remarks=(*HF.remarks, IGNORED),
+            given={**HF.given, "expert_gating": 2, "expert_selection": "noaux_tc"},
+        ),
         "text-half": replace(
             HF, name="text-half", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
             classes=("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),

@@ -11,6 +11,7 @@ from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures._deepseek_ocr import experts_normed
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.block_patterns import leading_dense
 from ggferry.converters.schema.roles import block, roles
@@ -21,8 +22,8 @@ HPARAMS = (
            words={"dense": False, "sparse": True}),
     replace(routed.N_DENSE, derive=leading_dense), common.N_EXPERT, common.N_EXPERT_USED, common.N_FF_EXP,
     routed.N_SHARED, routed.SCALE,
-    HParam("expert_norm", "expert_weights_norm", common.BOOL, {"hf": "norm_topk_prob"}, absent=False,
-           defaults=(Default(False, "the class' default", dialect="hf"),)),
+    HParam("norm_stated", None, common.BOOL, {"hf": "norm_topk_prob"}, required=False),
+    HParam("expert_norm", "expert_weights_norm", common.BOOL, derive=experts_normed, absent=False),
     HParam("expert_gating", "expert_gating_func", fields={"hf": "scoring_func"}, words={"softmax": 1},
            defaults=(Default(1, "the class' default"),)),
     HParam("expert_selection", None, common.STRING, {"hf": "topk_method"}, words={"greedy": "greedy"}, required=False),
@@ -79,7 +80,7 @@ HF = Dialect(
         Harmless("qk_nope_head_dim qk_rope_head_dim v_head_dim", "of latent attention, which it has not", (0,)),
         Harmless("aux_loss_alpha seq_aux ep_size moe_layer_freq", "of training", (0.001, True, 1)),
         Harmless("lm_head rm_head", "it has one", (True, False)),
-        Harmless("layer_types", "the window is of what is written"),
+        Harmless("layer_types", "the window is of what is written", ("reference_sliding_attention",)),
         Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
     ),
 )  # fmt: skip

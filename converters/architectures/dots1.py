@@ -13,9 +13,12 @@ from ggferry.converters.schema.architecture import Architecture, Default, Dialec
 from ggferry.converters.schema.roles import block, roles
 
 NORM = replace(routed.NORM, defaults=(Default(False, "transformers' default", dialect="hf"), *routed.NORM.defaults[1:]))
+# Published configurations call it noaux_tc (today's convert_hf_to_gguf takes it for sigmoid, too).
+GATING = replace(routed.SIGMOID, words={"sigmoid": 2, "noaux_tc": 2})
+CHANGED = {NORM.name: NORM, GATING.name: GATING}
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE,
-    *(NORM if param is routed.NORM else param for param in routed.HPARAMS),
+    *(CHANGED.get(param.name, param) for param in routed.HPARAMS),
     *common.LISTED_WINDOWS, common.TIED, common.SILU,
 )  # fmt: skip
 

@@ -30,7 +30,8 @@ HPARAMS = (
     *common.SIZES[:5],
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window_size|sliding_window"}, check="0 < n_swa"),
     HParam("swa_layers", "attention.sliding_window_pattern", BOOL, {"hf": "layer_types"}, many="n_layer",
-           words={"sliding_attention": True, "indexed_attention": False, "full_attention": False}),
+           words={"sliding_attention": True, "indexed_attention": False, "full_attention": False},
+           derive="each n >= 2 and n % 4 != 1"),  # as transformers' class has them where nothing lists them
     common.N_WINDOWS,
     HParam("n_head_full", None, fields={"hf": "num_attention_heads"}, required=False),
     replace(dots.windowed("n_head", None, "num_attention_heads"), required=False),

@@ -16,6 +16,8 @@ from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 _HF = "transformers' default"
+NONE_SO_LOW = 1e-12
+"""moe_norm_min of transformers' class and of the published models."""
 HPARAMS = (
     *ernie.HPARAMS,
     replace(common.N_EXPERT, fields={"hf": "moe_num_experts"}), replace(common.N_EXPERT_USED, fields={"hf": "moe_k"}),
@@ -25,6 +27,8 @@ HPARAMS = (
     # GGUF has no word for dense blocks behind the last mixture; -1 is the last block.
     HParam("sparse_end", None, ValueType.FLOAT32, {"hf": "moe_layer_end_index"}, required=False,
            check="sparse_end + 1 == 0 or sparse_end + 1 == n_layer"),
+    # GGUF has no key for the least sum of weights that they are divided by; this one says so to whom it may concern.
+    HParam("expert_norm_min", "expert_weights_norm_min", ValueType.FLOAT32, {"hf": "moe_norm_min"}, absent=NONE_SO_LOW),
     common.N_FF_EXP, replace(routed.N_SHARED, fields={"hf": "moe_num_shared_experts"}),
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive="n_shared * n_ff_exp", absent=0,
            check="n_ff_shexp == n_shared * n_ff_exp"),
@@ -47,6 +51,13 @@ BETWEEN = Remark(
     stops="llama.cpp",
 )  # fmt: skip
 
+BOUND = Remark(
+    f"expert_norm_min > {NONE_SO_LOW}",
+    "the weights of the chosen experts are divided by their sum or, where that is less, by {expert_norm_min}: written "
+    "(expert_weights_norm_min), but llama.cpp does not read it",
+    otherwise="llama.cpp",
+)  # fmt: skip
+
 SPEC = Architecture(
     name="ernie4_5-moe",
     display_name="ERNIE 4.5 MoE",
@@ -54,9 +65,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects=ernie.dialects(
-        (*rope.REMARKS, ernie.unloadable("ernie4_5-moe"), BETWEEN),
+        (*rope.REMARKS, ernie.unloadable("ernie4_5-moe"), BETWEEN, BOUND),
         (
-            Harmless("moe_norm_min", "a bound on sums of scores that none comes near"),
             Harmless("moe_gate", "the best by score", ("topk",)),
             Harmless("moe_use_aux_free", "how the bias came to be"),
             Harmless("moe_capacity moe_aux_loss_lambda moe_*_loss_lambda", "used in training only"),

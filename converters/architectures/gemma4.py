@@ -5,6 +5,8 @@ of its own for each token, and experts may stand beside the feed-forward network
 Source: llama.cpp `src/models/gemma4.cpp`, `conversion/gemma.py`, transformers `modeling_gemma4.py`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _gemma4 as gemma4
 from ggferry.converters.architectures import _gemma_layers as gemma
@@ -32,10 +34,15 @@ FEED_FORWARD = (
     HParam("moe_block", None, BOOL, {"hf": "enable_moe_block"}, required=False,
            check="moe_block == 1 and n_expert > 0 or moe_block == 0 and n_expert == 0"),
 )  # fmt: skip
+_UNIFIED = tuple(
+    Default(0, "transformers' default of the unified model, which has none", f'hf_class == "{name}"', dialect="hf")
+    for name in ("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration")
+)
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, *gemma4.WINDOWS, SHARED, *gemma4.HEADS,
     common.RMS_EPS, *gemma4.ROPE, *FEED_FORWARD,
-    gemma.N_EMBD_PER_LAYER, gemma.SOFTCAP_STATED, common.ALWAYS_TIED, common.GEMMA_GELU,
+    replace(gemma.N_EMBD_PER_LAYER, defaults=(*_UNIFIED, *gemma.N_EMBD_PER_LAYER.defaults)), gemma.SOFTCAP_STATED,
+    common.ALWAYS_TIED, common.GEMMA_GELU,
     # Pictures see what comes later ('vision'), text does not.
     HParam("bidirectional", None, STRING, {"hf": "use_bidirectional_attention"}, words={"vision": "vision"},
            required=False),

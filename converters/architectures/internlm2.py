@@ -7,6 +7,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _internlm2 as internlm2
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.architectures._tensors import linear, norm
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
 from ggferry.converters.schema.roles import block, roles
@@ -26,6 +27,14 @@ ROLES = roles(
     ),
 )
 
+HF = Dialect(
+    "hf",
+    conventions={"rope": "halves", "qkv": "grouped"},
+    drops=common.DROPS,
+    remarks=(*rope.REMARKS, common.own_output("internlm2"), common.heads_as_wide_as_the_model("internlm2")),
+    harmless=(common.UNBIASED, Harmless("bias", "there is none", (False,))),
+)
+
 SPEC = Architecture(
     name="internlm2",
     display_name="InternLM 2",
@@ -33,13 +42,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf",
-            conventions={"rope": "halves", "qkv": "grouped"},
-            drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.own_output("internlm2"), common.heads_as_wide_as_the_model("internlm2")),
-            harmless=(common.UNBIASED, Harmless("bias", "there is none", (False,))),
-        ),
+        "hf": HF,
+        **half.of(HF, "internlm2"),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "pairs"},

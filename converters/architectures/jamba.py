@@ -4,6 +4,8 @@ Sources: llama.cpp `src/models/jamba.cpp`, `conversion/jamba.py`; transformers `
 position; the time step and the selections of the state space are normed, with weights.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _tensors as tensors
@@ -25,7 +27,11 @@ HPARAMS = (
     HParam("n_inner", "ssm.inner_size"),
     HParam("n_state", "ssm.state_size", fields={"hf": "mamba_d_state"}),
     HParam("dt_rank", "ssm.time_step_rank"),  # a configuration may say "auto": the tensors say what that was
-    common.RMS_EPS, common.N_EXPERT, common.N_EXPERT_USED,
+    common.RMS_EPS,
+    HParam("experts_stated", None, fields=common.N_EXPERT.fields, required=False),
+    HParam("used_stated", None, fields=common.N_EXPERT_USED.fields, required=False),
+    replace(common.N_EXPERT, fields={}, derive=hybrid.experts),
+    replace(common.N_EXPERT_USED, fields={}, derive=hybrid.experts_used),
     hybrid.stated("expert_period", "expert_layer_period", 2), hybrid.stated("expert_offset", "expert_layer_offset", 1),
     HParam("sparse", None, BOOL, many="n_layer", required=False, derive=hybrid.sparse_layers),
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias"}, words={True: True}, required=False),

@@ -14,6 +14,7 @@ from ggferry.converters.architectures import _mistral as mistral
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.architectures._llama import window, windows
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import Stack
 from ggferry.converters.schema.roles import also, block, roles, varied
@@ -86,9 +87,19 @@ BIASES = (
     HParam("output_bias", None, ValueType.BOOL, {"hf": "bias|attention_bias"}, required=False),
     replace(common.MLP_BIAS, fields={"hf": "bias|mlp_bias"}),
 )
+# transformers' Llama and Helium have no window whatever a configuration says, Mistral and Mixtral one in every block.
+WINDOWS = (
+    HParam("window_stated", None, fields={"hf": "sliding_window"}, required=False, unsayable=0),
+    replace(common.N_SWA, fields={}, derive=window),
+)
+# Where CWM lists no kinds of blocks, the first of four has no window.
+FULL_EVERY = HParam("full_every", None, required=False, defaults=(
+    Default(4, "transformers' default", when="hf_class == 'CwmForCausalLM'", dialect="hf"),
+))  # fmt: skip
 HPARAMS = mistral.stated((
     common.N_VOCAB, N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
-    common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, common.N_SWA, *common.WINDOW_LIST,
+    common.HEAD_DIM, common.HEAD_DIM_V, EPS, *rope.WHOLE_ROPE_WITH_FACTORS, *WINDOWS, FULL_EVERY,
+    *(replace(param, derive=windows) if param.name == "swa_layers" else param for param in common.WINDOW_LIST),
     common.N_EXPERT,
     common.N_EXPERT_USED, common.TIED, *BIASES, common.SILU, *embeddings.DECODER_POOLING,
 ))  # fmt: skip

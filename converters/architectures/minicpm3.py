@@ -3,6 +3,8 @@
 Sources: `_minicpm3`, `_latent`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _minicpm3 as minicpm3
@@ -12,6 +14,11 @@ from ggferry.converters.architectures._latent import latent_attention
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
 from ggferry.converters.schema.roles import block, roles
 
+# transformers multiplies scores by a square of it, for which this graph has no key.
+SCALING = tuple(
+    replace(param, check="rope_kind != 'yarn' or rope_mscale_all == 0") if param is rope.MSCALE_ALL else param
+    for param in rope.SCALING
+)
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, common.N_HEAD_KV,
     deepseek.QUERIES,
@@ -20,7 +27,7 @@ HPARAMS = (
     HParam("plain_dim", None, fields={"hf": "qk_nope_head_dim"}, required=False),
     HParam("head_dim_mla", "attention.key_length", derive="plain_dim + n_rot", check="n_rot < head_dim_mla"),
     HParam("head_dim_v_mla", "attention.value_length", fields={"hf": "v_head_dim"}, implied="n_embd / n_head"),
-    *deepseek.EPS, rope.BASE, rope.KIND_OR_FACTORS, *rope.SCALING, rope.LOW, rope.HIGH, rope.LONG, rope.SHORT,
+    *deepseek.EPS, rope.BASE, rope.KIND_OR_FACTORS, *SCALING, rope.LOW, rope.HIGH, rope.LONG, rope.SHORT,
     *minicpm3.SCALES, common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
 )  # fmt: skip
 

@@ -4,20 +4,25 @@ OLMo 3 has blocks with a window, which are not stretched.
 Source: llama.cpp `src/models/olmo2.cpp`, transformers `modeling_olmo2.py` and `modeling_olmo3.py`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
-from ggferry.converters.schema.block_patterns import base_of_windows
+from ggferry.converters.architectures._olmo2 import base
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
+_HF = "transformers' default"
 _SWA = "rope_parameters.sliding_attention"
 WINDOWS = (
-    common.N_SWA, *common.WINDOW_LIST,
+    common.N_SWA, *common.WINDOW_LIST[:2],
+    replace(common.WINDOW_LIST[2], defaults=(Default(4, _HF, when="hf_class == 'Olmo3ForCausalLM'", dialect="hf"),)),
+    common.WINDOW_LIST[3],
     # Blocks with a window turn by the base alone, which is the other blocks' where the configuration has one set.
     HParam("rope_base_swa", "rope.freq_base_swa", ValueType.FLOAT32, {"hf": f"{_SWA}.rope_theta"},
-           derive=base_of_windows, required=False, check="rope_base_swa > 1"),
+           derive=base, required=False, check="rope_base_swa > 1"),
     HParam("rope_kind_swa", None, ValueType.STRING, {"hf": f"{_SWA}.rope_type"}, words={"default": "default"},
            required=False),
 )  # fmt: skip

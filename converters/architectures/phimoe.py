@@ -55,6 +55,13 @@ WRONG = Remark(
     stops="llama.cpp",
 )
 
+SHORT_ONLY = Remark(
+    "rope_kind == 'longrope'",
+    "beyond {rope_original_stated} tokens positions turn by the long factors, as in the publisher's code and in "
+    "llama.cpp; transformers 5 takes the short ones at any length",
+    otherwise="transformers",
+)
+
 SPEC = Architecture(
     name="phimoe",
     display_name="Phi-3.5 MoE",
@@ -65,7 +72,7 @@ SPEC = Architecture(
         "hf": Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, common.WINDOW),
+            remarks=(*rope.REMARKS, common.WINDOW, SHORT_ONLY),
             harmless=(Harmless("input_jitter_noise", "used in training only"),),
         ),
         "gguf": Dialect("gguf"),

@@ -15,14 +15,14 @@ from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.SILU,
-    *embeddings.DECODER_POOLING, *embeddings.LABELS,
+    *embeddings.DECODER_POOLING, *embeddings.LABELS, *embeddings.ANSWER_ROWS,
 )  # fmt: skip
 
-ROLES = roles(
+ROLES = embeddings.reranking(roles(
     tensors.embedding(),
     block(tensors.pre_norm(tensors.normed_attention(), tensors.gated())),
     tensors.linear("cls.output", "n_labels n_embd", "score", when="classifies == 1"),
-)
+))  # fmt: skip
 
 # llama.cpp turns the scores into shares of one: of a single score nothing is left.
 _SHARES = Remark(
@@ -70,6 +70,7 @@ SPEC = Architecture(
         **half.of(HF, "qwen3"),
         **half.headless(HF, "Qwen3Model"),
         CLASSIFIER.name: CLASSIFIER,
+        **embeddings.rerankers(HF),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},

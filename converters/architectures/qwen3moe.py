@@ -6,12 +6,13 @@ Source: llama.cpp `src/models/qwen3moe.cpp`, transformers `modeling_qwen3_moe.py
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.architectures import _text_half as half
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.N_EXPERT, common.N_EXPERT_USED,
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOW, common.N_EXPERT, common.N_EXPERT_USED,
     common.N_FF_EXP,
     HParam(
         "expert_norm", "expert_weights_norm", ValueType.BOOL, {"hf": "norm_topk_prob"}, absent=True,
@@ -31,6 +32,13 @@ NOT_NORMED = Remark(
     otherwise="llama.cpp",
 )
 
+HF = Dialect(
+    "hf",
+    drops=common.DROPS,
+    remarks=(*rope.REMARKS, common.WINDOW, NOT_NORMED),
+    harmless=(common.UNBIASED, Harmless("max_window_layers", "every block has the window, if there is one")),
+)
+
 SPEC = Architecture(
     name="qwen3moe",
     display_name="Qwen3-MoE",
@@ -38,9 +46,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, NOT_NORMED), harmless=(common.UNBIASED,)
-        ),
+        "hf": HF,
+        **half.of(HF, "qwen3_moe"),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},

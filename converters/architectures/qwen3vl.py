@@ -5,17 +5,31 @@ half adds features of some of its layers to the first blocks (deepstack); GGUF s
 """
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import block, roles
 
-HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *half.DEEPSTACK, common.TIED, common.SILU)
+HPARAMS = (
+    *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *half.DEEPSTACK, common.TIED, common.SILU,
+    *embeddings.POOLING, *embeddings.LABELS, *embeddings.ANSWER_ROWS,
+)  # fmt: skip
 
-ROLES = roles(
+ROLES = embeddings.reranking(roles(
     tensors.embedding(),
     block(tensors.pre_norm(tensors.normed_attention(), tensors.gated())),
+    tensors.linear("cls.output", "n_labels n_embd", "score", when="classifies == 1"),
+))  # fmt: skip
+HF = Dialect(
+    "hf",
+    drops=(*common.DROPS, *half.unseen("*visual.*")),
+    remarks=rope.REMARKS,
+    within=half.WITHIN,
+    renames=half.RENAMES,
+    given={"classifies": False},
+    harmless=(common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED, embeddings.HARMLESS),
 )
 
 SPEC = Architecture(
@@ -25,14 +39,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect(
-            "hf",
-            drops=(*common.DROPS, *half.unseen("*visual.*")),
-            remarks=rope.REMARKS,
-            within=half.WITHIN,
-            renames=half.RENAMES,
-            harmless=(common.UNBIASED, half.VISION_KEYS, half.INTERLEAVED),
-        ),
+        "hf": HF,
+        **embeddings.rerankers(HF),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},

@@ -4,9 +4,12 @@ Source: llama.cpp `src/models/smollm3.cpp`, transformers `modeling_smollm3.py`. 
 llama.cpp; GGUF has a key for it, which this graph does not read.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
+from ggferry.converters.architectures._smollm3 import windows
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
 from ggferry.converters.schema.block_patterns import turned_as_listed, turned_unlike_every_fourth
 from ggferry.converters.schema.roles import block, roles
@@ -20,8 +23,10 @@ TURNED = (
            implied="each (n + 1) % 4 != 0", many="n_layer"),
     HParam("rope_odd", None, derive=turned_unlike_every_fourth),
 )  # fmt: skip
+
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, *TURNED, common.TIED,
+    *common.SIZES, common.RMS_EPS, *rope.ROPE, *TURNED, *common.QWEN_WINDOWS[:-1],
+    replace(common.QWEN_WINDOWS[-1], derive=windows), common.TIED,
     common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
 )  # fmt: skip
 

@@ -3,6 +3,8 @@
 Source: llama.cpp `src/models/starcoder2.cpp`, transformers `modeling_starcoder2.py`.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
@@ -10,8 +12,10 @@ from ggferry.converters.schema.architecture import Architecture, Default, Dialec
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
 
+# The class reads the one key, whatever others stand beside it.
+EPS = replace(common.LAYER_EPS, fields={"hf": "norm_epsilon|layer_norm_epsilon|layer_norm_eps|norm_eps"})
 HPARAMS = (
-    *common.SIZES, common.LAYER_EPS, *rope.ROPE, common.N_SWA,
+    *common.SIZES, EPS, *rope.ROPE, common.N_SWA,
     HParam("biased", None, ValueType.BOOL, {"hf": "use_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     common.ALWAYS_TIED, common.GELU_TANH,

@@ -48,7 +48,7 @@ HPARAMS = (
     *step.listed("fractions", "partial_rotary_factors", F32),
     HParam("fractions_fit", None, derive=step.fractions_are_those, required=False, check="fractions_fit == 1"),
     HParam("fraction_full", None, F32, {"hf": "rope_parameters.full_attention.partial_rotary_factor"},
-           words={0.5: 0.5}, required=False),
+           derive=step.fraction_where_silent, check="fraction_full == 0.5", required=False),
     HParam("fraction_swa", None, F32, {"hf": "rope_parameters.sliding_attention.partial_rotary_factor"},
            words={1: 1.0}, required=False),
     HParam("widest_turn", "rope.dimension_count", derive="head_dim", check="widest_turn == head_dim"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from ggferry.converters.schema.architecture import Dialect, Harmless
 from ggferry.converters.schema.derivations import derive
-from ggferry.formats.checkpoint_folder.modules import DENSE, ORDER, POOLING
+from ggferry.formats.checkpoint_folder.modules import DENSE, ORDER, POOLING, SCORED_BY
 
 NOTHING = object()
 """Stands for an absent member; null is a value."""
@@ -52,11 +52,14 @@ GENERAL = (
     Harmless("pruned_heads", "none is", ({},)),
     Harmless("rope_scaling.finetuned", "how the model came to be"),
     Harmless(
-        f"{ORDER} {DENSE} {DENSE}.*", "read with the tensors of the modules, which are carried or dropped by name"
+        f"{ORDER} {DENSE} {DENSE}.* {SCORED_BY} {SCORED_BY}.*",
+        "read with the tensors of the modules, which are carried or dropped by name, and for rerankers",
     ),
 )
 
 
+OF_THE_HALF = ("projector_", "multimodal_projector", "vision_feature_", "downsample_", "mm_", "select_layer")
+"""How keys of a whole model begin that say something of what sees or hears: only a second file can account for them."""
 WHOLE = ("tie_word_embeddings",)
 """Keys for which the whole configuration wins over its text part: transformers ties weights by the whole, whatever the
 text model's default has put into the part."""
@@ -173,7 +176,9 @@ def _speaks(entry: Harmless, path: str, value: Any, values: Mapping[str, Any]) -
         return False
     if entry.follows:
         return _follows(entry.follows, value, values)
-    return not entry.values or any(_same(value, one) for one in entry.values)
+    items = value if isinstance(value, list) and value else [value]
+    known = (any(_same(item, one) for one in entry.values) for item in items)
+    return not entry.values or any(_same(value, one) for one in entry.values) or all(known)
 
 
 def _follows(rule: str, value: Any, values: Mapping[str, Any]) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ggferry.converters.model_graph.class_defaults.text_models import ROPE, InForce, class_defaults, in_force
 from ggferry.converters.model_graph.config_keys import NOTHING, Recorded, descend
 from ggferry.converters.model_graph.tensor_numbers import numbers
 from ggferry.converters.schema.architecture import Dialect, HParam
@@ -28,11 +29,19 @@ class Statements:
 
     Attributes:
         config: The configuration, which remembers what was asked for; empty for GGUF files.
+        note: In what it contradicts itself; empty where it does not.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dialect: Dialect, prefix: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, dialect: Dialect, prefix: str, of_text: bool = True) -> None:
         self._checkpoint, self._dialect, self._prefix = checkpoint, dialect, prefix
-        self.config = Recorded({} if checkpoint.container == "gguf" else checkpoint.metadata, dialect.within)
+        config: Mapping[str, Any] = {} if checkpoint.container == "gguf" else checkpoint.metadata
+        found, self._defaults = InForce(config), None
+        if of_text and config and dialect.source == "hf" and not dialect.header:
+            self._defaults = class_defaults(config, dialect.within)
+            found = in_force(config, dialect.within, self._defaults)
+        self._rope_assumed, self.note = found.assumed, found.note
+        self._from_class: set[str] = set()
+        self.config = Recorded(found.config, dialect.within)
 
     def of(self, param: HParam, seen: bool = False) -> tuple[Any, str] | None:
         """Return (value, where it is stated) of `param`, or None where the source does not state it.
@@ -59,6 +68,25 @@ class Statements:
                 found=f"{beside[0]} ({beside[1]})", expected=f"{found[0]} ({found[1]})",
             )  # fmt: skip
         return found or beside
+
+    def default_of(self, param: HParam) -> tuple[Any, str] | None:
+        """Return (value, why) of what the class takes for `param` where no place states anything, not even a null.
+
+        Raises what `of` raises.
+        """
+        places = param.fields.get("hf", "")
+        if self._defaults is None or any(self.config.find(place) is not NOTHING for place in places.split("|")):
+            return None
+        for place in places.split("|"):
+            found = self._defaults.find(place)
+            if found is not NOTHING:
+                self._from_class.add(param.name)
+                return self._value(param, "hf", place, found)[0], self._defaults.origin
+        return None
+
+    def is_default(self, param: HParam) -> bool:
+        """Return whether the value that was found of `param` is the class's."""
+        return param.name in self._from_class
 
     def pass_over(self, param: HParam, value: Any, overridden: bool) -> None:
         """Record that the value of `param` comes from elsewhere.
@@ -93,6 +121,9 @@ class Statements:
     def _value(self, param: HParam, column: str, place: str, found: Any) -> tuple[Any, str]:
         if place.startswith(PREPROCESSOR):
             origin = f"{PREPROCESSOR}_config.json: {place.removeprefix(PREPROCESSOR + '.')}"
+        elif self._rope_assumed and self._defaults is not None and place.startswith(f"{ROPE}."):
+            origin = self._defaults.origin
+            self._from_class.add(param.name)
         else:
             origin = _ORIGINS.get(column, f"{self._dialect.header or 'config.json'}: {{}}").format(place)
         if found is None:
@@ -158,6 +189,8 @@ def _item(checkpoint: Checkpoint, param: HParam, found: Any, origin: str) -> Any
     def wrong(expected: str) -> InconsistentError:
         return InconsistentError(f"{param.name} ({origin})", path=checkpoint.path, found=found, expected=expected)
 
+    if param.text and isinstance(found, str) and found:
+        return found
     if param.kind == ValueType.STRING:
         if not isinstance(found, str):
             raise wrong("text")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any
 
-from ggferry.converters.model_graph.config_keys import unread_notes
+from ggferry.converters.model_graph.config_keys import OF_THE_HALF, unread_notes
 from ggferry.converters.model_graph.hparam_sources import Statements, parse
 from ggferry.converters.model_graph.tensor_roles import Slot
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
@@ -90,7 +90,7 @@ class Solver:
         self.sizes: dict[str, Any] = {}
         self._lists = frozenset(param.name for param in architecture.hparams if param.many == "n_layer")
         self.notes: list[str] = []
-        self.statements = Statements(checkpoint, dialect, architecture.name)
+        self.statements = Statements(checkpoint, dialect, architecture.name, of_text=not architecture.projector)
         self._take_overrides(overrides)
         self._take_fields()
         named = checkpoint.metadata.get("architectures")
@@ -144,14 +144,18 @@ class Solver:
             if name not in self.values:
                 self._learn(name, Param(value, f"as in every {self.dialect.name} model", Known.FIXED))
         shown = self._shown() if self.checkpoint.metadata else set()
+        sized = self._sized()
         for param in self.architecture.hparams:
             if param.name in self.values:
                 given = self.values[param.name]
                 self.statements.pass_over(param, given.value, given.known is Known.ASKED)
                 continue
             found = self.statements.of(param, seen=param.key is None and param.name in shown)
+            if found is None and not param.derive and param.name not in sized:
+                found = self.statements.default_of(param)
             if found is not None:
-                self._learn(param.name, Param(*found, Known.STATED))
+                known = Known.ASSUMED if self.statements.is_default(param) else Known.STATED
+                self._learn(param.name, Param(*found, known))
 
     def _shown(self) -> set[str]:
         """Return the hparams that the presence of tensors shows, for which a GGML-era file's configuration is not used.
@@ -159,6 +163,10 @@ class Solver:
         The configuration may contradict the file: its makers wrote an output layer although it was tied.
         """
         return {name for role in self.architecture.roles if role.when for name in names_in(role.when)}
+
+    def _sized(self) -> set[str]:
+        """Return the hparams that the shapes of tensors may tell, before what a class takes where nothing is stated."""
+        return {name for role in self.architecture.roles for text in role.shape for name in names_in(text)}
 
     def run(self, slots: Sequence[Slot]) -> dict[str, Param]:
         """Return all hparams in the order of the table, without those whose value is what their absence means.
@@ -178,13 +186,15 @@ class Solver:
                 self._settle(open_slots)
         self._check(filled)
         self._check_values()
+        self.notes += [self.statements.note] if self.statements.note else []
         known = {**self._header, **self.complete}
         remarks = (*self.architecture.remarks, *self.dialect.remarks)
         self.notes += [remark.text.format(**known) for remark in remarks if holds(remark.when, known)]
         file = "params.json" if self.dialect.source == "meta" else "config.json"
         legacy = self.dialect.source == "ggml"  # its configuration, where there is one, is a checkpoint's
         spoken = self.architecture.dialects.get("hf", self.dialect) if legacy else self.dialect
-        parts = tuple(f"{name}." for name in (*spoken.nested, PREPROCESSOR)) if self.architecture.projector else ()
+        half = (*(f"{name}." for name in (*spoken.nested, PREPROCESSOR)), *OF_THE_HALF)
+        parts = half if self.architecture.projector else ()
         self.notes += unread_notes(self.statements.config, spoken, known, file, parts)
         found = ((param, self.values.get(param.name)) for param in self.architecture.hparams)
         return {spec.name: param for spec, param in found if param is not None and param.value != spec.absent}
@@ -254,6 +264,11 @@ class Solver:
     def _derive(self) -> bool:
         progress = False
         for param in self.architecture.hparams:
+            if param.name in self.values:
+                continue
+            if param.implied and not param.derive and (taken := self.statements.default_of(param)):
+                self._learn(param.name, Param(*taken, Known.ASSUMED))
+                progress = True
             for rule in (param.derive, param.implied) if param.name not in self.values else ():
                 value = self._derived(param, rule) if rule else None
                 if value is not None:
@@ -283,6 +298,10 @@ class Solver:
         return os.path.join(*os.path.abspath(self.checkpoint.path).split(os.sep)[-2:])
 
     def _take_default(self, param: HParam) -> bool:
+        found = self.statements.default_of(param)
+        if found is not None:
+            self._learn(param.name, Param(*found, Known.ASSUMED))
+            return True
         for default in param.defaults:
             if self._holds(default):
                 self._learn(param.name, Param(default.value, default.why, Known.ASSUMED))

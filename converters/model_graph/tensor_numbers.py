@@ -14,8 +14,14 @@ from ggferry.quant.endian import swap
 def numbers(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[float, ...] | float, str] | None:
     """Return the numbers of the tensors named `pattern` with {n} = 0, 1, …, and where they are; None for no tensors.
 
-    Without {n} it is one number of one tensor. Raises ShapeError for a tensor of more than one number.
+    Without {n} it is one number of one tensor. A checkpoint of a base model alone has the names without their first
+    part. Raises ShapeError for a tensor of more than one number.
     """
+    found = _numbers(checkpoint, pattern)
+    return found or _numbers(checkpoint, pattern.partition(".")[2])
+
+
+def _numbers(checkpoint: Checkpoint, pattern: str) -> tuple[tuple[float, ...] | float, str] | None:
     if "{n}" not in pattern:
         one = checkpoint.tensors.get(pattern)
         return (_number(checkpoint, one), f"tensor {pattern}") if one else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -94,9 +94,11 @@ def assign(
     index, drops = _index(architecture, dialect), _drops(architecture, dialect)
     found: dict[tuple[str, int | None], dict[tuple[int, int], TensorRef]] = defaultdict(dict)
     dropped: list[tuple[TensorRef, Drop]] = []
-    meant = _behind(checkpoint, dialect) | _substitutes(checkpoint, dialect)
+    names = _base_names(checkpoint, architecture, dialect, index)
+    meant = _behind(names.values(), dialect) | _substitutes(set(names.values()), dialect)
     for ref in checkpoint.tensors.values():
-        name = _renumbered(meant.get(ref.name) or spelled(ref.name, dialect), dialect, values)
+        whole = names[ref.name]
+        name = _renumbered(meant.get(whole) or spelled(whole, dialect), dialect, values)
         drop = _dropped(name, drops, values, early=True)
         places = [] if drop else _places(name, index, values)
         drop = drop or (None if places else _dropped(name, drops, values, early=False))
@@ -117,13 +119,48 @@ def assign(
     return assigned, [_explained(ref, drop, assigned) for ref, drop in dropped]
 
 
-def _behind(checkpoint: Checkpoint, dialect: Dialect) -> dict[str, str]:
+def _base_prefixes(architecture: Architecture, dialect: Dialect) -> list[str]:
+    """Return what the names of a base model's tensors may begin with in the model around it ('model.').
+
+    It is the first part of the names of all blocks, where they have one in common, in each spelling of the dialect.
+    """
+    origins = [origin_of(role, dialect) for role in architecture.roles if role.per_block]
+    firsts = {pattern.partition(".")[0] for origin in origins if origin for pattern in origin.patterns}
+    if len(firsts) != 1 or dialect.source != "hf":
+        return []
+    return [f"{first}." for first in dict.fromkeys((*firsts, *(prefix.split(".")[0] for prefix, _ in dialect.renames)))]
+
+
+def _base_names(
+    checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, index: Mapping[str, list[_Matcher]]
+) -> dict[str, str]:
+    """Return tensor name → its name in a model around a base model.
+
+    A checkpoint of the base model alone lacks the prefix that its names have there, and transformers loads it into the
+    model around (`base_model_prefix`, core_model_loading.py of version 5.23).
+    """
+    known = [pattern_regex(start) for start, _ in dialect.behind]
+    others = {other for _, *listed in dialect.substitutes for other in listed}
+
+    def has_place(name: str) -> bool:
+        spelling = spelled(name, dialect)
+        meant = _NUMBERED.sub("#", spelling) in index or name in others or any(one.match(name) for one in known)
+        return meant or any(_drop_regex(drop.pattern).fullmatch(spelling) for drop in dialect.drops)
+
+    prefixes, found = _base_prefixes(architecture, dialect), {name: name for name in checkpoint.tensors}
+    for name in found:
+        if not has_place(name):
+            found[name] = next(filter(has_place, (f"{prefix}{name}" for prefix in prefixes)), name)
+    return found
+
+
+def _behind(names: Collection[str], dialect: Dialect) -> dict[str, str]:
     """Return the names of tensors whose blocks are numbered behind others → the names their numbers give them."""
     found = dict[str, str]()
     for prefix, other in dialect.behind:
-        numbers = (match for name in checkpoint.tensors if (match := pattern_regex(other).match(name)))
+        numbers = (match for name in names if (match := pattern_regex(other).match(name)))
         count = 1 + max((int(match["n"]) for match in numbers), default=-1)
-        for name in checkpoint.tensors:
+        for name in names:
             if match := pattern_regex(prefix).match(name):
                 found[name] = spelled(other.format(n=int(match["n"]) + count) + name[match.end() :], dialect)
     return found
@@ -139,10 +176,10 @@ def _renumbered(name: str, dialect: Dialect, values: Mapping[str, Any]) -> str:
     return name
 
 
-def _substitutes(checkpoint: Checkpoint, dialect: Dialect) -> dict[str, str]:
+def _substitutes(names: Collection[str], dialect: Dialect) -> dict[str, str]:
     """Return the names of tensors that stand for an absent one → the absent one's name."""
-    absent = ((name, others) for name, *others in dialect.substitutes if name not in checkpoint.tensors)
-    found = ((next((other for other in others if other in checkpoint.tensors), ""), name) for name, others in absent)
+    absent = ((name, others) for name, *others in dialect.substitutes if name not in names)
+    found = ((next((other for other in others if other in names), ""), name) for name, others in absent)
     return dict(found)
 
 

@@ -76,6 +76,7 @@ class HParam:
         bare: Whether the key is written without the architecture's name.
         silent: Whether a written configuration says null where the value is that of `null`.
         scalar: Whether the tensors that hold the list have no axes, where a checkpoint is written.
+        text: Whether the source may state a text in place of the number, for a derivation to read.
     """
 
     name: str
@@ -97,6 +98,7 @@ class HParam:
     bare: bool = False
     silent: bool = False
     scalar: bool = False
+    text: bool = False
 
     def key_of(self, architecture: str) -> str:
         """Return the whole key in a GGUF file of that architecture."""
@@ -185,7 +187,7 @@ class Harmless:
     Attributes:
         keys: Shell patterns, separated by blanks; 'a.b' is member b of the object a.
         reason: Why they may be ignored.
-        values: Where given, the key is harmless only with one of these values.
+        values: Where given, the key is harmless only with one of these values, or with a list of nothing else.
         follows: Where given, the key is harmless only if it has the value of this derivation (as `HParam.derive`).
     """
 

@@ -10,6 +10,8 @@ from ggferry.converters.schema.derivations import Values
 from ggferry.formats.limits import MAX_LAYERS
 
 Flags = tuple[bool, ...]
+LONGEST = 40
+"""How many characters of a wrong pattern a message shows."""
 
 
 def _blocks(values: Values) -> range:
@@ -19,18 +21,29 @@ def _blocks(values: Values) -> range:
     return range(count)
 
 
-def all_but_every(period: int, values: Values) -> Flags:
-    """Return a flag for each block: True for all but every `period`th."""
-    return tuple((n + 1) % period != 0 for n in _blocks(values))
+def all_but_every(period: int | str, values: Values) -> Flags:
+    """Return a flag for each block: True for all but every `period`th.
+
+    A text has a letter for each block of a period, L for True and G for False; the last block is always False
+    (transformers `Exaone4Config.sliding_window_pattern`). Raises ValueError for other letters.
+    """
+    blocks = _blocks(values)
+    if isinstance(period, str):
+        if not set(period) <= {"L", "G"}:
+            raise ValueError(f"{period[:LONGEST]!r} is no pattern of L and G")
+        return tuple(period[n % len(period)] == "L" and n + 1 < len(blocks) for n in blocks)
+    return tuple((n + 1) % period != 0 for n in blocks)
 
 
 def window_layers(values: Values) -> Flags | None:
     """Return which blocks have a window, if there is one: as listed, or all but every `window_period`th."""
     if not values["n_swa"]:
         return None
-    listed, period = values.get("layer_windows"), values.get("window_period")
+    listed, period, full = (values.get(name) for name in ("layer_windows", "window_period", "full_every"))
     if listed is not None:
         return tuple(listed)
+    if full:
+        return tuple(n % full != 0 for n in _blocks(values))
     return all_but_every(period, values) if period else None
 
 
@@ -54,6 +67,16 @@ def _windowed(values: Values) -> Flags:
     if listed is not None:
         return tuple(listed)
     return () if first is None else tuple(n >= first for n in _blocks(values))
+
+
+def every_other(values: Values) -> Flags | None:
+    """Return which blocks have a window, if there is one: as listed, or every other one before block `first_window`."""
+    if not values["n_swa"]:
+        return None
+    listed, first = values.get("layer_windows"), values.get("first_window")
+    if listed is not None or first is None:
+        return None if listed is None else tuple(listed)
+    return tuple(n % 2 == 0 and n < first for n in _blocks(values))
 
 
 def turned_where_windowed(values: Values) -> Flags | None:

@@ -271,22 +271,22 @@ HPARAMS: dict[str, Derivation] = {
 def llama3_factors(values: Values) -> Sequence[float] | None:
     """Return the divisors of LLaMA 3.1's rotary frequencies, `(n_rot / 2,)`.
 
-    They are 1 for short wavelengths, `factor` for long ones, with a smooth transition between (transformers
-    `_compute_llama3_parameters`). Each step is computed in float32, as torch does.
+    They are 1 for short wavelengths, `factor` for long ones, with a smooth transition between, where low is less than
+    high (transformers `_compute_llama3_parameters`). Each step is computed in float32, as torch does.
     """
     if values.get("rope_kind") != "llama3":
         return None
     low, high = values["rope_low"], values["rope_high"]
     factor, original = values["rope_stretch"], values["rope_original_stated"]
-    if not (0 < low < high and factor > 0 and original > 0):
+    if not (low > 0 and high > 0 and factor > 0 and original > 0):
         raise ValueError(f"rotary scaling with low {low}, high {high}, factor {factor}, original {original}")
     factors = []
     for frequency in _frequencies(values):
         wave = float32(float32(2 * math.pi) / frequency)
-        if wave < original / high:
-            factors.append(1.0)
-        elif wave > original / low:
+        if wave > original / low:  # first: with low above high both hold
             factors.append(float(factor))
+        elif wave < original / high:
+            factors.append(1.0)
         else:
             smooth = float32(float32(float32(original / wave) - low) / float32(high - low))
             factors.append(float32(1 / float32(float32(float32(1 - smooth) / factor) + smooth)))

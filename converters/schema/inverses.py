@@ -368,6 +368,11 @@ def sparsity(values: Values) -> Values:
     return {"sparsity_stated": tuple(round(NormalDist().cdf(cut), 6) if cut else 0.0 for cut in found)}
 
 
+def experts(values: Values) -> Values:
+    """How many experts there are, or the one that stands for a dense feed-forward (Jamba)."""
+    return {"experts_stated": values.get("n_expert") or 1, "used_stated": values.get("n_expert_used") or 1}
+
+
 def pooling_type(values: Values) -> Values:
     """How a text's states become one vector."""
     modes = {number: mode for mode, number in POOLING.items()}
@@ -386,7 +391,8 @@ INVERSES: dict[str, Inverse] = {
     "kind": lambda values: {"kind_stated": rope_scaling(values)["rope_kind"]},
     "long_factors": lambda values: {"rope_long": values.get("rope_factors_long.weight")},
     "short_factors": lambda values: {"rope_short": values.get("rope_factors_short.weight")},
-    "window_layers": windows, "qwen_window_layers": windows, "windowed": windows, "window_in_use": windows,
+    "window_layers": windows, "qwen_window_layers": windows, "windowed": windows, "every_other": windows,
+    "window_in_use": windows,
     "windows": cohere_windows, "leading_dense": leading_dense, "dense": leading_dense, "dense_blocks": leading_dense,
     "heads_kv": attending, "attending": attending, "turned_as_listed": turned_as_listed, "turned": turned_as_listed,
     "chunked": chunked, "expert_groups": expert_groups, "expert_groups_used": expert_groups, "of_all": of_all,
@@ -397,7 +403,7 @@ INVERSES: dict[str, Inverse] = {
     "widths": nemotron_kinds, "kinds": nemotron_kinds, "falcon_groups": groups, "groups": groups,
     "query_groups": groups, "interval": interval, "recurrent_layers": interval, "sparsity": sparsity,
     "pooling_type": pooling_type, "sparse_layers": sparse_layers, "key_heads": key_heads,
-    "heads_by_window": heads_by_window,
+    "heads_by_window": heads_by_window, "experts": experts, "experts_used": experts,
     "proportional_factors": proportional_factors, "turned_full": laguna_turned, "turned_windowed": laguna_turned,
     "score_scale": in_the_weights,
     "full_indexers": lambda values: {"index_full": values.get("index_full")},

@@ -1,4 +1,4 @@
-"""Layouts of a part of a tensor: the rows after a place, the first rows of every head, the columns of every row.
+"""Layouts of a part of a tensor: the rows after a place, the first rows of every head, single rows, all columns.
 
 `Scaled` multiplies ranges of rows by factors.
 """
@@ -132,6 +132,25 @@ def rotary_halves_to_pairs(heads: str) -> Heads:
 def rotary_pairs_to_halves(heads: str) -> Heads:
     """Return the layout that undoes `rotary_halves_to_pairs`."""
     return Heads(heads, "n_rot", Rearrange("(d two) -> (two d)", (("two", 2),)))
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Layout):
+    """Single rows of the one input, in this order: numbers, or expressions over hparams."""
+
+    rows: tuple[str | int, ...]
+
+    def bind(self, sizes: Sizes) -> Layout:
+        return Chosen(tuple(evaluate(row, sizes) for row in self.rows))
+
+    def shape(self, *inputs: Shape) -> Shape:
+        (only,) = inputs
+        if len(only) != 2 or not all(0 <= int(row) < only[0] for row in self.rows):
+            raise ValueError(f"rows {self.rows} of {only}")
+        return (len(self.rows), only[1])
+
+    def locate(self, rows: Array, *inputs: Shape) -> tuple[Array, Array]:
+        return np.zeros_like(rows), np.array([int(row) for row in self.rows], np.int64)[rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from cpp_statements import ParseError, functions, tokenize
-from llama_cpp_keys import _keys, _tensors
+from llama_cpp_keys import READ_BY_HAND, READ_FOR_RULES, _check_digests, _keys, _tensors
 from loader_source import Source
 from loader_walk import Walker
+
+from ggferry.converters.proof.runtime_rules.broken import RULES
 
 KEYS = {"LLM_KV_A": ".a", "LLM_KV_B": ".b", "LLM_KV_C": "c"}
 TENSORS = {"LLM_TENSOR_X": "x", "LLM_TENSOR_Y": "blk.{n}.y"}
@@ -97,3 +99,17 @@ def test_what_is_not_understood_ends_the_script(body: str) -> None:
 def test_comments_strings_and_macros_are_told_apart() -> None:
     text = 'a "// no /* comment */" // one\n#define X \\\n  y\nb'
     assert tokenize(text) == ["a", '"// no /* comment */"', "b"]
+
+
+def test_every_rule_names_functions_whose_change_is_noticed() -> None:
+    assert {place for rule in RULES for place in rule.places} == set(READ_FOR_RULES)
+
+
+def test_a_function_that_changed_ends_the_script() -> None:
+    files: dict[str, str] = {}
+    for place in READ_BY_HAND | READ_FOR_RULES:
+        path, name = place.split()
+        files[path] = files.get(path, "") + f"void {name}() {{}} "
+    with pytest.raises(SystemExit, match="read these functions again") as caught:
+        _check_digests(files)
+    assert all(place in str(caught.value) for place in READ_FOR_RULES)

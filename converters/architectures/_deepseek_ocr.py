@@ -1,0 +1,11 @@
+"""What DeepSeek-OCR and Unlimited-OCR alone compute of their settings."""
+
+from ggferry.converters.schema.derivations import Values
+
+
+def experts_normed(values: Values) -> bool:
+    """Return whether weights of experts are normed.
+
+    DeepSeek does so where `norm_topk_prob` says it (`modeling_deepseekv2.py`), Unlimited-OCR of transformers never.
+    """
+    return bool(values.get("norm_stated")) and "Unlimited" not in str(values.get("hf_class"))

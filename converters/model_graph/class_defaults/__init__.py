@@ -1,0 +1,1 @@
+"""What transformers takes where a configuration is silent, from lists that tools make."""

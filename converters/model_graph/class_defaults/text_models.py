@@ -1,0 +1,182 @@
+"""What transformers takes for keys that a configuration leaves out, and which of its rotary parameters are in force.
+
+`text_models.txt` is made by tools/transformers_defaults.py. A class that it does not list has the defaults of its
+table alone (`HParam.defaults`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from ggferry.converters.model_graph.config_keys import NOTHING, WHOLE, descend
+from ggferry.support.records import dataclass
+
+ROPE, OLD_ROPE = "rope_parameters", "rope_scaling"
+_FULL = f"{ROPE}.full_attention.rope_theta"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassDefaults:
+    """The defaults of a class of transformers.
+
+    Attributes:
+        origin: What they are, for a receipt.
+        values: Place in the configuration of the text model → value.
+    """
+
+    origin: str
+    values: Mapping[str, Any]
+
+    def find(self, places: str) -> Any:
+        """Return the default of the first of the places ('a.b|c') that has one, or NOTHING."""
+        return next((self.values[place] for place in places.split("|") if place in self.values), NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelType:
+    """A model type of transformers.
+
+    Attributes:
+        classes: The classes of our tables that it has.
+        parts: Member of the configuration that describes a text model → its model type where none is stated.
+        text: The defaults, as the file has them.
+    """
+
+    classes: tuple[str, ...]
+    parts: Mapping[str, str]
+    text: str
+
+
+@cache
+def _listed() -> tuple[str, Mapping[str, ModelType]]:
+    """Return the version of transformers and its model types."""
+    with open(os.path.join(os.path.dirname(__file__), "text_models.txt"), encoding="utf-8") as file:
+        text = file.read()
+    found = dict[str, ModelType]()
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            kind, names, parts, values = line.split(" | ", 3)
+            found[kind] = ModelType(tuple(names.split()), dict(part.split(":") for part in parts.split()), values)
+    return text.split(maxsplit=4)[3], found
+
+
+def model_types() -> Mapping[str, ModelType]:
+    """Return the model types that are listed, by their names."""
+    return _listed()[1]
+
+
+@cache
+def _values(kind: str) -> Mapping[str, Any]:
+    items = (item.partition("=") for item in _listed()[1][kind].text.split())
+    return {key: json.loads(value) for key, _, value in items}
+
+
+def _kind(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the class that a configuration names, and its model type; '' for one that transformers does not have."""
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+    kinds = [kind for kind, each in model_types().items() if name in each.classes]
+    kinds.sort(key=lambda kind: not name.lower().startswith(re.sub(r"[_-]", "", kind)))  # llama before internlm3
+    return name, next((kind for kind in kinds if kind == config.get("model_type")), kinds[0] if kinds else "")
+
+
+def default_part(config: Mapping[str, Any], within: str) -> str:
+    """Return the model type of a part that states none; '' where transformers has no such class."""
+    kind = _kind(config)[1]
+    return model_types()[kind].parts.get(within, "") if kind else ""
+
+
+def class_defaults(config: Mapping[str, Any], within: str) -> ClassDefaults | None:
+    """Return the defaults of the class that a configuration names; None for one that transformers does not have.
+
+    Args:
+        config: The configuration.
+        within: The member of it that describes the text model, if there is one.
+    """
+    version, types = _listed()
+    name, kind = _kind(config)
+    if not kind:
+        return None
+    origin = f"what transformers {version} takes for a {name} where nothing states it"
+    if not isinstance(descend(config, within) if within else NOTHING, Mapping):
+        return ClassDefaults(origin, _values(kind))
+    stated = descend(config, f"{within}.model_type")
+    part = stated if isinstance(stated, str) else types[kind].parts.get(within, "")
+    own = {
+        key.removeprefix(f"{within}."): value for key, value in _values(kind).items() if key.startswith(f"{within}.")
+    }
+    whole = {key: value for key, value in _values(kind).items() if key in WHOLE}
+    return ClassDefaults(origin, {**(_values(part) if part in types else {}), **own, **whole})
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """A configuration with the rotary parameters that are in force.
+
+    Attributes:
+        config: The configuration.
+        note: In what it contradicted itself; empty where it did not.
+        assumed: Whether the parameters are the class's.
+    """
+
+    config: Mapping[str, Any]
+    note: str = ""
+    assumed: bool = False
+
+
+def in_force(config: Mapping[str, Any], within: str, defaults: ClassDefaults | None) -> InForce:
+    """Return the configuration with the rotary parameters that are in force.
+
+    Of `rope_parameters` and `rope_scaling`, transformers takes the latter where it is not empty; where both are, some
+    classes have parameters of their own (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`, version 5.23).
+    """
+    within = within if within and isinstance(descend(config, within), Mapping) else ""
+    part = descend(config, within) if within else config
+    old, new = part.get(OLD_ROPE), part.get(ROPE)
+    whole = defaults.values.get(ROPE) if defaults else None
+    if defaults and _FULL in defaults.values and isinstance(new, Mapping) and new and not _by_kind(new):
+        kept = {key: value for key, value in part.items() if key != ROPE}
+        note = f"config.json: {ROPE} is not by kind of block: transformers reads nothing of it"
+        return InForce(_with(config, within, kept), note)
+    if not old and new is None and whole is not None:
+        return InForce(_with(config, within, {**part, ROPE: whole}), assumed=True)
+    if not (isinstance(old, Mapping) and old and isinstance(new, Mapping) and new):
+        return InForce(config)
+    by_kind = _by_kind(new)
+    if _meant(new.get("full_attention") if by_kind else new) == _meant(old):
+        return InForce(config)
+    note = f"config.json: {ROPE} and {OLD_ROPE} contradict each other: {OLD_ROPE} counts, as in transformers"
+    if by_kind:
+        full = new.get("full_attention")
+        merged = {**new, "full_attention": {**(full if isinstance(full, Mapping) else {}), **old}}
+        kept = {**part, ROPE: merged}
+        del kept[OLD_ROPE]
+    else:
+        kept = {key: value for key, value in part.items() if key != ROPE}
+    return InForce(_with(config, within, kept), note)
+
+
+def _by_kind(parameters: Mapping[str, Any]) -> bool:
+    """Return whether each kind of block has rotary parameters of its own."""
+    return any(isinstance(member, Mapping) for member in parameters.values())
+
+
+def _meant(parameters: Any) -> Any:
+    """Return rotary parameters with one name for their type."""
+    if not isinstance(parameters, Mapping):
+        return parameters
+    found = {key: value for key, value in parameters.items() if key not in ("type", "rope_type")}
+    return {**found, "rope_type": parameters.get("rope_type", parameters.get("type", "default"))}
+
+
+def _with(config: Mapping[str, Any], within: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with another text part."""
+    if not within:
+        return dict(part)
+    name, _, rest = within.partition(".")
+    return {**config, name: _with(config[name], rest, part)}

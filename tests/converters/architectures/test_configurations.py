@@ -1,0 +1,169 @@
+"""Configurations that differ from their class's default, as transformers reads them: the checkpoint and its GGUF
+compute what the model does that transformers loads from the same folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.understand import understand
+from ggferry.formats.errors import InconsistentError
+from helpers.tiny_models import TINY, TOKENS, make, relative, write
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+GONE = object()
+"""A key that is taken out."""
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a pattern of letters": ("exaone4 windows", {"sliding_window_pattern": "LLLG"}),
+    "a pattern of letters, experts": ("exaone_moe", {"sliding_window_pattern": "LLG"}),
+    "low equals high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 2, "high_freq_factor": 2}}),
+    "windows of all blocks": (
+        "qwen3moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    ),
+    "windows of every other block": (
+        "qwen2moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2, "layer_types": GONE}
+    ),
+    "half of the gates": ("gemma3n shared", {"activation_sparsity_pattern": [0.5, 0.9, 0.0, 0.5, 0.3]}),
+    "a least sum of weights": ("ernie4_5_moe", {"moe_norm_min": 0.5}),
+    "no base": ("lfm2", {"rope_parameters": GONE}),
+    "no base, another class of the table": ("helium", {"rope_parameters": GONE}),
+    "no rotary parameters": ("apertus", {"rope_parameters": GONE}),
+    "null rotary parameters": ("apertus", {"rope_parameters": None, "rope_scaling": None, "rope_theta": 700.0}),
+    "no rotary parameters, yarn": ("gpt-oss", {"rope_parameters": GONE}),
+    "no window": ("gpt-oss", {"sliding_window": GONE}),
+    "two sets of rotary parameters": (
+        "llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 700.0}
+    ),
+    "keys that the class does not read": ("deepseek v3", {"scoring_func": "softmax", "topk_method": "greedy"}),
+    "a window that the class does not have": ("llama", {"sliding_window": 5, "use_sliding_window": True}),
+    "kinds that the class does not have": ("mistral window", {"layer_types": ["full_attention"] * 3}),
+    "windows of blocks that turn nothing": (
+        "smollm3", {"use_sliding_window": True, "sliding_window": 5, "layer_types": GONE}
+    ),
+    "no gates left out": ("gemma3n shared", {"activation_sparsity_pattern": None}),
+    "no multipliers": ("falcon-h1", {"mlp_multipliers": None, "ssm_multipliers": None}),
+    "weights of experts normed, says the file": ("deepseek v2", {"norm_topk_prob": True}),
+    "weights of an OCR's experts normed, says the file": ("unlimited ocr", {"norm_topk_prob": True}),
+    "an epsilon of another class": ("starcoder2", {"layer_norm_eps": 0.3}),
+    "scored as published": ("dots1", {"scoring_func": "noaux_tc"}),
+    "a base of some blocks": ("olmo3", {"rope_parameters": GONE, "rope_theta": 700.0}),
+    "rotary parameters of no kind": ("olmo3", {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}}),
+    "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
+}  # fmt: skip
+
+
+def changed(name: str, folder: Path, **changes: Any) -> np.ndarray:
+    """Save the tiny model with these keys in its config.json, and return the logits of what transformers then loads."""
+    make(name, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config.get("text_config", config)
+    text.update(changes)
+    for key in [key for key, value in changes.items() if value is GONE]:
+        text.pop(key, None)
+    path.write_text(json.dumps(config))
+    return loaded(name, folder)
+
+
+def loaded(name: str, folder: Path) -> np.ndarray:
+    model = getattr(transformers, TINY[name].cls).from_pretrained(
+        folder, attn_implementation=TINY[name].attention, dtype=torch.float32
+    )
+    with torch.no_grad():
+        return np.asarray(model.eval()(torch.tensor([TOKENS])).logits[0].float().numpy())
+
+
+def check(expected: np.ndarray, folder: Path, gguf: Path) -> None:
+    source = understand(open_checkpoint(str(folder)))
+    assert relative(expected, forward(source, TOKENS)) <= 1e-5
+    written = understand(open_checkpoint(str(write(source, gguf))))
+    assert relative(expected, forward(written, TOKENS)) <= 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_configuration_means_what_it_means_to_transformers(case: str, tmp_path: Path) -> None:
+    name, changes = CASES[case]
+    expected = changed(name, tmp_path / "hf", **changes)
+    check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+def test_one_expert_is_a_dense_feed_forward(tmp_path: Path) -> None:
+    expected = make("jamba", tmp_path / "hf", num_experts=1, num_experts_per_tok=2)
+    check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+def test_queries_without_biases(tmp_path: Path) -> None:
+    expected = make("qwen2moe", tmp_path / "hf", qkv_bias=False)
+    check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+def test_contradicting_rotary_parameters_are_said(tmp_path: Path) -> None:
+    changed("llama", tmp_path, rope_scaling={"rope_type": "linear", "factor": 4.0}, rope_theta=700.0)
+    notes = understand(open_checkpoint(str(tmp_path))).notes
+    assert any("rope_parameters and rope_scaling contradict each other" in note for note in notes)
+    changed("llama", tmp_path, rope_scaling={"type": "default", "rope_theta": 5000.0})
+    assert not understand(open_checkpoint(str(tmp_path))).notes
+
+
+def test_keys_that_the_class_does_not_read_are_said(tmp_path: Path) -> None:
+    changed("deepseek v3", tmp_path, scoring_func="sigmoid", topk_method="noaux_tc")
+    assert not any("scoring_func" in note for note in understand(open_checkpoint(str(tmp_path))).notes)
+    changed("deepseek v3", tmp_path, scoring_func="softmax")
+    assert any("scoring_func=softmax" in note for note in understand(open_checkpoint(str(tmp_path))).notes)
+
+
+def test_letters_of_no_pattern_are_refused(tmp_path: Path) -> None:
+    make("exaone4 windows", tmp_path)
+    path = tmp_path / "config.json"
+    config = {**json.loads(path.read_text()), "layer_types": None, "sliding_window_pattern": "LLXG"}
+    path.write_text(json.dumps(config))
+    with pytest.raises(InconsistentError, match="LLXG"):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+def test_scores_that_no_key_scales_are_refused(tmp_path: Path) -> None:
+    changed("minicpm3", tmp_path, rope_parameters={**YARN, "mscale_all_dim": 0.7})
+    with pytest.raises(InconsistentError, match="rope_mscale_all"):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+def test_heads_that_turn_whole_where_the_graph_turns_half_are_refused(tmp_path: Path) -> None:
+    make("step35", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["text_config"]["rope_parameters"]
+    config["text_config"]["rope_theta"] = 700.0
+    path.write_text(json.dumps(config))
+    with pytest.raises(InconsistentError, match="fraction_full"):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+def test_a_note_says_where_transformers_takes_other_factors(tmp_path: Path) -> None:
+    make("phimoe longrope", tmp_path)
+    notes = understand(open_checkpoint(str(tmp_path))).notes
+    assert any("transformers 5 takes the short ones" in note for note in notes)
+
+
+WITHOUT_PREFIX = ("llama", "gpt2", "mamba", "gptneox", "qwen3vl", "biogpt", "apertus", "hrm", "gemma3", "deepseek v3")
+
+
+@pytest.mark.parametrize("name", WITHOUT_PREFIX)
+def test_a_base_model_alone_is_loaded_as_transformers_does(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    prefix = f"{getattr(transformers, TINY[name].cls).base_model_prefix}."
+    tensors = load_file(path)
+    assert any(tensor.startswith(prefix) for tensor in tensors)
+    save_file({tensor.removeprefix(prefix): data for tensor, data in tensors.items()}, path, {"format": "pt"})
+    check(loaded(name, tmp_path / "hf"), tmp_path / "hf", tmp_path / "x.gguf")
