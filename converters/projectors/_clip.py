@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ggferry.converters.schema.architecture import Default, Drop, Harmless, HParam
+from ggferry.converters.schema.derivations import Values
 from ggferry.formats.gguf.values import ValueType
 
 F32, BOOL, STRING = ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING
@@ -46,10 +47,53 @@ V_N_HEAD = _vision(
     check="0 < v_n_head and v_n_embd % v_n_head == 0",
 )  # fmt: skip
 V_EPS = _vision("eps", "attention.layer_norm_epsilon", "vision_config.layer_norm_eps", F32)
-V_MEAN = _vision("mean", "image_mean", "preprocessor.image_mean", F32, many="3")
-V_STD = _vision("std", "image_std", "preprocessor.image_std", F32, many="3")
+
+
+def _scale(values: Values) -> float:
+    """Return what a processor makes of white before it normalizes: 1 where it divides bytes by 255."""
+    if not values.get("rescaled", True):
+        return 255.0
+    scale = 255 * float(values.get("rescale_factor", 1 / 255))
+    if not 0 < scale <= 255:
+        raise ValueError(f"rescale_factor {values['rescale_factor']}")
+    return 1.0 if abs(scale - 1) < 1e-6 else scale
+
+
+def _mean(values: Values) -> tuple[float, ...]:
+    """Return the mean of pixels from 0 to 1 that a processor takes away."""
+    if not values.get("normalized", True):
+        return (0.0, 0.0, 0.0)
+    return tuple(part / _scale(values) for part in _each_color(values["stated_mean"]))
+
+
+def _std(values: Values) -> tuple[float, ...]:
+    """Return by what a processor divides pixels from 0 to 1."""
+    found = _each_color(values["stated_std"]) if values.get("normalized", True) else (1.0, 1.0, 1.0)
+    if not all(found):
+        raise ValueError(f"image_std {found}: nothing can be divided by it")
+    return tuple(part / _scale(values) for part in found)
+
+
+def _each_color(stated: tuple[float, ...] | float) -> tuple[float, ...]:
+    return stated if isinstance(stated, tuple) else (stated,) * 3
+
+
+V_MEAN = _vision("mean", "image_mean", kind=F32, derive=_mean, many="3")
+V_STD = _vision("std", "image_std", kind=F32, derive=_std, many="3")
+NORMALIZED = (
+    HParam("stated_mean", None, F32, {"hf": "preprocessor.image_mean"}, many="3", or_one=True, required=False),
+    HParam("stated_std", None, F32, {"hf": "preprocessor.image_std"}, many="3", or_one=True, required=False),
+    HParam("normalized", None, BOOL, {"hf": "preprocessor.do_normalize"}, required=False),
+    HParam("rescaled", None, BOOL, {"hf": "preprocessor.do_rescale"}, required=False),
+    HParam("rescale_factor", None, F32, {"hf": "preprocessor.rescale_factor"}, required=False),
+)
+"""What a processor states of pixels."""
+COLORS = (*NORMALIZED, V_MEAN, V_STD)
+"""How pixels become numbers. llama.cpp knows one way: they are divided by 255, the mean is taken away, and the rest is
+divided by the deviation. A processor that does not normalize, or that rescales otherwise, has another mean and
+deviation there."""
 VISION = (
-    HAS_VISION, V_PROJECTION, V_IMAGE_SIZE, V_PATCH_SIZE, V_N_EMBD, V_N_FF, V_N_LAYER, V_N_HEAD, V_MEAN, V_STD,
+    HAS_VISION, V_PROJECTION, V_IMAGE_SIZE, V_PATCH_SIZE, V_N_EMBD, V_N_FF, V_N_LAYER, V_N_HEAD, *COLORS,
 )  # fmt: skip
 """What every tower that sees states, but its projector's type and its epsilon."""
 
@@ -67,6 +111,14 @@ A_EPS = _audio("eps", "attention.layer_norm_epsilon", kind=F32, defaults=(
 ))  # fmt: skip
 AUDIO = (HAS_AUDIO, A_PROJECTION, A_N_EMBD, A_N_FF, A_N_LAYER, A_N_HEAD, A_N_MELS)
 """What every tower that hears states, but its projector's type and its epsilon."""
+
+
+def projector_act(*words: str) -> HParam:
+    """Return the activation of a projector, which GGUF has no key for: the only ones that runtimes compute."""
+    return HParam(
+        "projector_act", None, STRING, {"hf": "projector_hidden_act"}, words={word: word for word in words},
+        required=False,
+    )  # fmt: skip
 
 
 def sees(projector: str) -> Mapping[str, Any]:
@@ -95,13 +147,18 @@ TEXT = tuple(
 """The text model's tensors, which the other file holds."""
 
 HARMLESS = (
+    Harmless("multimodal_projector_bias projector_bias projector_use_layernorm projector_hidden_size",
+             "the tensors say it"),
     Harmless("preprocessor.image_processor_type preprocessor.processor_class preprocessor.feature_extractor_type "
              "preprocessor._processor_class preprocessor.auto_map", "names a program"),
-    Harmless("preprocessor.do_* preprocessor.return_* preprocessor.data_format preprocessor.input_data_format "
-             "preprocessor.device preprocessor.disable_grouping preprocessor.default_to_square",
+    Harmless("preprocessor.do_resize preprocessor.do_center_crop preprocessor.do_convert_rgb preprocessor.do_pad "
+             "preprocessor.do_image_splitting preprocessor.do_pan_and_scan preprocessor.do_sample_frames "
+             "preprocessor.do_convert_annotations preprocessor.do_split_image preprocessor.return_* "
+             "preprocessor.data_format preprocessor.input_data_format preprocessor.device "
+             "preprocessor.disable_grouping preprocessor.default_to_square",
              "how a picture comes to be a tensor, which the runtime does its own way"),
+    Harmless("preprocessor.do_flip_channel_order", "red, green, blue", (False,)),
     Harmless("preprocessor.resample", "how pixels are interpolated: the runtime has its own way for each projector"),
-    Harmless("preprocessor.rescale_factor", "pixels become 0 to 1", (1 / 255, 0.00392156862745098)),
     Harmless("preprocessor.chat_template preprocessor.tokenizer*", "read with the tokenizer"),
 )  # fmt: skip
 """Keys of a processor that every table may leave unread."""

@@ -3,11 +3,15 @@
 from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import HParam
+from ggferry.converters.schema.architecture import HParam, Remark
 from ggferry.converters.schema.derivations import Values
 from ggferry.converters.schema.layouts import Reshape
 from ggferry.converters.schema.roles import roles, varied
+
+_LARGE = "v_n_embd == 3200 and v_n_layer == 45"
+"""The one tower that llama.cpp computes with RMSNorm (InternViT-6B)."""
 
 
 def _norm(values: Values) -> str:
@@ -26,10 +30,18 @@ HPARAMS = (
     HParam("n_sides", None, derive="2"),
     clip.V_N_EMBD,
     clip.V_N_FF,
-    clip.V_N_LAYER,
+    *llava.feature_layer("vision_feature_layer|select_layer", usual=(llava.LAST,)),
+    HParam(
+        "selected",
+        None,
+        clip.STRING,
+        {"hf": "vision_feature_select_strategy"},
+        words={"default": "patches"},
+        required=False,
+    ),
+    clip.projector_act("gelu"),
     clip.V_N_HEAD,
-    clip.V_MEAN,
-    clip.V_STD,
+    *clip.COLORS,
     clip.V_EPS,
     *vit.activation(gelu="gelu", silu="silu"),
     HParam(
@@ -39,8 +51,11 @@ HPARAMS = (
         "v_merge",
         "vision.projector.scale_factor",
         derive=vit.inverse_of("downsample_ratio"),
-        absent=1,
+        defaults=(vit.UNMERGED,),
         check="0 < v_merge",
+    ),
+    HParam(
+        "qk_normed", None, clip.BOOL, {"hf": "vision_config.use_qk_norm|vision_config.qk_normalization"}, required=False
     ),
     HParam("v_min_tiles", "vision.preproc_min_tiles", fields={"hf": "min_dynamic_patch"}, required=False),
     HParam("v_max_tiles", "vision.preproc_max_tiles", fields={"hf": "max_dynamic_patch"}, required=False),
@@ -52,6 +67,7 @@ HPARAMS = (
         required=False,
         words={"layer_norm": "layer", "rms_norm": "rms"},
         derive=_norm,
+        check=f'norm == "layer" or {_LARGE}',
     ),
 )
 
@@ -64,6 +80,11 @@ def _one(sides: tuple[int, ...] | int) -> int:
     return int(found.pop())
 
 
+QK_NORMED = Remark(
+    'qk_normed == 1 and norm == "layer"',
+    "llama.cpp (b11549) norms queries and keys by LayerNorm, as it does states, the model by RMSNorm",
+    otherwise="llama.cpp",
+)
 _PATCHES = vit.PATCHES
 _SQUARE = "v_n_embd*v_merge*v_merge"
 _CHAT = roles(

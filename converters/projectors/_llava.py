@@ -1,21 +1,90 @@
-"""Towers of which one of the last blocks is read, as LLaVA's."""
+"""Towers of which one block is read, or several: the last ones need not be among them."""
 
-from ggferry.converters.schema.architecture import Remark
-from ggferry.converters.schema.derivations import Values
+from dataclasses import replace
+
+from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.schema.architecture import Default, Drop, HParam, Remark
+from ggferry.converters.schema.derivations import Derivation, Values
+
+_BEHIND = "of a block behind the last one whose states are read"
 
 
-def deepest(values: Values) -> int:
-    """Return the number of blocks whose states are read: the feature layer, counted from the end where negative."""
-    layer, count = int(values["feature_layer"]), values["n_blocks"]
-    found = layer if layer >= 0 else count + 1 + layer
-    if not 0 < found <= count:
-        raise ValueError(f"feature layer {layer} of {count} blocks")
+def numbered(values: Values) -> tuple[int, ...]:
+    """Return behind how many blocks states are read: a negative feature layer is counted from the end."""
+    layers, count = values["feature_layers"], values["n_blocks"]
+    stated = layers if isinstance(layers, tuple) else (layers,)
+    found = tuple(int(layer) if layer >= 0 else count + 1 + int(layer) for layer in stated)
+    said = [int(layer) for layer in stated] if len(stated) != 1 else int(stated[0])
+    if any(not 0 <= number <= count for number in found) or not max(found, default=0):
+        raise ValueError(f"feature layer {said} of {count} blocks")
+    if sorted(set(found)) != [*found]:
+        raise ValueError(f"feature layers {said} of {count} blocks: llama.cpp lays states side by side in their order")
     return found
 
 
-def listed(values: Values) -> tuple[int, ...]:
-    """Return that number as the list of blocks that llama.cpp reads."""
-    return (values["v_n_layer"],)
+def _stated(values: Values) -> int:
+    layers = values["feature_layers"]
+    return len(layers) if isinstance(layers, tuple) else 1
+
+
+def read(values: Values) -> int:
+    """Return of how many blocks states are read."""
+    return len(values["v_feature_layer"])
+
+
+def deepest(values: Values) -> int:
+    """Return the number of blocks that are computed."""
+    return numbered(values)[-1]
+
+
+def unread(values: Values) -> tuple[int, ...]:
+    """Return for every block whether it is behind all whose states are read."""
+    return tuple(int(block >= deepest(values)) for block in range(values["n_blocks"]))
+
+
+def alone(values: Values) -> int:
+    """Return the number of blocks that are computed where the states of one alone are read."""
+    found = numbered(values)
+    if len(found) != 1:
+        raise ValueError(f"states of {len(found)} blocks side by side: GGUF has no place for it in this projector")
+    return found[0]
+
+
+LAST = Default(-1.0, "the last block's", dialect="hf")
+
+
+def feature_layer(
+    places: str = "vision_feature_layer", count: Derivation = alone, usual: tuple[Default, ...] = ()
+) -> tuple[HParam, ...]:
+    """Return the hparams of a tower that need not be read to its end.
+
+    Args:
+        places: Where a configuration states which states are read.
+        count: Derives the number of blocks.
+        usual: What is read where nothing says it.
+    """
+    return (
+        HParam("n_blocks", None, fields={"hf": "vision_config.num_hidden_layers"}, required=False),
+        HParam(
+            "feature_layers",
+            None,
+            clip.F32,
+            {"hf": places},
+            many="n_features",
+            or_one=True,
+            required=False,
+            defaults=usual,
+        ),
+        HParam("n_features", None, derive=_stated, required=False),
+        HParam("n_layer", None, derive="n_blocks", required=False),
+        HParam("unread_blocks", None, derive=unread, many="n_layer", required=False),
+        replace(clip.V_N_LAYER, fields={}, derive=count),
+    )
+
+
+def behind(layer: str) -> Drop:
+    """Return the drop of the tensors of blocks that nothing reads; `layer` is how they are called, with {n}."""
+    return Drop(f"{layer}*", _BEHIND, when="unread_blocks == 1")
 
 
 LATE = Remark(

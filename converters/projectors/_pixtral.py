@@ -3,16 +3,23 @@
 from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _vit as vit
 from ggferry.converters.schema.architecture import Default, Dialect, Harmless, HParam
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.schema.roles import roles
 
 MERGE = HParam(
-    "v_merge", "vision.spatial_merge_size", fields={"hf": "spatial_merge_size"}, absent=1, check="0 < v_merge"
-)
+    "v_merge", "vision.spatial_merge_size", fields={"hf": "spatial_merge_size"}, check="0 < v_merge",
+    defaults=(
+        vit.UNMERGED,
+        Default(1, "LLaVA's projector merges none", 'hf_class == "LlavaForConditionalGeneration"', dialect="hf"),
+    ),
+)  # fmt: skip
 HPARAMS = (
-    clip.PROJECTOR, *clip.VISION,
+    clip.PROJECTOR, *(one for one in clip.VISION if one is not clip.V_N_LAYER), *llava.feature_layer(),
+    clip.projector_act("gelu"),
+    HParam("norm_eps", None, clip.F32, {"hf": "text_config.rms_norm_eps"}, required=False, check="norm_eps <= 0.00001"),
     replace(clip.V_EPS, fields={}, defaults=(Default(1e-5, "transformers: every norm of this tower", dialect="hf"),)),
     vit.ROPE, MERGE, *vit.activation(silu="silu", gelu="gelu"),
 )  # fmt: skip
@@ -51,10 +58,11 @@ HF = Dialect(
     "hf",
     conventions={"rope": "halves"},
     renames=NAMES,
-    drops=clip.TEXT,
+    drops=(*clip.TEXT, llava.behind("vision_tower.transformer.layers.{n}.")),
     nested=("vision_config",),
     harmless=(
         *vit.HARMLESS, vit.AXIAL,
+        Harmless("vision_config.vocab_size", "a tower has no vocabulary"),
         Harmless("vision_config.head_dim", "the width over the heads", follows="v_n_embd / v_n_head"),
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from ggferry.converters.schema.roles import Roles, block, roles
 WIDTH = "v_n_embd"
 
 
-PATCHES = "(v_image_size/v_patch_size)*(v_image_size/v_patch_size)"
+PATCHES = "(v_image_size//v_patch_size)*(v_image_size//v_patch_size)"
 """The number of patches of a whole picture."""
 
 
@@ -95,6 +95,10 @@ def inverse_of(ratio: str) -> Derivation:
     return patches_a_row
 
 
+UNMERGED = Default(1, "readers of GGUF merge none where nothing says it", dialect="gguf")
+"""Of a file without the key. It is always written, as shapes ask for it."""
+
+
 def side_of_most_pixels(values: Values) -> int:
     """Return the side of the largest square picture."""
     return isqrt(values["v_max_pixels"])
@@ -103,9 +107,10 @@ def side_of_most_pixels(values: Values) -> int:
 def activation(place: str = "vision_config.hidden_act", usual: str = "", **words: str) -> tuple[HParam, ...]:
     """Return what says the activation of the blocks, in a configuration and in GGUF.
 
-    `words` are the configuration's, `usual` is what it means by none.
+    `words` are the configuration's, `usual` is what it means by none. GGUF has one word for both GELUs: a table knows
+    that of its recipe alone.
     """
-    known = words or {"silu": "silu", "gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+    known = words or {"silu": "silu", "gelu": "gelu", "quick_gelu": "quick_gelu"}
     defaults = (Default(usual, "transformers' default", dialect="hf"),) if usual else ()
     return (
         HParam("v_activation", None, clip.STRING, {"hf": place}, words=known, required=False, defaults=defaults),

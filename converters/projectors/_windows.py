@@ -5,11 +5,17 @@ from ggferry.converters.schema.derivations import Values
 
 
 def every(values: Values) -> int:
-    """Return n where every n-th block sees the whole picture, and no other: llama.cpp knows no other pattern."""
-    whole = tuple(values["full_blocks"])
-    period = whole[0] + 1
-    if whole != tuple(range(period - 1, values["v_n_layer"], period)):
-        raise ValueError(f"blocks {whole} see the whole picture, not every n-th one of {values['v_n_layer']}")
+    """Return n where every n-th block sees the whole picture, and no other: llama.cpp knows no other pattern.
+
+    It is 0 where all blocks do: llama.cpp then has no windows at all. Where none does, n is beyond the last one.
+    """
+    count = values["v_n_layer"]
+    whole = tuple(sorted({block for block in values["full_blocks"] if block < count}))
+    if whole == tuple(range(count)):
+        return 0
+    period = whole[0] + 1 if whole else count + 1
+    if whole != tuple(range(period - 1, count, period)):
+        raise ValueError(f"blocks {whole} see the whole picture, not every n-th one of {count}")
     return int(period)
 
 

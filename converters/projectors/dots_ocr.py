@@ -20,7 +20,7 @@ HPARAMS = (
         defaults=(Default(0, "pictures are of any size; llama.cpp's own converter writes this", dialect="hf"),),
     ),
     clip.V_PATCH_SIZE, replace(clip.V_N_EMBD, fields={"hf": "vision_config.embed_dim|vision_config.hidden_size"}),
-    clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, clip.V_MEAN, clip.V_STD,
+    clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
     replace(clip.V_EPS, fields={"hf": "vision_config.rms_norm_eps"}),
     replace(qwen.MERGE, key="vision.projector.scale_factor"), *vit.activation(silu="silu", usual="silu"), *vit.pixels(),
 )  # fmt: skip

@@ -17,7 +17,7 @@ HPARAMS = (
     qwen.N_LAYER, qwen.N_HEAD,
     HParam("v_n_head_kv", "vision.attention.head_count_kv", fields={"hf": "vision_config.num_key_value_heads"},
            check="0 < v_n_head_kv and v_n_head % v_n_head_kv == 0"),
-    clip.V_MEAN, clip.V_STD, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(silu="silu"), *vit.pixels(),
+    *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(silu="silu"), *vit.pixels(),
     windows.FULL, windows.COUNT, windows.PATTERN, replace(windows.WINDOW, absent=None),
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from ggferry.converters.schema.roles import roles
 HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION,
     replace(clip.V_IMAGE_SIZE, fields={"hf": "vision_config.max_image_size|vision_config.image_size"}),
-    clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, clip.V_MEAN, clip.V_STD,
+    clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
     replace(clip.V_EPS, fields={"hf": "vision_config.rms_norm_eps"}),
     HParam("v_merge", "vision.spatial_merge_size", fields={"hf": "vision_config.spatial_merge_size"}),
     *vit.activation(gelu="gelu"), *vit.pixels(),

@@ -6,7 +6,7 @@ Source: transformers `Idefics3Connector`; llama.cpp `conversion/smolvlm.py`, `to
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _siglip as siglip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
@@ -19,21 +19,37 @@ HPARAMS = (
     vit.usual(clip.V_N_FF, 3072),
     vit.usual(clip.V_N_LAYER, 12),
     vit.usual(clip.V_N_HEAD, 16),
-    clip.V_MEAN,
-    clip.V_STD,
+    *clip.COLORS,
     vit.usual(clip.V_EPS, 1e-6),
     *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
-    HParam("v_merge", "vision.projector.scale_factor", fields={"hf": "scale_factor"}, absent=1, check="0 < v_merge"),
+    HParam(
+        "v_merge",
+        "vision.projector.scale_factor",
+        fields={"hf": "scale_factor"},
+        defaults=(vit.UNMERGED,),
+        check="0 < v_merge",
+    ),
     HParam(
         "v_longest", "vision.preproc_image_size", fields={"hf": "preprocessor.size.longest_edge"}, derive="v_image_size"
     ),
+)
+_NO_TOKEN = (Default(-1.0, "the tokenizer has no such token", dialect="hf"),)
+_TOKENS = tuple(
+    HParam(name, None, clip.F32, {"hf": f"added_tokens.{text}"}, required=False, defaults=_NO_TOKEN)
+    for name, text in (("around_image", "<fake_token_around_image>"), ("global_image", "<global-img>"))
+)
+_UNMARKED = Remark(
+    "around_image < 0 or global_image < 0",
+    "llama.cpp puts the tokens <fake_token_around_image> and <global-img> around a picture, and the tokenizer lacks "
+    'one of them: its server answers "Invalid token"',
+    stops="llama.cpp",
 )
 SPEC = Architecture(
     name="clip",
     projector="idefics3",
     display_name="Idefics 3 and SmolVLM, the half that sees",
     hf_classes=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
-    hparams=HPARAMS,
+    hparams=(*HPARAMS, *_TOKENS),
     roles=roles(
         "mm.model.fc.weight : v_projection v_n_embd*v_merge*v_merge | hf connector.modality_projection.proj.weight",
         siglip.TOWER,
@@ -44,6 +60,7 @@ SPEC = Architecture(
             "hf",
             given=clip.sees("idefics3"),
             drops=clip.TEXT,
+            remarks=(_UNMARKED,),
             renames=siglip.NAMES,
             nested=("vision_config",),
             harmless=(

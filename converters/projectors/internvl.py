@@ -6,8 +6,9 @@ Source: OpenGVLab's `modeling_intern_vit.py`, transformers `InternVLVisionModel`
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _internvl as internvl
+from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless
 
 _HARMLESS = (
     *vit.HARMLESS,
@@ -15,7 +16,7 @@ _HARMLESS = (
         "vision_config.layer_scale_init_value vision_config.shared_expert_intermediate_size", "used in training only"
     ),
     Harmless(
-        "vision_config.qkv_bias vision_config.attention_bias vision_config.use_qk_norm vision_config.qk_normalization",
+        "vision_config.qkv_bias vision_config.attention_bias",
         "the tensors say it",
     ),
     Harmless("vision_config.use_absolute_position_embeddings", "there is a table of positions", (True,)),
@@ -40,7 +41,7 @@ SPEC = Architecture(
             "hf",
             conventions={"qkv": "fused"},
             given=clip.sees("internvl"),
-            drops=clip.TEXT,
+            drops=(*clip.TEXT, llava.behind("vision_model.encoder.layers.{n}.")),
             nested=("vision_config",),
             harmless=_HARMLESS,
         ),
@@ -49,7 +50,11 @@ SPEC = Architecture(
             fields="hf",
             classes=("InternVLForConditionalGeneration", "QianfanOCRForConditionalGeneration"),
             given=clip.sees("internvl"),
-            drops=clip.TEXT,
+            drops=(
+                *clip.TEXT,
+                llava.behind("vision_tower.encoder.layer.{n}."),
+                Drop("vision_tower.embeddings.mask_token", "stands for patches that are hidden in training"),
+            ),
             renames=(
                 ("model.vision_tower.", "vision_tower."),
                 ("model.multi_modal_projector.", "multi_modal_projector."),
@@ -59,7 +64,7 @@ SPEC = Architecture(
         ),
         "gguf": Dialect("gguf"),
     },
-    remarks=(vit.SHIFTED,),
+    remarks=(vit.SHIFTED, internvl.QK_NORMED),
     recipe={
         "computation": "projector",
         "vision": "internvl",

@@ -14,7 +14,7 @@ from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION, clip.V_IMAGE_SIZE, clip.V_PATCH_SIZE, clip.V_N_EMBD,
-    replace(clip.V_N_FF, fields={}), clip.V_N_LAYER, clip.V_N_HEAD, clip.V_MEAN, clip.V_STD,
+    replace(clip.V_N_FF, fields={}), clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
     replace(clip.V_EPS, defaults=(Default(1e-6, "transformers' default", dialect="hf"),)),
     *vit.activation(gelu="gelu"),
     HParam("depth", None, fields={"hf": "vision_config.depth"}, words={2: 2}, required=False),

@@ -28,8 +28,7 @@ HPARAMS = (
             (clip.V_N_HEAD, "num_attention_heads"),
         )
     ),
-    clip.V_MEAN,
-    clip.V_STD,
+    *clip.COLORS,
     replace(
         clip.V_EPS,
         fields={"hf": "projection_layer_norm_eps|vision_config.projector_ln_eps"},
@@ -47,10 +46,11 @@ HPARAMS = (
         None,
         fields={"hf": "vision_config.pos_emb_width|vision_config.init_pos_emb_width"},
         required=False,
+        check="positions_wide == positions_high",
     ),
     HParam("merges", None, fields={"hf": "vision_config.merge_kernel_size"}, many="2", required=False),
     HParam("v_merge", "vision.projector.scale_factor", derive=kimi.side, check="0 < v_merge"),
-    *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh", gelu="gelu_tanh"),
+    *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
     HParam(
         "patch_limit",
         None,

@@ -19,13 +19,14 @@ HPARAMS = (
     replace(clip.V_IMAGE_SIZE, fields={}, defaults=(
         Default(256, "pictures are of any size; llama.cpp's own converter writes this", dialect="hf"),
     )),
-    clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, clip.V_MEAN, clip.V_STD,
+    clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
     vit.usual(clip.V_EPS, 1e-6), *vit.activation(usual="gelu_tanh", gelu_pytorch_tanh="gelu_tanh"),
-    HParam("v_merge", "vision.projector.scale_factor", fields={"hf": "downsample_factor"}, absent=1,
+    HParam("v_merge", "vision.projector.scale_factor", fields={"hf": "downsample_factor"}, defaults=(vit.UNMERGED,),
            check="0 < v_merge"),
     HParam("v_resize", "vision.image_resize_algo", clip.STRING, {"hf": "preprocessor.resample"}, required=False,
            words={1: "lanczos", 2: "bilinear", 3: "bicubic"}),
     HParam("feature_layer", None, clip.F32, {"hf": "vision_feature_layer"}, words={-1: -1.0}, required=False),
+    clip.projector_act("gelu"),
     HParam("n_positions", None, required=False),
     HParam("n_inner", None, required=False),
 )  # fmt: skip

@@ -6,6 +6,7 @@ Source: transformers `LightOnOcrModel`; llama.cpp `conversion/lighton_ocr.py`, `
 from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _pixtral as pixtral
 from ggferry.converters.schema.architecture import Architecture, Dialect
 
@@ -14,7 +15,10 @@ SPEC = Architecture(
     projector="lightonocr",
     display_name="LightOnOCR, the half that sees",
     hf_classes=("LightOnOCRForConditionalGeneration", "LightOnOcrForConditionalGeneration"),
-    hparams=pixtral.HPARAMS,
+    hparams=tuple(
+        replace(one, fields={}, defaults=(llava.LAST,)) if one.name == "feature_layers" else one
+        for one in pixtral.HPARAMS
+    ),
     roles=pixtral.ROLES,
     blocks=clip.SEEN,
     dialects={"hf": replace(pixtral.HF, given=clip.sees("lightonocr")), "gguf": Dialect("gguf")},

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     clip.PROJECTOR,
     *clip.VISION,
-    replace(clip.V_EPS, fields={"hf": "vision_config.norm_eps"}),
+    replace(clip.V_EPS, fields={}, defaults=(Default(1e-5, "torch's: no norm reads norm_eps", dialect="hf"),)),
     vit.ROPE,
     HParam(
         "shuffle_ratio",
@@ -30,7 +30,7 @@ HPARAMS = (
         "v_merge",
         "vision.projector.scale_factor",
         derive=vit.inverse_of("shuffle_ratio"),
-        absent=1,
+        defaults=(vit.UNMERGED,),
         check="0 < v_merge",
     ),
     *vit.activation(gelu="gelu"),
@@ -81,6 +81,7 @@ SPEC = Architecture(
             harmless=(
                 *vit.HARMLESS,
                 vit.AXIAL,
+                Harmless("vision_config.norm_eps", "every norm of transformers' class has torch's epsilon"),
                 Harmless("vision_config.vision_output_dim", "the matrices say it", follows="n_outer"),
                 Harmless("vision_config.multi_modal_projector_bias", "no matrix of it has one", (False,)),
                 Harmless(

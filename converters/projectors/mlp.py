@@ -4,8 +4,6 @@ Source: transformers `CLIPVisionModel`, `LlavaMultiModalProjector`; llama.cpp `t
 `legacy-models/convert_image_encoder_to_gguf.py`, whose files have these names.
 """
 
-from dataclasses import replace
-
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _llava as llava
 from ggferry.converters.projectors import _siglip as siglip
@@ -25,10 +23,7 @@ HPARAMS = (
     clip.V_PATCH_SIZE,
     clip.V_N_EMBD,
     clip.V_N_FF,
-    HParam("n_blocks", None, fields={"hf": "vision_config.num_hidden_layers"}, required=False),
-    HParam(
-        "feature_layer", None, clip.F32, fields={"hf": "vision_feature_layer|mm_vision_select_layer"}, required=False
-    ),
+    *llava.feature_layer("vision_feature_layer|mm_vision_select_layer", llava.deepest),
     HParam(
         "selected",
         None,
@@ -37,13 +32,13 @@ HPARAMS = (
         words={"default": "patches"},
         required=False,
     ),
-    replace(clip.V_N_LAYER, fields={}, derive=llava.deepest),
     clip.V_N_HEAD,
-    clip.V_MEAN,
-    clip.V_STD,
+    *clip.COLORS,
     clip.V_EPS,
     *vit.activation(),
-    HParam("v_feature_layer", "vision.feature_layer", ValueType.INT32, derive=llava.listed, many="1"),
+    HParam("v_feature_layer", "vision.feature_layer", ValueType.INT32, derive=llava.numbered, many="n_read"),
+    HParam("n_read", None, derive=llava.read),
+    clip.projector_act("gelu"),
 )
 
 ROLES = roles(
@@ -60,11 +55,10 @@ ROLES = roles(
         vit.norm("ln2", "layer_norm2"),
         vit.plain("mlp.fc1", "mlp.fc2"),
     ),
-    vit.linear("mm.0", "multi_modal_projector.linear_1", "v_projection", vit.WIDTH, bias=True),
-    vit.linear("mm.2", "multi_modal_projector.linear_2", "v_projection", "v_projection", bias=True),
+    vit.linear("mm.0", "multi_modal_projector.linear_1", "v_projection", "n_read*v_n_embd", bias="optional"),
+    vit.linear("mm.2", "multi_modal_projector.linear_2", "v_projection", "v_projection", bias="optional"),
 )
 
-_BEHIND = "of a block behind the one whose states are read"
 SPEC = Architecture(
     name="clip",
     projector="mlp",
@@ -81,12 +75,7 @@ SPEC = Architecture(
             given=clip.sees("mlp"),
             drops=(
                 *clip.TEXT,
-                Drop(
-                    "vision_tower.encoder.layers.{n}.*",
-                    _BEHIND,
-                    when="feature_layer < 0 and n > n_blocks + feature_layer",
-                ),
-                Drop("vision_tower.encoder.layers.{n}.*", _BEHIND, when="feature_layer >= 0 and n >= feature_layer"),
+                llava.behind("vision_tower.encoder.layers.{n}."),
                 Drop("vision_tower.post_layernorm.*", "a norm behind the last block, whose states are not read"),
                 Drop("vision_tower.embeddings.position_ids", "the numbers of positions, in order", follows=True),
             ),

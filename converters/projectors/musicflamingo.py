@@ -6,12 +6,12 @@ Source: transformers `modeling_audioflamingo3.py`; llama.cpp `conversion/ultravo
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _ear as ear
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     *ear.WHISPER,
-    HParam("projector_act", None, clip.STRING, {"hf": "projector_hidden_act"}, words={"gelu": "gelu"}, required=False),
+    clip.projector_act("gelu"),
 )
 ROLES = roles(
     ear.whisper(),

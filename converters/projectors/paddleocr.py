@@ -10,13 +10,13 @@ from dataclasses import replace
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _qwen_vl as qwen
 from ggferry.converters.projectors import _vit as vit
-from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION,
     replace(clip.V_IMAGE_SIZE, fields={}, derive=vit.side_of_most_pixels),
-    clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, clip.V_MEAN, clip.V_STD,
+    clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
     replace(clip.V_EPS, fields={"hf": "vision_config.layer_norm_eps"}),
     vit.ROPE, qwen.MERGE, *vit.activation(gelu_pytorch_tanh="gelu_tanh"), *vit.pixels(),
     HParam("n_positions", None, required=False),
@@ -36,6 +36,13 @@ ROLES = roles(
     vit.linear("mm.2", "mlp_AR.linear_2", "v_projection", "4*v_n_embd"),
 )  # fmt: skip
 
+_SMOOTHED = Remark(
+    "",
+    "of a picture with fewer patches in a row or a column than the table of positions has (384 pixels in published "
+    "models), llama.cpp (b11549) smooths the table while it shrinks it, which the model does not: its rows are some "
+    "per cent off",
+    otherwise="llama.cpp",
+)
 SPEC = Architecture(
     name="clip",
     projector="paddleocr",
@@ -66,6 +73,7 @@ SPEC = Architecture(
         ),
         "gguf": Dialect("gguf"),
     },
+    remarks=(_SMOOTHED,),
     recipe={
         "computation": "projector", "vision": "paddleocr", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "rope": "halves",

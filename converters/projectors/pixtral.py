@@ -18,7 +18,14 @@ SPEC = Architecture(
     projector="pixtral",
     display_name="Pixtral and Mistral 3, the half that sees",
     hf_classes=("Mistral3ForConditionalGeneration",),
-    hparams=(*pixtral.HPARAMS, HParam("v_img_break", None, fields={"hf": "added_tokens.[IMG_BREAK]"}, required=False)),
+    hparams=(
+        *pixtral.HPARAMS,
+        HParam("v_img_break", None, fields={"hf": "added_tokens.[IMG_BREAK]"}, required=False),
+        HParam(
+            "selected", None, clip.STRING, {"hf": "vision_feature_select_strategy"}, required=False,
+            check='hf_class != "LlavaForConditionalGeneration" or selected == "full"',
+        ),
+    ),
     roles=roles(
         pixtral.ROLES,
         "v.token_embd.img_break when=v_img_break>=0 : v_projection | hf embed_tokens.weight @row",

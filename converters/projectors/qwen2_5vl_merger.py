@@ -13,7 +13,7 @@ from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION, qwen.IMAGE_SIZE, clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF,
-    qwen.N_LAYER, qwen.N_HEAD, clip.V_MEAN, clip.V_STD, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(silu="silu"),
+    qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(silu="silu"),
     *windows.EVERY,
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION, qwen.IMAGE_SIZE, clip.V_PATCH_SIZE,
     replace(clip.V_N_EMBD, fields={"hf": "vision_config.embed_dim"}),
     replace(clip.V_N_FF, fields={}),
-    qwen.N_LAYER, qwen.N_HEAD, clip.V_MEAN, clip.V_STD, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(),
+    qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(),
 )  # fmt: skip
 
 ROLES = roles(
@@ -54,5 +54,6 @@ SPEC = Architecture(
         ),
         "gguf": Dialect("gguf"),
     },
-    recipe={"computation": "projector", "vision": "qwen_vl", "norm": "layer", "ffn": "plain", "rope": "halves"},
-)
+    recipe={"computation": "projector", "vision": "qwen_vl", "norm": "layer", "ffn": "plain", "activation": "gelu",
+            "rope": "halves"},
+)  # fmt: skip

@@ -18,7 +18,7 @@ HPARAMS = (
     *ear.thinking(
         clip.HAS_VISION, clip.V_PROJECTION, deepstack.POSITIONS,
         replace(clip.V_IMAGE_SIZE, fields={}, derive=deepstack.image_size), clip.V_PATCH_SIZE, clip.V_N_EMBD,
-        clip.V_N_FF, qwen.N_LAYER, qwen.N_HEAD, clip.V_MEAN, clip.V_STD, qwen.EPS, vit.ROPE,
+        clip.V_N_FF, qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE,
         replace(qwen.MERGE, key="vision.spatial_merge_size"), *vit.activation(gelu_pytorch_tanh="gelu_tanh"),
         *deepstack.BLOCKS,
     ),
@@ -50,6 +50,12 @@ ROLES = roles(
     ear.LATER,
 )  # fmt: skip
 
+_WIDER = Remark(
+    "0 < deepstack_end",
+    "rows of a picture hold the deepstack blocks' features behind the picture's, so that they are wider than those of "
+    "a recording, and llama.cpp (b11549) takes no second file whose halves differ in width",
+    stops="llama.cpp",
+)
 SPEC = Architecture(
     name="clip",
     projector="qwen3vl_merger+qwen3a",
@@ -71,9 +77,11 @@ SPEC = Architecture(
                 *ear.HARMLESS,
                 Harmless("thinker_config.vision_config.image_size", "the table of positions says it"),
             ),
-            remarks=(Remark("0 < a_window_infer and a_window_infer < 3000", ear.WINDOWS, otherwise="llama.cpp"),),
+            remarks=(
+                _WIDER, Remark("0 < a_window_infer and a_window_infer < 3000", ear.WINDOWS, otherwise="llama.cpp"),
+            ),
         ),
-        "gguf": Dialect("gguf"),
+        "gguf": Dialect("gguf", remarks=(_WIDER,)),
     },
     recipe={"computation": "projector", "vision": "qwen_vl", "audio": "qwen3a", "norm": "layer", "ffn": "plain",
             "activation": "gelu_tanh", "rope": "halves"},

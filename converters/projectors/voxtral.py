@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _ear as ear
-from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
 from ggferry.converters.schema.roles import roles
 
 HPARAMS = (
     *ear.WHISPER,
     # transformers: states are laid side by side until they are as wide as the encoder's network.
     replace(ear.STACK, derive="a_n_ff / a_n_embd"),
-    HParam("projector_act", None, clip.STRING, {"hf": "projector_hidden_act"}, words={"gelu": "gelu"}, required=False),
+    clip.projector_act("gelu"),
 )
 
 ROLES = roles(

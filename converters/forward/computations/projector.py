@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward import towers
 from ggferry.converters.forward.model import Model, Result
+from ggferry.formats.errors import UsageError
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -38,9 +39,35 @@ def logits(model: Model, tokens: Sequence[int], progress: Callable[[int], None])
     """
     given: Mapping[str, Any] = model.inputs or dict([next(fixed_inputs(model))])
     kind = next(iter(given))
-    tower = model.tower(PREFIXES[kind])
-    found: Tensor = _module(model, kind).embed(tower, torch.as_tensor(given[kind], dtype=torch.float32), progress)
+    tower, module = model.tower(PREFIXES[kind]), _module(model, kind)
+    values = torch.as_tensor(given[kind], dtype=torch.float32)
+    if kind == PICTURE:
+        _check_picture(tower, module, tuple(values.shape))
+    elif values.ndim != 2 or values.shape[0] != tower.sizes["n_mels"] or not values.shape[1]:
+        raise UsageError("a spectrum", found=_edges(values.shape), expected=f"{tower.sizes['n_mels']} × frames")
+    try:
+        found: Tensor = module.embed(tower, values, progress)
+    except IndexError:
+        raise UsageError("a spectrum longer than the model's positions", found=_edges(values.shape)) from None
+    except RuntimeError as error:  # torch's word for sizes that do not fit
+        raise ValueError(f"{error}"[:120]) from None
     return found
+
+
+def _check_picture(tower: Model, module: ModuleType, shape: tuple[int, ...]) -> None:
+    """Raise UsageError for a picture that is not of whole squares of patches, or larger than the table of positions."""
+    patch, merge = int(tower.sizes["patch_size"]), int(tower.sizes.get("merge") or 1)
+    counts = [edge // patch for edge in shape[1:]]
+    if len(shape) != 3 or shape[0] != CHANNELS or not all(count and count % merge == 0 for count in counts):
+        expected = f"{CHANNELS} × height × width, both multiples of {patch * merge}"
+        raise UsageError("a picture", found=_edges(shape), expected=expected)
+    whole = tower.has("v.position_embd") and not tower.sizes.get("n_positions") and not hasattr(module, "patches")
+    if whole and max(shape[1:]) > tower.sizes["image_size"]:
+        raise UsageError("a picture", found=_edges(shape), expected=f"edges of {tower.sizes['image_size']} or less")
+
+
+def _edges(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))
 
 
 def fixed_inputs(model: Model) -> Iterator[tuple[str, Tensor]]:
@@ -48,7 +75,8 @@ def fixed_inputs(model: Model) -> Iterator[tuple[str, Tensor]]:
     if model.recipe.vision:
         tower, module = model.tower(PREFIXES[PICTURE]), _module(model, PICTURE)
         rows, columns = module.patches(tower) if hasattr(module, "patches") else _patches(tower)
-        size = int(tower.sizes["patch_size"])
+        size, merge = int(tower.sizes["patch_size"]), int(tower.sizes.get("merge") or 1)
+        rows, columns = (-(-count // merge) * merge for count in (rows, columns))
         yield PICTURE, fixed_picture(rows * size, columns * size)
     if model.recipe.audio:
         tower, module = model.tower(PREFIXES[SPECTRUM]), _module(model, SPECTRUM)

@@ -113,8 +113,8 @@ def _heads(tower: Model, x: Tensor, wide: int) -> Tensor:
 def _normed(tower: Model, name: str, x: Tensor, wide: int) -> Tensor:
     if not tower.has(name):
         return _heads(tower, x, wide)
-    if tower.recipe.qk_norm == "full":
-        return _heads(tower, tower.norm(name, x), wide)
+    if tower.recipe.qk_norm == "full":  # InternViT's are RMSNorm whatever the others are
+        return _heads(tower, rms_norm(tower, name, x), wide)
     return tower.norm(name, _heads(tower, x, wide))
 
 

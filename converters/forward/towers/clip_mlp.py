@@ -1,4 +1,6 @@
-"""CLIP's tower up to one of its last blocks, every patch of which goes through a network of two matrices (LLaVA 1.5).
+"""CLIP's tower up to one of its last blocks: every patch goes through a network of two matrices (LLaVA 1.5).
+
+Of several blocks, the states of a patch lie side by side.
 
 Source: transformers `modeling_clip.py`, `modeling_llava.py`.
 """
@@ -25,5 +27,17 @@ def embed(tower: Model, picture: Tensor, progress: Callable[[int], None]) -> Ten
     rows, columns, width = x.shape
     first = tower.weights.vector("v.class_embd")[None] + tower.weights.rows("v.position_embd.weight", [0])
     x = torch.cat((first, (x + vision.table_positions(tower, rows, columns, first=1)).view(-1, width)))
-    x = vision.blocks(tower, tower.norm("v.pre_ln", x), progress)[1:]
-    return tower.linear("mm.2", torch.nn.functional.gelu(tower.linear("mm.0", x)))
+    x, read = tower.norm("v.pre_ln", x), _read(tower)
+    kept = [x] if 0 in read else []
+    for number in range(tower.sizes["n_layer"]):
+        x = vision.block(tower, f"v.blk.{number}.", x)
+        kept += [x] if number + 1 in read else []
+        progress(1)
+    patches = torch.cat(kept, -1)[1:]
+    return tower.linear("mm.2", torch.nn.functional.gelu(tower.linear("mm.0", patches)))
+
+
+def _read(tower: Model) -> tuple[int, ...]:
+    """Return behind how many blocks states are read; behind all where nothing says it."""
+    stated = tower.sizes.get("feature_layer")
+    return tuple(stated) if isinstance(stated, tuple | list) else (stated or tower.sizes["n_layer"],)

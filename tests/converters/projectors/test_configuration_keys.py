@@ -1,0 +1,178 @@
+"""One law over all projectors: every key of a configuration of what sees or hears is read, held to what the graph
+computes, or declared harmless; and transformers' defaults are ours."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from ggferry.converters.model_graph.class_defaults.projectors import class_default
+from ggferry.converters.model_graph.config_keys import GENERAL, OF_THE_HALF, _matcher
+from ggferry.converters.model_graph.open_checkpoint import projectors
+from ggferry.converters.schema.architecture import Architecture, Dialect
+from ggferry.formats.errors import GgferryError, VerificationError
+from helpers.eyes import EYES
+from helpers.multimodal import TEXT, picture, rows_of, written
+from helpers.tiny_models import relative
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def spoken() -> Iterator[tuple[str, Architecture, Dialect]]:
+    """Every class of transformers whose tower we read, with its table and dialect."""
+    for spec in projectors().values():
+        listed = {name for dialect in spec.dialects.values() for name in dialect.classes}
+        for dialect in spec.dialects.values():
+            own = dialect.classes or tuple(name for name in spec.hf_classes if name not in listed)
+            if dialect.source == "hf":
+                yield from ((name, spec, dialect) for name in own if hasattr(transformers, name))
+
+
+SPOKEN = [
+    pytest.param(*each, id=f"{each[0]}-{each[1].projector}")
+    for each in spoken()
+    if each[0] != "PaddleOCRVisionModel"  # the tower alone, whose configuration holds no parts
+]
+
+
+def members(config: dict[str, Any], before: str = "") -> Iterator[str]:
+    """The paths of a configuration's keys; an object of numbers is one, a configuration is not."""
+    for key, value in config.items():
+        if isinstance(value, dict) and (key.endswith("_config") or key == "rope_parameters"):
+            yield from members(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}"
+
+
+def covered(path: str, spec: Architecture, dialect: Dialect) -> bool:
+    places = {place for param in spec.hparams for place in param.fields.get(dialect.source, "").split("|")}
+    inner = next((path[len(name) + 1 :] for name in dialect.nested if path.startswith(f"{name}.")), path)
+    said = [(entry.keys, path) for entry in dialect.harmless] + [(entry.keys, inner) for entry in GENERAL]
+    return path in places or any(_matcher(keys).fullmatch(name) for keys, name in said)
+
+
+@pytest.mark.parametrize(("name", "spec", "dialect"), SPOKEN)
+def test_every_key_of_a_class_is_read_or_declared_harmless(name: str, spec: Architecture, dialect: Dialect) -> None:
+    kind = getattr(transformers, name).config_class
+    optional = {part: {} for part in ("vision_config", "audio_config") if part in kind.sub_configs}
+    config = kind(**optional).to_dict()
+    if dialect.types:
+        part = transformers.AutoConfig.for_model(dialect.types[0]).to_dict()
+        config[dialect.within] = part
+    beginnings = (*(f"{part}." for part in dialect.nested), *OF_THE_HALF)
+    paths = [path for path in members(config) if path.startswith(beginnings)]
+    assert any("." in path for path in paths)
+    assert [path for path in paths if not covered(path, spec, dialect)] == []
+
+
+@pytest.mark.parametrize(("name", "spec", "dialect"), SPOKEN)
+def test_a_tables_default_is_its_classes(name: str, spec: Architecture, dialect: Dialect) -> None:
+    config: dict[str, Any] = {"architectures": [name]}
+    if dialect.types:
+        config[dialect.within] = {"model_type": dialect.types[0]}
+    compared = {}
+    for param in spec.hparams:
+        for default in (one for one in param.defaults if one.dialect in ("hf", dialect.name) and not one.when):
+            for place in filter(None, param.fields.get("hf", "").split("|")):
+                known = class_default(name, config, place)
+                if known is not None:
+                    compared[param.name] = (default.value, param.words.get(known, known))
+    assert [each for each, (ours, theirs) in compared.items() if ours != theirs] == []
+
+
+# --- every key changed, one by one ----------------------------------------------------------------------------
+
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu")
+OUTSIDE = (
+    "architectures", "model_type", "dtype", "transformers_version", "_name_or_path", "id2label", "label2id",
+    "return_dict", "output_hidden_states", "output_attentions", "is_encoder_decoder", "chunk_size_feed_forward",
+    "problem_type", "initializer_range", "initializer_factor", "vq_config", "text_config", "vision_config",
+    "tie_word_embeddings", "use_cache", "num_channels", "in_channels", "in_chans",
+)  # fmt: skip
+
+
+def others(key: str, value: Any) -> list[Any]:
+    """Other values that a configuration might have."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, str):
+        known = {"norm_type": ("rms_norm", "layer_norm"), "vision_feature_select_strategy": ("full", "default")}
+        words = ACTIVATIONS if "act" in key else known.get(key, ())
+        return [word for word in words if word != value]
+    if isinstance(value, int):
+        if key == "vision_feature_layer":
+            return [-1, -2, 1, [-2, -1]]
+        wanted = (1, 2, 4, 6) if "heads" in key else (value + 1, value * 2, value // 2, value - 1)
+        return [one for one in wanted if one > 0 and one != value]
+    if isinstance(value, float):
+        return [value * 100 if value < 0.1 else value / 2, value * 2]
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return [[one + 1 for one in value], [one * 2 for one in value], value[:1], value[::-1]]
+    if isinstance(value, dict) and "rope_theta" in value:
+        return [{**value, "rope_theta": 500.0}]
+    return []
+
+
+TABLED = ("llama4", "internvl", "idefics3", "janus_pro", "mlp", "cohere2v")
+"""Families whose picture has one size."""
+
+
+def outcome(name: str, where: str, key: str, value: Any, folder: Path) -> str:
+    """What becomes of one changed key: 'refused', 'same', 'said' or why it is wrong; '' for no model."""
+    import torch
+
+    eye = EYES[name]
+    parts = {"vision": copy.deepcopy(eye.vision), "top": copy.deepcopy(eye.top), "text": {**TEXT, **eye.text}}
+    parts[where][key] = value
+    try:
+        config = getattr(transformers, eye.config)(
+            text_config=parts["text"], vision_config=parts["vision"], **parts["top"]
+        )
+        model = getattr(transformers, eye.model)(config)
+        eye.saved(folder, model)
+        tower = model.config.vision_config
+        patch, side = (
+            one[0] if isinstance(one, list | tuple) else one
+            for one in (tower.patch_size, getattr(tower, "image_size", 0))
+        )
+        merge = int(parts["top"].get("spatial_merge_size") or parts["vision"].get("spatial_merge_size") or 2)
+        own = eye.vision.get("patch_size", 6)
+        cut = [edge // (own[0] if isinstance(own, list) else own) for edge in eye.size]
+        size = (side, side) if name in TABLED else tuple(max(count // merge, 1) * merge * patch for count in cut)
+        given = picture(*size)
+        with torch.no_grad():
+            expected = eye.features(model.double().eval(), torch.from_numpy(given).double()).numpy()
+    except Exception:  # transformers has no such model
+        return ""
+    try:
+        second = written(folder, folder / "a.gguf", mmproj="only")
+    except VerificationError as error:
+        return f"refused only after writing: {error}"
+    except GgferryError:
+        return "refused"
+    found = rows_of(second.path, {"picture": given})
+    if found.shape == expected.shape and relative(expected, found) <= 2e-5:
+        return "same"
+    return "said" if any(key in line for line in second.receipt["notes"]) else "another model, without a word"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(EYES) - {"qwen3.5", "glm_ocr"}))
+def test_no_key_changes_a_model_without_a_word(name: str, tmp_path: Path) -> None:
+    eye = EYES[name]
+    base = getattr(transformers, eye.config)(text_config={**TEXT, **eye.text}, vision_config=eye.vision, **eye.top)
+    stated = {"vision": {**base.vision_config.to_dict(), **eye.vision}, "top": base.to_dict()}
+    found = {}
+    for where, config in stated.items():
+        for key, value in config.items():
+            for number, other in enumerate(others(key, value)) if key not in OUTSIDE and "_id" not in key else ():
+                became = outcome(name, where, key, other, tmp_path / f"{where}-{key}-{number}")
+                found[where, key, json.dumps(other)] = became
+    assert {each: word for each, word in found.items() if word not in ("", "same", "said", "refused")} == {}
+    assert sum(word == "same" for word in found.values()) > 5
