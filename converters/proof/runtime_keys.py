@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from ggferry.converters.proof.runtime_rules.broken import broken
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.support.records import dataclass
 
@@ -66,7 +67,8 @@ class Finding:
     """Something in which the loader and a file do not fit.
 
     Attributes:
-        kind: 'no loader', 'missing', 'type', 'unread', 'unknown' (a value), 'missing tensor' or 'unread tensor'.
+        kind: 'no loader', 'missing', 'type', 'unread', 'unknown' (a value), 'missing tensor', 'unread tensor', or that
+            of a rule (`runtime_rules`): 'aborts' or 'otherwise'.
         architecture: The file's architecture.
         what: The key, or the tensor with {n} for its block.
         text: The finding in words.
@@ -129,6 +131,9 @@ def _findings(
             yield Finding("type", architecture, key, f"{who} reads {key} as {types}, and {spelt(value)} is written")
     if tensors and not vocab_only:
         yield from _tensor_findings(asked, architecture, metadata, tensors)
+        for kind, words in broken(architecture, metadata, tensors):
+            does = "would not run this file" if kind == "aborts" else "computes otherwise"
+            yield Finding(kind, architecture, architecture, f"{who} {does}: {words}")
 
 
 def _tensor_findings(

@@ -68,6 +68,10 @@ EXPLAINED = (
         "unread", "gpt2 starcoder mpt gemma2 gemma3", "*.attention.scale", "fixed in llama.cpp", "attention.scale="
     ),
     Explained("unread", "qwen2moe qwen3moe", "*.expert_weights_norm", "fixed for each", "written, but llama.cpp does"),
+    Explained(
+        "unread", "ernie4_5-moe", "*.expert_weights_norm_min", "llama.cpp has a bound of its own",
+        "but llama.cpp does not read it",
+    ),
     Explained("unread", "gpt-oss", "*.yarn_truncate", "llama.cpp always rounds", "it rounds the range over which yarn"),
     Explained(
         "unread", "llama4", "*.attention.rope_pattern *.attention.temperature_*", "constants of llama.cpp",
@@ -192,9 +196,17 @@ EXPLAINED = (
 
 
 def loads(architecture: str, metadata: Mapping[str, Value], tensors: Iterable[str]) -> bool:
-    """Return whether llama.cpp's loader takes the model, whatever it makes of the vocabulary."""
+    """Return whether llama.cpp loads and runs the model, and knows the kind of its vocabulary where it has one."""
     found = check(architecture, metadata, tensors)
-    return all(finding.kind == "unread" or finding.what.startswith("tokenizer.") for finding in found)
+    return all(
+        finding.kind in ("unread", "otherwise") or (finding.what.startswith("tokenizer.") and finding.kind != "unknown")
+        for finding in found
+    )
+
+
+def computed_otherwise(architecture: str, metadata: Mapping[str, Value], tensors: Iterable[str]) -> tuple[str, ...]:
+    """Return in what respects llama.cpp's graph computes something else from the file's values, a sentence each."""
+    return tuple(found.text for found in check(architecture, metadata, tensors) if found.kind == "otherwise")
 
 
 def unexplained(findings: Iterable[Finding], notes: Collection[str]) -> tuple[Finding, ...]:

@@ -1,0 +1,179 @@
+"""What is said of llama.cpp from a file's own values is what llama.cpp does with the file, and nothing is said of a
+sound neighbor."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggferry.converters.model_graph.hparams import Known
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.proof.runtime_keys import check
+from ggferry.converters.proof.runtime_notes import computed_otherwise, loads
+from ggferry.converters.proof.runtime_rules.broken import broken
+from ggferry.converters.understand import understand
+from ggferry.formats.gguf.values import Value, array, f32, string, u32
+from ggferry.formats.gguf.values import ValueType as T
+from helpers.asked_llama_cpp import alike
+from helpers.tiny_models import ROPE, TOKENS, YARN, make, write
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+Case = tuple[str, dict[str, Any], str]
+
+
+def rope(**scaling: Any) -> dict[str, Any]:
+    return {"rope_parameters": {**ROPE, **scaling}}
+
+
+KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
+QUICK: tuple[Case, ...] = (
+    ("deepseek v3", rope(**YARN), "otherwise"),
+    ("deepseek v3", rope(**YARN, mscale=0.7, mscale_all_dim=0.7), "alike"),
+    ("granite hybrid", {"mamba_conv_bias": False}, "dies"),
+    ("deepseek v3", {"n_group": 2, "topk_group": 2}, "dies"),
+    ("gemma4 shared", {"num_kv_shared_layers": 2}, "dies"),
+)
+SLOW: tuple[Case, ...] = (
+    ("deepseek v2", rope(**YARN, attention_factor=0.7), "otherwise"),
+    ("deepseek v2", rope(**YARN, attention_factor=1.0), "alike"),
+    ("deepseek v2", rope(**YARN, mscale=0.7), "otherwise"),
+    ("deepseek v2", rope(**YARN, mscale_all_dim=0.7), "otherwise"),
+    ("deepseek v2", rope(**YARN, mscale=0.7, mscale_all_dim=0.4), "otherwise"),
+    ("deepseek v2", rope(**YARN, attention_factor=1.0, mscale=0.7, mscale_all_dim=0.4), "alike"),
+    ("deepseek v2", rope(rope_type="linear", factor=3.0), "otherwise"),
+    ("deepseek v2", rope(rope_type="linear", factor=1.0), "alike"),
+    ("deepseek v2", {}, "alike"),
+    ("llama yarn", {}, "alike"),
+    ("llama yarn attention_factor", {}, "alike"),
+    ("llama linear", {}, "alike"),
+    ("falcon-h1", {}, "alike"),
+    ("falcon-h1", {"mamba_conv_bias": False}, "dies"),
+    ("granite hybrid", {}, "alike"),
+    ("deepseek v3", {"n_group": 1, "topk_group": 1}, "alike"),
+    ("minicpm3", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-6}, "alike"),
+    ("qwen35moe", {}, "alike"),
+    ("qwen35moe", rope(partial_rotary_factor=0.5, mrope_section=[5, 4, 4]), "dies"),
+    ("deepseek v3", {"n_group": 4, "topk_group": 4}, "dies"),
+)
+
+
+def said(path: Path) -> str:
+    """What the rules say of a file."""
+    file = open_checkpoint(str(path))
+    name = file.metadata["general.architecture"].data
+    if not loads(name, file.metadata, file.tensors):
+        return "dies"
+    return "otherwise" if computed_otherwise(name, file.metadata, file.tensors) else "alike"
+
+
+@pytest.mark.parametrize(("name", "changes", "wanted"), QUICK)
+def test_what_is_said_is_what_llama_cpp_does(
+    name: str, changes: dict[str, Any], wanted: str, tmp_path: Path
+) -> None:  # fmt: skip
+    make(name, tmp_path / "hf", **changes)
+    path = write(understand(open_checkpoint(str(tmp_path / "hf"))), tmp_path / "x.gguf")
+    assert (said(path), alike(path, list(TOKENS))) == (wanted, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes", "wanted"), SLOW)
+def test_so_it_is_of_more_values(name: str, changes: dict[str, Any], wanted: str, tmp_path: Path) -> None:
+    test_what_is_said_is_what_llama_cpp_does(name, changes, wanted, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qwen2", pytest.param("olmo2", marks=pytest.mark.slow)])
+def test_a_head_that_turns_in_part_ends_it_where_it_asserts_that_all_do(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path / "hf")
+    graph = understand(open_checkpoint(str(tmp_path / "hf")))
+    width = graph.hparams["n_rot"]
+    for turned, wanted in ((width.value, "alike"), (width.value - 2, "dies")):
+        param = dataclasses.replace(width, value=turned, known=Known.STATED)
+        part = dataclasses.replace(graph, hparams={**graph.hparams, "n_rot": param})
+        path = write(part, tmp_path / f"{turned}.gguf")
+        assert (said(path), alike(path, list(TOKENS))) == (wanted, wanted)
+
+
+def rules(architecture: str, tensors: set[str], **keys: Value) -> list[str]:
+    """The kinds of the rules that a file of these values breaks; '__' in a key stands for a dot."""
+    metadata = {f"{architecture}.{key.replace('__', '.')}": value for key, value in keys.items()}
+    return [kind for kind, _ in broken(architecture, metadata, tensors)]
+
+
+BLOCKS = {f"blk.{n}.attn_norm.weight" for n in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("experts", "used", "groups", "groups_used", "wanted"),
+    [
+        (8, 2, 0, 0, []), (8, 9, 0, 0, ["aborts"]), (8, 0, 0, 0, ["aborts"]), (0, 2, 0, 0, ["aborts"]),
+        (0, 0, 0, 0, []), (8, 2, 1, 1, []), (8, 2, 4, 3, []), (8, 2, 4, 4, ["aborts"]), (8, 2, 8, 2, ["aborts"]),
+        (8, 2, 3, 2, ["aborts"]), (8, 8, 2, 1, []),
+    ],
+)  # fmt: skip
+def test_counts_of_experts_that_it_asserts(
+    experts: int, used: int, groups: int, groups_used: int, wanted: list[str]
+) -> None:  # fmt: skip
+    found = rules(
+        "glm4moe", BLOCKS, block_count=u32(6), expert_count=u32(experts), expert_used_count=u32(used),
+        expert_group_count=u32(groups), expert_group_used_count=u32(groups_used),
+    )  # fmt: skip
+    assert found == wanted
+
+
+def test_it_has_room_for_so_many_blocks() -> None:
+    assert rules("llama", BLOCKS, block_count=u32(512)) == []
+    assert rules("llama", {f"blk.{n}.attn_norm.weight" for n in range(513)}, block_count=u32(513)) == ["aborts"]
+
+
+@pytest.mark.parametrize(
+    ("windows", "shared", "wanted"),
+    [
+        ((True, True, False, True, True, False), 3, []),
+        ((True, True, False, True, True, False), 2, ["aborts"]),
+        ((True, True, False, True, True, False), 0, []),
+        ((True, True, False, True, True, False), 5, ["aborts"]),
+        ((False, True, True, True, True, True), 2, ["otherwise"]),  # of block 2 instead of block 3
+        ((False, True, False, True, False, True), 1, []),
+        ((True, False, True, False, True, False), 1, ["aborts"]),
+    ],
+)
+def test_caches_that_blocks_take_over(windows: tuple[bool, ...], shared: int, wanted: list[str]) -> None:
+    pattern = array(T.BOOL, windows)
+    keys = {"block_count": u32(6), "attention__shared_kv_layers": u32(shared)}
+    assert rules("gemma4", BLOCKS, attention__sliding_window_pattern=pattern, **keys) == wanted
+
+
+def test_a_name_of_phi_3_without_its_tokens_is_run_by_nobody(tmp_path: Path) -> None:
+    from ggferry.converters.convert import Request, convert
+    from helpers.witnesses import FIXTURES
+
+    source = str(FIXTURES / "hf/ckpt/llama")
+    trapped = convert(Request(source, str(tmp_path / "x.gguf"), model_name="Phi3 of mine"))
+    assert trapped.receipt["runtimes"] == {"run_it": [], "none": True}
+    assert any("makes it look for" in note for note in trapped.receipt["notes"])
+    assert trapped.lines[-1].endswith("llama.cpp does not run it (see the notes)")
+    plain = convert(Request(source, str(tmp_path / "y.gguf"), model_name="another"))
+    assert plain.receipt["runtimes"] == {"run_it": ["llama.cpp"], "none": False}
+    assert "llama.cpp" not in plain.lines[-1]
+
+
+def test_the_multiplier_of_other_families_is_no_factor_of_scores() -> None:
+    """Mistral 3 reads yarn's multiplier as it stands, for the turned columns alone."""
+    log = 0.1 * math.log(4.0) + 1
+    stretched = {
+        "block_count": u32(6), "rope__scaling__type": string("yarn"), "rope__scaling__factor": f32(4.0),
+        "rope__scaling__yarn_log_multiplier": f32(1.0),
+    }  # fmt: skip
+    assert rules("mistral3", BLOCKS, **stretched) == []
+    assert rules("mistral3", BLOCKS, **stretched, rope__scaling__attn_factor=f32(log)) == []
+    assert rules("mistral3", BLOCKS, **stretched | {"rope__scaling__yarn_log_multiplier": f32(0.5)}) == ["otherwise"]
+
+
+def test_a_vocabulary_alone_is_held_against_no_rule() -> None:
+    metadata = {"glm4moe.expert_count": u32(8), "glm4moe.block_count": u32(6)}
+    found = check("glm4moe", metadata, (), vocab_only=True)
+    assert not [finding for finding in found if finding.kind in ("aborts", "otherwise")]
