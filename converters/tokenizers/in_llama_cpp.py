@@ -1,7 +1,9 @@
-"""WordPiece as llama.cpp computes it, to find the scripts whose texts it cuts otherwise than the model's own tokenizer.
+"""Vocabularies as llama.cpp computes them, to find the texts that it cuts otherwise than the model's own tokenizer.
 
-It keeps only the first sign of what a character is composed of (so Hangul loses its vowels), takes vowel signs that
-stand beside a letter for accents, and matches bytes. Source: llama.cpp `llm_tokenizer_wpm_session` (llama-vocab.cpp),
+Its WordPiece keeps only the first sign of what a character is composed of (so Hangul loses its vowels), takes vowel
+signs that stand beside a letter for accents, matches bytes, and knows no longest word. Its unigram has no byte
+fallback, and its own rule for blanks. Of any vocabulary it takes some tokens for special by their text alone. Source:
+llama.cpp `llm_tokenizer_wpm_session`, `llm_tokenizer_ugm_session`, `llama_vocab::impl::load` (llama-vocab.cpp, b11549),
 `unicode_cpts_normalize_nfd`, `scripts/gen-unicode-data.py`.
 """
 
@@ -9,11 +11,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
-from ggferry.converters.tokenizers.building_blocks.special_tokens import well_formed
+from ggferry.converters.tokenizers.building_blocks.charsmap import Charsmap
+from ggferry.converters.tokenizers.building_blocks.special_tokens import splitters, well_formed
+from ggferry.converters.tokenizers.encoders.unigram import UnigramEncoder
 from ggferry.converters.tokenizers.encoders.wordpiece import CJK
-from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, encoder
+from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, encoder
 
 SCRIPTS = {
     "Latin": "The quick brown fox jumps over the lazy dog, again and again.",
@@ -37,13 +42,80 @@ SCRIPTS = {
 }
 """A text in each script; what a vocabulary has no pieces of is unknown to both programs, and no difference."""
 
+PROBES = {
+    **SCRIPTS,
+    "line ends": "one\ntwo\r\nthree",
+    "tabs": "one\ttwo",
+    "blanks in front": "  one",
+    "nothing but blanks": "   ",
+    "blanks in runs": "one   two",
+    "words of more than 100 letters": "a" * 101,
+    "the dotted capital İ": "İstanbul",
+    "rare signs": "\ueb9b \U0001f80f \u2fda 𓀀",
+}
+"""A text for each construct that a program may cut in its own way."""
+ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[", "<|ifm|im_end|>",
+)  # fmt: skip
+"""Texts of tokens that llama.cpp takes for control tokens, whatever type the file gives them: they end generation."""
+
 
 def cut_otherwise(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the scripts whose texts llama.cpp gives other ids than the vocabulary's own rules do."""
-    if tokenizer.model != "bert":
+    """Return the scripts and constructs whose texts llama.cpp gives other ids than the vocabulary's own rules do."""
+    theirs = runtime(tokenizer)
+    if theirs is None:
         return ()
-    own, theirs = encoder(tokenizer), WordPiece(tokenizer)
-    return tuple(name for name, text in SCRIPTS.items() if own.encode(text, bos=False) != theirs.encode(text))
+    own = encoder(tokenizer)
+    return tuple(name for name, text in PROBES.items() if own.encode(text, bos=False) != theirs.encode(text))
+
+
+def runtime(tokenizer: Tokenizer) -> WordPiece | Unigram | None:
+    """Return llama.cpp's encoder where it is known to have rules of its own."""
+    kinds: dict[str, type[WordPiece | Unigram]] = {"bert": WordPiece, "t5": Unigram}
+    kind = kinds.get(tokenizer.model)
+    return kind(tokenizer) if kind else None
+
+
+def taken_for_special(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the texts of ordinary tokens that llama.cpp takes for control tokens."""
+    ordinary = {text for token, text in enumerate(tokenizer.tokens) if tokenizer.type_of(token) == TokenType.NORMAL}
+    return tuple(text for text in ENDS if text in ordinary)
+
+
+class Unigram:
+    """llama.cpp's encoder of a 't5' vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        kinds = [TokenType.NORMAL if kind == TokenType.UNUSED else kind for kind in tokenizer.types or ()]
+        kinds = [TokenType.CONTROL if kind == TokenType.BYTE else kind for kind in kinds]
+        self._best = UnigramEncoder(replace(tokenizer, types=tuple(kinds) or None))
+        self._splitter = splitters(tokenizer)[False]
+        self._charsmap = Charsmap(tokenizer.charsmap) if tokenizer.charsmap else None
+        self._prefix = tokenizer.flags.get("add_space_prefix", True)
+        self._tidy = tokenizer.flags.get("remove_extra_whitespaces", False)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without those that stand before and behind it."""
+        found: list[int] = []
+        for part in self._splitter.split(well_formed(text)):
+            found += [part] if isinstance(part, int) else self._best.of_normalized(self._normalized(part))
+        return found
+
+    def _normalized(self, text: str) -> str:
+        """Return the text as it is matched: with a visible blank before each word, or before the first."""
+        out, within, prefixed = "", False, False
+        for sign in self._charsmap.normalize(text) if self._charsmap else text:
+            if sign == " ":
+                within = False
+                out += "" if self._tidy else SPACE
+                continue
+            if not within and (self._tidy or (self._prefix and not prefixed)):
+                out, prefixed = out + SPACE, True
+            within = True
+            out += sign
+        return out
 
 
 class WordPiece:

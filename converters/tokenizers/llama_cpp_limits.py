@@ -5,7 +5,7 @@ Models and pre-tokenizers that llama.cpp does not know are found elsewhere (`con
 
 from __future__ import annotations
 
-from ggferry.converters.tokenizers.in_llama_cpp import cut_otherwise
+from ggferry.converters.tokenizers.in_llama_cpp import cut_otherwise, taken_for_special
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 
 # llama-vocab.cpp changes the attributes of these tokens in any model whose general.name contains "phi3" or "phi-3",
@@ -33,13 +33,29 @@ def objections(tokenizer: Tokenizer, name: str = "") -> tuple[str, ...]:
     return tuple(found)
 
 
+BLANK = ("blanks in front", "nothing but blanks", "blanks in runs")
+WHY = {
+    "bert": "its WordPiece keeps one sign of a composed character and no vowel signs, knows no longest word, and has "
+    "tables of a later Unicode",
+    "t5": "its unigram has its own rule for blanks",
+}
+NO_FALLBACK = "its unigram has no byte fallback: what no piece holds is unknown"
+
+
 def differences(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return what llama.cpp makes of texts otherwise than the vocabulary's own rules, a sentence each."""
-    scripts = cut_otherwise(tokenizer)
-    if not scripts:
-        return ()
-    return (
-        f"llama.cpp cuts texts otherwise than the model's own tokenizer, in these scripts: {', '.join(scripts)}; what "
-        "it makes of such texts is not what the model was trained on (its WordPiece keeps one sign of a composed "
-        "character, and no vowel signs)",
-    )
+    found = []
+    if constructs := cut_otherwise(tokenizer):
+        why = WHY[tokenizer.model]
+        if tokenizer.model == "t5" and TokenType.BYTE in (tokenizer.types or ()):
+            why = f"{NO_FALLBACK}; {why}" if any(name in constructs for name in BLANK) else NO_FALLBACK
+        found.append(
+            f"llama.cpp cuts texts otherwise than the model's own tokenizer, in these scripts and constructs: "
+            f"{', '.join(constructs)}; what it makes of such texts is not what the model was trained on ({why})"
+        )
+    if taken := taken_for_special(tokenizer):
+        found.append(
+            f"llama.cpp takes ordinary tokens for special ones by their text: {', '.join(map(repr, taken))}; it finds "
+            "them in a prompt, and ends there"
+        )
+    return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ggferry.converters.model_graph.open_checkpoint import header_layouts
@@ -81,14 +82,26 @@ def witness_of(
 
     None where no sidecar file does (a GGUF source, a vocabulary within a file of the GGML era), or no library reads it.
     """
+    where = _where(checkpoint, options)
+    return (None, None) if where is None else find.witness(where, options.pre)
+
+
+def vocabulary_files(checkpoint: Checkpoint, options: VocabOptions = VocabOptions()) -> Mapping[str, str] | None:
+    """Return the files that say something about the vocabulary, by name; None where no file beside the weights does."""
+    where = _where(checkpoint, options)
+    return None if where is None else Sidecars.of(where).files
+
+
+def _where(checkpoint: Checkpoint, options: VocabOptions) -> str | Mapping[str, str] | None:
+    """Return the folder or the files that the vocabulary is from; None where it is within the checkpoint."""
     given = options.source or options.model
     legacy = kind_of(checkpoint.container) is Kind.LEGACY
     if options.none or kind_of(checkpoint.container) is Kind.GGUF or (legacy and given is None):
-        return None, None
+        return None
     if legacy and given:
-        return find.witness(find.files_of(given), options.pre)
+        return find.files_of(given)
     beside = dict(checkpoint.sidecars) | ({"tokenizer.model": options.model} if options.model else {})
-    return find.witness(find.files_of(options.source) if options.source else beside, options.pre)
+    return find.files_of(options.source) if options.source else beside
 
 
 def _of_gguf(checkpoint: Checkpoint, rows: int) -> Tokenizer | None:

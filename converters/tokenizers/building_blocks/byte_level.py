@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import pairwise
 
+from ggferry.formats.errors import InconsistentError
+
 PRINTABLE = (range(0x21, 0x7F), range(0xA1, 0xAD), range(0xAE, 0x100))
 
 
@@ -77,3 +79,42 @@ def rebuild_merges(ranked: Iterable[tuple[bytes, int]]) -> tuple[list[tuple[byte
             unexplained.append(token)
             del ranks[token]  # no merge leads to it, so none can start from it
     return merges, unexplained
+
+
+def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """Return the merges by which a runtime joins what tiktoken joins: every two tokens that make a third, by its rank.
+
+    tiktoken knows no merges: it joins any neighbors whose bytes together are a token, lowest rank first. For most
+    vocabularies one pair leads to a token (`rebuild_merges`); where tokens were added by hand, several do, or none.
+    transformers converts tiktoken files so (`convert_slow_tokenizer.py`, TikTokenConverter).
+    """
+    found = []
+    for token, rank in ranks.items():
+        for at in range(1, len(token) if len(token) <= MAX_MERGED else 1):
+            left, right = token[:at], token[at:]
+            if left in ranks and right in ranks:
+                found.append((rank, ranks[left], ranks[right], left, right))
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def merges_by_rank(ranks: Mapping[bytes, int], whole: bool) -> tuple[list[tuple[bytes, bytes]], str]:
+    """Return the merges of a vocabulary by rank, and in words how they were found.
+
+    Args:
+        ranks: Token → rank.
+        whole: Whether runtimes take a word that is a token as it is (ignore_merges), as tiktoken does.
+
+    Raises InconsistentError for bytes that are no token, and for tokens that no merge makes where `whole` is False.
+    """
+    lone = next(
+        (token[at : at + 1] for token in ranks for at in range(len(token)) if token[at : at + 1] not in ranks), None
+    )
+    if lone is not None:
+        raise InconsistentError("a byte within tokens is no token itself", found=lone)
+    merges, unexplained = rebuild_merges(ranks.items())
+    if not unexplained:
+        return merges, "rebuilt from the ranks, each proved"
+    if not whole:
+        message = f"{len(unexplained)} tokens follow from no merge of earlier ones"
+        raise InconsistentError(message, found=unexplained[0], expected="a pre-tokenizer that looks words up first")
+    return merges_of_ranks(ranks), "every two tokens that make a third, by its rank"

@@ -73,13 +73,13 @@ def patterns(spec: Any, path: str | None) -> Patterns:
                 "a pre-tokenizer step we do not know", path=path, found=kind_of(step, path),
                 expected=", ".join(_STEPS), hint="--pre NAME",
             )  # fmt: skip
-        with _placed(path):
+        with placed(path):
             found += described(step)
     return found
 
 
 @contextmanager
-def _placed(path: str | None) -> Iterator[None]:
+def placed(path: str | None) -> Iterator[None]:
     """Add the file's path to errors of a step's own members."""
     try:
         yield

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 
 from ggferry.converters.tokenizers.building_blocks.charsmap import Charsmap
 from ggferry.converters.tokenizers.building_blocks.sentencepiece_proto import SentencePieceModel
@@ -70,7 +71,7 @@ class UnigramEncoder:
         if (flags.get("add_bos", False) if bos is None else bos) and "bos" in ids:
             out.append(ids["bos"])
         for part in self._splitters[special].split(text):
-            out += [part] if isinstance(part, int) else self._best(self.normalize(well_formed(part)))
+            out += [part] if isinstance(part, int) else self._run(part)
         if bos is not False and flags.get("add_eos", True) and "eos" in ids:
             out.append(ids["eos"])
         return out
@@ -85,7 +86,20 @@ class UnigramEncoder:
             return ""
         return ((" " if self._prefix else "") + text).replace(" ", SPACE)
 
-    def _best(self, text: str) -> list[int]:
+    def in_single(self, text: str) -> list[int]:
+        """Return the ids of a text where sums of scores are rounded to float32, as SentencePiece rounds them."""
+        parts = self._splitters[False].split(text)
+        runs = ([part] if isinstance(part, int) else self._run(part, _to_single) for part in parts)
+        return [token for run in runs for token in run]
+
+    def of_normalized(self, text: str) -> list[int]:
+        """Return the ids of a text that is normalized, and in which nothing is special."""
+        return self._best(text, float)
+
+    def _run(self, text: str, rounded: Callable[[float], float] = float) -> list[int]:
+        return self._best(self.normalize(well_formed(text)), rounded)
+
+    def _best(self, text: str, rounded: Callable[[float], float]) -> list[int]:
         """Return the ids on the path with the highest score; neighboring unknown signs are one."""
         count = len(text)
         score = [0.0] + [float("-inf")] * count
@@ -98,9 +112,10 @@ class UnigramEncoder:
                     continue
                 single = single or length == 1
                 if here + piece[1] > score[start + length]:
-                    score[start + length], came[start + length] = here + piece[1], (start, piece[0])
+                    score[start + length], came[start + length] = rounded(here + piece[1]), (start, piece[0])
             if not single and here + self._unknown_score > score[start + 1]:
-                score[start + 1], came[start + 1] = here + self._unknown_score, (start, self._unknown)
+                score[start + 1] = rounded(here + self._unknown_score)
+                came[start + 1] = start, self._unknown
         out: list[int] = []
         end = count
         while end:
@@ -125,6 +140,10 @@ class UnigramEncoder:
         if kind == TokenType.BYTE and (value := byte_of(text)) is not None:
             return bytes([value])
         return (text.replace(SPACE, " ") if kind == TokenType.NORMAL else text).encode("utf-8", "surrogateescape")
+
+
+def _to_single(value: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
 def _lengths_by_first(pieces: dict[str, tuple[int, float]]) -> dict[str, list[int]]:

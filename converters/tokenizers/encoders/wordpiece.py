@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
 
-from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import PUNCTUATION, compiled, cut
+from ggferry.converters.tokenizers.building_blocks.bert_signs import pattern_of
 from ggferry.converters.tokenizers.building_blocks.special_tokens import splitters, well_formed
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenizerKind, TokenType
 
@@ -30,8 +31,7 @@ def normalized(text: str, lowercase: bool, plain: bool) -> str:
     text = "".join(map(_cleaned, text))
     text = "".join(f" {sign} " if _is_cjk(sign) else sign for sign in text)
     if plain:
-        signs = unicodedata.normalize("NFD", text)
-        text = "".join(sign for sign in signs if unicodedata.category(sign) != "Mn")
+        text = pattern_of("mark").sub("", unicodedata.normalize("NFD", text))
     return text.lower() if lowercase else text
 
 
@@ -43,10 +43,9 @@ def _is_cjk(sign: str) -> bool:
 @cache
 def _cleaned(sign: str) -> str:
     """Return one character, or "" for NUL, U+FFFD and control characters; white space becomes a blank."""
-    category = unicodedata.category(sign)
-    if sign in "\t\n\r\u2028\u2029" or category == "Zs":
+    if sign in "\t\n\r\u2028\u2029" or unicodedata.category(sign) == "Zs":
         return " "
-    return "" if sign in "\x00\ufffd" or category in ("Cc", "Cf", "Co") else sign
+    return "" if sign == "\0" or pattern_of("control").match(sign) else sign
 
 
 class WordPieceEncoder:
@@ -60,7 +59,7 @@ class WordPieceEncoder:
         self._longest = max((len(text) for text in self._pieces), default=0)
         self._lowercase = tokenizer.flags.get("lowercase", True)  # llama.cpp's defaults: accents go with it
         self._plain = tokenizer.flags.get("strip_accents", self._lowercase)
-        self._punctuation = compiled(PUNCTUATION)
+        self._punctuation = re.compile(f"({pattern_of('punctuation').pattern})")
         self._unknown = tokenizer.ids.get("unk", 0)
         self._splitters = splitters(tokenizer)
 
@@ -75,8 +74,8 @@ class WordPieceEncoder:
                 out.append(part)
                 continue
             for run in normalized(well_formed(part), self._lowercase, self._plain).split():
-                for word, _ in cut(self._punctuation, run):
-                    out += self._word(word)
+                for word in self._punctuation.split(run):
+                    out += self._word(word) if word else []
         if bos is not False and flags.get("add_eos", True) and end is not None:
             out.append(end)
         return out

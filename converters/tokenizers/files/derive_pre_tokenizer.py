@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 
+from ggferry.converters.tokenizers.building_blocks.bpe_document import BpeDocument
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import (
     CONTRACTIONS,
     GPT2,
@@ -18,7 +19,6 @@ from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import (
 from ggferry.converters.tokenizers.building_blocks.steps import BYTES, patterns
 from ggferry.converters.tokenizers.compare import TokenizerCheck
 from ggferry.converters.tokenizers.encoders.bpe import BpeEncoder
-from ggferry.converters.tokenizers.files.bpe_document import BpeDocument
 from ggferry.converters.tokenizers.libraries.ask import Answer, ask
 from ggferry.converters.tokenizers.libraries.testimony import Witness, weigh
 from ggferry.converters.tokenizers.sample_texts import TEXTS

@@ -12,8 +12,9 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from ggferry.converters.tokenizers.building_blocks.byte_level import rebuild_merges, spell
-from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import PRES
+from ggferry.converters.tokenizers.building_blocks.byte_level import merges_by_rank, spell
+from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import PRES, find_pre
+from ggferry.converters.tokenizers.building_blocks.steps import placed
 from ggferry.converters.tokenizers.files.derive_pre_tokenizer import canonical
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
@@ -53,15 +54,15 @@ def load_tekken(document: Mapping[str, Any], path: str | None, pre: str | None =
         expected = f"{len(specials) + 1} to {MAX_VOCAB}"
         raise OutOfRangeError("default_vocab_size", path=path, found=size, expected=expected)
     ranked = _ranked(document, size - len(specials), path)
-    merges, unexplained = rebuild_merges((token, rank) for rank, token in enumerate(ranked))
-    if unexplained:
-        message = f"{len(unexplained)} tokens follow from no merge of earlier ones"
-        raise InconsistentError(message, path=path, found=unexplained[0])
+    pre = pre or _pre(config, path)
+    with placed(path):
+        ranks = {token: rank for rank, token in enumerate(ranked)}
+        merges, how = merges_by_rank(ranks, whole=find_pre(pre).ignore_merges)
     named = [name for name, _ in specials]
     kinds = tuple(TokenType.CONTROL if control else TokenType.USER_DEFINED for _, control in specials)
     return Tokenizer(
         model="gpt2",
-        pre=pre or _pre(config, path),
+        pre=pre,
         tokens=(*named, *map(spell, ranked)),
         types=(*kinds, *(TokenType.NORMAL,) * len(ranked)),
         merges=tuple(f"{spell(left)} {spell(right)}" for left, right in merges),
@@ -71,7 +72,7 @@ def load_tekken(document: Mapping[str, Any], path: str | None, pre: str | None =
             "tekken.json has no chat template: Mistral renders its own in mistral-common",
             "llama.cpp cuts words at combining marks (Devanagari, Thai, Tamil, …), and Mistral's pattern does not",
         ),
-        origins={"tokens": NAME, "merges": "rebuilt from the ranks, each proved", "pre": f"the pattern of {NAME}"},
+        origins={"tokens": NAME, "merges": how, "pre": f"the pattern of {NAME}"},
     )
 
 

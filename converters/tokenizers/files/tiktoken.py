@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 
-from ggferry.converters.tokenizers.building_blocks.byte_level import rebuild_merges, spell
+from ggferry.converters.tokenizers.building_blocks.byte_level import merges_by_rank, spell
+from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
+from ggferry.converters.tokenizers.building_blocks.steps import placed
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
 from ggferry.converters.tokenizers.libraries.testimony import TIKTOKEN, Witness
@@ -15,6 +17,7 @@ from ggferry.formats.files.local_files import read_bytes
 from ggferry.formats.json_files import kinds as json_kinds
 from ggferry.formats.limits import MAX_TOKEN_BYTES, MAX_VOCAB
 
+PRE = "llama-bpe"
 SPECIALS = 256  # llama3/tokenizer.py: num_reserved_special_tokens
 # Position among the specials → name; the rest is reserved, counted up (llama3/tokenizer.py; names of 3.1 and later
 # from llama-models). Ids are the same in both.
@@ -47,19 +50,14 @@ def load_tiktoken(path: str, *, rows: int | None = None, later: bool = True) -> 
     count = len(ranks)
     if count >= LLAMA_4_TOKENS:
         raise UnsupportedError("a tiktoken file of LLaMA 4: its specials are not in it", path=path, found=count)
-    by_rank = {rank: token for token, rank in ranks.items()}
-    if set(by_rank) != set(range(count)):
-        raise InconsistentError("ranks leave gaps", path=path, found=f"{count} tokens up to rank {max(by_rank)}")
-    merges, unexplained = rebuild_merges(ranks.items())
-    if unexplained:
-        raise InconsistentError(
-            f"{len(unexplained)} tokens follow from no merge of earlier ones", path=path, found=unexplained[0]
-        )
+    by_rank = in_rank_order(ranks, path)
+    with placed(path):
+        merges, how = merges_by_rank(ranks, whole=find_pre(PRE).ignore_merges)
     specials = special_names(SPECIALS if rows is None or rows <= count else rows - count, later)
     return Tokenizer(
         model="gpt2",
-        pre="llama-bpe",
-        tokens=(*(spell(by_rank[rank]) for rank in range(count)), *specials),
+        pre=PRE,
+        tokens=(*map(spell, by_rank), *specials),
         types=(TokenType.NORMAL,) * count + (TokenType.CONTROL,) * len(specials),
         merges=tuple(f"{spell(left)} {spell(right)}" for left, right in merges),
         ids={"bos": count, "eos": count + 1, "eot": count + 9} | ({"eom": count + 8} if later else {}),
@@ -68,8 +66,16 @@ def load_tiktoken(path: str, *, rows: int | None = None, later: bool = True) -> 
             f"{len(specials)} special tokens are not in a tiktoken file: named as Meta's tokenizer.py names those of "
             f"LLaMA {'3.1 and later' if later else '3.0'}",
         ),
-        origins={"tokens": path, "merges": "rebuilt from the ranks, each proved", "pre": "LLaMA 3's file format"},
+        origins={"tokens": path, "merges": how, "pre": "LLaMA 3's file format"},
     )
+
+
+def in_rank_order(ranks: dict[bytes, int], path: str) -> list[bytes]:
+    """Return the tokens by rank. Raises InconsistentError for ranks that leave gaps."""
+    by_rank = {rank: token for token, rank in ranks.items()}
+    if set(by_rank) != set(range(len(ranks))):
+        raise InconsistentError("ranks leave gaps", path=path, found=f"{len(ranks)} tokens up to rank {max(by_rank)}")
+    return [by_rank[rank] for rank in range(len(ranks))]
 
 
 def special_names(count: int, later: bool) -> list[str]:

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.tokenizers.building_blocks.added_tokens import Added, as_entry
+from ggferry.converters.tokenizers.building_blocks.bpe_document import BpeDocument, read_document, read_vocabulary
 from ggferry.converters.tokenizers.building_blocks.byte_level import letters
 from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import find_pre
 from ggferry.converters.tokenizers.building_blocks.steps import flattened, kind_of, names
 from ggferry.converters.tokenizers.encoders.wordpiece import phantom
-from ggferry.converters.tokenizers.files.bpe_document import BpeDocument, read_document, read_vocabulary
 from ggferry.converters.tokenizers.files.derive_pre_tokenizer import UNICODE_FORMS, derive
 from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted, framing, special_text

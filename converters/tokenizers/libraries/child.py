@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import sys
+import unicodedata
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -104,12 +105,48 @@ def with_sentencepiece(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, An
         answer["vocabulary"] = [made.id_to_piece(token) for token in every]
         answer["scores"] = [made.get_score(token) for token in every]
         answer["types"] = [next((kind for kind, is_it in kinds if is_it(token)), 1) for token in every]
+        for token in user_defined(data):
+            answer["types"][token] = 4
 
     def ids() -> Ids:
         for texts in batches(asked["texts"]):
             yield from made.encode(texts)
 
     return answer, ids()
+
+
+def user_defined(data: bytes) -> Iterator[int]:
+    """Yield the ids of a model file's user-defined pieces, which no function of the library tells from ordinary ones.
+
+    A piece is field 1 of the model, its type field 3 of the piece (sentencepiece_model.proto).
+    """
+    pieces = (value for number, value in fields(data) if number == 1)
+    for token, piece in enumerate(pieces):
+        if piece.find(b"\x18\x04") >= 0 and (3, 4) in fields(piece):  # the bytes of such a field: most pieces end here
+            yield token
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of every field of a protobuf message: an integer, or bytes."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = data[at], at + 1
+            if byte < 0x80:
+                return value | byte << shift
+            value, shift = value | (byte & 0x7F) << shift, shift + 7
+
+    while at < len(data):
+        tag = varint()
+        if tag & 7 == 0:
+            yield tag >> 3, varint()
+            continue
+        size = {1: 8, 5: 4}[tag & 7] if tag & 7 != 2 else varint()
+        yield tag >> 3, data[at : at + size]
+        at += size
 
 
 def with_fairseq(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
@@ -128,7 +165,7 @@ def with_fairseq(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Id
     return answer, ([token + 1 if token else 3 for token in one] for one in ids)
 
 
-def with_tiktoken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+def with_tiktoken(data: bytes, asked: dict[str, Any], pattern: str = LLAMA_3) -> tuple[dict[str, Any], Ids]:
     """Encode by a file of tokens and ranks, as Meta's tokenizer.py of LLaMA 3 reads it.
 
     It uses tiktoken where that is installed, else its algorithm (tiktoken/_educational.py, bpe_encode). Special tokens,
@@ -139,13 +176,26 @@ def with_tiktoken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], I
     answer: dict[str, Any] = {"library": "tiktoken's algorithm"}
     if asked["vocabulary"]:
         answer["vocabulary"] = {base64.b64encode(token).decode(): rank for token, rank in ranks.items()}
-    encode = by_rank(ranks)
+    encode = by_rank(ranks, pattern)
     with suppress(ImportError):
         import tiktoken
 
         answer["library"] = f"tiktoken {tiktoken.__version__}"
-        encode = tiktoken.Encoding("given", pat_str=LLAMA_3, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+        encode = tiktoken.Encoding("given", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
     return answer, (encode(text) for texts in batches(asked["texts"]) for text in texts)
+
+
+def with_qwen(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
+    """Encode by a qwen.tiktoken, as tokenization_qwen.py does: NFC, digits alone. Special tokens are plain text."""
+    texts = [unicodedata.normalize("NFC", text) for text in asked["texts"]]
+    answer, ids = with_tiktoken(data, {**asked, "texts": texts}, LLAMA_3.replace("{1,3}", ""))
+    if asked["vocabulary"]:
+        first = len(answer["vocabulary"])
+        names = ("endoftext", "im_start", "im_end", *(f"extra_{n}" for n in range(205)))
+        answer["special"] = {first + n: f"<|{name}|>" for n, name in enumerate(names)}
+    if asked["normalize"]:
+        answer["normalized"] = texts
+    return answer, ids
 
 
 def with_tekken(data: bytes, asked: dict[str, Any]) -> tuple[dict[str, Any], Ids]:
@@ -203,6 +253,7 @@ LIBRARIES: dict[str, Callable[[bytes, dict[str, Any]], tuple[dict[str, Any], Ids
     "fairseq": with_fairseq,
     "tiktoken": with_tiktoken,
     "tekken": with_tekken,
+    "qwen": with_qwen,
 }
 
 if __name__ == "__main__":

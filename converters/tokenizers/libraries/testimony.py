@@ -7,7 +7,7 @@ such texts differently; then it is counted with the reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -15,11 +15,14 @@ from ggferry.converters.tokenizers.building_blocks.added_tokens import Added
 from ggferry.converters.tokenizers.building_blocks.byte_level import unspell
 from ggferry.converters.tokenizers.compare import TokenizerCheck, compare_ids
 from ggferry.converters.tokenizers.libraries.ask import Answer, ask
+from ggferry.converters.tokenizers.libraries.rules import Rules, Side, explained
 from ggferry.converters.tokenizers.sample_texts import TEXTS
 from ggferry.converters.tokenizers.tokenizer import SPACE, Encoder, Tokenizer, TokenType
 from ggferry.support.records import dataclass
 
 TOKENIZERS, SENTENCEPIECE, TIKTOKEN, TEKKEN = "tokenizers", "sentencepiece", "tiktoken", "tekken"
+QWEN = "qwen"
+"""tiktoken, with the pattern and the special tokens of the first QWen models."""
 FAIRSEQ = "fairseq"
 """SentencePiece, with its pieces numbered as fairseq does."""
 MAX_PIECES = 200_000
@@ -92,66 +95,37 @@ def hear(
 
 def weigh(witness: Witness, made: Tokenizer, output: Encoder, texts: Sequence[str], answer: Answer) -> Agreement:
     """Compare as `hear` does, with an answer of the library that is there already."""
-    excuse, special = _excuses(witness, made, _space_in_front(texts, answer)), witness.library == TOKENIZERS
-    excused: Counter[str] = Counter()
-    counted, left, right = [], [], []
+    rules = Rules(_side(witness), made, _space_in_front(texts, answer))
+    found: list[list[int]] = []
+    apart: dict[int, tuple[str, str, list[int]]] = {}
     reached: set[int] = set()
     for number, text in enumerate(texts):
         # no key of a 'gpt2' vocabulary says how text is normalized: its runtimes take it as it is
         given = answer.normalized[number] if made.model == "gpt2" else text
-        ids, expected = output.encode(given, bos=False, special=special), answer.ids(number)
+        ids = output.encode(given, bos=False, special=rules.special)
+        found.append(ids)
         reached.update(ids)
-        if ids != expected and (why := excuse(text, answer.normalized[number])):
-            excused[why] += 1
-            continue
-        counted.append(text)
-        left.append(expected)
-        right.append(ids)
-    check = compare_ids(counted, left, right, output)
-    return Agreement(answer.library, check, dict(excused), len(reached), answer.facts)
+        if ids != answer.ids(number):
+            apart[number] = text, given, ids
+    excused = explained(rules, made, output, apart, answer) if apart else {}
+    counted = [number for number in range(len(texts)) if number not in excused]
+    check = compare_ids(
+        [texts[number] for number in counted], [answer.ids(number) for number in counted],
+        [found[number] for number in counted], output,
+    )  # fmt: skip
+    return Agreement(answer.library, check, dict(Counter(excused.values())), len(reached), answer.facts)
+
+
+def _side(witness: Witness) -> Side:
+    heeding = tuple(one.content for one in witness.added if one.lstrip or one.rstrip or one.single_word)
+    added = tuple(one.content for one in witness.added if one.content)
+    return Side(witness.library, witness.data, witness.path, heeding, added)
 
 
 def _space_in_front(texts: Sequence[str], answer: Answer) -> bool:
     """Return whether the library's normalizer puts a space before a text that has none."""
     pairs = zip(texts, answer.normalized, strict=True)
     return any(made.startswith(SPACE) for text, made in pairs if text and not text.startswith((" ", SPACE)))
-
-
-def _excuses(witness: Witness, made: Tokenizer, space: bool) -> Callable[[str, str], str | None]:
-    """Return a function that says why GGUF cannot give the library's ids for a text, or None where it can.
-
-    Its arguments are the text, and what the library's normalizer makes of it. `space`: whether the library puts a space
-    in front.
-    """
-    by_class = made.origins.get("add_space_prefix", "").startswith("model_type")
-    taking = [one.content for one in witness.added if one.lstrip or one.rstrip or one.single_word]
-    added = [one.content for one in witness.added if one.content]
-    placed = [text for token, text in enumerate(made.tokens) if made.type_of(token) == TokenType.USER_DEFINED]
-
-    def excuse(text: str, normalized: str) -> str | None:
-        if _holds(text, taking):
-            return "a token that takes in, or heeds, what stands beside it"
-        if made.model == "llama" and witness.library == TOKENIZERS:
-            blank = text.startswith((" ", SPACE)) or _holds(text, added)
-            return "blanks at the beginning and behind special tokens" if blank else None
-        if made.model == "llama":
-            if _holds(text, placed):
-                return "blanks behind special tokens"
-            if by_class and space != made.flags.get("add_space_prefix", True):
-                return "the space in front, which the model's class decides"
-            plain = " " + text if space and text else text
-            return None if normalized == plain.replace(" ", SPACE) else "the normalizer of tokenizer.model"
-        if made.model == "t5" and witness.library == TOKENIZERS:
-            other = " ".join(text.split()) != text or SPACE in text or _holds(text, added)
-            return "blanks other than one between words" if other else None
-        return None
-
-    return excuse
-
-
-def _holds(text: str, contents: Iterable[str]) -> bool:
-    """Return whether one of `contents` is in `text` together with something else."""
-    return any(content in text and content != text for content in contents)
 
 
 def texts_of(made: Tokenizer, added: Sequence[Added], pieces: bool, own: Sequence[str] = ()) -> list[str]:
