@@ -67,12 +67,14 @@ class Witness:
         side: The side it speaks of, 'source' or 'output'.
         refuse: Returns why it cannot testify, or None.
         hear: Returns its testimony, and how far its results are from ours.
+        otherwise: Returns in what respects it is known to compute something else from the output.
     """
 
     name: str
     side: str
     refuse: Callable[[Case], Refusal | None]
     hear: Callable[[Case], tuple[Testimony, Difference | None]]
+    otherwise: Callable[[Case], tuple[str, ...]] = lambda _: ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from ggferry.converters.forward.weights import Weights
-from ggferry.converters.proof.logits import growth, run_prompts
+from ggferry.converters.proof.logits import growth
+from ggferry.converters.proof.passes import run_prompts
 from ggferry.converters.proof.prompts import Prompt, original_context, spread
 from ggferry.converters.proof.witnesses.case import (
     GIB,

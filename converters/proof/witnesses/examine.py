@@ -75,7 +75,7 @@ def _heard(witness: Witness, case: Case, auto: bool) -> Testimony | None:
     said = replace(testimony, worst=apart.worst, limit=apart.limit, place=apart.place)
     if apart.allowed:
         return said
-    if known := case.source.otherwise(witness.name, apart.tokens):
+    if known := (*case.source.otherwise(witness.name, apart.tokens), *witness.otherwise(case)):
         return replace(said, why=f"it computes otherwise, as is known: {known[0]} (differs by {short(apart.worst)})")
     side = case.source if witness.side == "source" else case.output
     raise VerificationError(

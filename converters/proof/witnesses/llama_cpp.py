@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.evaluate import embedding, result_of
 from ggferry.converters.forward.model import LAST_STATES, Choices, Places
+from ggferry.converters.forward.pooling import SHARED, shares
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.proof.logits import growth, run_prompts
+from ggferry.converters.proof.logits import growth
+from ggferry.converters.proof.passes import run_prompts
 from ggferry.converters.proof.prompts import PROMPT_LENGTH, Prompt, original_context, spread
+from ggferry.converters.proof.runtime_notes import computed_otherwise, loads
 from ggferry.converters.proof.witnesses.case import (
     GIB,
     Case,
@@ -28,6 +31,7 @@ from ggferry.converters.proof.witnesses.case import (
 from ggferry.converters.proof.witnesses.child_process import ask, available_memory, prompts_of
 from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.converters.schema.recipe import recipe_of
+from ggferry.formats.gguf.values import Value
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -49,8 +53,6 @@ MOST = 0.3
 """The highest limit: beyond it, a mistake can no longer be distinguished from rounding."""
 _DECODERS = ("decoder", "mamba", "rwkv")
 _POOLED = {1: "MEAN", 2: "CLS", 3: "LAST", 4: "RANK"}
-_SHARED = ("qwen3", "qwen3vl")
-"""Whose classifiers' scores llama.cpp turns into shares of one (`build_pooling`)."""
 _ROWS = (5, 10, 15)
 CONTEXT = 256
 """Tokens; llama.cpp rounds any context up to a multiple of so many."""
@@ -67,7 +69,7 @@ def refuse(case: Case) -> Refusal | None:
         return Refusal("it is not installed (pip install 'ggferry[witness]')", quiet=True)
     if not _embeds(graph) and _computation(graph) not in _DECODERS:
         return Refusal("its server continues texts, which this model does not", quiet=True)
-    if NAME not in case.source.runtimes or NAME not in graph.runtimes:
+    if NAME not in case.source.runtimes or NAME not in graph.runtimes or not loads(*_file(graph)):
         return Refusal("it does not run such a model", quiet=True)
     if "tokenizer.ggml.tokens" not in graph.checkpoint.metadata:
         return Refusal("the output has no vocabulary, without which it does not load a file")
@@ -83,7 +85,7 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
         return _hear_embedding(case)
     graph, texts = case.output, _prompts(case)
     job = {
-        "model": _link(graph, case.folder), "n_vocab": graph.sizes["n_vocab"], "letter": _letter(graph),
+        "model": link_model(graph, case.folder), "n_vocab": graph.sizes["n_vocab"], "letter": _letter(graph),
         "threads": case.threads, "prompts": prompts_of(texts),
     }  # fmt: skip
     answer = ask("llama_cpp_logits", job, case.folder, graph.checkpoint.nbytes)
@@ -109,10 +111,10 @@ def _hear_embedding(case: Case) -> tuple[Testimony, Difference | None]:
     vector = embedding(graph, states)
     kind = _POOLED.get(graph.sizes.get("pooling") or 0, "MEAN")
     ours = states.mean(0) if vector is None else vector
-    ours = _shares(ours) if kind == "RANK" and graph.architecture.name in _SHARED else ours
+    ours = shares(ours) if kind == "RANK" and graph.architecture.name in SHARED else ours
     job = {
-        "model": _link(graph, case.folder), "threads": case.threads, "prompts": prompts_of([text]), "pooling": kind,
-        "count": len(ours),
+        "model": link_model(graph, case.folder), "threads": case.threads, "prompts": prompts_of([text]),
+        "pooling": kind, "count": len(ours),
     }  # fmt: skip
     answer = ask("llama_cpp_embeddings", job, case.folder, graph.checkpoint.nbytes)
     what = "scores" if kind == "RANK" else "embeddings"
@@ -124,12 +126,6 @@ def _hear_embedding(case: Case) -> tuple[Testimony, Difference | None]:
         theirs = theirs / (np.linalg.norm(theirs) or 1.0)
     found = difference([replace(text, places=Places(rows=(0,)))], [ours[None]], [theirs], [limit_of(graph)])
     return replace(testimony, count=found.count), found
-
-
-def _shares(scores: Any) -> Any:
-    """Return the softmax of scores."""
-    odds = np.exp(scores - scores.max())
-    return odds / odds.sum()
 
 
 def _embeds(graph: ModelGraph) -> bool:
@@ -190,7 +186,7 @@ def _missed(graph: ModelGraph, texts: Sequence[Prompt]) -> tuple[str, ...]:
     return tuple(missed)
 
 
-def _link(graph: ModelGraph, folder: str) -> str:
+def link_model(graph: ModelGraph, folder: str) -> str:
     """Link the output, with its shards, under a name that llama.cpp knows; return that name."""
     files, count = graph.checkpoint.files, len(graph.checkpoint.files)
     names = ["model.gguf"] if count == 1 else [f"model-{shard_label(n, count)}.gguf" for n in range(1, count + 1)]
@@ -220,4 +216,12 @@ def _centered(rows: Any) -> Any:
     return np.asarray(rows, np.float64) - np.mean(rows, -1, keepdims=True, dtype=np.float64)
 
 
-WITNESS = Witness(NAME, SIDE, refuse, hear)
+def _otherwise(case: Case) -> tuple[str, ...]:
+    return computed_otherwise(*_file(case.output))
+
+
+def _file(graph: ModelGraph) -> tuple[str, Mapping[str, Value], Iterable[str]]:
+    return graph.architecture.name, graph.checkpoint.metadata, graph.checkpoint.tensors
+
+
+WITNESS = Witness(NAME, SIDE, refuse, hear, _otherwise)

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from ggferry.support.records import dataclass
 
+SAID = ("texts", "conversations")
+"""Things that a witness may make otherwise than the model's own programs, and that is no failure of the output."""
+
 
 @dataclass(frozen=True, slots=True)
 class Testimony:
@@ -15,7 +18,7 @@ class Testimony:
     Attributes:
         witness: Name of the program.
         version: Its version.
-        what: 'logits', 'states', 'embeddings', 'scores' or 'texts'.
+        what: 'logits', 'states', 'embeddings', 'scores', 'texts' or 'conversations'.
         side: The side it spoke of, 'source' or 'output'.
         count: How many rows or texts were compared.
         worst: The largest difference, relative RMS; None for things that are either equal or not.
@@ -51,6 +54,8 @@ class Testimony:
         """What a user should know of a witness that was asked and did not testify."""
         if self.refused:
             return f"WARNING: {self.witness} does not run this file, though it should: {self.why}"
+        if self.why is None and self.what in SAID and self.missed:
+            return f"{self.witness} {self.version}: {'; '.join(self.missed)}"
         return None if self.why is None else f"{self.witness} did not testify: {self.why}"
 
 

@@ -18,11 +18,12 @@ from ggferry.converters.forward.computations.whisper import FRAMES, STRIDE
 from ggferry.converters.forward.evaluate import can_place, embedding, result_of
 from ggferry.converters.forward.inputs import fixed
 from ggferry.converters.forward.model import LAST_STATES, Choices, Places
-from ggferry.converters.forward.pooling import RANK
+from ggferry.converters.forward.pooling import ANSWERS, RANK
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
-from ggferry.converters.proof.logits import growth, run_prompts
+from ggferry.converters.proof.logits import growth
+from ggferry.converters.proof.passes import run_prompts
 from ggferry.converters.proof.prompts import Prompt, learned_positions, original_context, prompts, spread
 from ggferry.converters.proof.witnesses.case import (
     GIB,
@@ -99,20 +100,28 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
         graph = _narrowed(graph, window, answer)
     said = [number for number, rows in enumerate(answer.rows) if len(rows)]
     heard = [texts[number] for number in said]
+    missed = tuple(f"prompt {text.name!r}: its class takes no positions" for text in texts if text not in heard)
     choices = [Choices() for _ in heard]
     weights = Weights(graph, case.threads)
     rows = run_prompts(weights, heard, choices=choices)
-    if _kind(graph) == "scores":
+    spoken_rows = [*answer.rows]
+    if _kind(graph) in ("scores", "answers"):
+        spoken_rows = [_answers(graph, each) for each in answer.rows]
         rows = [embedding(graph, states, weights)[None] for states in rows]
         heard = [replace(text, places=Places(rows=(0,))) for text in heard]
-    rows, spoken = _unmasked(rows, [answer.rows[number] for number in said])
+    rows, spoken = _unmasked(rows, [spoken_rows[number] for number in said])
     kept, ours, theirs, close = decided(heard, rows, spoken, choices)
-    missed = tuple(f"prompt {text.name!r}: its class takes no positions" for text in texts if text not in heard)
     testimony = replace(testimony, missed=(*missed, *close))
     if not kept:
         return replace(testimony, why=close[0]), None
     found = difference(kept, ours, theirs, [limit_of(graph, text) for text in kept])
     return replace(testimony, count=found.count), found
+
+
+def _answers(graph: ModelGraph, rows: Any) -> Any:
+    """Return a classifier's scores as they are; of a causal model that reranks, the logits of its two answers."""
+    answers = [graph.sizes[name] for name in ANSWERS if name in graph.sizes]
+    return np.asarray(rows)[-1:, answers] if answers and len(rows) else rows
 
 
 def _unmasked(ours: list[Any], theirs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -150,12 +159,13 @@ def limit_of(graph: ModelGraph, text: Prompt) -> float:
 
 def _what(graph: ModelGraph) -> str:
     kind = _kind(graph)
-    return kind if kind in ("states", "scores") else "logits"
+    return {"states": "states", "scores": "scores", "answers": "scores"}.get(kind, "logits")
 
 
 def _kind(graph: ModelGraph) -> str:
     if result_of(graph) is LAST_STATES:
-        return "scores" if graph.sizes.get("pooling") == RANK else "states"
+        ranks = graph.sizes.get("pooling") == RANK
+        return ("answers" if ANSWERS[0] in graph.sizes else "scores") if ranks else "states"
     return _KINDS.get(recipe_of(graph.architecture.recipe, graph.dialect.conventions).computation, "logits")
 
 

@@ -30,7 +30,6 @@ def test_the_third_line_names_who_testified() -> None:
 def test_nobody_testified() -> None:
     assert how_it_was_proved(Proof("fast", (), {})) == "self-consistent only; no tensors"
     assert how_it_was_proved(Proof("fast", (), {}, testimonies=SAID[2:])).startswith("self-consistent only; ")
-    assert how_it_was_proved(Proof("none", (), {})) == "no tensors"  # nothing was compared
 
 
 @pytest.mark.parametrize(("figure", "text"), [(0, "0"), (4.3e-7, "4e-7"), (0.0031, "3e-3"), (float("inf"), "inf")])

@@ -1,0 +1,62 @@
+"""Render a chat template over conversations, and encode texts, with llama.cpp on a GGUF file, by PyPI's xllamacpp."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import urllib.error
+import urllib.request
+from importlib import metadata
+from typing import Any
+
+import xllamacpp
+from hearing import Refused, answer, reason
+
+
+def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+    """Return the build, no rows, and the text of every conversation, or why there is none."""
+    params, key = xllamacpp.CommonParams(), secrets.token_hex(16)
+    params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = job["model"], 256, 1, 0
+    params.warmup, params.verbosity, params.fit_params, params.no_extra_bufts = False, 1, False, True
+    params.use_jinja, params.api_keys = True, [key]
+    if job.get("template") is not None:
+        params.chat_template = job["template"]
+    try:
+        server = xllamacpp.Server(params)
+    except RuntimeError:
+        raise Refused(f"it does not load the file{reason()}") from None
+    said = {name: one(server.listening_address, key, given) for name, given in job["given"].items()}
+    texts = {"content": "", "add_special": False, "parse_special": False}
+    ids = {
+        name: posted(server.listening_address, "tokenize", key, {**texts, "content": text})["tokens"]
+        for name, text in job.get("texts", {}).items()
+    }
+    return "b" + metadata.version("xllamacpp").rpartition(".")[2], [], {"rendered": said, "ids": ids}
+
+
+def one(address: str, key: str, given: dict[str, Any]) -> dict[str, str]:
+    """Return the text of a conversation, or why there is none."""
+    body: dict[str, Any] = {"messages": given["messages"], "add_generation_prompt": True}
+    body |= {"tools": given["tools"]} if given.get("tools") else {}
+    body |= {"chat_template_kwargs": given["more"]} if given.get("more") else {}
+    try:
+        return {"text": posted(address, "apply-template", key, body)["prompt"]}
+    except urllib.error.HTTPError as error:
+        try:
+            words = str(json.loads(error.read())["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            words = str(error)
+        return {"error": words.strip()[:600]}
+
+
+def posted(address: str, route: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what the server answers to a request."""
+    head = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{address}/{route}", json.dumps(body).encode(), head)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        found: dict[str, Any] = json.loads(reply.read())
+    return found
+
+
+if __name__ == "__main__":
+    answer(main)
