@@ -12,7 +12,7 @@ from ggferry.converters.adapters.plan import is_adapter, plan_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import steps_of_types
-from ggferry.converters.convert import depth_of, prove_together, receipts_of, witnessed
+from ggferry.converters.convert import depth_of, prove_together, receipts_of, second_reading, witnessed
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.converters.metadata.general_keys import Entry
@@ -21,13 +21,15 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.planning import edited, tokenizer_of
 from ggferry.converters.proof.compare import Proof, check_accounting, check_hparams, verify
 from ggferry.converters.proof.metadata import KeyProof, compare_keys
-from ggferry.converters.proof.receipt import how_it_was_proved
+from ggferry.converters.proof.receipt import line_of
 from ggferry.converters.proof.runtime_notes import runtime_notes
+from ggferry.converters.proof.second_reader.stated_keys import check_stated
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request, missing_files, open_source_of, with_stated
+from ggferry.converters.reranking.recognize import asked_with
 from ggferry.converters.rewrite.lineage import edited_keys
 from ggferry.converters.rungs import rungs_of
 from ggferry.converters.second_file import first_request
@@ -123,9 +125,7 @@ def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[s
                 request = replace(request, vocab=VocabOptions(none=True))
                 notes.append("the output has no vocabulary; the source's was not looked at")
             proof, keys, runtime = _model_again(request, before, after, stage, allow_keys)
-        return Report(
-            proof, keys, [*notes, *keys.notes, *runtime, *proof.notes], f"proved   {how_it_was_proved(proof)}"
-        )
+        return Report(proof, keys, [*notes, *keys.notes, *runtime, *proof.notes], line_of(proof))
     finally:
         before.close()
         after.close()
@@ -147,10 +147,12 @@ def _as_converted(request: Request, receipt: Mapping[str, Any] | None, after: Ch
 def _model_again(
     request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
 ) -> tuple[Proof, KeyProof, tuple[str, ...]]:
+    raw = before
     before, renamed = edited(request, before)
     vocab_only = not after.tensors
     mirror = understand(after, vocab_only=vocab_only)
     graph = _same_half(request, before, mirror)
+    reading = second_reading(request, raw, graph)
     check_hparams(graph, mirror)
     check_accounting(graph, mirror)
     tokenizer = tokenizer_of(graph, before, request)
@@ -162,12 +164,15 @@ def _model_again(
     read = tokenizer_of(mirror, after, Request(after.path))
     sides = Vocabularies(tokenizer, read, before, request.vocab, keys.apart)
     tokens = check_tokenizer(sides, after.path, depth_of(request))
+    if not mirror.architecture.projector:
+        check_stated(before, after, request.vocab, request.metadata, keys.apart, asked_with(graph))
     matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
-    encoding = Encoding(matrix.renamed(renamed) if matrix else None)
+    encoding = Encoding(matrix.renamed(renamed) if matrix else None, any_error=request.allow_quantization_error)
     with computing_on(request.device):
         proof = verify(
             graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
         )
+        proof = replace(proof, second_reader=reading.check())
         proof = witnessed(proof, graph, mirror, request, stage)
     return proof, keys, (*runtime, *unseen(graph))
 
@@ -179,7 +184,8 @@ def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> Mode
     """
     if not output.architecture.projector or before.container == "gguf":
         texts = first_request(request)
-        return understand(before, texts.hparams, request.options.vocab_only, mtp=request.mtp)
+        options = request.options
+        return understand(before, texts.hparams, options.vocab_only, mtp=request.mtp, rerank=request.rerank)
     graph = understand_projector(before, request.hparams)
     if graph is None:
         raise VerificationError("the source neither sees nor hears", path=before.path, found=output.checkpoint.path)
@@ -210,16 +216,17 @@ def reprove(requests: Sequence[Request], stage: Stage) -> list[dict[str, Any]]:
     the source is planned, and they are read and proved as if they had just been written. Raises VerificationError for a
     file that this conversion would not write, and what converting raises for the source.
     """
-    request = requests[0]
+    request, reading = requests[0], None
     before = open_source_of(request)
     try:
         sums = check_sums(before, stage, workers(request.jobs))
         rungs = rungs_of(requests, replace(before, files=passing(before.files)))
+        reading = second_reading(request, before, rungs[0].plan.graph)
         try:
             for rung in rungs:
                 for drop in rung.plan.graph.dropped:
                     check_replica(rung.plan, drop)
-            proofs = prove_together(rungs, [rung.paths[0] for rung in rungs], stage)
+            proofs = prove_together(rungs, [rung.paths[0] for rung in rungs], stage, reading)
         except (PassingError, ChangedError):
             raise
         except GgferryError as error:
@@ -228,6 +235,8 @@ def reprove(requests: Sequence[Request], stage: Stage) -> list[dict[str, Any]]:
         rungs = [replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, *sums))) for rung in rungs]
         return receipts_of(rungs, proofs)[: len(requests)]
     finally:
+        if reading is not None:
+            reading.close()
         before.close()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.logits import LogitsProof, check_all_logits
+from ggferry.converters.proof.second_reader.check import SecondReading
 from ggferry.converters.proof.tensors import Encoding, Sides, TensorProof, check_tensor
 from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.formats.errors import VerificationError
@@ -66,6 +67,7 @@ class Proof:
         tokenizer: Numbers of texts compared and equal, or why there was nothing to compare.
         deltas: The comparison of an adapter's products; None for a model.
         testimonies: Those of the independent programs that were asked.
+        second_reader: What the libraries that the source is made with read of it.
     """
 
     level: str
@@ -75,6 +77,7 @@ class Proof:
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     deltas: DeltaProof | None = None
     testimonies: tuple[Testimony, ...] = ()
+    second_reader: SecondReading = SecondReading()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the findings as plain data, for JSON."""
@@ -89,7 +92,8 @@ class Proof:
     def notes(self) -> tuple[str, ...]:
         """A line for each tensor that lost more than its type's rounding explains, the worst first.
 
-        Lines about witnesses that did not testify follow.
+        A line about tensors with other bytes than our encoders', which are llama-quantize's, and lines about witnesses
+        that did not testify follow.
         """
         banded = [(t, t.band) for t in self.tensors if t.band is not None and t.outlier]
         outliers = sorted(banded, key=lambda pair: -pair[0].relative_rms / pair[1][1])
@@ -100,6 +104,13 @@ class Proof:
         ]
         if outliers[_NAMED:]:
             lines.append(f"and so did {len(outliers) - _NAMED} more tensors, marked as outliers in the receipt")
+        lines += self.second_reader.notes
+        if others := [t.name for t in self.tensors if t.other_bytes]:
+            more = f" and {len(others) - _NAMED} more" if others[_NAMED:] else ""
+            lines.append(
+                f"not the bytes that llama-quantize writes of the source: {', '.join(others[:_NAMED])}{more} (rounded "
+                "by another program or build, with another importance matrix, or changed since)"
+            )
         lines += [note for testimony in self.testimonies if (note := testimony.note)]
         return tuple(lines)
 

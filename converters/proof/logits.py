@@ -9,33 +9,35 @@ passes do. The values that the file really holds are proved tensor by tensor (`p
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.device import title
-from ggferry.converters.forward.evaluate import embedding, forward, reads_tokens, result_of
-from ggferry.converters.forward.lockstep import in_lockstep
+from ggferry.converters.forward.evaluate import reads_tokens, result_of
 from ggferry.converters.forward.model import LOGITS, Choices, Result
 from ggferry.converters.forward.weights import Factor, Weights
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.proof.passes import (
+    Difference,
+    Passes,
+    by_block,
+    compare_logits,
+    pooled_vectors,
+    run_prompts,
+    run_together,
+    worst,
+)
 from ggferry.converters.proof.prompts import Prompt, prompts, reach
 from ggferry.converters.proof.tensors import TensorProof
 from ggferry.converters.schema.layouts import SAME
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import VerificationError
-from ggferry.support.lazy_import import lazy
 from ggferry.support.progress import Phase, Progress, Stage, silent
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ggferry.quant.codec import Floats
-else:
-    np = lazy("numpy")
 
 EXACT_LOGITS = 2e-6
 """Relative RMS below which two float32 passes over equal values, in another order, count as equal for a few blocks."""
@@ -45,8 +47,11 @@ CANCELLED = 8
 ROWS = 8 << 20
 """Bytes of logits that the sides of passes which run together may hold."""
 
-_BLOCK = re.compile(r"blk\.\d+")
-"""Matches up to the end of the part of a name that identifies its block: blk.0, enc.blk.0."""
+_NOTHING = 1e-300
+SHARE, SHARE_OF_PRODUCTS = 1 / 16, 2.0
+"""What two passes in float64 may differ by, as a share of what float32 costs; the latter where weights are products.
+
+Measured: 7e-9 and 0.7 at most (docs/decisions/verify-limit.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,9 @@ class LogitsProof:
         embedding: Largest relative RMS difference of what a text is used for, its pooled vector or scores; None where
             the model makes none.
         device: Where the passes were computed: 'cpu', or a GPU by number and name.
+        rounding: What float32 costs the passes: relative RMS between one in float32 and one in float64, of the side
+            that it costs more. Measured where the passes differ by more than those of other models; else None.
+        in_float64: Then the relative RMS between the two sides in float64, at most `SHARE` of `rounding`.
     """
 
     max_error: float
@@ -83,17 +91,23 @@ class LogitsProof:
     not_reached: tuple[str, ...] = ()
     embedding: float | None = None
     device: str = "cpu"
+    rounding: float | None = None
+    in_float64: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as receipts hold them, with `what` in words."""
-        return {**asdict(self), "what": str(self.what)}
+        found = {**asdict(self), "what": str(self.what)}
+        return {name: value for name, value in found.items() if value is not None or name not in _MEASURED_AGAIN}
+
+
+_MEASURED_AGAIN = ("rounding", "in_float64")
 
 
 class SourceValues(Weights):
     """The output's tensors with the source's values in the output's layout."""
 
     def __init__(self, output: ModelGraph, source: Weights) -> None:
-        super().__init__(output, source.threads, source.device)
+        super().__init__(output, source.threads, source.device, source.wide)
         self._source = source
         self._nodes = {node.inputs[0].name: source.graph.by_name[node.name] for node in output.nodes}
 
@@ -149,12 +163,15 @@ def check_all_logits(
     alike = _structures(outputs, origin)
     sides = [*{id(side): side for side in alike if side is not None}.values(), *own]
     with stage(Phase.COMPUTING, sum(side.graph.checkpoint.nbytes for side in (origin, *sides))) as progress:
-        chosen, found = _compared(origin, sides, texts, progress)
-    come_to = reach(source, texts, [choices.chosen for choices in chosen])
+        base, found = _compared(origin, sides, texts, progress)
+        unequal = [side for side in (third or one for side, third, one in zip(own, alike, own, strict=True))
+                   if not _agree(found[id(side)], exact_limit(source))]  # fmt: skip
+        again = _in_float64(base, unequal, found, texts) if unequal else {}
+    come_to = reach(source, texts, [choices.chosen for choices in base.choices])
     said = tuple(text.as_dict() for text in texts)
     return [
         replace(
-            _judged(source, side, found[id(side)], found[id(third)] if third else None),
+            _judged(source, side, found[id(side)], found[id(third)] if third else None, again.get(id(third or side))),
             prompts=said, reached=come_to.reached, not_reached=come_to.missed, device=title(origin.device),
         )
         for side, third in zip(own, alike, strict=True)
@@ -188,31 +205,93 @@ def _same_model(one: ModelGraph, other: ModelGraph) -> bool:
 class _Found:
     """How the passes of one side differ from the source's: over the rows, and over what is made of a text."""
 
-    rows: LogitsProof
+    rows: Difference
     vectors: float | None
+    results: Sequence[Any] = ()
+    """The rows and vectors themselves, where they differ by more than two float32 passes usually do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The source's passes: its weights, its choices of experts, its rows, and what it makes of the texts."""
+
+    weights: Weights
+    choices: Sequence[Choices]
+    rows: Sequence[Any]
+    vectors: Sequence[Any]
 
 
 def _compared(
     origin: Weights, sides: Sequence[Weights], texts: Sequence[Prompt], progress: Progress
-) -> tuple[list[Choices], dict[int, _Found]]:
-    """Run the passes of all sides; return the source's choices of experts, and what was found by side."""
-    choices = [Choices() for _ in texts]
-    expected: list[Any] = []
-    vectors: list[Any] = []
+) -> tuple[_Base, dict[int, _Found]]:
+    """Run the passes of all sides; return the source's, and what was found by side."""
+    choices, limit = [Choices() for _ in texts], exact_limit(origin.graph)
+    base = _Base(origin, choices, (), ())
     found = {}
     for group in _groups(origin, sides, texts):
         passes = [
-            Passes(side, _by_block(side.graph, progress), choices if side is origin else _after(choices))
+            Passes(side, by_block(side.graph, progress), choices if side is origin else _after(choices))
             for side in group
         ]
         for side, logits in zip(group, run_together(passes, texts), strict=True):
-            own = _vectors(side, logits)
+            own = pooled_vectors(side, logits)
             if side is origin:
-                expected, vectors = logits, own
+                base = replace(base, rows=logits, vectors=own)
                 continue
-            apart = _worst(vectors, own).relative_rms if len(vectors) == len(own) and vectors else math.inf
-            found[id(side)] = _Found(_worst(expected, logits), apart if vectors else None)
-    return choices, found
+            apart = worst(base.vectors, own).relative_rms if len(base.vectors) == len(own) and own else math.inf
+            seen = _Found(worst(base.rows, logits), apart if base.vectors else None)
+            found[id(side)] = seen if _agree(seen, limit) else replace(seen, results=[*logits, *own])
+    return base, found
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Passes in float64: how far a side's rows are from the source's, and what float32 costs either.
+
+    Attributes:
+        apart: Relative RMS between the sides, of the prompt in which it is the largest share of `rounding`.
+        rounding: Relative RMS between a pass in float32 and one in float64 of that prompt, of the side where it is
+            larger.
+    """
+
+    apart: float
+    rounding: float
+
+
+def _in_float64(
+    base: _Base, sides: Sequence[Weights], known: Mapping[int, _Found], texts: Sequence[Prompt]
+) -> dict[int, _Again]:
+    """Run the source's passes and those of some sides in float64, one side after the other; return what was found."""
+    origin = Weights(base.weights.graph, base.weights.threads, base.weights.device, wide=True)
+    choices = _after(base.choices)
+    expected = _results(origin, texts, choices)
+    costs = _apart(expected, [*base.rows, *base.vectors])
+    found = {}
+    for side in sides:
+        again = SourceValues(side.graph, origin) if isinstance(side, SourceValues) else _widened(side)
+        results = _results(again, texts, _after(choices))
+        own = map(max, costs, _apart(results, known[id(side)].results))
+        pairs = zip(_apart(expected, results), own, strict=False)
+        found[id(side)] = _Again(*max(pairs, key=lambda pair: pair[0] / max(pair[1], _NOTHING)))
+    return found
+
+
+def _results(weights: Weights, texts: Sequence[Prompt], choices: Sequence[Choices]) -> list[Any]:
+    """Return the rows of all prompts, then what is made of each text."""
+    rows = run_prompts(weights, texts, choices=choices)
+    return [*rows, *pooled_vectors(weights, rows)]
+
+
+def _apart(expected: Sequence[Any], found: Sequence[Any]) -> list[float]:
+    """Return the relative RMS differences; infinity for what is not finite, and for rows of which one side has none."""
+    if len(expected) != len(found):
+        return [math.inf] * len(expected)
+    apart = [compare_logits(*pair).relative_rms for pair in zip(expected, found, strict=True)]
+    return [each if math.isfinite(each) else math.inf for each in apart]
+
+
+def _widened(side: Weights) -> Weights:
+    return Weights(side.graph, side.threads, side.device, wide=True)
 
 
 def _after(choices: Sequence[Choices]) -> list[Choices]:
@@ -232,41 +311,62 @@ def _groups(origin: Weights, sides: Sequence[Weights], texts: Sequence[Prompt]) 
     return [[origin, *first], *([*rest[at : at + together]] for at in range(0, len(rest), together))]
 
 
-def _judged(source: ModelGraph, side: Weights, found: _Found, third: _Found | None) -> LogitsProof:
-    """Return what was found for an output. Raises VerificationError."""
-    output, result = side.graph, result_of(side.graph)
-    proof = replace(
-        found.rows, limit=exact_limit(source), what=result, embedding=found.vectors,
-        structure=third.rows.relative_rms if third else None,
-    )  # fmt: skip
-    if not result.ranked:
-        proof = replace(proof, top1_agreement=None, kl_divergence=None)
-    apart = third or found
-    _check_vectors(apart.vectors, proof.limit, output.checkpoint.path)
-    if not (apart.rows.relative_rms <= proof.limit and math.isfinite(proof.relative_rms)):
-        raise VerificationError(
-            "the forward pass of the output differs from the source's", path=output.checkpoint.path,
-            found=f"relative RMS {apart.rows.relative_rms:.3g}", expected=f"at most {proof.limit:.3g}",
-        )  # fmt: skip
-    return proof
-
-
-def _vectors(side: Weights, rows: Sequence[Any]) -> list[Any]:
-    """Return what the model makes of each text, `(1, n)`; nothing where it makes no vector of a text."""
-    found = [embedding(side.graph, states, side) for states in rows] if not result_of(side.graph).ranked else []
-    return [vector[None] for vector in found if vector is not None]
-
-
-def _check_vectors(apart: float | None, limit: float, path: str) -> None:
-    """Check that texts come out as the same vectors or scores. Raises VerificationError.
+def _agree(found: _Found, limit: float) -> bool:
+    """Return whether two passes agree as two float32 passes over equal values do.
 
     A score is a sum in which much may cancel, so it may be `CANCELLED` times as far off as the states.
     """
+    vectors = found.vectors is None or found.vectors <= limit * CANCELLED
+    return found.rows.relative_rms <= limit and vectors
+
+
+def _judged(
+    source: ModelGraph, side: Weights, found: _Found, third: _Found | None, again: _Again | None
+) -> LogitsProof:
+    """Return what was found for an output. Raises VerificationError."""
+    result, limit, rows = result_of(side.graph), exact_limit(source), found.rows
+    apart = third or found
+    path = side.graph.checkpoint.path
+    if not math.isfinite(rows.relative_rms):
+        raise _differs(path, rows.relative_rms, limit)
+    if again is not None:
+        if not again.apart <= again.rounding * _share(source) < math.inf:
+            _check_vectors(apart.vectors, limit, path)
+            raise _differs(path, apart.rows.relative_rms, limit, again, _share(source))
+        limit = max(limit, apart.rows.relative_rms)
+    return LogitsProof(
+        rows.max_error, rows.relative_rms, limit,
+        rows.top1_agreement if result.ranked else None, rows.kl_divergence if result.ranked else None, result,
+        third.rows.relative_rms if third else None, embedding=found.vectors,
+        rounding=again.rounding if again else None, in_float64=again.apart if again else None,
+    )  # fmt: skip
+
+
+def _differs(path: str, found: float, limit: float, again: _Again | None = None, share: float = 0) -> VerificationError:
+    wide = f", and {again.apart:.3g} in float64" if again else ""
+    least = f", or {again.rounding * share:.3g} in float64, by what float32 costs this model" if again else ""
+    return VerificationError(
+        "the forward pass of the output differs from the source's", path=path,
+        found=f"relative RMS {found:.3g}{wide}", expected=f"at most {limit:.3g}{least}",
+    )  # fmt: skip
+
+
+def _check_vectors(apart: float | None, limit: float, path: str) -> None:
+    """Check that texts come out as the same vectors or scores. Raises VerificationError."""
     if apart is not None and not apart <= limit * CANCELLED:
         raise VerificationError(
             "what the output makes of a text differs from what the source does", path=path,
             found=f"relative RMS {apart:.3g}", expected=f"at most {limit * CANCELLED:.3g}",
         )  # fmt: skip
+
+
+def _share(graph: ModelGraph) -> float:
+    return SHARE_OF_PRODUCTS if _has_products(graph) else SHARE
+
+
+def _has_products(graph: ModelGraph) -> bool:
+    """Return whether some weights of the output are products, which float32 rounds once more."""
+    return any(node.layout.widens for node in graph.nodes)
 
 
 def exact_limit(graph: ModelGraph) -> float:
@@ -275,8 +375,7 @@ def exact_limit(graph: ModelGraph) -> float:
     With lively random weights it is 2.0e-6 at 8 blocks, 3.4e-6 at 22, 4.1e-6 at 48 (docs/decisions/verify-limit.md).
     Twice that is allowed where weights are products, which were rounded once more.
     """
-    products = 2 if any(node.layout.widens for node in graph.nodes) else 1
-    return EXACT_LOGITS * products * growth(graph)
+    return EXACT_LOGITS * (2 if _has_products(graph) else 1) * growth(graph)
 
 
 def growth(graph: ModelGraph) -> float:
@@ -286,95 +385,3 @@ def growth(graph: ModelGraph) -> float:
     """
     blocks = sum(graph.sizes.get(name) or 0 for name in _COUNTERS)
     return math.sqrt(max(1.0, blocks / _FEW_BLOCKS))
-
-
-def run_prompts(
-    weights: Weights,
-    texts: Sequence[Prompt],
-    progress: Progress | None = None,
-    choices: Sequence[Choices] | None = None,
-) -> list[Any]:
-    """Return the wanted rows of every prompt, computed in one reading of the weights.
-
-    `choices`: for each prompt, the `choices` argument of `forward`.
-    """
-    return run_together([Passes(weights, progress, choices)], texts)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """The passes of one model over the prompts.
-
-    Attributes:
-        weights: Access to its tensors.
-        progress: Called with the number of blocks done.
-        choices: For each prompt, the `choices` argument of `forward`.
-    """
-
-    weights: Weights
-    progress: Progress | None = None
-    choices: Sequence[Choices] | None = None
-
-    def run(self, texts: Sequence[Prompt], number: int, found: list[Any], weights: Weights) -> None:
-        """Put the wanted rows of one prompt among what was found."""
-        text, told = texts[number], self.progress if number == 0 else None
-        chosen = self.choices[number] if self.choices else None
-        found[number] = forward(
-            self.weights.graph, text.tokens, told, weights, text.inputs, places=text.places, choices=chosen
-        )
-
-
-def run_together(sides: Sequence[Passes], texts: Sequence[Prompt]) -> list[list[Any]]:
-    """Return the wanted rows of every prompt for several models with the same roles, read side by side."""
-    found: list[list[Any]] = [[None] * len(texts) for _ in sides]
-    if len(sides) == len(texts) == 1:
-        sides[0].run(texts, 0, found[0], sides[0].weights)
-    else:
-        in_lockstep([
-            (side.weights, [partial(side.run, texts, number, rows) for number in range(len(texts))])
-            for side, rows in zip(sides, found, strict=True)
-        ])  # fmt: skip
-    return found
-
-
-def _worst(expected: Sequence[Any], found: Sequence[Any]) -> LogitsProof:
-    """Return the figures of the prompt whose rows differ most."""
-    figures = [compare_logits(a, b) for a, b in zip(expected, found, strict=True)]
-    return max(figures, key=lambda figure: figure.relative_rms if math.isfinite(figure.relative_rms) else math.inf)
-
-
-def _by_block(graph: ModelGraph, progress: Progress) -> Progress:
-    """Return a progress function that counts blocks: each stands for its share of the file's bytes."""
-    blocks = {name[: found.end()] for name in graph.by_name if (found := _BLOCK.search(name))}
-    share = graph.checkpoint.nbytes // max(1, len(blocks))
-    return lambda done: progress(done * share)
-
-
-def compare_logits(expected: Any, found: Any) -> LogitsProof:
-    """Compare two logits arrays `(tokens, n_vocab)`: max |Δ|, relative RMS, top-1 agreement, mean KL in nats.
-
-    Rows are compared one by one: in float64 and with what is computed of them, all would take eight times their memory.
-    """
-    rows = [_compare_rows(*pair) for pair in zip(np.asarray(expected), np.asarray(found), strict=True)]
-    largest, error, power, top1, divergence = (np.array(column) for column in zip(*rows, strict=True))
-    scale = math.sqrt(float(power.mean())) or 1.0
-    return LogitsProof(
-        max_error=float(largest.max()), relative_rms=math.sqrt(float(error.mean())) / scale, limit=math.inf,
-        top1_agreement=float(top1.mean()), kl_divergence=float(divergence.mean()),
-    )  # fmt: skip
-
-
-def _compare_rows(expected: Any, found: Any) -> tuple[float, float, float, bool, float]:
-    """Return max |Δ|, the mean squares of Δ and of `expected`, whether the largest are at one place, and the KL."""
-    a, b = expected.astype(np.float64), found.astype(np.float64)
-    delta = b - a
-
-    def log_softmax(x: Any) -> Any:
-        x = x - x.max()
-        return x - np.log(np.exp(x).sum())
-
-    p, q = log_softmax(a), log_softmax(b)
-    return (
-        float(np.abs(delta).max()), float(np.square(delta).mean()), float(np.square(a).mean()),
-        bool(a.argmax() == b.argmax()), float((np.exp(p) * (p - q)).sum()),
-    )  # fmt: skip

@@ -99,6 +99,11 @@ def learned_positions(graph: ModelGraph) -> bool:
     return "position_embd.weight" in graph.by_name
 
 
+def _stretched_at_run_time(sizes: Mapping[str, Any]) -> bool:
+    """Return whether the model's own program computes beyond its context what GGUF cannot say (`_rope.DYNAMIC`)."""
+    return sizes.get("rope_kind") == "dynamic"
+
+
 def tokens_for_experts(sizes: Mapping[str, Any]) -> int:
     """Return how many tokens reach every expert of a block, but for a chance of `_MISSED` each."""
     experts, used = _size(sizes, "n_expert"), _size(sizes, "n_expert_used")
@@ -152,7 +157,8 @@ def _far_positions(graph: ModelGraph, reached: int) -> tuple[int, ...]:
     """Return the positions of the far prompt's tokens.
 
     They are at the start, at the window's border and beyond the original context; there are none where the first prompt
-    has reached all of these.
+    has reached all of these. None lies beyond learned positions, or where a source stretches positions and no runtime
+    of GGUF does.
     """
     sizes = graph.sizes
     window, original = _size(sizes, "n_swa"), original_context(sizes)
@@ -160,7 +166,7 @@ def _far_positions(graph: ModelGraph, reached: int) -> tuple[int, ...]:
     if not can_place(graph) or not borders or not _by_position(graph):
         return ()
     at = {0, 1, 2, *(border + step for border in borders for step in (-1, 0, 1))}
-    last = original - 1 if learned_positions(graph) else max(at)
+    last = original - 1 if learned_positions(graph) or _stretched_at_run_time(sizes) else max(at)
     return tuple(sorted(position for position in at if position <= last))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import spell, unspell
 from ggferry.converters.tokenizers.files.sidecar_settings import TEMPLATE_FOLDER, Sidecars, special_text
-from ggferry.converters.tokenizers.libraries.testimony import FAIRSEQ, SENTENCEPIECE, TEKKEN, TIKTOKEN, Witness
+from ggferry.converters.tokenizers.libraries.testimony import FAIRSEQ, QWEN, SENTENCEPIECE, TEKKEN, TIKTOKEN, Witness
 from ggferry.converters.tokenizers.tokenizer import CHAT_TEMPLATE, GGML, SPACE, SPECIAL_KEYS, Tokenizer, TokenType
 from ggferry.formats.checkpoint import RawVocab
 from ggferry.formats.errors import VerificationError
@@ -57,8 +57,9 @@ def check_raw(
         texts = {rank: spell(base64.b64decode(token)) for token, rank in facts["vocabulary"].items()}
         held.ranks(texts)
         held.specials({int(rank): text for rank, text in facts["special"].items()})
-    elif witness.library == TIKTOKEN:
+    elif witness.library in (TIKTOKEN, QWEN):
         held.ranks({rank: spell(base64.b64decode(token)) for token, rank in facts["vocabulary"].items()})
+        held.specials({int(token): text for token, text in facts.get("special", {}).items()})
     else:
         document = files.object("tokenizer.json").get("model") or {}
         if isinstance(document.get("vocab"), list):  # Unigram: a text may occur more than once
@@ -118,10 +119,7 @@ class _Held:
                 self._text(one.id, {one.content, one.content.replace(SPACE, " ")})
 
     def pieces(self, texts: Sequence[str], scores: Sequence[float], types: Sequence[int], added: set[int]) -> None:
-        """Check SentencePiece's own pieces.
-
-        The library does not distinguish user-defined pieces from ordinary ones, nor do they differ in score.
-        """
+        """Check SentencePiece's own pieces. User-defined ones may be spelled with real spaces."""
         self.scores(scores, added)
         for token, text in enumerate(self.output.tokens):
             kind = self._type(token)
@@ -133,7 +131,7 @@ class _Held:
                 {texts[token], texts[token].replace(SPACE, " ")} if kind == TokenType.USER_DEFINED else {texts[token]}
             )
             self._text(token, spelled)
-            if kind != types[token] and (kind, types[token]) != (TokenType.USER_DEFINED, TokenType.NORMAL):
+            if kind != types[token]:
                 raise self.wrong(f"type of token {token} ({text!r})", kind, types[token])
 
     def ranks(self, texts: Mapping[int, str]) -> None:
@@ -146,6 +144,8 @@ class _Held:
     def specials(self, texts: Mapping[int, str]) -> None:
         """Check the special tokens that a file names, each at its id."""
         for token, text in texts.items():
+            if token >= len(self.output.tokens):  # --trim-vocab, or a model with fewer rows
+                continue
             self._text(token, {text})
             if self._type(token) not in (TokenType.CONTROL, TokenType.USER_DEFINED):
                 raise self.wrong(

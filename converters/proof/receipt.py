@@ -12,15 +12,20 @@ from typing import Any
 import ggferry
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Plan, count_types, step_record
+from ggferry.converters.forward.model import as_stored
 from ggferry.converters.proof.compare import Proof
-from ggferry.converters.proof.runtime_notes import loads
+from ggferry.converters.proof.runtime_notes import computed_otherwise, loads
 from ggferry.converters.proof.witnesses.testimony import who_testified
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import strict
 from ggferry.formats.reader import Kind, kind_of, label_of
 from ggferry.support.printable import printable_json
 
 FORMAT = 1
+LLAMA_CPP = "llama.cpp"
+LOSS = 0.1
+"""Relative RMS of logits, and share of rows with another top-1, beyond which the line for people says so first."""
 
 
 def make_receipt(
@@ -34,6 +39,7 @@ def make_receipt(
     graph, checkpoint = plan.graph, plan.graph.checkpoint
     refused = {said.witness for said in proof.testimonies if said.refused}
     runtimes = [name for name in _runtimes(plan) if name not in refused]
+    apart = _otherwise(plan) if LLAMA_CPP in runtimes else []
     measured = {tensor.name: tensor for tensor in proof.tensors}
     tensors = []
     for step in plan.steps:
@@ -60,9 +66,10 @@ def make_receipt(
         "output": {"files": list(output), "types": _output_types(plan)},
         "options": dict(options),
         "architecture": graph.architecture.name,
-        "runtimes": {"run_it": runtimes, "none": not runtimes},
+        "runtimes": {"run_it": runtimes, "none": not runtimes, **({"otherwise": {LLAMA_CPP: apart}} if apart else {})},
         "hparams": {
-            name: {"value": param.value, "origin": param.origin} for name, param in graph.hparams.items()
+            name: {"value": param.value, "origin": param.origin, **_rounding(param.value)}
+            for name, param in graph.hparams.items()
         },
         "metadata": {key: entry.origin for key, entry in plan.metadata.items()},
         "tensors": tensors,
@@ -73,23 +80,50 @@ def make_receipt(
         "tokenizer": dict(proof.tokenizer),
         "logits": proof.logits.as_dict() if proof.logits else None,
         **({"deltas": asdict(proof.deltas)} if proof.deltas else {}),
+        **({"second_reader": asdict(proof.second_reader)} if proof.second_reader.asked else {}),
         "testimonies": [asdict(testimony) for testimony in proof.testimonies],
         "verified": proof.level,
         "notes": list(dict.fromkeys((*checkpoint.notes, *graph.notes, *plan.notes, *proof.notes))),
     }  # fmt: skip
 
 
+def _rounding(value: Any) -> dict[str, float]:
+    """Return what the float32 of GGUF changes of an hparam, relative, where it does: both sides compute with that."""
+    values = value if isinstance(value, tuple) else (value,)
+    changed = [abs(as_stored(one) / one - 1) for one in values if isinstance(one, float) and one]
+    return {"rounded_to_float32": most} if (most := max(changed, default=0.0)) > 0 else {}
+
+
 def _runtimes(plan: Plan) -> list[str]:
     """Return the present-day programs that run the output.
 
-    They are the architecture's, with llama.cpp only if its loader takes the file.
+    They are the architecture's, with llama.cpp only if its loader takes the file and its vocabulary.
     """
     named = list(plan.graph.runtimes)
-    if "llama.cpp" in named and plan.steps:
-        metadata = {key: entry.value for key, entry in plan.metadata.items()}
-        if not loads(plan.graph.architecture.name, metadata, [step.name for step in plan.steps]):
-            named.remove("llama.cpp")
+    if LLAMA_CPP in named and plan.steps and (plan.objections or not loads(*_file(plan))):
+        named.remove(LLAMA_CPP)
     return named
+
+
+def _otherwise(plan: Plan) -> list[str]:
+    """Return in what respects llama.cpp is known to compute something else from the output."""
+    known = plan.graph.otherwise(LLAMA_CPP, plan.graph.sizes.get("n_ctx") or 0)
+    return list(dict.fromkeys((*known, *(computed_otherwise(*_file(plan)) if plan.steps else ()))))
+
+
+def _file(plan: Plan) -> tuple[str, dict[str, Value], list[str]]:
+    """Return the output's architecture, its keys and the names of its tensors."""
+    metadata = {key: entry.value for key, entry in plan.metadata.items()}
+    return plan.graph.architecture.name, metadata, [step.name for step in plan.steps]
+
+
+def in_llama_cpp(receipt: Mapping[str, Any], plan: Plan) -> str:
+    """Return what the third line says of llama.cpp; empty where it runs the output as the model computes."""
+    if LLAMA_CPP not in plan.graph.architecture.runtimes or not plan.steps:
+        return ""
+    if LLAMA_CPP not in receipt["runtimes"]["run_it"]:
+        return "; llama.cpp does not run it (see the notes)"
+    return "; llama.cpp computes otherwise (see the notes)" if "otherwise" in receipt["runtimes"] else ""
 
 
 def _output_types(plan: Plan) -> str:
@@ -113,12 +147,41 @@ def what_was_read(checkpoint: Checkpoint) -> str:
     return ", ".join(part for part in (name, family, checkpoint.era, types) if part)
 
 
+def line_of(proof: Proof) -> str:
+    """Return the last of the three lines for people: whether and how an output was proved, and what it lost.
+
+    A file of which no tensor was compared though it has some is not proved, nor one of which nothing was.
+    """
+    if proof.tensors or (proof.level != "none" and proof.tokenizer.get("texts")):
+        return f"proved   {_loss(proof)}{how_it_was_proved(proof)}"
+    why = " (--verify none)" if proof.level == "none" else ""
+    if proof.tokenizer.get("texts"):
+        return f"not proved   no tensor was compared{why}; {_tokenized(proof.tokenizer)}"
+    return f"not proved   nothing was compared{why}"
+
+
+def _loss(proof: Proof) -> str:
+    """Return, in words, by how much an output's results are others than the source's; empty below `LOSS`."""
+    logits, worst = proof.logits, proof.worst
+    if logits is not None:
+        agree = 1.0 if logits.top1_agreement is None else logits.top1_agreement
+        if logits.relative_rms <= LOSS and agree >= 1 - LOSS:
+            return ""
+        top1 = "" if logits.top1_agreement is None else f", top-1 agreement {agree:.0%}"
+        return f"with loss ({logits.what.name} {logits.relative_rms:.2g} relative RMS from the source's{top1}); "
+    if worst is None or worst.relative_rms <= LOSS:
+        return ""
+    return f"with loss ({worst.name} {worst.relative_rms:.2g} relative RMS from the source's); "
+
+
 def how_it_was_proved(proof: Proof) -> str:
-    """Return the last of the three lines: who testified, then grades, worst error, logits, tokenizer."""
+    """Return who testified, then grades, worst error, logits, tokenizer."""
     grades: dict[str, int] = {}
     for tensor in proof.tensors:
         grades[tensor.grade] = grades.get(tensor.grade, 0) + 1
     parts = [", ".join(f"{count} {grade}" for grade, count in grades.items()) or "no tensors"]
+    if second := proof.second_reader.line:
+        parts.append(second)
     again = [tensor.encoded_again for tensor in proof.tensors if tensor.encoded_again is not None]
     if again:
         parts.append(f"{sum(again)} of {len(again)} rounded tensors encoded again to the same bytes{_sampled(proof)}")

@@ -3,7 +3,9 @@
 Nothing the converter decided is trusted. Copies and permutations must be equal byte for byte, repacks within what the
 rounding of their scales allows. Rounded tensors are encoded again from the source; where the bytes are equal, nothing
 is left to judge. Where they are not, because another program quantized the file or its importance matrix is not at
-hand, every block and every row must be like what it was made of (`quant.accuracy.likeness`).
+hand, every block and every row must be like what it was made of (`quant.accuracy.likeness`), and the error of the whole
+tensor must be one that its type explains: that of ordinary weights (`quant.accuracy.bands`), or that of our own encoder
+on these.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph, Node
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.imatrix import Imatrix
-from ggferry.quant.accuracy.bands import band_of, beyond_band
+from ggferry.quant.accuracy.bands import TOLERANCE, band_of, beyond_band
 from ggferry.quant.accuracy.bounds import Limits, rescaling_bound
 from ggferry.quant.accuracy.differences import Differences, differences
 from ggferry.quant.accuracy.likeness import first_unlike
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 else:
     np = lazy("numpy")
 
+SAMPLE = 16
+"""Chunks of a tensor that are encoded again to learn what error our own encoder leaves."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorProof:
@@ -55,6 +60,7 @@ class TensorProof:
             rounded.
         sampled: Share of its values that were encoded again; the others' bytes are those that their encoder gave when
             they were written.
+        other_bytes: Whether an encoder that makes the bytes of llama-quantize made others of the source's values.
     """
 
     name: str
@@ -65,6 +71,7 @@ class TensorProof:
     relative_rms: float = 0.0
     encoded_again: bool | None = None
     sampled: float = 1.0
+    other_bytes: bool = False
 
     @property
     def band(self) -> tuple[float, float] | None:
@@ -89,11 +96,13 @@ class Encoding:
         marks: Marks of the rows that were encoded by a search, if this process wrote the output.
         ours: Whether this version of ggferry made them from this source with that matrix, so that any other byte is an
             error.
+        any_error: Whether tensors may lie further from the source than their types explain.
     """
 
     imatrix: Imatrix | None = None
     ours: bool = False
     marks: Marks | None = None
+    any_error: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +179,10 @@ class _Comparison:
         """By first row and added in that order, so that the last digits do not depend on which thread was first."""
         self.progress = progress
         self.other_bytes = threading.Event()
+        self.encodable = threading.Event()
+        """Whether there is an encoder, whose bytes were compared."""
+        self.unweighted = threading.Event()
+        """Whether the importance matrix at hand did not give the bytes, so that they may have been made without one."""
         self.kept: dict[int, int] = {}
         """By first row, rows whose bytes were held against their marks instead of being encoded again."""
 
@@ -190,12 +203,52 @@ class _Comparison:
         largest = max((part.largest for part in self.parts.values()), default=0.0)
         same_bytes = self.bitwise and not self.origin.inputs[0].derived
         grade = measured(self.origin.layout, same_bytes=same_bytes, same_values=largest == 0.0, rescales=self.rescaled)
-        return TensorProof(
+        found = TensorProof(
             self.node.name, self.before.name, self.after.name, grade, largest,
             0.0 if self.bitwise else self._relative_rms(),
             encoded_again=not self.other_bytes.is_set() if grade is Grade.ROUNDED else None,
             sampled=1 - sum(self.kept.values()) / max(1, math.prod(self.origin.shape[:-1])),
+            other_bytes=self.other_bytes.is_set() and self.encodable.is_set(),
         )  # fmt: skip
+        weighted = self.other_bytes.is_set() or self._weights() is not None
+        if found.outlier and weighted and self.after.quantized and not self.encoding.any_error:
+            self._check_error(found)
+        return found
+
+    def _check_error(self, found: TensorProof) -> None:
+        """Check that a tensor is no further from the source than our encoder's would be, but for what a band spans.
+
+        That is for weights that are hard to quantize; an importance matrix may have moved other blocks of them further.
+        Raises VerificationError.
+        """
+        least, most = found.band or (0.0, 0.0)
+        theirs, ours = self._errors()
+        limit = TOLERANCE * max(most, ours * (most / least if least else 1.0))
+        if theirs > limit:
+            other = f", where encoding without an importance matrix gives {ours:.3g}" if ours else ""
+            raise VerificationError(
+                f"tensor {self.node.name!r} lies further from the source than rounding to {self.after} explains",
+                path=self.output.checkpoint.path, offset=self.node.inputs[0].spans[0].offset,
+                found=f"relative RMS {theirs:.3g}{other}", expected=f"at most {limit:.3g}",
+                hint="--allow-quantization-error",
+            )  # fmt: skip
+
+    def _errors(self) -> tuple[float, float]:
+        """Return the tensor's relative RMS error over some chunks, and that of our own encoding, 0 if there is none."""
+        chunks = list(self.chunks())
+        theirs, ours, power = [], [], []
+        for start, stop in chunks[:: -(-len(chunks) // SAMPLE)]:
+            expected = rows.laid_out_values(self.source.checkpoint, self.origin, start, stop)
+            weights = np.ones((1, expected.shape[-1]), np.float32) if codec(self.after.name).needs_imatrix else None
+            again = self._encoded(start, expected, weights)
+            if again is None:
+                return self._relative_rms(), 0.0
+            error = codec(self.after.name).values(again, self.mirror.shape[-1]) - expected
+            ours.append(float(np.square(error, dtype=np.float64).sum()))
+            theirs.append(self.parts[start].error)
+            power.append(self.parts[start].power)
+        whole = math.fsum(power) or 1.0
+        return math.sqrt(math.fsum(theirs) / whole), math.sqrt(math.fsum(ours) / whole)
 
     def _relative_rms(self) -> float:
         parts = self.parts.values()
@@ -260,13 +313,12 @@ class _Comparison:
         """Check that rows are the source's, rounded; return whether by their mark. Raises VerificationError."""
         kept = self._as_marked(start, blocks)
         if not kept and not self.other_bytes.is_set():
-            again = self._encoded(start, expected)
-            if again is not None and np.array_equal(again, blocks):
-                return False
-            if again is not None and self.encoding.ours:
-                row = start + int(np.flatnonzero((again != blocks).any(axis=1))[0])
-                raise self._wrong(row, f"not the bytes that {self.after} makes of the source")
-            self.other_bytes.set()
+            weights = self._weights()
+            if self._as_encoded(start, expected, blocks, weights):
+                if weights is None or self.encoding.any_error:
+                    return False
+            else:
+                self.other_bytes.set()
         unlike = first_unlike(self.after.name, expected, found) if self.after.quantized else None
         if unlike is not None:
             block = "" if unlike.block is None else f", block {unlike.block}"
@@ -285,10 +337,35 @@ class _Comparison:
             raise self._wrong(start, "not the bytes that were written")
         return True
 
-    def _encoded(self, start: int, rows: Floats) -> Bytes | None:
+    def _as_encoded(self, start: int, expected: Floats, blocks: Bytes, weights: Floats | None) -> bool:
+        """Return whether encoding the source's rows gives these bytes.
+
+        They may have been made with the importance matrix at hand or without one, all rows of a tensor alike. Raises
+        VerificationError where nobody but we can have made them.
+        """
+        for one in [weights, None] if weights is not None and not self.encoding.ours else [weights]:
+            if one is not None and self.unweighted.is_set():
+                continue
+            again = self._encoded(start, expected, one)
+            if again is None:
+                continue
+            self.encodable.set()
+            if np.array_equal(again, blocks):
+                return True
+            if self.encoding.ours:
+                row = start + int(np.flatnonzero((again != blocks).any(axis=1))[0])
+                raise self._wrong(row, f"not the bytes that {self.after} makes of the source")
+            if one is not None:
+                self.unweighted.set()
+        return False
+
+    def _weights(self) -> Floats | None:
+        imatrix = self.encoding.imatrix
+        return imatrix.weights(self.node.name, self.node.shape) if imatrix and self.after.quantized else None
+
+    def _encoded(self, start: int, rows: Floats, weights: Floats | None) -> Bytes | None:
         """Return the source's rows in the output's type; None where we cannot know how they were encoded."""
-        one, imatrix = codec(self.after.name), self.encoding.imatrix
-        weights = imatrix.weights(self.node.name, self.node.shape) if imatrix and self.after.quantized else None
+        one = codec(self.after.name)
         if one.encode is None or (one.needs_imatrix and weights is None):
             return None
         try:

@@ -17,8 +17,10 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from blake3 import blake3
 from laws.mutations.models import MODELS
+from safetensors.torch import load_file
 
 from ggferry.converters.adapters.plan import AdapterPlan
 from ggferry.converters.conversion_plan.steps import Options, Plan
@@ -30,14 +32,18 @@ from ggferry.converters.proof import runtime_keys
 from ggferry.converters.proof.runtime_notes import unexplained
 from ggferry.converters.proof.witnesses import child_process
 from ggferry.converters.request import Request
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import GgferryError
+from helpers import packed_fp8_gptq, packed_further, quantized_llama
 from helpers.tiny_models import make, relative
 from helpers.witnesses import FIXTURES
 
 STAGES = {
     "check_metadata": "keys", "check_hparams": "keys", "compare_keys": "keys", "check_accounting": "accounting",
-    "check_decoders": "decoders",
+    "check_decoders": "decoders", "check_settings": "second reader", "check_order": "second reader",
+    "_read_alike": "second reader", "_matrices": "second reader", "_named_alike": "second reader",
+    "_complete": "second reader",
     "check_tensor": "tensors", "check_all_logits": "logits", "check_tokenizer": "vocabulary", "examine": "witness",
     "make_plans": "reading", "understand": "reading", "prove_adapter": "adapter",
 }  # fmt: skip
@@ -55,12 +61,39 @@ def make_model(name: str, path: str) -> dict[str, Any]:
         found = FIXTURES.parent / model.kind
         (shutil.copytree if found.is_dir() else shutil.copy)(found, path)
         return {}
+    if model.kind.startswith("packed "):
+        _packed(model.kind.removeprefix("packed "), Path(path))
+        return {}
+    if model.kind == "torch views":
+        _views(FIXTURES / "hf/ckpt/llama", Path(path))
+        return {}
     make(model.kind, Path(path), vocab_size=400, **model.changes)
     for file in (FIXTURES / "tokenizers" / "bpe_llama3").iterdir():
         shutil.copy(file, path)
     _edit(Path(path) / "config.json", model.edits)
     _edit(Path(path) / "tokenizer_config.json", {"chat_template": "{{ messages[0].content }}."})
     return {}
+
+
+def _packed(case: str, folder: Path) -> None:
+    """A tiny model whose matrices a scheme has packed."""
+    cases = {**packed_fp8_gptq.CASES, **packed_further.CASES}
+    cases |= {name: each[:2] for name, each in packed_further.BLOCKS.items()}
+    quantize, config = cases[case]
+    quantized_llama.write(folder, quantized_llama.model(quantize)[0], config)
+
+
+def _views(source: Path, folder: Path) -> None:
+    """The checkpoint, saved by torch: every tensor lies within a larger storage, matrices are stored turned over."""
+    folder.mkdir()
+    shutil.copy(source / "config.json", folder)
+    kept = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        turned = tensor.t() if tensor.dim() == 2 else tensor
+        storage = torch.cat([torch.ones(7, dtype=tensor.dtype), turned.reshape(-1), torch.ones(5, dtype=tensor.dtype)])
+        view = storage[7 : 7 + tensor.numel()].view(turned.shape)
+        kept[name] = view.t() if tensor.dim() == 2 else view
+    torch.save(kept, folder / "pytorch_model.bin")
 
 
 def _edit(path: Path, edits: Mapping[str, Any]) -> None:
@@ -78,7 +111,11 @@ def full_proof(name: str, source: str, out: str) -> dict[str, Any]:
     setattr(child_process, "_run", _forked)  # noqa: B010  a fork of this process has the libraries already
     kind, base = MODELS[name].kind, str(FIXTURES / "hf/ckpt/llama") if name == "adapter" else None
     options = Options(outtype=MODELS[name].outtype)
-    request, told = Request(source, out, options, jobs=1, witness=("auto",), force=True, base=base, mmproj="none"), ""
+    bare = VocabOptions(none=MODELS[name].kind.startswith(("packed ", "torch views")))
+    request, told = (
+        Request(source, out, options, jobs=1, witness=("auto",), force=True, base=base, mmproj="none", vocab=bare),
+        "",
+    )
     try:
         plan, _ = make_plan(request, open_checkpoint(source))
         told = _told(plan)

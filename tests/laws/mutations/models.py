@@ -9,8 +9,9 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Model:
     """`kind`: of `tiny_models.TINY`, with `changes` of its configuration that let every witness testify (windows that a
-    prompt crosses, what llama.cpp computes alike), or a path within the fixtures. `edits`: of config.json, None for a
-    key that is not there. `outtype`: what it is converted to."""
+    prompt crosses, what llama.cpp computes alike), or a path within the fixtures; or a model without a vocabulary whose
+    weights a scheme has packed ('packed NAME') or that torch saved as views of larger storages ('torch views').
+    `edits`: of config.json, None for a key that is not there. `outtype`: what it is converted to."""
 
     kind: str
     changes: dict[str, Any] = field(default_factory=dict)
@@ -62,4 +63,12 @@ MODELS = {
     "llama to q5_0": Model("fixtures/hf/ckpt/llama_k256", outtype="q5_0"),
     "llama of SentencePiece": Model("fixtures/hf/ckpt/llama"),
     "adapter": Model("fixtures/lora/lora_plain"),
+    "llama without a base": Model("llama", edits={"rope_parameters": None, "rms_norm_eps": None}),
+    "llama of torch": Model("torch views"),
+    "mixtral of twelve": Model("mixtral", {**WINDOW, "num_local_experts": 12}),
+    **{name: Model(f"packed {name}") for name in (
+        "fp8 blocks", "gptq 4 desc_act", "ct int4 group", "awq", "bnb nested nf4", "bnb int8", "mlx 4", "bitnet",
+        "ct nvfp4",
+        "mlx mxfp8", "mxfp4 of mlx",
+    )},
 }  # fmt: skip

@@ -4,6 +4,7 @@ A row has the mistake, the model it is shown with, who must notice, and the text
 
 * `reading` (the source is refused), `accounting`, `keys`, `decoders` (known blocks), `tensors`, `vocabulary`, `logits`
   (our own two passes) and `adapter` end the proof as everybody asks for it;
+* `second reader`: safetensors, torch and gguf, formulas written a second time, names and orders, as everybody asks;
 * `loader`, the list of what llama.cpp's loader reads, tells of it in a line;
 * `transformers` and `llama.cpp` end a proof in which they are asked;
 * `recorded` are logits that the programs of 2023 computed, kept in the fixtures, for files that no program of today
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 from laws.mutations.engine_rows import ENGINE
 from laws.mutations.rows import Planted
+from laws.mutations.second_reader_rows import SECOND_READER
 from laws.mutations.table_rows import TABLES
 from laws.mutations.todays_rows import TODAYS
 from laws.mutations.vocabulary_rows import VOCABULARIES
 
-PLANTED: tuple[Planted, ...] = (*TABLES, *TODAYS, *ENGINE, *VOCABULARIES)
+PLANTED: tuple[Planted, ...] = (*TABLES, *TODAYS, *ENGINE, *VOCABULARIES, *SECOND_READER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ALONE = ("reading", "accounting", "keys", "decoders", "tensors", "vocabulary", "logits", "adapter")
+ALONE = ("reading", "accounting", "keys", "decoders", "tensors", "vocabulary", "logits", "adapter", "second reader")
 """Who notices in a proof for which nobody else is asked."""
 Change = tuple[str, str, str]
 

@@ -23,6 +23,11 @@ KEYS = (
         ("kv heads' key misspelt", "llama", "loader", '"attention.head_count_kv"', '"attention.heads_kv"'),
     ),
     *among(
+        A + "llama",
+        ("window is ignored", "mistral", "transformers", 'fields={"hf": "sliding_window"}, required=False, unsayable=0',
+         'fields={"hf": "slide_window"}, required=False, unsayable=0'),
+    ),
+    *among(
         A + "_rope",
         ("rotary base's key misspelt", "llama", "loader", '"rope_base", "rope.freq_base"',
          '"rope_base", "rope.freqbase"'),
@@ -52,8 +57,6 @@ VALUES = (
         ("all experts are used", "mixtral", "transformers", '{"hf": "num_experts_per_tok"}',
          '{"hf": "num_local_experts"}'),
         ("epsilon ignored", "qwen2 epsilon", "transformers", '{"hf": "rms_norm_eps"}', '{"hf": "rms_eps"}'),
-        ("window is ignored", "mistral", "transformers", 'fields={"hf": "sliding_window"}, absent=0, unsayable=0',
-         'fields={"hf": "slide_window"}, absent=0, unsayable=0'),
         ("Qwen's window where it is switched off", "qwen2 no window", "transformers",
          'derive="window_stated * window_used"', 'derive="window_stated"'),
         ("GELU by the error function", "gemma2", "logits", '"gelu_pytorch_tanh": "gelu_tanh"',
@@ -61,7 +64,8 @@ VALUES = (
     ),
     *among(
         A + "_rope",
-        ("rotary base ignored", "qwen3", "transformers", "rope_parameters.rope_theta|rope_theta", "rope_thta"),
+        ("rotary base ignored", "qwen3", "transformers",
+         'scaling_place("rope_theta") + "|rope_theta"', '"rope_thta"'),
         ("turned part of a head ignored", "stablelm", "transformers", "rope_parameters.partial_rotary_factor|", ""),
         ("attention factor ignored", "llama yarn attention_factor", "transformers",
          '{"hf": scaling_place("attention_factor")}', '{"hf": scaling_place("attn_factor")}'),
@@ -119,8 +123,6 @@ VALUES = (
                           '{"hf": "norm_prob"}')),
     *among(
         A + "_deepseek",
-        ("experts scored by softmax", "deepseek v3", "transformers", "Default(2, \"DeepSeek-V3 scores",
-         "Default(1, \"DeepSeek-V3 scores"),
         ("routed experts not scaled", "deepseek v2 groups", "transformers", '{"hf": "routed_scaling_factor"}',
          '{"hf": "scaling_factor"}'),
         ("groups of experts not limited", "deepseek v3", "transformers", '{"hf": "n_group"}', '{"hf": "n_groups"}'),
@@ -192,13 +194,11 @@ TENSORS = (
 )  # fmt: skip
 
 SEVERAL = (
+    several("experts scored by softmax", "deepseek v3", "transformers",
+            (A + "deepseek2", '"expert_gating": 2, "expert_selection"', '"expert_gating": 1, "expert_selection"')),
     several(
         "window off by one", "mistral", "transformers",
-        (A + "_common",
-         'N_SWA = HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, absent=0, unsayable=0)',
-         'N_SWA_STATED = HParam("swa_stated", None, fields={"hf": "sliding_window"}, required=False)\n'
-         'N_SWA = HParam("n_swa", "attention.sliding_window", derive="swa_stated + 1", absent=0)'),
-        (A + "llama", "common.N_SWA,", "common.N_SWA_STATED, common.N_SWA,"),
+        (A + "_llama", 'else values.get("window_stated")', 'else (values.get("window_stated") or 0) + 1'),
     ),
     several(
         "windows in the odd blocks", "gemma2", "transformers",

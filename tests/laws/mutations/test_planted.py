@@ -22,12 +22,14 @@ from laws.mutations.rows import ALONE, Planted
 
 import ggferry
 
-NOTICED_ALONE = 39
+NOTICED_ALONE = 61
 """Mistakes of the table that a proof notices for which nobody else is asked."""
+EARLIER = "second reader"
+"""Who may notice before the one that a row names: it is asked by default, and before the witnesses."""
 SAMPLE = (
     "window's key misspelt", "rows of queries stay halves", "experts in reverse order", "stretch doubled",
     "cap of scores ignored", "control tokens made normal", "begin added where it is not",
-    "nibbles of April's Q4_0 exchanged",
+    "nibbles of April's Q4_0 exchanged", "every tensor one row early", "FP8: scales of blocks from right to left",
 )  # fmt: skip
 ROOT = Path(ggferry.__file__).parent
 
@@ -118,4 +120,4 @@ def test_nobody_notices_anything_where_there_is_nothing(model: str, workshop: Wo
 def test_a_planted_mistake_is_noticed(row: Planted, workshop: Workshop) -> None:
     found = workshop.proof(row.model, planted=row.changes)
     noticed = ("loader" if found["told"] else None, found["by"])
-    assert row.by in noticed, found
+    assert row.by in noticed or found["by"] == EARLIER, found

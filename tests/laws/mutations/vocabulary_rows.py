@@ -17,7 +17,7 @@ VOCABULARIES: tuple[Planted, ...] = (
          "        tokens[token] = text.upper()\n"),
     ),
     *among(
-        FILES + "bpe_document",
+        "converters.tokenizers.building_blocks.bpe_document",
         ("merges in reverse order", "llama", "reading", "return tuple(pairs)", "return tuple(reversed(pairs))"),
         ("every third merge lost", "qwen2", "reading", "return tuple(pairs)",
          "return tuple(pair for rank, pair in enumerate(pairs) if rank % 3)"),

@@ -1,0 +1,56 @@
+"""Hold the order of what is stacked and of blocks against the numbers in the source's own names.
+
+Roles are found by patterns of names; here only the numbers are looked at. Experts that are stacked must be in the order
+of their numbers, and blocks of the output must follow each other as those of the source do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.formats.errors import VerificationError
+
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+
+
+def check_order(source: ModelGraph) -> None:
+    """Check that parts and blocks come in the order of their numbers. Raises VerificationError."""
+    last: dict[tuple[str, str], tuple[int, int, str]] = {}
+    for node in source.nodes:
+        names = [ref.name for ref in node.inputs]
+        if len(names) > 1:
+            _check_parts(source, node.name, names)
+        block = _NUMBER.search(node.name)
+        if block is None or not names:
+            continue
+        numbers = [int(number) for number in _NUMBER.findall(names[0])]
+        if not numbers:
+            continue
+        kinds = (_NUMBER.sub("#", node.name), _NUMBER.sub("#", names[0]))
+        here = (int(block[0]), numbers[0], names[0])
+        before = last.get(kinds)
+        if before is not None and (here[0] > before[0]) != (here[1] > before[1]) and here[1] != before[1]:
+            raise VerificationError(
+                f"tensor {node.name!r}: blocks in another order than the source's", path=source.checkpoint.path,
+                found=f"{before[2]} before {here[2]}",
+            )  # fmt: skip
+        last[kinds] = here
+
+
+def _check_parts(source: ModelGraph, name: str, names: Sequence[str]) -> None:
+    """Check the numbers of tensors that are stacked, where their names differ in one number alone."""
+    if len({_NUMBER.sub("#", each) for each in names}) != 1:
+        return
+    numbers = [[int(number) for number in _NUMBER.findall(each)] for each in names]
+    differing = [place for place, column in enumerate(zip(*numbers, strict=True)) if len(set(column)) > 1]
+    if len(differing) != 1:
+        return
+    found = [each[differing[0]] for each in numbers]
+    if found != sorted(found):
+        at = next(at for at in range(1, len(found)) if found[at] < found[at - 1])
+        raise VerificationError(
+            f"tensor {name!r}: stacked in another order than the source's numbers", path=source.checkpoint.path,
+            found=f"{names[at - 1]} before {names[at]}",
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What runs in a process of its own, without any module of ggferry."""

@@ -1,0 +1,295 @@
+"""Say what parts of quantized matrices mean, element by element, by the formulas that the schemes publish.
+
+This shares nothing with `converters.prequantized`: it is the second opinion that the proof asks. It runs in the program
+of `library_reader`, over tensors that the libraries read; it has numpy and nothing of ggferry.
+
+Sources: transformers `integrations/{finegrained_fp8,mxfp4,bitnet}.py`; AutoGPTQ `nn_modules/qlinear/`; AutoAWQ
+`utils/packing_utils.py`; bitsandbytes `functional.py`; compressed-tensors `compressors/`; ModelOpt
+`qtensor/nvfp4_tensor.py`; MLX `ops.dequantize`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = Any
+Settings = Mapping[str, Any]
+
+
+class Named(Protocol):
+    """Tensors by name, of which parts are read."""
+
+    def __contains__(self, name: str) -> bool: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def kind(self, name: str) -> str: ...
+    def __call__(self, name: str, *places: slice) -> Array: ...
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def rows(
+    read: Named, scheme: str, settings: Settings, name: str, first: int, last: int, left: int, right: int
+) -> Array:
+    """Return elements `left:right` of rows `first:last` of a matrix, float32.
+
+    Args:
+        read: The tensors of the checkpoint.
+        scheme: What its configuration calls the scheme.
+        settings: That configuration.
+        name: Name of the matrix, as it would be called were it not quantized.
+        first: First row, counted over all matrices of a stack.
+        last: Row after the last.
+        left: First column.
+        right: Column after the last.
+    """
+    return SCHEMES[scheme](read, settings, name, np.arange(first, last), np.arange(left, right))
+
+
+def _floats(read: Named, name: str, *places: slice) -> Array:
+    return np.asarray(read(name, *places)).astype(np.float32)
+
+
+def _cover(numbers: Array) -> slice:
+    return slice(int(numbers.min()), int(numbers.max()) + 1)
+
+
+def _block(read: Named, name: str, r: Array, c: Array) -> Array:
+    """Return the elements of a matrix at rows `r` and columns `c`, as they are stored."""
+    down, across = _cover(r), _cover(c)
+    return np.asarray(read(name, down, across))[np.ix_(r - down.start, c - across.start)]
+
+
+def _bits(words: Array, at: Array, bits: int) -> Array:
+    """Return the numbers of `bits` bits that begin at bits `at` of a stream of words along the last axis."""
+    words = words.astype(np.int64) & 0xFFFFFFFF
+    low = words[..., at // 32] >> at % 32
+    beyond = np.minimum(at // 32 + 1, words.shape[-1] - 1)
+    high = words[..., beyond] << (32 - at % 32)
+    return (low | np.where(at % 32 + bits > 32, high, 0)) & ((1 << bits) - 1)
+
+
+def _powers(codes: Array) -> Array:
+    """Return the E8M0 scales of microscaling: powers of two, and NaN for the last code."""
+    exact = np.exp2(codes.astype(np.float64) - 127).astype(np.float32)
+    return np.where(codes == 255, np.float32(np.nan), exact)
+
+
+def _nibbles(read: Named, name: str, r: Array, c: Array) -> Array:
+    """Return four-bit codes of which two neighbors share a byte, the first in its lower half."""
+    data = np.asarray(read(name, _cover(r), _cover(c // 2)))[np.ix_(r - r.min(), c // 2 - c.min() // 2)]
+    return np.where(c % 2, data.view(np.uint8) >> 4, data.view(np.uint8) & 15)
+
+
+# --- FP8 and what shares its scales --------------------------------------------------------------------------------
+
+
+def _spread(read: Named, name: str, shape: tuple[int, ...], tall: int, wide: int, r: Array, c: Array) -> Array:
+    """Return the scale of each element: one for all, one a row, or one a patch of `tall` by `wide`."""
+    own = read.shape(name)
+    if not own or max(own) == 1 == min(own):
+        return _floats(read, name).reshape(1, 1)
+    if len(own) == 1:
+        return _floats(read, name, _cover(r))[r - r.min()][:, None]
+    tall = tall or 1
+    wide = wide or shape[1] // own[1]
+    return _block(read, name, r // tall, np.minimum(c // wide, own[1] - 1)).astype(np.float32)
+
+
+def fp8(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    tall, wide = settings.get("weight_block_size") or (0, 0)
+    scale = f"{name}_scale_inv" if f"{name}_scale_inv" in read else f"{name}_scale"
+    return _block(read, name, r, c).astype(np.float32) * _spread(read, scale, read.shape(name), tall, wide, r, c)
+
+
+def modelopt(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    if read.kind(name) != "U8":
+        return fp8(read, {}, name, r, c)
+    whole = _floats(read, f"{name}_scale_2").reshape(())
+    scale = _block(read, f"{name}_scale", r, c // 16).astype(np.float32) * whole
+    return E2M1[_nibbles(read, name, r, c)] * scale
+
+
+# --- integers, transposed -----------------------------------------------------------------------------------------
+
+
+def gptq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    """(q − z) × s; the tensors are stored as (columns, rows)."""
+    base = name.removesuffix(".weight")
+    words, order, bits = f"{base}.qweight", f"{base}.g_idx", settings.get("bits")
+    if order in read and read.shape(order)[0]:
+        bits = read.shape(words)[0] * 32 // read.shape(order)[0]
+    assert isinstance(bits, int)
+    stored = np.asarray(read(words, slice(None), _cover(r)))[:, r - r.min()].T
+    levels = _bits(stored, c * bits, bits)
+    size = settings.get("group_size", -1)
+    columns = read.shape(words)[0] * 32 // bits
+    groups = c // (columns if size == -1 else size)
+    if order in read and read.shape(order)[0]:
+        groups = np.asarray(read(order, _cover(c)))[c - c.min()].astype(np.int64)
+    zeros = _bits(np.asarray(read(f"{base}.qzeros"))[groups], r * bits, bits)
+    if settings.get("checkpoint_format", "gptq") == "gptq":  # its first version keeps zeros less one
+        zeros = (zeros + 1) % (1 << bits)
+    scales = _floats(read, f"{base}.scales")[groups][:, r]
+    return ((levels - zeros.T).astype(np.float32) * scales.T).astype(np.float32)
+
+
+def awq(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    base, turned = name.removesuffix(".weight"), np.array([0, 4, 1, 5, 2, 6, 3, 7])
+    size = settings.get("group_size", settings.get("q_group_size", 128))
+    groups = c // (read.shape(f"{base}.qweight")[0] if size == -1 else size)
+    shift = 4 * turned[r % 8]
+
+    def codes(end: str, places: Array) -> Array:
+        return _block(read, f"{base}.{end}", places, r // 8).astype(np.int64) >> shift & 15
+
+    scales = _block(read, f"{base}.scales", groups, r).astype(np.float32)
+    return ((codes("qweight", c) - codes("qzeros", groups)).astype(np.float32) * scales).T
+
+
+# --- integers along the rows --------------------------------------------------------------------------------------
+
+
+def mlx(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    base = name.removesuffix(".weight")
+    own = settings.get(base)
+    settings = {**settings, **own} if isinstance(own, dict) else settings
+    mode = settings.get("mode", "affine")
+    if mode == "affine":
+        bits, size = settings["bits"], settings["group_size"]
+        words = np.asarray(read(name, _cover(r)))[r - r.min()].view(np.uint32)
+        levels = _bits(words, c * bits, bits).astype(np.float32)
+        scale, bias = (_block(read, f"{base}.{end}", r, c // size).astype(np.float32) for end in ("scales", "biases"))
+        return levels * scale + bias
+    words = np.ascontiguousarray(read(name, _cover(r)))[r - r.min()].view(np.uint8)
+    size = 16 if mode == "nvfp4" else 32
+    stored = _block(read, f"{base}.scales", r, c // size).view(np.uint8)
+    if mode == "mxfp8":
+        return _e4m3(words[:, c]) * _powers(stored)
+    levels = E2M1[np.where(c % 2, words[:, c // 2] >> 4, words[:, c // 2] & 15)]
+    return levels * (_e4m3(stored) if mode == "nvfp4" else _powers(stored))
+
+
+def _e4m3(codes: Array) -> Array:
+    import ml_dtypes
+
+    return np.ascontiguousarray(codes).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
+
+def compressed_tensors(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    packed, scale, whole = f"{name}_packed", f"{name}_scale", f"{name}_global_scale"
+    if packed in read and read.kind(packed) == "U8":
+        levels = E2M1[_nibbles(read, packed, r, c)]
+        if whole not in read:
+            return levels * _powers(_block(read, scale, r, c // 32))
+        return levels * (_block(read, scale, r, c // 16).astype(np.float32) / _floats(read, whole).reshape(()))
+    if packed not in read and read.kind(scale) == "U8":
+        return _block(read, name, r, c).astype(np.float32) * _powers(_block(read, scale, r, c // 32))
+    columns = read.shape(name)[1] if packed not in read else int(np.asarray(read(f"{name}_shape"))[1])
+    weights = _weights(read, settings, name, columns)
+    bits = weights["num_bits"]
+    if packed in read:
+        words = np.asarray(read(packed, _cover(r)))[r - r.min()]
+        dense = words.shape[1] != -(-columns // (32 // bits))
+        at = c * bits if dense else c // (32 // bits) * 32 + c % (32 // bits) * bits
+        values = _bits(words, at, bits).astype(np.float32) - (1 << bits - 1)
+    else:
+        values = _block(read, name, r, c).astype(np.float32)
+    tall, wide = (weights.get("block_structure") or (0, 0)) if weights.get("strategy") == "block" else (0, 0)
+    if weights.get("strategy") == "group" and weights.get("group_size"):
+        wide = weights["group_size"]
+    shape, places = (read.shape(scale)[0], columns), c
+    if f"{name}_g_idx" in read:
+        order = np.asarray(read(f"{name}_g_idx"))
+        wide = wide or columns // read.shape(scale)[1]
+        if not (order == -1).any():
+            places = order[c].astype(np.int64) * wide
+    if f"{name}_zero_point" in read:
+        values = values - _zeros(
+            read, f"{name}_zero_point", shape, tall, wide, bits if packed in read else 0, r, places
+        )
+    return values * _spread(read, scale, shape, tall, wide, r, places)
+
+
+def _weights(read: Named, settings: Settings, name: str, columns: int) -> Settings:
+    """Return the settings of the group whose numbers fit what is stored."""
+    groups = [group["weights"] for group in settings["config_groups"].values() if group.get("weights")]
+    packed = f"{name}_packed"
+    if packed not in read:
+        kind = "int" if read.kind(name) == "I8" else "float"
+        return next(group for group in groups if group.get("type", kind) == kind)
+    words = read.shape(packed)[1]
+    fits = (g for g in groups if words in (-(-columns * g["num_bits"] // 32), -(-columns // (32 // g["num_bits"]))))
+    return next(fits)
+
+
+def _zeros(
+    read: Named, name: str, shape: tuple[int, ...], tall: int, wide: int, bits: int, r: Array, c: Array
+) -> Array:
+    if not bits or read.kind(name) != "I32":
+        return _spread(read, name, shape, tall, wide, r, c)
+    stored = np.asarray(read(name)).T  # words hold those of consecutive rows
+    groups = c // (wide or shape[1] // stored.shape[0])
+    per, down = 32 // bits, r // (tall or 1)
+    return (_bits(stored, down // per * 32 + down % per * bits, bits)[groups].T - (1 << bits - 1)).astype(np.float32)
+
+
+# --- the others ---------------------------------------------------------------------------------------------------
+
+
+def mxfp4(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    """gpt-oss: `NAME_blocks` (…, groups, 16) and `NAME_scales` (…, groups)."""
+    shape = read.shape(f"{name}_scales")
+    found = np.empty((len(r), len(c)), np.float32)
+    for i, row in enumerate(r):
+        at = tuple(slice(int(n), int(n) + 1) for n in np.unravel_index(row, shape[:-1]))
+        data = np.asarray(read(f"{name}_blocks", *at)).reshape(-1)
+        scale = np.asarray(read(f"{name}_scales", *at)).reshape(-1)
+        code = np.where(c % 2, data[c // 2] >> 4, data[c // 2] & 15)
+        found[i] = E2M1[code] * _powers(scale[c // 32])
+    return found
+
+
+def bitnet(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    quarter = read.shape(name)[0]
+    stored = np.stack([_block(read, name, np.array([row % quarter]), c)[0] for row in r])
+    levels = (stored >> (2 * (r // quarter))[:, None] & 3).astype(np.float32) - 1
+    scale = _floats(read, f"{name}_scale").reshape(())
+    return levels / scale if (settings.get("linear_class") or "bitlinear") == "bitlinear" else levels * scale
+
+
+def bitsandbytes(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
+    state = next((n for kind in ("nf4", "fp4") if (n := f"{name}.quant_state.bitsandbytes__{kind}") in read), None)
+    if state is None:
+        largest = _floats(read, f"{name.removesuffix('weight')}SCB").reshape(-1)[r][:, None]
+        return _block(read, name, r, c).astype(np.float32) * largest * np.float32(7.874015718698502e-3)
+    said = json.loads(np.asarray(read(state)).tobytes())
+    at = r[:, None] * said["shape"][1] + c[None, :]
+    codes = _flat(read, name, at // 2)
+    codes = np.where(at % 2, codes & 15, codes >> 4)
+    scales = at // said["blocksize"]
+    if f"{name}.nested_absmax" in read:
+        inner = _flat(read, f"{name}.absmax", scales)
+        outer = _flat(read, f"{name}.nested_absmax", scales // said["nested_blocksize"])
+        factors = _floats(read, f"{name}.nested_quant_map")[inner] * outer + np.float32(said["nested_offset"])
+    else:
+        factors = _flat(read, f"{name}.absmax", scales)
+    return _floats(read, f"{name}.quant_map")[codes] * factors
+
+
+def _flat(read: Named, name: str, at: Array) -> Array:
+    """Return elements of a vector, or of a matrix of one row or one column, by number."""
+    cover = _cover(at)
+    shape = read.shape(name)
+    places = (cover,) if len(shape) == 1 else (cover, slice(None)) if shape[1] == 1 else (slice(None), cover)
+    return np.asarray(read(name, *places)).reshape(-1)[at - cover.start]
+
+
+SCHEMES = {
+    "fp8": fp8, "fbgemm_fp8": fp8, "modelopt": modelopt, "gptq": gptq, "awq": awq, "mlx": mlx, "mxfp4": mxfp4,
+    "bitnet": bitnet, "bitsandbytes": bitsandbytes, "compressed-tensors": compressed_tensors,
+}  # fmt: skip
