@@ -7,8 +7,9 @@ memory and multiplied while the next ones are decoded, so models larger than its
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.errors import OutOfMemoryError, RefusedError, UsageError
@@ -71,9 +72,33 @@ def title(device: str) -> str:
     return device if device == CPU else f"{device} ({torch.cuda.get_device_name(device)})"
 
 
-def making_tensors(device: str) -> AbstractContextManager[Any]:
-    """Let torch make new tensors of this thread on `device`."""
-    return nullcontext() if device == CPU else torch.device(device)
+@contextmanager
+def making_tensors(device: str, wide: bool = False) -> Iterator[None]:
+    """Let torch make new tensors of this thread on `device`; where `wide`, in float64 instead of float32."""
+    with ExitStack() as stack:
+        if device != CPU:
+            stack.enter_context(torch.device(device))
+        if wide:
+            stack.enter_context(_in_float64()())
+        yield
+
+
+@cache
+def _in_float64() -> Any:
+    class InFloat64(torch.overrides.TorchFunctionMode):
+        """Turns what torch returns in float32 into float64.
+
+        A cast that asks for `torch.float32` still rounds; `float()`, by which a part of a pass goes back to the type of
+        the others, does not.
+        """
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.float:
+                return args[0].double()
+            found = func(*args, **(kwargs or {}))
+            return found.double() if isinstance(found, torch.Tensor) and found.dtype is torch.float32 else found
+
+    return InFloat64
 
 
 def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:

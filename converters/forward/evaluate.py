@@ -56,7 +56,8 @@ def forward(
         choices: Receives the experts that were chosen.
 
     Returns:
-        numpy float32 `(len(tokens), n_vocab)` by default; fewer rows where `places.rows` is given.
+        numpy float32 `(len(tokens), n_vocab)` by default; fewer rows where `places.rows` is given. float64 where the
+        weights say so (`Weights.wide`).
 
     Raises:
         UsageError: No tokens, a token id outside the vocabulary, or an input that the model does not read.
@@ -84,7 +85,7 @@ def forward(
         raise UsageError("token id", found=outside[0], expected=f"0..{rows - 1}")
     weights = weights or Weights(graph)
     try:
-        with torch.inference_mode(), one_thread(), making_tensors(weights.device):
+        with torch.inference_mode(), one_thread(), making_tensors(weights.device, weights.wide):
             compute = getattr(_computation(graph), part, None)
             if compute is None:
                 raise UnsupportedError("no encoder", path=graph.checkpoint.path, found=graph.architecture.name)
@@ -107,20 +108,21 @@ def result_of(graph: ModelGraph) -> Result:
     return LAST_STATES if own is LOGITS and Model(graph).gives_states else own
 
 
-def embedding(graph: ModelGraph, states: Any, weights: Weights | None = None) -> Any:
+def embedding(graph: ModelGraph, states: Any, weights: Weights | None = None, *, unit: bool = True) -> Any:
     """Return what a model of embeddings, or a classifier, makes of a text with these states.
 
     Args:
         graph: The model.
         states: Its states, numpy float32 `(tokens, n_embd)`, as `forward` returns them.
         weights: Access to the tensors.
+        unit: Whether the vector is given unit length.
 
     Returns:
-        numpy float32 `(n,)`: the vector, of unit length, or the scores. None where nothing says how texts are pooled.
+        numpy float32 `(n,)`: the vector, or the scores. None where nothing says how texts are pooled.
     """
     weights = weights or Weights(graph)
-    with torch.inference_mode(), one_thread(), making_tensors(weights.device):
-        found = pooled(Model(graph, weights), moved(torch.from_numpy(states), weights.device))
+    with torch.inference_mode(), one_thread(), making_tensors(weights.device, weights.wide):
+        found = pooled(Model(graph, weights), moved(torch.from_numpy(states), weights.device), unit)
         return None if found is None else found.cpu().numpy()
 
 

@@ -73,7 +73,7 @@ class _Shared(Weights):
     """The weights as one pass sees them: every product is a request."""
 
     def __init__(self, runner: _Runner, turn: threading.Semaphore) -> None:
-        super().__init__(runner.weights.graph, device=runner.weights.device)
+        super().__init__(runner.weights.graph, device=runner.weights.device, wide=runner.weights.wide)
         self._runner, self._turn = runner, turn
 
     def values(self, ref: TensorRef, start: int, stop: int) -> Floats:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.schema.derivations import float32
 from ggferry.converters.schema.recipe import Recipe, recipe_of
 from ggferry.formats.errors import UnsupportedError, UsageError
 from ggferry.support.lazy_import import lazy
@@ -92,7 +93,7 @@ class Model:
         places: The positions of the tokens.
         choices: Records which experts were chosen.
         weights: Access to the tensors.
-        sizes: The hparams by short name.
+        sizes: The hparams by short name, numbers as GGUF holds them.
         recipe: The conventions of the forward pass.
         lists: Names of the hparams that have one value for each block.
         number: The block to which `sizes` belong; -1 for none.
@@ -110,7 +111,7 @@ class Model:
         self.inputs: Mapping[str, Any] = inputs or {}
         self.places, self.choices = places or Places(), choices
         self.weights = weights or Weights(graph)
-        self.sizes: Mapping[str, Any] = graph.sizes
+        self.sizes: Mapping[str, Any] = {name: as_stored(value) for name, value in graph.sizes.items()}
         self.recipe: Recipe = recipe_of(graph.architecture.recipe, graph.dialect.conventions)
         self.lists = tuple(param.name for param in graph.architecture.hparams if param.many == "n_layer")
         self.number = -1
@@ -212,9 +213,11 @@ class Model:
         return self.has(name) or self.weights.has(name)
 
     def norm_weight(self, name: str) -> Tensor:
-        """Return the weights of a norm, with the offset that the recipe adds to them."""
+        """Return the weights of a norm, with the offset that the recipe adds; float32, as GGUF holds the sum."""
         whole = f"{name}.weight" if self.has(name) else name
-        return self.weights.vector(whole) + self._norm_offset(name.rpartition(".")[2])
+        offset = self._norm_offset(name.rpartition(".")[2])
+        weights = self.weights.vector(whole)
+        return (weights + offset).to(torch.float32) if offset else weights
 
     def _norm_offset(self, name: str) -> float:
         recipe = self.recipe
@@ -243,6 +246,19 @@ class Model:
         return torch.where(x > 0, above * x * x, bent) + beta * x
 
 
+def as_stored(value: Any) -> Any:
+    """Return the value of an hparam with its fractions as GGUF holds them, float32.
+
+    A source may state a base of rotary embeddings that float32 has not: at position 100,000 its rounding turns a head
+    further than two sound passes differ.
+    """
+    if isinstance(value, tuple):
+        return tuple(map(as_stored, value))
+    if not isinstance(value, float) or not abs(value) <= MOST:
+        return value
+    return float32(value)
+
+
 def meaning(what: str, word: Any, known: Mapping[Any, Any]) -> Any:
     """Return what `word`, which a file or a table states, stands for. Raises UnsupportedError for an unknown word."""
     if word not in known:
@@ -261,6 +277,8 @@ def silu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(x)
 
 
+MOST = 2.0**127
+"""Rounding to float32 keeps what is not larger finite."""
 BEHIND = {"post_attention_norm": 1 / 5, "post_ffw_norm": 1 / 5**1.5}
 """What PLaMo adds to the weights of the norms behind a branch (`Recipe.post_norms`)."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

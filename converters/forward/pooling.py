@@ -6,19 +6,24 @@ and Normalize; transformers' `…ForSequenceClassification`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ggferry.converters.forward.model import Model, meaning, silu
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 else:
-    torch = lazy("torch")
+    np, torch = lazy("numpy"), lazy("torch")
 
 MEAN, FIRST, LAST, RANK = 1, 2, 3, 4
 """llama.cpp's LLAMA_POOLING_TYPE_…"""
+SHARED = ("qwen3", "qwen3vl")
+"""Architectures of whose classifiers' scores llama.cpp gives the shares of one (`build_pooling`)."""
+ANSWERS = ("answer_yes", "answer_no")
+"""Of a reranker in its source's form, the tokens whose logits are the scores."""
 CLASSIFIER_ACTIVATIONS = {
     "tanh": lambda x: torch.tanh(x),
     "gelu": lambda x: torch.nn.functional.gelu(x),
@@ -26,10 +31,11 @@ CLASSIFIER_ACTIVATIONS = {
 }
 
 
-def pooled(model: Model, states: Tensor) -> Tensor | None:
-    """Return the vector, of unit length, or a classifier's scores, float32 `(n,)`, of a text with these states.
+def pooled(model: Model, states: Tensor, unit: bool = True) -> Tensor | None:
+    """Return the vector, or a classifier's scores, float32 `(n,)`, of a text with these states.
 
-    `states` are those of the last block, `(tokens, n_embd)`. None where nothing says how they are pooled.
+    `states` are those of the last block, `(tokens, n_embd)`; the vector has unit length unless `unit` is False. None
+    where nothing says how they are pooled.
     """
     kind = model.sizes.get("pooling") or 0
     if kind == RANK:
@@ -41,7 +47,13 @@ def pooled(model: Model, states: Tensor) -> Tensor | None:
     vector = _one(states, kind)
     for name in ("dense_2", "dense_3"):
         vector = model.linear(name, vector) if model.has(name) else vector
-    return torch.nn.functional.normalize(vector[0], dim=-1)
+    return torch.nn.functional.normalize(vector[0], dim=-1) if unit else vector[0]
+
+
+def shares(scores: Any) -> Any:
+    """Return the softmax of scores, numpy."""
+    odds = np.exp(scores - scores.max())
+    return odds / odds.sum()
 
 
 def _one(states: Tensor, kind: int) -> Tensor:
@@ -59,4 +71,6 @@ def _scores(model: Model, x: Tensor) -> Tensor:
         name = model.sizes.get("classifier_activation") or model.recipe.classifier
         x = meaning("a classifier's activation", name, CLASSIFIER_ACTIVATIONS)(model.linear("cls", x))
         x = model.norm("cls.norm", x) if model.has("cls.norm") else x
+    if answers := [model.sizes[name] for name in ANSWERS if name in model.sizes]:
+        return x @ model.weights.rows("cls.output.weight", answers).T  # of the output as the source has it
     return model.linear("cls.output", x) if model.has("cls.output") else x

@@ -139,15 +139,23 @@ class Weights:
 
     All results are float32 unless stated otherwise, and the same for any number of threads (default: one per core).
     They are on the device that was chosen where the weights were opened (`device.computing_on`).
+
+    Attributes:
+        graph: The model.
+        threads: Number of threads.
+        device: Where passes over it are computed.
+        wide: Whether they are computed in float64. Of the weights, no more is held in it than the chunks at work.
     """
 
-    def __init__(self, graph: ModelGraph, threads: int | None = None, device: str | None = None) -> None:
-        self.graph, self.threads, self.device = graph, workers(threads), device or chosen()
+    def __init__(
+        self, graph: ModelGraph, threads: int | None = None, device: str | None = None, wide: bool = False
+    ) -> None:
+        self.graph, self.threads, self.device, self.wide = graph, workers(threads), device or chosen(), wide
 
     @cached_property
     def _products(self) -> Any:
         """The kernel that multiplies; None on a GPU, and for small models, for whose last digits torch answers."""
-        return PRODUCTS.if_possible() if self.device == CPU and _is_large(self.graph) else None
+        return PRODUCTS.if_possible() if self.device == CPU and not self.wide and _is_large(self.graph) else None
 
     def by_kernel(self, factor: Factor) -> bool:
         """Return whether the kernel multiplies with a matrix: then a sum does not depend on what is computed beside it.
@@ -279,7 +287,8 @@ class Weights:
     def _decode(self, ref: TensorRef, start: int, stop: int) -> torch.Tensor:
         rows = self.values(ref, start, stop)
         self._check(ref, start, rows)
-        return moved(torch.from_numpy(np.ascontiguousarray(rows)), self.device)
+        found = moved(torch.from_numpy(np.ascontiguousarray(rows)), self.device)
+        return found.double() if self.wide else found
 
     def _check(self, ref: TensorRef, start: int, rows: Floats) -> None:
         """Raise BadValueError for rows, from `start` on, that hold a value that is not finite."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.conversion_plan.grades import Grade, Route
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.forward.evaluate import forward
+from ggferry.converters.forward.texts import scores, vectors
 from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.metadata import KeyProof
 from ggferry.converters.request import Request
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
-from ggferry.converters.tokenizers.tokenizer import Encoder, encoder
+from ggferry.converters.tokenizers.tokenizer import Encoder, Tokenizer, encoder
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import NotFoundError, RefusedError
@@ -263,14 +265,19 @@ class Model:
 
     @cached_property
     def _graph(self) -> ModelGraph:
-        return understand(self._checkpoint, self._asked.hparams, vocab_only=not self._checkpoint.tensors)
+        bare = not self._checkpoint.tensors
+        return understand(self._checkpoint, self._asked.hparams, vocab_only=bare, rerank=self._asked.rerank)
 
     @cached_property
-    def _encoder(self) -> Encoder:
+    def _vocabulary(self) -> Tokenizer:
         tokenizer = load_tokenizer(self._checkpoint, vocabulary_rows(self._checkpoint), self._asked.vocab)
         if tokenizer is None:
             raise RefusedError("the file has no vocabulary", path=self.path)
-        return encoder(tokenizer)
+        return tokenizer
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return encoder(self._vocabulary)
 
     @property
     def path(self) -> str:
@@ -328,6 +335,84 @@ class Model:
         inputs = {} if mel is None else {"mel": np.asarray(mel, np.float32)}
         with computing_on(self._asked.device):
             found: Floats = forward(self._graph, list(tokens), inputs=inputs, part="encode" if encoder else "logits")
+        return found
+
+    def features(
+        self,
+        *,
+        image: str | os.PathLike[str] | None = None,
+        audio: str | os.PathLike[str] | None = None,
+        pixels: npt.ArrayLike | None = None,
+        spectrum: npt.ArrayLike | None = None,
+    ) -> Floats:
+        """Return the rows that the text model reads in place of a picture or a recording.
+
+        The model is a second file (mmproj), or a checkpoint that also sees or hears. A file is prepared as the model's
+        processor does it, whole: tiles are not cut.
+
+        Args:
+            image: A picture that Pillow reads.
+            audio: A WAV file at 16 kHz.
+            pixels: Instead of a picture its normalized pixels, float32 `(3, height, width)`.
+            spectrum: Instead of a recording its spectrum, float32 `(bins, frames)`.
+
+        Returns:
+            float32 `(rows, width of the text model)`.
+
+        Raises:
+            UsageError: None or several are given, or the model does not take such a thing.
+            UnsupportedError: The family's pictures or recordings are prepared otherwise, or Pillow is not installed.
+            CorruptError: A file is no picture or no recording.
+        """
+        from ggferry.converters.forward.senses.features import features
+
+        files = {name: os.fspath(path) if path else None for name, path in (("image", image), ("audio", audio))}
+        with computing_on(self._asked.device):
+            found: Floats = features(self._senses, **files, pixels=pixels, spectrum=spectrum)[0]
+        return found
+
+    @cached_property
+    def _senses(self) -> ModelGraph:
+        from ggferry.converters.forward.senses.features import senses_of
+
+        return senses_of(self._checkpoint, self._asked.hparams)
+
+    def embed(self, texts: str | Iterable[str]) -> Floats:
+        """Return the vectors of texts, by a model of embeddings.
+
+        Args:
+            texts: One text or several, with the prompts that the model wants before them.
+
+        Returns:
+            float32 `(texts, width)`: pooled, multiplied and of unit length as the model states; of unit length, too,
+            where nothing is stated.
+
+        Raises:
+            UnsupportedError: The model makes no vectors of texts.
+            RefusedError: Nothing says how the states of a text become one vector, or there is no vocabulary.
+            GgferryError: As `forward`.
+        """
+        with computing_on(self._asked.device):
+            found: Floats = vectors(self._graph, self._vocabulary, [texts] if isinstance(texts, str) else list(texts))
+        return found
+
+    def score(self, query: str, documents: Iterable[str]) -> Floats:
+        """Return how well documents fit a query, by a reranker or another classifier of pairs of texts.
+
+        Args:
+            query: The query.
+            documents: The documents.
+
+        Returns:
+            float32 `(documents,)`, in their order: what `llama-server --reranking` gives; of several labels the first.
+
+        Raises:
+            UnsupportedError: The model has no classifier.
+            GgferryError: As `embed`.
+        """
+        given = [documents] if isinstance(documents, str) else list(documents)
+        with computing_on(self._asked.device):
+            found: Floats = scores(self._graph, self._vocabulary, query, given)
         return found
 
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:

@@ -35,9 +35,11 @@ class Computing(OfEra, total=False):
 
     Attributes:
         device: Where forward passes are computed: 'cpu', 'cuda', 'cuda:N', or 'auto' for a GPU if there is one.
+        rerank: Whether a causal model is a reranker, two rows of its output matrix a classifier: 'auto', 'yes', 'no'.
     """
 
     device: str
+    rerank: str
 
 
 class OfVocabulary(TypedDict, total=False):
@@ -154,9 +156,11 @@ class OfProof(TypedDict, total=False):
     """How the result is proved.
 
     Attributes:
+        allow_quantization_error: Accept tensors that lie further from the source than quantizing them explains.
         witness: Programs asked for their logits ('auto', 'transformers', 'llama.cpp', 'ctransformers', 'none').
     """
 
+    allow_quantization_error: bool
     witness: Sequence[str] | None
 
 

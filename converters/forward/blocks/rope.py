@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
+_ONE_ROUNDING = 2.0**-24
+"""Largest relative error of a number rounded to float32."""
+_STEPS = 8
+"""Roundings on the way from a base to a divisor of LLaMA 3.1 (`schema.derivations.llama3_factors`)."""
+
 
 def rotation(model: Model, count: int, windowed: bool = False) -> Turn:
     """Return cosines and sines for the positions of `count` tokens, each float32 `(count, n_rot / 2)`.
@@ -75,9 +80,7 @@ def _base(sizes: Mapping[str, Any], context: int) -> float:
 
 def _scaled(model: Model, frequencies: Tensor, context: int) -> Tensor:
     sizes = model.sizes
-    if sizes.get("rope_kind") == "llama3":
-        return _llama3(sizes, frequencies)
-    divisors = _divisors(model, context)
+    divisors = _divisors(model, frequencies, context)
     if divisors is not None:
         frequencies = frequencies / divisors[: len(frequencies)]  # Step 3.5 has ones behind those of half a head
     factor = float(sizes.get("rope_factor", 1.0))
@@ -92,23 +95,49 @@ def _scaled(model: Model, frequencies: Tensor, context: int) -> Tensor:
             raise UnsupportedError("rope.scaling.type that is not known", found=unknown)
 
 
-def _divisors(model: Model, context: int) -> Tensor | None:
-    """Return one divisor for each frequency, from a tensor of GGUF or from the configuration; None for no divisors."""
-    sizes, weights = model.sizes, model.weights
-    beyond = context > sizes.get("rope_original", sizes["n_ctx"])
-    if sizes.get("rope_kind") == "longrope":
-        return torch.tensor(sizes["rope_long" if beyond else "rope_short"], dtype=torch.float64)
-    for name in ("rope_freqs", "rope_factors_long" if beyond else "rope_factors_short"):
-        if model.has(name):
-            return weights.vector(f"{name}.weight").double()
-    return None
+def _divisors(model: Model, frequencies: Tensor, context: int) -> Tensor | None:
+    """Return one divisor for each frequency, from a tensor of GGUF or from the configuration; None for no divisors.
+
+    GGUF holds divisors as float32. Where the configuration says what they are, it decides, and a tensor that is the
+    same but for that rounding replaces its numbers: at a distant position the rounding of one divisor turns a pair of
+    columns further than two sound passes differ.
+    """
+    sizes = model.sizes
+    name = _name_of_divisors(model, context)
+    stored = model.weights.vector(f"{name}.weight").double() if name else None
+    if sizes.get("rope_kind") == "llama3":
+        exact, rounding = _llama3(sizes, frequencies)
+    elif sizes.get("rope_kind") == "longrope":
+        stated = sizes["rope_long" if _beyond(sizes, context) else "rope_short"]
+        exact, rounding = torch.tensor(stated, dtype=torch.float64), _ONE_ROUNDING
+    else:
+        return stored
+    if stored is None or stored.shape != exact.shape:
+        return exact
+    return stored if bool(((stored - exact).abs() <= rounding * exact.abs()).all()) else exact
 
 
-def _llama3(sizes: Mapping[str, Any], frequencies: Tensor) -> Tensor:
+def _name_of_divisors(model: Model, context: int) -> str | None:
+    names = ("rope_freqs", "rope_factors_long" if _beyond(model.sizes, context) else "rope_factors_short")
+    return next((name for name in names if model.has(name)), None)
+
+
+def _beyond(sizes: Mapping[str, Any], context: int) -> bool:
+    return bool(context > sizes.get("rope_original", sizes["n_ctx"]))
+
+
+def _llama3(sizes: Mapping[str, Any], frequencies: Tensor) -> tuple[Tensor, float]:
+    """Return the divisors of LLaMA 3.1, and how far those computed in float32, as torch does, may be off, relative.
+
+    A ramp between two numbers of turns that lie close to each other magnifies the rounding of a number of turns.
+    """
     low, high, original = (float(sizes[name]) for name in ("rope_low", "rope_high", "rope_original_stated"))
+    factor = float(sizes["rope_stretch"])
     turns = original * frequencies / (2 * math.pi)  # full turns within the original context
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / float(sizes["rope_stretch"])
+    ramp = (turns - low) / (high - low) if high > low else (turns > low).double()
+    kept = ramp.clamp(0, 1)
+    steepness = high / (high - low) * max(factor, 1 / factor) if high > low else 0.0
+    return 1 / (kept + (1 - kept) / factor), _STEPS * _ONE_ROUNDING * (1 + steepness)
 
 
 def _yarn(sizes: Mapping[str, Any], frequencies: Tensor, factor: float) -> Tensor:

@@ -45,7 +45,7 @@ def route(model: Model, block: str, x: Tensor) -> Routed:
     if kind == "chosen":
         weights = weights.softmax(-1)
     elif sizes.get("expert_norm", model.recipe.expert_norm):
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=float(sizes.get("expert_norm_min") or 0))
     if model.weights.has(f"{block}ffn_down_exps.scale"):
         weights = weights * model.weights.vector(f"{block}ffn_down_exps.scale")[chosen]
     return weights * float(sizes.get("expert_scale") or 1.0), chosen

@@ -10,6 +10,7 @@ from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.named_texts import lines_of
 from ggferry.formats.files.opened_files import recorded
+from ggferry.service.cli.files.texts import Texts, computed, dtype_of
 from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, say, tell
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -19,43 +20,77 @@ commands = typer.Typer(rich_markup_mode=None)
 @offers("forward")
 def forward(
     file: Annotated[str, typer.Argument(parser=Named, help="Any model ggferry can read; a path or a URL.")],
-    tokens: Annotated[str, typer.Option("--tokens", help="Token ids, comma-separated.")],
-    out: Annotated[str, typer.Option("--out", help="The .npy file to write.")],
+    tokens: Annotated[str | None, typer.Option("--tokens", help="Token ids, comma-separated.")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="The .npy file to write.")] = None,
     npy_dtype: Annotated[str, typer.Option("--npy-dtype", help="f32, f16 or f64.")] = "f32",
-    mel: Annotated[str | None, typer.Option("--mel", help="Whisper: a .npy of a spectrum, channels × frames.")] = None,
+    mel: Annotated[
+        str | None, typer.Option("--mel", help="Whisper, and what hears: a .npy of a spectrum, channels × frames.")
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option("--image", help="What sees (mmproj): a picture, prepared as the model's processor does."),
+    ] = None,
+    audio: Annotated[str | None, typer.Option("--audio", help="What hears (mmproj): a WAV file at 16 kHz.")] = None,
+    pixels: Annotated[
+        str | None, typer.Option("--pixels", help="What sees: a .npy of normalized pixels, 3 × height × width.")
+    ] = None,
     encoder: Annotated[bool, typer.Option("--encoder", help="The encoder's states, where the model has one.")] = False,
+    embed: Annotated[
+        bool, typer.Option("--embed", help="The vector of each --text, by a model of embeddings.")
+    ] = False,
+    text: Annotated[list[str] | None, typer.Option("--text", help="For --embed: a text; repeatable.")] = None,
+    score: Annotated[
+        str | None, typer.Option("--score", metavar="QUERY", help="The scores of --documents, by a reranker.")
+    ] = None,
+    documents: Annotated[
+        str | None, typer.Option("--documents", metavar="FILE", help="For --score: a UTF-8 file, a document a line.")
+    ] = None,
     **given: Any,
 ) -> None:
     """Run the reference forward pass: a row a token, logits of the vocabulary, or of an encoder alone its states.
 
     T5 reads the tokens and continues its decoder's start token by them; Whisper's decoder is given them, over the
-    spectrum of --mel or a fixed one.
+    spectrum of --mel or a fixed one. What sees or hears (a second file, or a checkpoint with --image, --audio or
+    --pixels) gives the rows that stand for the picture or the recording.
+
+    --embed and --score read texts instead, and print JSON where --out names no .npy file.
     """
+    if embed or score is not None or text or documents:
+        if any(each is not None for each in (tokens, mel, image, audio, pixels)) or encoder:
+            raise UsageError("--embed and --score read texts, and nothing else", hint="leave out --tokens and the like")
+        computed(file, Texts(embed, tuple(text or ()), score, documents, out, npy_dtype), given)
+        return
+    if out is None:
+        raise UsageError("nothing says where the rows go", expected="--out FILE")
     import numpy as np
 
     from ggferry.converters.forward.device import computing_on
     from ggferry.converters.forward.evaluate import forward as run
-    from ggferry.converters.forward.evaluate import result_of
+    from ggferry.converters.forward.evaluate import reads_tokens, result_of
     from ggferry.converters.forward.model import ENCODER_STATES
     from ggferry.converters.request import request_of
     from ggferry.converters.understand import graph_of
     from ggferry.formats.files.partial_files import check_target, write_file
 
-    dtypes = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
-    if npy_dtype not in dtypes:
-        raise UsageError("--npy-dtype", found=npy_dtype, expected=", ".join(dtypes))
-    ids = _ids(tokens)
+    dtype = dtype_of(npy_dtype)
+    sensed = {"image": image, "audio": audio, "pixels": pixels}
+    if any(sensed.values()):
+        _features(file, out, dtype, {**sensed, "spectrum": mel}, given)
+        return
+    ids = _ids(tokens or "")
     with reached(file, given) as path:
         request = request_of(path, given)
         with recorded() as opened:
-            graph = graph_of(path, request.hparams, request.arch)
+            graph = graph_of(path, request.hparams, request.arch, rerank=request.rerank)
             inputs = {} if mel is None else {"mel": _load_array(mel)}
         check_target(out, overwrite=given["force"], sources=opened.identities)
         for note in (*graph.checkpoint.notes, *graph.notes):
             say(f"note     {note}")
+        if not reads_tokens(graph):
+            inputs = {} if mel is None else {"spectrum": inputs["mel"]}
         result = ENCODER_STATES if encoder else result_of(graph).of(inputs)
         with computing_on(request.device):
-            found = run(graph, ids, inputs=inputs, part="encode" if encoder else "logits").astype(dtypes[npy_dtype])
+            found = run(graph, ids, inputs=inputs, part="encode" if encoder else "logits").astype(dtype)
         graph.checkpoint.close()
         path.check_unchanged()
     write_file(out, lambda file: np.save(file, found), overwrite=given["force"], sources=opened.identities)
@@ -64,6 +99,39 @@ def forward(
         print_json({"path": out, "shape": list(found.shape), "dtype": npy_dtype, "what": str(result), **top1})
     else:
         tell(f"{out}: {found.shape[0]} × {found.shape[1]} {npy_dtype}, {result}")
+
+
+def _features(file: str, out: str, dtype: str, sensed: dict[str, str | None], given: dict[str, Any]) -> None:
+    """Write the rows that stand for a picture or a recording."""
+    import numpy as np
+
+    from ggferry.converters.forward.device import computing_on
+    from ggferry.converters.forward.senses.features import PIXELS, SPECTRUM, features, senses_of
+    from ggferry.converters.request import open_source_of, request_of
+    from ggferry.formats.files.partial_files import check_target, write_file
+
+    arrays = {name: _load_array(path) for name, path in sensed.items() if path and name in (PIXELS, SPECTRUM)}
+    with reached(file, given) as path:
+        request = request_of(path, given)
+        with recorded() as opened:
+            checkpoint = open_source_of(request)
+            graph = senses_of(checkpoint, request.hparams)
+        check_target(out, overwrite=given["force"], sources=opened.identities)
+        with computing_on(request.device):
+            found, notes = features(graph, **{**sensed, **arrays})
+        for note in (*checkpoint.notes, *graph.notes, *notes):
+            say(f"note     {note}")
+        checkpoint.close()
+        path.check_unchanged()
+    found = found.astype(dtype)
+    write_file(out, lambda file: np.save(file, found), overwrite=given["force"], sources=opened.identities)
+    if given["as_json"]:
+        print_json({"path": out, "shape": list(found.shape), "dtype": dtype, "what": _ROWS})
+    else:
+        tell(f"{out}: {found.shape[0]} × {found.shape[1]}, {_ROWS}")
+
+
+_ROWS = "rows that stand for what was seen or heard"
 
 
 @commands.command(cls=HeadedCommand)

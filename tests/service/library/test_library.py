@@ -105,7 +105,18 @@ def test_what_is_offered_is_what_is_listed() -> None:
 
 EXCEPT = {
     # nothing is written or proved, and what is planned is GGUF
-    "plan": {"force", "out", "verify", "witness", "text", "jobs", "to", "dtype", "max_shard_size"},
+    "plan": {
+        "force",
+        "out",
+        "verify",
+        "witness",
+        "text",
+        "jobs",
+        "to",
+        "dtype",
+        "max_shard_size",
+        "allow_quantization_error",
+    },
     "forward": {"force"},  # the command writes a file
     "convert": {"out"},  # an argument
     "quantize": {"out", "outtype"},

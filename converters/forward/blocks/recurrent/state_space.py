@@ -124,4 +124,4 @@ def decay_rate(model: Model, block: str) -> Tensor:
     The tensor stores the rate itself, or the logarithm of its absolute value.
     """
     stored = model.weights.vector(f"{block}ssm_a").double()
-    return (-torch.exp(stored)).float().double() if model.recipe.decay == "log" else stored
+    return (-torch.exp(stored)).to(torch.float32).double() if model.recipe.decay == "log" else stored

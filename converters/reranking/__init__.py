@@ -1,0 +1,1 @@
+"""Rerankers that answer "yes" or "no": what tells them from the causal models whose classes they have."""
