@@ -23,11 +23,15 @@ from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Case, Proof, expect_comparing, of_texts, verify_together
 from ggferry.converters.proof.metadata import check_metadata
+from ggferry.converters.proof.second_reader.check import Reading
+from ggferry.converters.proof.second_reader.stated_keys import check_stated
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Depth, Vocabularies, check_tokenizer
+from ggferry.converters.proof.witnesses.conversations import testify
 from ggferry.converters.proof.witnesses.examine import chosen, examine
 from ggferry.converters.request import Naming, open_source_of, request_of, stated_options
 from ggferry.converters.request import Request as Request
+from ggferry.converters.reranking.recognize import asked_with
 from ggferry.converters.rungs import Rung, check_rungs, halves, rungs_of
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import CLIP, understand
@@ -130,11 +134,10 @@ def convert_together(
         checkpoint = open_source_of(first)
         stack.callback(checkpoint.close)
         opened.add_beside(checkpoint.sidecars.values())
-        checkpoint = replace(checkpoint, files=passing(checkpoint.files))
-        rungs = rungs_of(requests, checkpoint)
+        rungs = rungs_of(requests, replace(checkpoint, files=passing(checkpoint.files)))
         check_rungs(rungs)
         with unrecorded():
-            return _results(_carry_out(rungs, opened, stage, approve))
+            return _results(_carry_out(rungs, checkpoint, opened, stage, approve))
 
 
 def _results(found: Sequence[Result]) -> list[Result]:
@@ -145,7 +148,11 @@ def _results(found: Sequence[Result]) -> list[Result]:
 
 
 def _carry_out(
-    rungs: Sequence[Rung], opened: Opened, stage: Stage, approve: Callable[[Mapping[str, Any]], None]
+    rungs: Sequence[Rung],
+    source: Checkpoint,
+    opened: Opened,
+    stage: Stage,
+    approve: Callable[[Mapping[str, Any]], None],
 ) -> list[Result]:
     """Write, re-read, verify and publish what is planned; `opened` holds the state of every source file when it was."""
     with ExitStack() as stack:
@@ -162,9 +169,11 @@ def _carry_out(
             for rung in rungs
         ]
         _check_space(rungs)
+        reading = second_reading(rungs[0].request, source, rungs[0].plan.graph)
+        stack.callback(reading.close)
         try:
             rungs = _write(rungs, outputs, stage)
-            proofs = prove_together(rungs, [output.partials[0] for output in outputs], stage)
+            proofs = prove_together(rungs, [output.partials[0] for output in outputs], stage, reading)
         except (CorruptError, VerificationError):
             opened.check_unchanged()  # the likelier reason
             raise
@@ -179,6 +188,17 @@ def _carry_out(
             for output, result in zip(reversed(outputs), reversed(found), strict=True):
                 output.publish(receipts.to_json(result.receipt).encode("utf-8", "backslashreplace"))
     return found
+
+
+def second_reading(request: Request, source: Checkpoint, graph: ModelGraph) -> Reading:
+    """Begin to have the source read by the libraries it is made with; of a level without a proof, by none.
+
+    Args:
+        request: The conversion.
+        source: The source as its reader returned it.
+        graph: What was understood of it.
+    """
+    return Reading(source, graph, idle=request.level == "none" or request.options.vocab_only)
 
 
 def receipts_of(rungs: Sequence[Rung], proofs: Sequence[tuple[Proof, list[Record]]]) -> list[dict[str, Any]]:
@@ -211,7 +231,7 @@ def _source_records(rung: Rung, known: dict[int, Record]) -> list[Record]:
 def _result(rung: Rung, proof: Proof, receipt: Mapping[str, Any]) -> Result:
     plan, paths = rung.plan, rung.paths
     assumed = {name: param for name, param in plan.graph.hparams.items() if param.known is Known.ASSUMED}
-    return Result(paths[0], receipt, _lines(plan, proof, paths), paths, proof, assumed)
+    return Result(paths[0], receipt, _lines(plan, proof, paths, receipt), paths, proof, assumed)
 
 
 def _write(rungs: Sequence[Rung], outputs: Sequence[OutputSet], stage: Stage) -> list[Rung]:
@@ -261,8 +281,17 @@ def prove(
     return prove_together([Rung(request, plan, tokenizer, (path,))], [path], stage)[0]
 
 
-def prove_together(rungs: Sequence[Rung], paths: Sequence[str], stage: Stage) -> list[tuple[Proof, list[Record]]]:
-    """Do for several outputs of one source what `prove` does for one; `paths` are where their bytes are now."""
+def prove_together(
+    rungs: Sequence[Rung], paths: Sequence[str], stage: Stage, reading: Reading | None = None
+) -> list[tuple[Proof, list[Record]]]:
+    """Do for several outputs of one source what `prove` does for one.
+
+    Args:
+        rungs: The outputs.
+        paths: Where their bytes are now.
+        stage: Opens a progress display for each phase.
+        reading: What other libraries read of the source meanwhile.
+    """
     request = rungs[0].request
     with ExitStack() as stack:
         opened = []
@@ -272,7 +301,7 @@ def prove_together(rungs: Sequence[Rung], paths: Sequence[str], stage: Stage) ->
             check_metadata(rung.plan, again)
             opened.append(replace(again, files=passing(again.files)))
         begin(file for again in opened for file in again.files)
-        proofs = _proofs(rungs, opened, stage)
+        proofs = _proofs(rungs, opened, stage, reading)
         found = _records([file for again in opened for file in again.files], workers(request.jobs))
         return [(proof, [found[id(file)] for file in again.files]) for proof, again in zip(proofs, opened, strict=True)]
 
@@ -288,16 +317,20 @@ def _records(files: Sequence[Source], threads: int) -> dict[int, Record]:
     return found
 
 
-def _proofs(rungs: Sequence[Rung], opened: Sequence[Checkpoint], stage: Stage) -> list[Proof]:
+def _proofs(rungs: Sequence[Rung], opened: Sequence[Checkpoint], stage: Stage, reading: Reading | None) -> list[Proof]:
     request, plan, said = rungs[0].request, rungs[0].plan, Said()
     if isinstance(plan, AdapterPlan):
         with stage(Phase.VERIFYING, plan.bytes_written) as progress:
             level, jobs = request.level, request.jobs
-            return [prove_adapter(plan.adapter, opened[0], level=level, jobs=jobs, progress=progress)]
+            proof = prove_adapter(plan.adapter, opened[0], level=level, jobs=jobs, progress=progress)
+            return [replace(proof, second_reader=reading.check()) if reading else proof]
     cases = [_case(rung, again, said) for rung, again in zip(rungs, opened, strict=True)]
     if request.level == "none":
         return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
     found = [proof for half in halves(rungs, cases) for proof in verify_together(half, jobs=request.jobs, stage=stage)]
+    if reading is not None:
+        second = reading.check()
+        found = [replace(proof, second_reader=second) for proof in found]
     return [
         witnessed(proof, case.sides.source, case.sides.output, rung.request, stage)
         for rung, case, proof in zip(rungs, cases, found, strict=True)
@@ -325,9 +358,10 @@ def _case(rung: Rung, again: Checkpoint, said: Said) -> Case:
     if said.found is None or said.output != read:
         sides = Vocabularies(rung.tokenizer, read, plan.graph.checkpoint, request.vocab)
         said.output, said.found = read, check_tokenizer(sides, again.path, depth_of(request))
-    return Case(
-        Sides(plan.graph, output, Encoding(plan.imatrix, ours=True, marks=rung.marks)), request.level, said.found
-    )
+    if not output.architecture.projector:
+        check_stated(plan.graph.checkpoint, again, request.vocab, request.metadata, asked=asked_with(plan.graph))
+    encoding = Encoding(plan.imatrix, ours=True, marks=rung.marks, any_error=request.allow_quantization_error)
+    return Case(Sides(plan.graph, output, encoding), request.level, said.found)
 
 
 def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Request, stage: Stage) -> Proof:
@@ -339,7 +373,7 @@ def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Req
     if not names or proof.logits is None:
         return proof
     said = examine(source, output, names, request.jobs, stage)
-    return replace(proof, testimonies=(*proof.testimonies, *said))
+    return replace(proof, testimonies=(*proof.testimonies, *said, *testify(output, said)))
 
 
 def depth_of(request: Request) -> Depth:
@@ -364,7 +398,7 @@ def options_of(plan: Plan, request: Request) -> dict[str, Any]:
     return stated_options(request, adapter=isinstance(plan, AdapterPlan))
 
 
-def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, str]:
+def _lines(plan: Plan, proof: Proof, paths: Sequence[str], receipt: Mapping[str, Any]) -> tuple[str, str, str]:
     checkpoint = plan.graph.checkpoint
     count = sum(not isinstance(file, Computed | Dequantized) for file in checkpoint.files)
     parts = f" ({count} files)" if count > 1 else ""
@@ -374,5 +408,5 @@ def _lines(plan: Plan, proof: Proof, paths: Sequence[str]) -> tuple[str, str, st
         f"read     {known_by(checkpoint.path)}{parts}: {receipts.what_was_read(checkpoint)}",
         f"wrote    {paths[0]}{more}: GGUF v3, {plan.graph.architecture.name}, {len(plan.steps)} tensors ({kinds}), "
         f"{plan.bytes_written:,} bytes",
-        f"proved   {receipts.how_it_was_proved(proof)}",
+        receipts.line_of(proof) + receipts.in_llama_cpp(receipt, plan),
     )

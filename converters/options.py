@@ -16,6 +16,7 @@ from ggferry.support.records import dataclass
 LEVELS = ("none", "fast", "full")
 EXPANSIONS = ("f16", "f32", "q8_0")
 MMPROJ = ("both", "only", "none")
+RERANK = ("auto", "yes", "no")
 FORMATS, DTYPES = ("gguf", "safetensors"), ("f32", "f16", "bf16")
 
 
@@ -218,6 +219,10 @@ OPTIONS: tuple[Option, ...] = (
            metavar="KEY=VALUE", in_plan=True, receipt="hparams"),
     Option("mtp", Kind.FLAG, _READS, Heading.MODEL, "Carry the blocks that predict further tokens (NextN).", "mtp",
            default=False, in_plan=True, receipt="mtp"),
+    Option("rerank", Kind.TEXT, "convert verify forward open_model", Heading.MODEL,
+           "Of a causal model's output matrix, keep the rows of 'yes' and 'no' as a classifier: yes, no, or auto, as "
+           "its model card, modules or name say.", "rerank", default="auto", choices=RERANK, in_plan=True,
+           receipt="rerank"),
     Option("target_model", Kind.FILE, "convert verify open_model", Heading.MODEL,
            "The folder of the model that a draft guesses for: its tokenizer, and what its config.json says.", "target",
            ("--target-model", "--target-model-dir"), metavar="DIR", in_plan=True, receipt="target_model"),
@@ -272,6 +277,9 @@ OPTIONS: tuple[Option, ...] = (
            "Programs asked for their logits: auto, transformers, llama.cpp, ctransformers; none.", "witness",
            default=(), metavar="NAME", choices=witnesses, in_plan=True, receipt="witness"),
     Option("allow_keys", Kind.TEXTS, "verify", Heading.PROOF, "Let these keys differ; repeatable.", metavar="GLOB"),
+    Option("allow_quantization_error", Kind.FLAG, _ALL + " plan", Heading.PROOF,
+           "Accept tensors that lie further from the source than quantizing them explains.",
+           "allow_quantization_error", default=False, in_plan=True, receipt="allow_quantization_error"),
     Option("text", Kind.TEXT_FILE, "convert verify", Heading.PROOF,
            "A text, each line of which both tokenizers encode, too.", "text", metavar="FILE"),
     Option("allow_requantize", Kind.FLAG, "convert quantize plan", Heading.PROOF,

@@ -15,6 +15,7 @@ from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request
+from ggferry.converters.reranking.recognize import with_template
 from ggferry.converters.target_model import check_target
 from ggferry.converters.tokenizers.llama_cpp_limits import differences, objections
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
@@ -73,7 +74,7 @@ class Understood:
 
 def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
     checkpoint, renamed = edited(request, checkpoint)
-    graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp)
+    graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp, rerank=request.rerank)
     check_target(graph, request.target, not (request.vocab.none or request.vocab.source))
     tokenizer = tokenizer_of(graph, checkpoint, request)
     imatrix = None
@@ -86,7 +87,7 @@ def tokenizer_of(graph: ModelGraph, checkpoint: Checkpoint, request: Request) ->
     """Return the vocabulary of a source; what sees or hears has none."""
     if graph.architecture.projector:
         return None
-    return load_tokenizer(checkpoint, graph.sizes.get("n_vocab", 0), request.vocab)
+    return with_template(graph, load_tokenizer(checkpoint, graph.sizes.get("n_vocab", 0), request.vocab))
 
 
 def plan_of(request: Request, source: Understood) -> Plan:
@@ -108,18 +109,22 @@ def plan_of(request: Request, source: Understood) -> Plan:
             f"{len(ragged)} of {len(steps)} tensors became {became}: their rows are not whole blocks of the type they "
             "were to have (--dry-run and the receipt name them)",
         )
+    unloadable: tuple[str, ...] = ()
     if request.options.alignment % 32:  # TENSOR_ALIGNMENT in ggml-backend.cpp, asserted for mapped files
-        notes += (f"llama.cpp would not load this file: alignment {request.options.alignment} is no multiple of 32",)
+        unloadable = (
+            f"llama.cpp would not load this file: alignment {request.options.alignment} is no multiple of 32",
+        )
     if tokenizer is not None:
         name = metadata["general.name"].value.data if "general.name" in metadata else ""
-        notes += tuple(f"llama.cpp would not load this vocabulary: {why}" for why in objections(tokenizer, name))
+        unloadable += tuple(f"llama.cpp would not load this vocabulary: {why}" for why in objections(tokenizer, name))
         notes += differences(tokenizer)
+    notes += unloadable
     notes += runtime_notes(
         graph.architecture.name, {key: entry.value for key, entry in metadata.items()}, [step.name for step in steps],
         (*graph.notes, *notes), vocab_only=request.options.vocab_only,
     )  # fmt: skip
     notes += unseen(graph)
-    return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes)
+    return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes, unloadable)
 
 
 def _without_vocabulary(graph: ModelGraph) -> tuple[str, ...]:

@@ -29,15 +29,16 @@ from ggferry.support.sizes import parse_size
 @dataclass(frozen=True, slots=True)
 class Request:
     """A conversion as asked for. `out`: file or folder, None beside the source. `base`, `ggla_permute`: for adapters,
-    the model they change and whether Q and K rows of a ggla file are laid out as training meant them.
-    `arch`, `config`: for files of the GGML era, the architecture and the config.json that they do not hold
-    (`open.open_checkpoint`). `witness`: the programs that are asked at the level 'full' (`proof.witnesses.examine`).
-    `text`: its lines are encoded by both tokenizers, too. `mtp`: whether blocks that predict further tokens are carried
-    along. `target`: the model that a draft guesses for. `mistral_format`: whether a folder's consolidated weights and
-    params.json are taken (`open_source_of`). `device`: where forward passes are computed (`forward.device`).
-    `to`: the format to write; `dtype`, `max_shard_size`: of a folder in Hugging Face's form, the type of all weights,
-    and bytes of weights a file. `mmproj`, `mmproj_outtype`, `mmproj_out`: of a model that also sees or hears, which of
-    its two files are written, and the type and the name of the second (`second_file`)."""
+    the model they change and whether Q and K rows of a ggla file are laid out as training meant them. `arch`, `config`:
+    for files of the GGML era, the architecture and the config.json that they do not hold (`open.open_checkpoint`).
+    `witness`: the programs that are asked at the level 'full' (`proof.witnesses.examine`). `text`: its lines are
+    encoded by both tokenizers, too. `mtp`: whether blocks that predict further tokens are carried along. `rerank`:
+    whether a causal model is a reranker: 'auto', 'yes', 'no' (`reranking`). `target`: the model that a draft guesses
+    for. `mistral_format`: whether a folder's consolidated weights and params.json are taken (`open_source_of`).
+    `device`: where forward passes are computed (`forward.device`). `to`: the format to write; `dtype`,
+    `max_shard_size`: of a folder in Hugging Face's form, the type of all weights, and bytes of weights a file.
+    `mmproj`, `mmproj_outtype`, `mmproj_out`: of a model that also sees or hears, which of its two files are written,
+    and the type and the name of the second (`second_file`)."""
 
     source: str
     out: str | None = None
@@ -61,7 +62,9 @@ class Request:
     config: str | None = None
     witness: tuple[str, ...] = ()
     text: str | None = None
+    allow_quantization_error: bool = False
     mtp: bool = False
+    rerank: str = "auto"
     target: str | None = None
     mistral_format: bool = False
     to: str = "gguf"

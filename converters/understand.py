@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ggferry.converters.model_graph.class_defaults.text_models import default_part
 from ggferry.converters.model_graph.gguf_edits import architecture_name, projector_types, undescribed
 from ggferry.converters.model_graph.graph import ModelGraph, bind
 from ggferry.converters.model_graph.open_checkpoint import (
@@ -39,7 +40,12 @@ CLIP = "clip"
 
 
 def understand(
-    checkpoint: Checkpoint, hparams: Mapping[str, str] | None = None, vocab_only: bool = False, *, mtp: bool = False
+    checkpoint: Checkpoint,
+    hparams: Mapping[str, str] | None = None,
+    vocab_only: bool = False,
+    *,
+    mtp: bool = False,
+    rerank: str = "auto",
 ) -> ModelGraph:
     """Bind a checkpoint to its architecture, and return the graph.
 
@@ -48,6 +54,8 @@ def understand(
         hparams: `--hparam` overrides: GGUF key without the architecture → text.
         vocab_only: Whether to take the vocabulary alone and ignore the tensors, if there are any.
         mtp: Whether blocks that predict further tokens are part of the graph; a GGUF file has them where it states so.
+        rerank: Whether a causal model is a reranker, two rows of its output matrix a classifier: 'yes', 'no', or
+            'auto', as what stands beside it says (`converters.reranking`).
 
     Returns:
         The graph. A GGUF model that no table describes is returned with each tensor as its own role.
@@ -57,7 +65,8 @@ def understand(
             Also for missing tensors and hparams.
         UnsupportedError: No architecture or dialect is known for the checkpoint.
         UnexpectedTensorError, DuplicateError, ShapeError, InconsistentError, TableError: See `bind`.
-        UsageError: `mtp` is asked of a model that GGUF has no place for such blocks of, or that has none.
+        UsageError: `mtp` is asked of a model that GGUF has no place for such blocks of, or that has none; `rerank` of
+            one that cannot be a reranker.
     """
     if not checkpoint.tensors and not vocab_only:
         raise MissingError(
@@ -76,6 +85,19 @@ def understand(
         architecture = _predicting(architecture, dialect)
     if architecture.dialects[dialect].tiled:
         checkpoint = untiled(checkpoint, architecture.dialects[dialect])
+    if "reranker" in architecture.dialects and dialect == "hf":
+        from ggferry.converters.reranking.recognize import explained, recognized  # few models need it
+
+        found, notes = recognized(checkpoint, architecture, hparams, rerank, vocab_only)
+        if found is not None:
+            graph = bind(checkpoint, found.architecture, found.dialect, hparams, tensors=not vocab_only)
+            return explained(graph, found.why)
+        checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *notes))
+    elif rerank == "yes":
+        raise UsageError(
+            "--rerank yes is for causal models of Qwen3 and Qwen3-VL in Hugging Face's form", path=checkpoint.path,
+            found=architecture.name,
+        )  # fmt: skip
     try:
         graph = bind(checkpoint, architecture, dialect, hparams, tensors=not vocab_only)
     except UnexpectedTensorError as error:
@@ -178,10 +200,14 @@ def _by_marks(checkpoint: Checkpoint) -> tuple[Architecture, str]:
     return _by_class(checkpoint)
 
 
-def _marked(checkpoint: Checkpoint, spec: Architecture) -> str | None:
-    """Return the dialect of `spec` whose marks and shapes the tensors have; None for no such dialect."""
+def _marked(checkpoint: Checkpoint, spec: Architecture, bare: bool = False) -> str | None:
+    """Return the dialect of `spec` whose marks and shapes the tensors have; None for no such dialect.
+
+    `bare` says that the names lack their first part, as in a checkpoint of a base model alone.
+    """
     for name, dialect in spec.dialects.items():
-        marked = all(_is_there(checkpoint, mark) for mark in dialect.marks)
+        marks = (mark.partition(".")[2] if bare else mark for mark in dialect.marks)
+        marked = all(_is_there(checkpoint, mark) for mark in marks)
         if (dialect.marks or dialect.shapes) and marked and _fits(checkpoint, dialect.shapes):
             return name
     return None
@@ -240,7 +266,8 @@ def _by_class(checkpoint: Checkpoint) -> tuple[Architecture, str]:
                 expected=", ".join(sorted({kind for half in halves for kind in half.types})),
             )  # fmt: skip
         if name in by_class:
-            return by_class[name], _marked(checkpoint, by_class[name]) or "hf"
+            spec = by_class[name]
+            return spec, _marked(checkpoint, spec) or _marked(checkpoint, spec, bare=True) or "hf"
     raise refusal(named, checkpoint, architectures())
 
 
@@ -283,7 +310,12 @@ def understand_projector(checkpoint: Checkpoint, hparams: Mapping[str, str] | No
         return None
     plain = _plain(replace(checkpoint, tensors=dict(checkpoint.tensors)))
     plain = replace(plain, metadata=with_preprocessor(plain.metadata, plain.sidecars))
-    return bind(plain, *found, hparams) if _has_half(plain, *found) else None
+    if not _has_half(plain, *found):
+        return None
+    from ggferry.converters.model_graph.class_defaults.projectors import with_class_defaults
+
+    spec = with_class_defaults(*found, plain.metadata, plain.path)
+    return bind(plain, spec, found[1], hparams)
 
 
 def _projector_of(checkpoint: Checkpoint) -> tuple[Architecture, str] | None:
@@ -308,20 +340,22 @@ def _has_half(checkpoint: Checkpoint, architecture: Architecture, dialect: str) 
 def text_type(config: Mapping[str, Any], dialect: Dialect) -> str:
     """Return the model type that a configuration states for its text part, or for itself where it has none.
 
-    It is 'llama' where none is stated.
+    Where none is stated, it is what transformers takes for the class, or else 'llama'.
     """
     part = config.get(dialect.within)
     inner = part if isinstance(part, Mapping) else config
     listed = inner.get("architectures") if inner is part else None
     kind = inner.get("model_type") or (listed[0] if isinstance(listed, list) and listed else None)
-    return kind if isinstance(kind, str) else "llama"  # Llava's first configurations do not state it
+    return kind if isinstance(kind, str) else default_part(config, dialect.within) or "llama"
 
 
-def graph_of(path: str, hparams: Mapping[str, str] | None = None, arch: str | None = None) -> ModelGraph:
+def graph_of(
+    path: str, hparams: Mapping[str, str] | None = None, arch: str | None = None, *, rerank: str = "auto"
+) -> ModelGraph:
     """Return a file bound to its architecture, for the forward pass. The caller closes its checkpoint."""
     checkpoint = open_checkpoint(path, arch)
     try:
-        return understand(checkpoint, hparams)
+        return understand(checkpoint, hparams, rerank=rerank)
     except BaseException:
         checkpoint.close()
         raise

@@ -49,6 +49,8 @@ SUMS, COUNTS, PLAIN = ".in_sum2", ".counts", ".in_sum"
 EMBEDDINGS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 """Tensors that are looked up, not multiplied: an entry of another size under these names is ignored, not an error."""
 MAX_MATRICES = 1 << 16  # experts of a layer; llama.cpp stops at 512
+LEAST, MOST = 2.0**-60, 2.0**60
+"""Means of squared activations within which no encoder's sums vanish or overflow for weights of ordinary size."""
 KEY_BYTES = 127  # llama_model_kv_override holds 128 with the NUL
 
 
@@ -112,7 +114,8 @@ class Imatrix:
 
         Raises:
             ShapeError: The entry has another size: it was made from another model.
-            BadValueError: A weight is negative, infinite or NaN.
+            BadValueError: A weight is negative, infinite or NaN, or all are so small or one is so large that nothing
+                can be weighed by them.
         """
         entry = self.entries.get(name)
         if entry is None:
@@ -211,12 +214,29 @@ class Imatrix:
                 found=str(sums[at]),
                 expected="a sum of squares",
             )
+        self._check_sizes(entry, sums)
         divisors = np.array([count if count > 0 else 1 for count in entry.counts], np.float32)
         means: Floats = sums.reshape(len(entry.counts), -1)
         means /= divisors[:, None]
         if not self.legacy:
             means[[count == 0 for count in entry.counts]] = 1
         return means
+
+    def _check_sizes(self, entry: Entry, sums: Floats) -> None:
+        """Check that the largest sum of every matrix that has a count is one that activations give.
+
+        Encoders weigh squares of values by them in float32: where all vanish or some overflow, blocks of zeros are the
+        best they find. Columns of zeros beside others are dead neurons, and stay. Raises BadValueError.
+        """
+        largest = sums.reshape(len(entry.counts), -1).max(axis=1)
+        for number, (count, found) in enumerate(zip(entry.counts, largest.tolist(), strict=True)):
+            if (count > 0 or self.legacy) and not LEAST <= found / max(1, count) <= MOST:
+                matrix = f"matrix {number} of " if len(entry.counts) > 1 else ""
+                raise BadValueError(
+                    f"the largest importance of {matrix}{entry.name!r}", path=self.path, offset=entry.offset,
+                    found=f"{found:.3g} of {count} tokens", expected=f"a mean from {LEAST:.3g} to {MOST:.3g}",
+                    hint=f"--exclude-weights {entry.name}",
+                )  # fmt: skip
 
 
 def read_imatrix(path: str, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Imatrix:

@@ -20,6 +20,7 @@ from ggferry.formats.reader import Kind, kind_of
 from ggferry.quant.recipes.file_types import file_type_of
 
 SPLIT = "split."
+TOKENS = "tokenizer.ggml.tokens"
 
 
 def assemble(
@@ -69,10 +70,11 @@ def assemble(
         generation_config=generation,
     )
     ours = {**general, **architecture_entries(graph), **tokenizer_entries(tokenizer)}
+    unwanted = ("general.", "tokenizer.") if tokenizer is None and TOKENS in inherited else ("general.",)
     rest = {
         key: Entry(value, f"key {key} of the source")
         for key, value in inherited.items()
-        if key not in ours and not key.startswith("general.")
+        if key not in ours and not key.startswith(unwanted)
     }
     return {**ours, **rest}, (*guessed.notes, *card_notes, *notes)
 

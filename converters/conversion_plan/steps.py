@@ -107,6 +107,7 @@ class Plan:
         layouts: The layout of each output file.
         imatrix: The importance matrix, if any.
         notes: What the user should know.
+        objections: Why llama.cpp would not load the output, beside what its keys and tensors say.
     """
 
     graph: ModelGraph
@@ -116,6 +117,7 @@ class Plan:
     layouts: tuple[GGUFLayout, ...]
     imatrix: Imatrix | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
+    objections: tuple[str, ...] = ()
 
     @property
     def bytes_read(self) -> int:

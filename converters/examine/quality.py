@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.forward.model import Places
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.proof.logits import run_prompts
+from ggferry.converters.proof.passes import run_prompts
 from ggferry.converters.proof.prompts import Prompt
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError

@@ -28,7 +28,7 @@ from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.options import OPTIONS
 from ggferry.converters.proof.compare import Proof, of_texts
-from ggferry.converters.proof.receipt import FORMAT, how_it_was_proved, to_json, what_was_read
+from ggferry.converters.proof.receipt import FORMAT, line_of, to_json, what_was_read
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request, open_source_of
@@ -157,7 +157,7 @@ def _check_options(request: Request) -> None:
 
 def plan_folder(request: Request, checkpoint: Checkpoint) -> FolderPlan:
     """Return what will be written, without reading tensor data. Raises one of `formats.errors`."""
-    graph = understand(checkpoint, request.hparams)
+    graph = understand(checkpoint, request.hparams, rerank="no")  # a folder keeps the whole output matrix
     back = plan_back(graph)
     tokenizer = load_tokenizer(checkpoint, graph.sizes.get("n_vocab", 0), request.vocab)
     shards = plan_shards(back.tensors, request.dtype, request.max_shard_size)
@@ -376,7 +376,7 @@ def _lines(plan: FolderPlan, proof: Proof, target: str) -> tuple[str, str, str]:
         f"read     {known_by(checkpoint.path)}: {what_was_read(checkpoint)}",
         f"wrote    {target}: {plan.back.known.name}, {len(shards.entries)} tensors ({kinds}) in {count}, "
         f"{shards.nbytes:,} bytes",
-        f"proved   {how_it_was_proved(proof)}",
+        line_of(proof),
     )
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.architectures._embeddings import RERANKERS
 from ggferry.converters.export.config import Extent, all_values, configuration
 from ggferry.converters.export.known_classes import KnownClass, known_class
 from ggferry.converters.export.rows_back import Number
@@ -101,7 +102,8 @@ def _candidates(graph: ModelGraph) -> Iterator[tuple[KnownClass, Dialect]]:
         known = known_class(name)
         if known is None or not _fits(graph, known):
             continue
-        own = [each for each in spoken if name in each.classes or not (each.classes or each.header)]
+        bare = [each for each in spoken if not (each.classes or each.header or each.name in RERANKERS.values())]
+        own = [each for each in spoken if name in each.classes or each in bare]
         own.sort(key=lambda each: each.name != "headless")
         found += [(known, each) for each in own]
     headless = {name for each in spoken if each.name == "headless" for name in each.classes}

@@ -288,7 +288,7 @@ def _against_llama_cpp(checkpoint: Checkpoint, graph: ModelGraph | None, tokeniz
     architecture = str(checkpoint.metadata["general.architecture"].data)
     notes = graph.notes if graph is not None else ()
     found = check(architecture, checkpoint.metadata, checkpoint.tensors, vocab_only=not checkpoint.tensors)
-    yield from (finding.text for finding in unexplained(found, notes) if finding.kind != "unread")
+    yield from (finding.text for finding in unexplained(found, notes) if finding.kind not in ("unread", "otherwise"))
     if tokenizer is not None:
         name = checkpoint.metadata.get("general.name")
         yield from objections(tokenizer, str(name.data) if name is not None else "")

@@ -30,6 +30,12 @@ DENSE = "sentence_transformers_dense"
 """The same of the matrices behind it, by number; their tensors are called DENSE.NUMBER.linear.weight."""
 ORDER = "sentence_transformers_modules"
 """The same of the names of all modules, in order."""
+SCORED_BY = "sentence_transformers_logit_score"
+"""The same of the module that makes a score of two tokens' logits: their ids."""
+NO_PLACE = (
+    f"{FILE} has a module LogitScore, which makes a score of two tokens' logits: GGUF has no place for that here, and "
+    "holds the model without it"
+)
 _KNOWN = ("Transformer", "Pooling", "Dense", "Normalize")
 _MOST = 16  # modules of one model
 _SHOWN = 3  # prompts that a note quotes
@@ -100,6 +106,9 @@ def described(beside: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...
     dense = {str(number): dict(module.settings) for number, module in enumerate(_of(listed, "Dense"))}
     if dense:
         found[DENSE] = dense
+    answers = next((module.settings for module in listed if module.kind == "LogitScore"), None)
+    if answers is not None:
+        found[SCORED_BY] = dict(answers)
     return found, tuple(_notes(listed, beside))
 
 
@@ -120,7 +129,8 @@ def _by_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _notes(listed: Sequence[Module], beside: Mapping[str, str]) -> Iterator[str]:
     for kind in dict.fromkeys(module.kind for module in listed if module.kind not in _KNOWN):
-        yield f"{FILE} has a module {kind[:80]}, which GGUF has no place for: vectors of texts are made without it"
+        other = f"{FILE} has a module {kind[:80]}, which GGUF has no place for: vectors of texts are made without it"
+        yield NO_PLACE if kind == "LogitScore" else other
     if _of(listed, "Pooling") and not _of(listed, "Normalize"):
         yield (
             f"{FILE} has no Normalize: its vectors keep their length, and runtimes give them unit length unless told "

@@ -53,6 +53,7 @@ SIDECARS = (
     SidecarFile("tokenizer.model", ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"), True, True),
     SidecarFile("tokenizer.json", ("tokenizer.json",), True, True, "20B_tokenizer.json"),  # RWKV-4's Pile models
     SidecarFile("tekken.json", ("tekken.json",), True, True),
+    SidecarFile("qwen.tiktoken", ("qwen.tiktoken",), True, True),
     SidecarFile("tokenizer_config", ("tokenizer_config.json",), tokenizer=True),
     SidecarFile("special_tokens_map", ("special_tokens_map.json",), tokenizer=True),
     SidecarFile("added_tokens", ("added_tokens.json",), tokenizer=True),

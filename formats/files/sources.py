@@ -109,6 +109,10 @@ class LocalFile:
                 raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + done)
             done += count
 
+    def fileno(self) -> int:
+        """Return the descriptor of the open file."""
+        return self._fd
+
     def close(self) -> None:
         """Close the file; doing so twice is allowed."""
         if self._fd >= 0:

@@ -66,7 +66,7 @@ def _cards(facts: Mapping[str, Any]) -> str:
     totals = facts["totals"]
     saved = totals["bytes_saved"]
     cards = [
-        (totals["done"], "models converted and proved"),
+        (totals["done"], "models converted"),
         (totals["failed"] + totals["quarantined"], "not converted"),
         (totals["skipped"], "skipped"),
         (totals["queued"] + totals["running"] + totals["verifying"], "still to do"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import pytest
 
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.understand import understand
 from ggferry.converters.verify import reverify
 from ggferry.formats.checkpoint import TensorRef
-from ggferry.formats.errors import VerificationError
+from ggferry.formats.errors import BadValueError, VerificationError
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
 from helpers.witnesses import FIXTURES
@@ -117,3 +120,132 @@ def test_what_was_not_damaged_is_proved_to_the_byte(quantized: Path) -> None:
     line = check(str(quantized), "full")
     found = re.search(r"(\d+) of (\d+) rounded tensors encoded again to the same bytes", line)
     assert found is not None and found[1] == found[2]
+
+
+def steps(kind: str, blocks: Blocks, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Change every quant of a tensor of 4 bits; `change` takes the quants of whole blocks, 0 to 15."""
+    at = {"Q4_K": 16, "IQ4_XS": 8}[kind]
+    quants = one(blocks)[:, at:]
+    low, high = change(quants & 15), change(quants >> 4)
+    quants[:] = low | (high << 4)
+
+
+SYSTEMATIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "every weight one step higher": lambda q: np.minimum(q + 1, 15).astype(np.uint8),
+    "half of all weights one step beside": lambda q: np.where(q % 2, q - 1, np.minimum(q + 1, 15)).astype(np.uint8),
+}
+
+
+@pytest.fixture(scope="module")
+def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("quantized") / "q4_k.gguf"
+    convert(Request(SOURCE, str(out), Options(outtype="q4_k", pure=True, allow_requantize=True), level="fast"))
+    Path(f"{out}.receipt.json").unlink()
+    return out
+
+
+@pytest.mark.parametrize("change", SYSTEMATIC)
+def test_weights_a_step_beside_are_no_proof(change: str, four_bits: Path, tmp_path: Path) -> None:
+    """Each of these was 'proved' with a note: no block is unlike what it was made of, the tensor as a whole is."""
+    output = damaged(four_bits, tmp_path / "bad.gguf", lambda blocks: steps("Q4_K", blocks, SYSTEMATIC[change]))
+    with pytest.raises(VerificationError, match=r"blk\.1\.ffn_down.* further from the source") as caught:
+        check(output)
+    assert "without an importance matrix gives 0.0" in str(caught.value) and "--allow-quantization-error" in str(
+        caught.value
+    )
+    report = reverify(Request(SOURCE, level="fast", allow_quantization_error=True), output, silent)
+    assert report.line.startswith("proved   with loss (blk.1.ffn_down.weight 0.")
+    assert any("blk.1.ffn_down.weight lost more than Q4_K costs" in note for note in report.notes)
+
+
+def lowest_bit(block: int, byte: int, bit: int = 1) -> Callable[[Blocks], None]:
+    def change(blocks: Blocks) -> None:
+        one(blocks)[block, byte] ^= bit
+
+    return change
+
+
+@pytest.mark.parametrize("change", [lowest_bit(3, 0), lowest_bit(3, 40), lowest_bit(3, 40, 16)])
+def test_other_bytes_are_said(change: Callable[[Blocks], None], four_bits: Path, tmp_path: Path) -> None:
+    """The lowest bit of a scale, of a quant: nothing that rounding could not have done, but nothing that we would."""
+    report = reverify(Request(SOURCE, level="fast"), damaged(four_bits, tmp_path / "bad.gguf", change), silent)
+    (note,) = (note for note in report.notes if "not the bytes that llama-quantize writes" in note)
+    assert note.startswith("not the bytes that llama-quantize writes of the source: blk.1.ffn_down.weight (rounded")
+
+
+def with_importances(tmp_path: Path, rng: np.random.Generator, spread: float) -> str:
+    """An importance matrix of all weights, whose columns differ by e^±spread."""
+    graph = understand(open_checkpoint(SOURCE))
+    listed = [(node.name, node.shape[-1]) for node in graph.nodes if len(node.shape) == 2]
+    return str(legacy_imatrix(tmp_path / "im.dat", {n: np.exp(rng.normal(0, spread, w)) for n, w in listed}))
+
+
+def legacy_imatrix(path: Path, sums: dict[str, np.ndarray]) -> Path:
+    data = struct.pack("<i", len(sums))
+    for name, values in sums.items():
+        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 1, len(values))
+        data += values.astype("<f4").tobytes()
+    path.write_bytes(data)
+    return path
+
+
+def test_a_file_made_with_an_importance_matrix_that_is_not_at_hand(tmp_path: Path) -> None:
+    matrix = with_importances(tmp_path, np.random.default_rng(5), 2.0)
+    out = str(tmp_path / "a.gguf")
+    options = Options(outtype="q4_k", pure=True, allow_requantize=True)
+    convert(Request(SOURCE, out, options, level="fast", imatrix=matrix))
+    Path(f"{out}.receipt.json").unlink()
+    report = reverify(Request(SOURCE, level="fast"), out, silent, ["quantize.imatrix.*"])
+    assert any("not the bytes that llama-quantize writes" in note for note in report.notes)
+    report = reverify(Request(SOURCE, level="fast", imatrix=matrix), out, silent, ["quantize.imatrix.*"])
+    assert not any("not the bytes" in note for note in report.notes)
+    assert re.search(r"(\d+) of \1 rounded tensors encoded again", report.line)
+
+
+def test_a_file_made_without_the_importance_matrix_at_hand(four_bits: Path, tmp_path: Path) -> None:
+    matrix = with_importances(tmp_path, np.random.default_rng(5), 2.0)
+    report = reverify(Request(SOURCE, level="fast", imatrix=matrix), str(four_bits), silent, ["quantize.imatrix.*"])
+    assert re.search(r"(\d+) of \1 rounded tensors encoded again", report.line)
+
+
+DOWN = "blk.1.ffn_down.weight"
+
+
+def converted(tmp_path: Path, kind: str, importances: np.ndarray, **changes: bool) -> str:
+    """The line of a conversion with an importance matrix that says this of one tensor, and 1 of all others."""
+    graph = understand(open_checkpoint(SOURCE))
+    sums = {node.name: np.ones(node.shape[-1]) for node in graph.nodes if len(node.shape) == 2}
+    matrix = legacy_imatrix(tmp_path / "im.dat", sums | {DOWN: importances})
+    options = Options(outtype=kind, pure=True, allow_requantize=True)
+    request = Request(SOURCE, str(tmp_path / "a.gguf"), options, level="fast", imatrix=str(matrix), **changes)
+    return convert(request).lines[2]
+
+
+WIDTH = 768
+
+
+@pytest.mark.parametrize("kind", ["q4_k", "q6_k", "iq4_xs", "iq2_xs", "q8_0"])
+@pytest.mark.parametrize("value", [0.0, 3e38, 1e-40, -1.0, np.nan, np.inf])
+def test_importances_that_no_activation_gives(kind: str, value: float, tmp_path: Path) -> None:
+    """They made a tensor of zeros, which was 'proved'."""
+    with pytest.raises(BadValueError, match=r"importance .*'blk\.1\.ffn_down\.weight'"):
+        converted(tmp_path, kind, np.full(WIDTH, value))
+    assert not (tmp_path / "a.gguf").exists()
+
+
+@pytest.mark.parametrize("kind", ["q4_k", "q6_k", "iq4_xs", "iq2_xs"])
+def test_what_is_encoded_again_must_be_near_the_source_whatever_the_matrix_says(kind: str, tmp_path: Path) -> None:
+    """One column weighs everything: encoders of ggml give blocks of zeros for the others."""
+    importances = np.zeros(WIDTH)
+    importances[0] = 1.0
+    with pytest.raises(VerificationError, match=r"blk\.1\.ffn_down"):
+        converted(tmp_path, kind, importances)
+    assert "with loss" in converted(tmp_path, kind, importances, allow_quantization_error=True)
+
+
+@pytest.mark.parametrize("kind", ["q4_k", "q6_k", "iq2_xs"])
+def test_dead_columns_are_sound(kind: str, tmp_path: Path) -> None:
+    """A neuron that no text has reached has zeros beside others."""
+    importances = np.exp(np.random.default_rng(2).normal(0, 1.5, WIDTH))
+    importances[::17] = 0
+    assert converted(tmp_path, kind, importances).startswith("proved")

@@ -193,6 +193,9 @@ OTHERS = {
     "formats/files/named_texts.py": "texts a person names, which may come through a pipe",
     "converters/proof/witnesses/child_process.py": "what a child wrote into a folder of our own",
     "converters/proof/witnesses/programs/hearing.py": "what the parent wrote into a folder of its own",
+    "converters/proof/second_reader/programs/library_reader.py": "descriptors that the parent has opened",
+    "converters/model_graph/class_defaults/text_models.py": "of the installation",
+    "converters/tokenizers/building_blocks/bert_signs.py": "of the installation",
     "support/registry.py": "of the installation",
     "quant/codecs/grids.py": "of the installation",
 }

@@ -6,11 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.gguf.write import write_gguf
 from ggferry.formats.readers.gguf import open_gguf
@@ -19,6 +21,7 @@ from ggferry.service.cli.app import _run
 from helpers.builders import Llama
 from helpers.llama_cpp import continuations
 from helpers.peers import Peers
+from helpers.witnesses import FIXTURES
 
 WITNESSES = [f"k256.{name}" for name in (
     "F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_S", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S",
@@ -238,3 +241,11 @@ def test_infinite_weights_are_copied_where_allowed_and_never_encoded(
     mixed = tensors(tmp_path / "mixed.gguf")
     assert mixed[name] == data[name] and mixed["blk.1.ffn_up.weight"][0] == "Q8_0"
     assert f"'{name}', row 7, column 3" in capsys.readouterr().err, "what was copied is said"
+
+
+def test_a_gguf_file_without_its_vocabulary(tmp_path: Path) -> None:
+    """`--no-vocab` leaves out every key of the tokenizer, and the proof expects that."""
+    source = FIXTURES / "hf/out/llama/llama.q8_0.gguf"
+    result = convert(Request(str(source), str(tmp_path / "out.gguf"), vocab=VocabOptions(none=True), level="fast"))
+    keys = {key for key in gguf.GGUFReader(result.path).fields if key.startswith("tokenizer.")}
+    assert not keys and "tokenizer.ggml.tokens" in gguf.GGUFReader(source).fields

@@ -74,7 +74,7 @@ def test_a_changed_bit_in_what_was_not_encoded_again_is_an_error(
     monkeypatch.setattr(rows, "CHUNK", 1 << 15)
     prove = convert.prove_together
 
-    def damage(rungs: list[convert.Rung], paths: list[str], stage: Stage) -> object:
+    def damage(rungs: list[convert.Rung], paths: list[str], stage: Stage, *more: object) -> object:
         step = next(step for step in rungs[0].plan.steps if step.type.name == "Q4_K" and len(step.node.shape) == 2)
         piece = rows.piece_rows(step.node, step.type)
         with Path(paths[0]).open("r+b") as file:
@@ -82,7 +82,7 @@ def test_a_changed_bit_in_what_was_not_encoded_again_is_an_error(
             (byte,) = file.read(1)
             file.seek(-1, 1)
             file.write(bytes([byte ^ 1]))
-        return prove(rungs, paths, stage)
+        return prove(rungs, paths, stage, *more)
 
     monkeypatch.setattr(convert, "prove_together", damage)
     with pytest.raises(VerificationError, match="not the bytes that were written"):

@@ -138,7 +138,7 @@ def test_help_has_headings() -> None:
 OTHER_MEANING = {
     ("apply", "cache"),
     ("doctor", "out"),
-    ("imatrix", "text"), ("tokenize", "text"),  # what they are about
+    ("imatrix", "text"), ("tokenize", "text"), ("forward", "text"),  # what they are about
     ("quantize", "out"), ("quantize", "outtype"),  # arguments, as llama-quantize has them
     ("forward", "out"), ("imatrix", "out"), ("plan", "out"),  # no GGUF file
     ("plan", "jobs"), ("apply", "jobs"), ("apply", "as_json"), ("apply", "dry_run"),  # of an archive

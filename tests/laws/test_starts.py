@@ -51,11 +51,11 @@ STARTS = {
     "--version": 24,
     "convert --help": 24,
     "inspect --help": 24,
-    "inspect hf/out/llama/llama.q8_0.gguf": 112,
-    "inspect --json hf/out/llama/llama.q8_0.gguf": 112,
+    "inspect hf/out/llama/llama.q8_0.gguf": 113,
+    "inspect --json hf/out/llama/llama.q8_0.gguf": 113,
     "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 131,
-    "inspect hf/ckpt/llama": 129,
-    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 136,
+    "inspect hf/ckpt/llama": 130,
+    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 137,
 }
 """Command → the most modules of ours that it may import."""
 

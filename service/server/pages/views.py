@@ -493,6 +493,18 @@ class ModelPage:
         return f"/models/{quote(self.row.id, safe='')}?{urlencode(pairs)}#tensors"
 
     @property
+    def is_proved(self) -> bool:
+        """Return whether its output was compared with the source."""
+        return self.proof is not None and self.proof.level != "none"
+
+    @property
+    def outcome(self) -> str:
+        """Return what became of it, in words, where its state does not say it all."""
+        if self.row.state != "done" or self.proof is None:
+            return ""
+        return "proved" if self.is_proved else "converted, not proved"
+
+    @property
     def receipt(self) -> str:
         """Return the address of its receipt."""
         return f"/api/v1/jobs/{quote(self.row.id, safe='')}/receipt"

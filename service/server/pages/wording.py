@@ -36,7 +36,7 @@ VERDICTS = {
     "incomplete": "incomplete", "unsupported": "not supported", "archive": "archive", "other": "no model",
 }  # fmt: skip
 STATES = {
-    "planned": "planned", "queued": "waiting", "running": "converting", "verifying": "proving", "done": "proved",
+    "planned": "planned", "queued": "waiting", "running": "converting", "verifying": "proving", "done": "converted",
     "failed": "failed", "quarantined": "set aside", "skipped": "skipped",
     **{verdict: words for verdict, words in VERDICTS.items() if verdict not in ("convert", "other")},
 }  # fmt: skip
