@@ -53,6 +53,17 @@ def alone(values: Values) -> int:
 LAST = Default(-1.0, "the last block's", dialect="hf")
 
 
+SELECTED = HParam(
+    "selected",
+    None,
+    clip.STRING,
+    {"hf": "vision_feature_select_strategy"},
+    words={"default": "patches"},
+    required=False,
+)
+"""Which rows of a tower are read: those of patches, without the first one of CLIP's class."""
+
+
 def feature_layer(
     places: str = "vision_feature_layer", count: Derivation = alone, usual: tuple[Default, ...] = ()
 ) -> tuple[HParam, ...]:

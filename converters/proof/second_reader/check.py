@@ -132,7 +132,6 @@ class Reading:
             "scheme": scheme,
             "settings": settings,
             "bytes": sum(file.size for file in files),
-            "complete": True,
         }
         pending = ask(question, [file.fileno() for file in files])
         self.why = "" if pending else "no process for other libraries can be started"
@@ -178,7 +177,7 @@ class Reading:
             odd = self._read_alike(answer, own)
             count += len(own) - len(odd)
             unread += odd[:SHOWN] + ([f"and {len(odd) - SHOWN} more tensors"] if odd[SHOWN:] else [])
-            self._complete(number, answer)
+            self._all_seen(number, answer)
         matrices = self._matrices(said.get("matrices", ()), unread) if not unread else 0
         names = self._named_alike(said["names"]) if "names" in said else 0
         return SecondReading(tuple(dict.fromkeys(libraries)), count, matrices, names, settings, tuple(unread))
@@ -219,7 +218,7 @@ class Reading:
                     )  # fmt: skip
         return unread
 
-    def _complete(self, number: int, answer: Mapping[str, Any]) -> None:
+    def _all_seen(self, number: int, answer: Mapping[str, Any]) -> None:
         """Check that the library knows no tensor of a file that our reader has not seen."""
         empty = {ref.name for ref in self.checkpoint.tensors.values() if not ref.elements}
         more = [name for name in answer["more"] if name not in empty]

@@ -289,7 +289,7 @@ def answered(asked: dict[str, Any], fds: list[int]) -> dict[str, Any]:
             continue
         files.append(file)
         own = {name for name, _ in wanted}
-        more = [name for name in file.names() if name not in own] if asked["complete"] else []
+        more = [name for name in file.names() if name not in own]
         said["files"].append(
             {"library": file.library, "tensors": list(sampled(file, wanted)), "more": more[:8], "others": len(more)}
         )
