@@ -114,10 +114,12 @@ def test_states_are_transformers(name: str, tmp_path: Path) -> None:
 def test_scores_are_transformers(name: str, tmp_path: Path) -> None:
     made = saved(tmp_path / "hf", *CLASSIFIERS[name])
     with torch.no_grad():
-        expected = made(input_ids=torch.tensor([IDS])).logits[0].numpy()
+        single = made(input_ids=torch.tensor([IDS])).logits[0].numpy()
+        expected = made.double()(input_ids=torch.tensor([IDS])).logits[0].numpy()
+    rounding = relative(expected, single)  # three scores near zero, of many terms that are not
     for side in both(tmp_path / "hf"):
         graph = graph_of(side)
-        assert relative(expected, embedding(graph, forward(graph, IDS))) <= LIMIT
+        assert relative(expected, embedding(graph, forward(graph, IDS))) <= LIMIT + 2 * rounding, (rounding,)
     stated = [made.config.id2label[number] for number in range(len(expected))]
     labels = graph.checkpoint.metadata[f"{graph.architecture.name}.classifier.output_labels"].data
     assert list(labels) == stated
