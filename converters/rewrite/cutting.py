@@ -11,7 +11,7 @@ from typing import Any
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.rewrite.lineage import begin
 from ggferry.converters.rewrite.parts import Part, Stored, close, take_apart
-from ggferry.converters.rewrite.written import NewFile, Wrote, digest_of, write
+from ggferry.converters.rewrite.written import NewFile, Wrote, digest_of, recovered, write
 from ggferry.formats.errors import UsageError, VerificationError
 from ggferry.formats.files.digests import Digests
 from ggferry.formats.files.opened_files import recorded
@@ -142,6 +142,7 @@ def carry_out(
     command: str, path: str, out: str | None = None, cuts: Cuts = Cuts(), *, force: bool = False, stage: Stage = silent
 ) -> tuple[Cutting, Wrote]:
     """Split or merge, prove the result and publish it. Raises one of `formats.errors`; then nothing is left."""
+    recovered(path)
     with recorded() as opened, ExitStack() as stack:
         parts = take_apart(path)
         stack.callback(close, parts)

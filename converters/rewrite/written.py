@@ -12,6 +12,7 @@ from ggferry.converters.proof.receipt import to_json
 from ggferry.converters.rewrite.lineage import Lineage, carried_on
 from ggferry.converters.rewrite.parts import Part, Stored, laid_out, part_of
 from ggferry.converters.write.output_files import OutputSet
+from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import GgferryError, RefusedError, VerificationError
 from ggferry.formats.files.digests import Digests
 from ggferry.formats.files.local_files import Named, read_bytes
@@ -94,7 +95,8 @@ def write(
     total = sum(layout.size for layout in layouts)
     paths = [file.path for file in files]
     sources = {} if replaces else opened.identities
-    with unrecorded(), OutputSet(paths, layouts, overwrite=force or replaces, sources=sources) as output:
+    resumed, overwrite = recovered(paths[0]), force or replaces
+    with unrecorded(), OutputSet(paths, layouts, overwrite=overwrite, sources=sources, same=resumed) as output:
         check_room(paths[0], total)
         with stage(Phase.WRITING, total) as progress:
             sums = {tensor.name: _copy(tensor, layout.tensors[tensor.name].nbytes, output, progress)
@@ -115,6 +117,17 @@ def write(
         with interrupts_wait():
             output.publish(raw)
     return Wrote(tuple(paths), total, len(sums), notes, output.receipt_path if receipt else None)
+
+
+def recovered(path: str) -> bool:
+    """Finish or undo what an interrupted run began to publish under this name; return whether it was finished.
+
+    Raises as `recovery.recover`.
+    """
+    if os.path.isdir(path):
+        return False
+    with unrecorded():  # what it removes must not be missed among the sources
+        return recover(path) == "finished"
 
 
 def _there(path: str) -> bytes | None:

@@ -15,17 +15,13 @@ from contextlib import suppress
 
 from ggferry.formats.errors import BusyError, NotFoundError, RefusedError, UsageError, of_os
 from ggferry.formats.files.opened_files import Identity
-from ggferry.formats.files.partial_files import (
-    exists_already,
-    leftovers,
-    name_new,
-    new_token,
-    partial_path,
-    sync_folder,
-)
+from ggferry.formats.files.partial_files import exists_already, rename_new, sync_folder
+from ggferry.formats.files.partial_names import leftovers, new_token, partial_path
 from ggferry.support.interrupts import interrupts_wait
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+_OLDER = ".older"
+"""Ends the target in the name under which an older folder waits, where two folders cannot change names in one step."""
 Ours = Callable[[str], bool]
 
 
@@ -63,7 +59,12 @@ class OutputFolder:
                 self._lock = _locked(self.path)
         except OSError as error:
             raise of_os(error, "cannot be written", self.target) from None
-        self._sweep()
+        try:
+            self._resume()
+            self._check()
+        except BaseException:
+            self.discard()
+            raise
         return self
 
     def _check(self) -> None:
@@ -94,20 +95,31 @@ class OutputFolder:
                     "would replace what it is made of", path=self.target, found=name, hint="write to another name"
                 )
 
-    def _sweep(self) -> None:
-        """Remove what killed runs left of the same target. Raises BusyError while another writer is at work on it."""
-        for path in leftovers(os.path.dirname(self.target)).of(self.target):
+    def _resume(self) -> None:
+        """Put an older folder back that a killed run had moved away, and remove what else killed runs left.
+
+        Raises BusyError while another writer is at work on it.
+        """
+        left, dead = leftovers(os.path.dirname(self.target)), []
+        for path in left.of(self.target):
             if path == self.path or os.path.islink(path) or not os.path.isdir(path):
                 continue
             try:
-                lock = _locked(path)
+                os.close(_locked(path))
             except BlockingIOError:
-                self.discard()
                 raise BusyError("another writer is at work on this folder", path=self.target) from None
             except OSError:
                 continue
+            dead.append(path)
+        older = left.of(self.target + _OLDER)
+        with suppress(OSError):
+            if dead and not os.listdir(self.target):
+                os.rmdir(self.target)  # a killed run had claimed the name (`_name_new`)
+        with suppress(OSError):
+            if older and not os.path.lexists(self.target):
+                os.rename(older.pop(), self.target)
+        for path in (*dead, *older):
             shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
 
     def file(self, name: str) -> str:
         """Return the path of a file in it."""
@@ -131,7 +143,7 @@ class OutputFolder:
                 if self._overwrite and os.path.lexists(self.target):
                     self._exchange()
                 else:
-                    name_new(self.path, self.target)
+                    _name_new(self.path, self.target)
                     self.path = ""
         except FileExistsError:
             raise exists_already(self.target) from None
@@ -144,9 +156,13 @@ class OutputFolder:
         call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
         names = os.fsencode(self.path), os.fsencode(self.target)
         if call is None or call(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
-            older = partial_path(self.target, new_token())
+            older = partial_path(self.target + _OLDER, new_token())
             os.rename(self.target, older)
-            os.rename(self.path, self.target)
+            try:
+                os.rename(self.path, self.target)
+            except OSError:
+                os.rename(older, self.target)
+                raise
             self.path = older
 
     def discard(self) -> None:
@@ -160,6 +176,18 @@ class OutputFolder:
 
     def __exit__(self, *_: object) -> None:
         self.discard()
+
+
+def _name_new(path: str, target: str) -> None:
+    """Give a folder a name that must be free. Raises FileExistsError or another OSError."""
+    if rename_new(path, target):
+        return
+    os.mkdir(target)  # without flags of renameat2(2): rename(2) replaces an empty folder, and no other
+    try:
+        os.rename(path, target)
+    except OSError:
+        os.rmdir(target)
+        raise
 
 
 def _locked(path: str) -> int:

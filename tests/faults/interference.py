@@ -1,4 +1,4 @@
-"""The orders that shim.c takes, as Python sees them: a page of memory that is shared with every process it is loaded in."""
+"""The orders that shim.c takes, as Python sees them: memory that is shared with every process it is loaded in."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def build(folder: Path) -> Path:
     """Compile shim.c into `folder` by the system's C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise RuntimeError("no C compiler (cc, gcc or clang): tests/faults needs one to build shim.c; apt-get install gcc")
+        raise RuntimeError(
+            "no C compiler (cc, gcc or clang): tests/faults needs one to build shim.c; apt-get install gcc"
+        )
     library = folder / "shim.so"
     source = Path(__file__).with_name("shim.c")
     subprocess.run([compiler, "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)

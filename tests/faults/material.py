@@ -10,7 +10,16 @@ import ggferry
 from helpers.builders import Llama
 
 SPLIT = 12
-_SIZES = {"n_vocab": 320, "n_embd": 64, "n_head": 4, "n_head_kv": 2, "n_layer": 3, "n_ff": 96, "kind": "F16", "version": 1}
+_SIZES = {
+    "n_vocab": 320,
+    "n_embd": 64,
+    "n_head": 4,
+    "n_head_kv": 2,
+    "n_layer": 3,
+    "n_ff": 96,
+    "kind": "F16",
+    "version": 1,
+}
 
 
 def make(folder: Path) -> None:

@@ -67,6 +67,7 @@ FOLDER = tuple(
     )
 )  # fmt: skip
 RENAMED = ("--rename-tensor", "blk.1.ffn_up.weight=blk.1.ffn_other.weight", "--allow-broken")
+BOTH = ("--mmproj", "both", "--no-vocab")
 OUT_LADDER = ("-o", "@/m-{outtype}.gguf", "--outtype", "f16,q8_0,bf16")
 
 SCENARIOS: dict[str, Scenario] = {
@@ -85,10 +86,12 @@ SCENARIOS: dict[str, Scenario] = {
         copies("s.bin", "oldshards/*"), OLD_SHARDS, SHARDS[0], no_flags=True,
     ),
     "ladder": Scenario(("convert", "@/s.bin", *OUT_LADDER, *FAST), copies("s.bin")),
-    "ladder-force": Scenario(("convert", "@/s.bin", *OUT_LADDER, "--force", *FAST), copies("s.bin", "oldladder/*"), LADDER),
-    "mmproj": Scenario(("convert", "@/eyes", "-o", "@/v.gguf", "--mmproj", "both", "--no-vocab", *FAST), copies("eyes")),
+    "ladder-force": Scenario(
+        ("convert", "@/s.bin", *OUT_LADDER, "--force", *FAST), copies("s.bin", "oldladder/*"), LADDER
+    ),
+    "mmproj": Scenario(("convert", "@/eyes", "-o", "@/v.gguf", *BOTH, *FAST), copies("eyes")),
     "mmproj-force": Scenario(
-        ("convert", "@/eyes", "-o", "@/v.gguf", "--mmproj", "both", "--no-vocab", "--force", *FAST), copies("eyes", "oldeyes/*"), EYES
+        ("convert", "@/eyes", "-o", "@/v.gguf", *BOTH, "--force", *FAST), copies("eyes", "oldeyes/*"), EYES
     ),
     "quantize": Scenario(("quantize", "@/m.gguf", "@/q.gguf", "q8_0", "--verify", "fast"), copies("one/*")),
     "edit-in-place": Scenario(("edit", "@/m.gguf", "--set", "general.name=Tin", "--in-place"), copies("one/*"), PAIR),
@@ -113,7 +116,8 @@ SCENARIOS: dict[str, Scenario] = {
     "join": Scenario(("merge", "@/m.gguf.part1of2", "--outfile", "@/w.gguf"), copies("pieces/*")),
     "hash": Scenario(("hash", "@/m.gguf"), copies("one/*")),
     "imatrix": Scenario(
-        ("imatrix", "@/m.gguf", "--text", "@/text.txt", "-o", "@/i.gguf", "--chunk-size", "32"), copies("one/*", "text.txt")
+        ("imatrix", "@/m.gguf", "--text", "@/text.txt", "-o", "@/i.gguf", "--chunk-size", "32"),
+        copies("one/*", "text.txt"),
     ),
     "safetensors": Scenario(("convert", "@/m.gguf", "--to", "safetensors", "-o", "@/f", *FAST), copies("one/*")),
     "safetensors-without-links": Scenario(

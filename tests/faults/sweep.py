@@ -31,13 +31,18 @@ State = dict[str, str]
 """Name below the folder → digest of its bytes."""
 
 
-def state_of(folder: Path) -> State:
+def state_of(folder: Path, claims: bool = False) -> State:
+    """Return what lies in a folder; with `claims`, without empty files, which only keep a name from others."""
     found = {}
     for root, folders, files in os.walk(folder):
         for name in files:
             path = Path(root, name)
+            if path.stat().st_size == 0 and claims:
+                continue
             found[str(path.relative_to(folder))] = hashlib.blake2b(path.read_bytes()).hexdigest()
-        found |= {f"{Path(root, name).relative_to(folder)}/": "" for name in folders if not os.listdir(Path(root, name))}
+        found |= {
+            f"{Path(root, name).relative_to(folder)}/": "" for name in folders if not os.listdir(Path(root, name))
+        }
     return found
 
 
@@ -65,7 +70,16 @@ class Sweep:
         if code != 0:
             raise SystemExit(f"the command itself ends with {code}: {said}")
         for name in self.modules.read_text().split():
-            if name.split(".")[0] in ("ggferry", "numpy", "numba", "llvmlite", "typer", "click", "blake3", "sqlalchemy"):
+            if name.split(".")[0] in (
+                "ggferry",
+                "numpy",
+                "numba",
+                "llvmlite",
+                "typer",
+                "click",
+                "blake3",
+                "sqlalchemy",
+            ):
                 importlib.import_module(name)
 
     def lay(self) -> None:
@@ -116,7 +130,7 @@ class Sweep:
         """Interfere with call number `at`, check what is left, run the command again, and check again."""
         self.lay()
         code, said = self.run(fault, at)
-        found = state_of(self.folder)
+        found = state_of(self.folder, claims=self.scenario.no_flags and fault.kills)
         problems = [*self._of_sources(found), *self._of_names(found)]
         if code == INTERNAL or code == 99 or (code < 0 and not fault.kills):
             problems.append(f"ended with {code}")
@@ -128,7 +142,9 @@ class Sweep:
             again, then = self.run(None, 0)
             if again not in (0, EXISTS):
                 problems.append(f"run again it ends with {again}: {then[-300:]}")
-            problems += [f"after another run {each}" for each in self._unlike_the_end(state_of(self.folder), hidden=True)]
+            problems += [
+                f"after another run {each}" for each in self._unlike_the_end(state_of(self.folder), hidden=True)
+            ]
         self.wrong += [f"{fault.name} {at}: {problem} [{code}: {said[-200:]}]" for problem in problems]
 
     def _of_sources(self, found: State) -> list[str]:
@@ -139,7 +155,9 @@ class Sweep:
         """No name holds anything but what was there before or what the finished command leaves there."""
         known = {name: {self.before.get(name), self.after.get(name)} for name in found}
         strange = [name for name in found if not is_hidden(name) and found[name] not in known[name]]
-        problems = [f"{name} holds neither the old nor the new bytes" for name in strange if not self._is_journaled(name)]
+        problems = [
+            f"{name} holds neither the old nor the new bytes" for name in strange if not self._is_journaled(name)
+        ]
         first = self.scenario.first
         if first in found:
             problems += self._mixed(found, first)
