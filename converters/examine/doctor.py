@@ -10,6 +10,8 @@ from typing import Any
 
 from ggferry.converters.examine import foreign, strays
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.proof.receipt import LLAMA_CPP
+from ggferry.converters.proof.runtime_notes import faults
 from ggferry.converters.rewrite.pieces import is_piece
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
@@ -190,8 +192,13 @@ def _checkpoint(checkpoint: Checkpoint, path: str, name: str) -> Diagnosis:
         return Diagnosis(name, what, True, error.exit_code, (*findings, str(error)), remedies)
     if graph.architecture.hparams:
         what += f", {graph.architecture.name}"
-        runtimes = ", ".join(graph.runtimes)
-        findings.append(f"as GGUF run by {runtimes}" if runtimes else "no runtime is known to run it")
+        faulty = faults(checkpoint, graph.architecture.name, graph.notes) if kind is Kind.GGUF else ()
+        runtimes = ", ".join(each for each in graph.runtimes if each != LLAMA_CPP or not faulty)
+        findings += [*faulty, f"as GGUF run by {runtimes}" if runtimes else "no runtime is known to run it"]
+        if faulty:
+            edit = f"ggferry edit {shlex.quote(name)} --set KEY=VALUE"
+            remedy = Remedy("correct the keys, if their right values are known", edit)
+            return Diagnosis(name, what, True, 0, tuple(dict.fromkeys(findings)), (remedy,))
     return Diagnosis(name, what, True, 0, tuple(dict.fromkeys(findings)), tuple(_remedies(checkpoint, name)))
 
 

@@ -53,6 +53,12 @@ class OutputSet:
         """Put `data` at byte `offset` of tensor `name`; callable from any thread."""
         self._place[name].pwrite(name, offset, data)
 
+    def lay_out_again(self, layouts: Sequence[GGUFLayout]) -> None:
+        """Take other values of keys into the headers, once the data has told them; no byte moves."""
+        for file, layout in zip(self._files, layouts, strict=True):
+            assert layout.tensors == file.layout.tensors and len(layout.header) == len(file.layout.header)
+            file.layout = layout
+
     def finish(self) -> None:
         """Finish every file (`GGUFFile.finish`)."""
         for file in self._files:
