@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from ggferry.converters.examine import foreign, strays
@@ -24,6 +24,7 @@ from ggferry.formats.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
+from ggferry.formats.files.publication_record import is_interrupted
 from ggferry.formats.files.sources import known_by, open_source
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, kind_of, label_of
@@ -76,6 +77,17 @@ def examine(path: str) -> Diagnosis:
 
     Headers are read, and of big-endian files samples of the tensors; no tensor is read whole.
     """
+    found = _examined(path)
+    if not is_interrupted(path):
+        return found
+    told = "a run was interrupted that was about to give this name to another file"
+    remedy = Remedy(
+        "finish or undo it; the same command, run again, does so too", f"ggferry edit {shlex.quote(path)} --recover"
+    )
+    return replace(found, findings=(told, *found.findings), remedies=(remedy,))
+
+
+def _examined(path: str) -> Diagnosis:
     name = known_by(path)
     if not os.path.lexists(path):
         return Diagnosis(name, "nothing: there is no such file or folder", None, NOT_FOUND)

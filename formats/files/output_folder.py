@@ -51,7 +51,10 @@ class OutputFolder:
         self._lock = -1
 
     def __enter__(self) -> OutputFolder:
-        self._check()
+        self._check_name()
+        left = leftovers(os.path.dirname(self.target))
+        if not left.of(self.target):
+            self._check_free()  # before anything is made
         try:
             with interrupts_wait():
                 self.path = partial_path(self.target, new_token())
@@ -61,19 +64,22 @@ class OutputFolder:
             raise of_os(error, "cannot be written", self.target) from None
         try:
             self._resume()
-            self._check()
+            self._check_free()
         except BaseException:
             self.discard()
             raise
         return self
 
-    def _check(self) -> None:
-        """Raise UsageError, NotFoundError or RefusedError where the target cannot become a folder."""
+    def _check_name(self) -> None:
+        """Raise UsageError or NotFoundError where no folder can have this name."""
         parent, name = os.path.split(self.target)
         if not name or name in (os.curdir, os.pardir):
             raise UsageError("not the name of a folder to write", found=self.target)
         if not os.path.isdir(parent or os.curdir):
             raise NotFoundError("its folder does not exist", path=self.target)
+
+    def _check_free(self) -> None:
+        """Raise RefusedError where something has the name that may not be replaced."""
         if not os.path.lexists(self.target):
             return
         if os.path.islink(self.target) or not os.path.isdir(self.target):

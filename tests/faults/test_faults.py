@@ -21,7 +21,7 @@ SAMPLE = {
     "edit-in-place-anew": ("kill", "eio"),
     "safetensors-without-links": ("kill", "short"),
 }
-"""What CI tries of each fault, every seventh call: a set of shards replaced, a receipt that must not be lost, a folder."""
+"""What CI tries at every seventh call: a set of shards replaced, a receipt that must not be lost, a folder."""
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -16,6 +16,7 @@ from ggferry.formats.files import partial_files
 from ggferry.formats.files.partial_files import claim, sweep
 from ggferry.formats.files.publication import NewFiles, publish, resolve
 from ggferry.formats.files.publication_record import is_interrupted
+from helpers.attack_tools import typed
 
 CALLS = ("rename", "replace", "link", "unlink", "fsync", "mkdir")
 SHARDS, RECEIPT = ("m-1.gguf", "m-2.gguf", "m-3.gguf"), "m-1.gguf.receipt.json"
@@ -55,6 +56,9 @@ CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], tuple[str, ...]]
     "replaced shards without a receipt": (replace_shards, SHARDS, (*SHARDS, RECEIPT)),
     "several new outputs": (make_ladder, (), (*LADDER, *(f"{name}.receipt.json" for name in LADDER))),
 }
+
+
+MOST = [pytest.param(case, marks=() if case == "replaced shards" else pytest.mark.slow) for case in CASES]
 
 
 @contextmanager
@@ -109,7 +113,7 @@ def steps_of(folder: Path, work: Callable[[Path], None], before: tuple[str, ...]
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MOST)
 def test_an_error_at_any_step_leaves_all_old_or_all_new(case: str, links: bool, tmp_path: Path) -> None:
     work, before, after = CASES[case]
     (tmp_path / "count").mkdir()
@@ -133,7 +137,7 @@ def test_an_error_at_any_step_leaves_all_old_or_all_new(case: str, links: bool, 
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MOST)
 def test_a_kill_at_any_step_is_finished_or_undone(case: str, links: bool, tmp_path: Path) -> None:
     work, before, after = CASES[case]
     (tmp_path / "count").mkdir()
@@ -245,3 +249,16 @@ def test_a_planted_record_reaches_no_other_file(change: dict[str, object], tmp_p
     record.write_text(json.dumps({"publication": 1, "changes": [{**plain, **change}]}))
     assert resolve(str(folder / "m.gguf")) is None
     assert listed(folder) == {"notes.txt": "mine", "m.gguf": "model"} and (tmp_path / "secret").read_text() == "x"
+
+
+def test_doctor_says_what_was_interrupted_and_edit_recovers_it(tmp_path: Path) -> None:
+    number = after_first_name(tmp_path)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    interrupted(folder, number)
+    for name in SHARDS:  # the first of them has no name now
+        found = typed("doctor", folder / name)
+        assert "a run was interrupted" in found.out and "--recover" in found.out, name
+    assert "finished" in typed("edit", folder / SHARDS[0], "--recover").out
+    assert is_new(listed(folder), (*SHARDS, RECEIPT))
+    assert "interrupted" not in typed("doctor", folder / SHARDS[0]).out
