@@ -212,7 +212,7 @@ def faults(checkpoint: Checkpoint, architecture: str, notes: Collection[str]) ->
     Args:
         checkpoint: The file.
         architecture: Its architecture.
-        notes: What the user is told anyway.
+        notes: What is said to the user anyway.
     """
     tensors = checkpoint.tensors
     found = unexplained(check(architecture, checkpoint.metadata, tensors, vocab_only=not tensors), notes)
