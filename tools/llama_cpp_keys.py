@@ -74,7 +74,9 @@ READ_FOR_RULES = {
     "models/glm-dsa.cpp llama_model_glm_dsa::load_arch_hparams": "a1b39526821c28bb",
     "models/glm-dsa.cpp llama_model_glm_dsa::graph::graph": "3603cb5306cf033e",
     "models/mistral3.cpp llama_model_mistral3::load_arch_hparams": "f4c9de55007154e9",
+    "llama-context.cpp llama_init_from_model": "726c5d0b3184293f",
     "../ggml/src/ggml-cpu/ops.cpp ggml_mrope_cache_init": "7b8fba303a54f1da",
+    "../ggml/src/ggml-cpu/ops.cpp ggml_compute_forward_rms_norm_f32": "087dee077a987bce",
 }
 BESIDE = "../ggml/src/ggml-cpu/ops.cpp"
 GENERAL = """\

@@ -14,6 +14,7 @@ from ggferry.converters.metadata.model_card import read_card
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
 from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.gguf.shards import SET_DIGEST
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import Kind, kind_of
@@ -42,7 +43,11 @@ def assemble(
         overrides: The object of `--metadata`.
     """
     checkpoint = graph.checkpoint
-    inherited = {k: v for k, v in checkpoint.metadata.items() if isinstance(v, Value) and not k.startswith(SPLIT)}
+    inherited = {
+        k: v
+        for k, v in checkpoint.metadata.items()
+        if isinstance(v, Value) and not k.startswith(SPLIT) and k != SET_DIGEST
+    }
     beside = checkpoint.sidecars
     card, card_notes = read_card(beside["README.md"]) if "README.md" in beside else ({}, ())
     second = bool(graph.architecture.projector)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from ggferry.converters.examine import foreign, strays
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.proof.receipt import LLAMA_CPP
+from ggferry.converters.proof.runtime_notes import faults
 from ggferry.converters.rewrite.pieces import is_piece
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
@@ -22,6 +24,7 @@ from ggferry.formats.errors import (
     UnknownFormatError,
     UnsupportedError,
 )
+from ggferry.formats.files.publication_record import is_interrupted
 from ggferry.formats.files.sources import known_by, open_source
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, kind_of, label_of
@@ -74,6 +77,17 @@ def examine(path: str) -> Diagnosis:
 
     Headers are read, and of big-endian files samples of the tensors; no tensor is read whole.
     """
+    found = _examined(path)
+    if not is_interrupted(path):
+        return found
+    told = "a run was interrupted that was about to give this name to another file"
+    remedy = Remedy(
+        "finish or undo it; the same command, run again, does so too", f"ggferry edit {shlex.quote(path)} --recover"
+    )
+    return replace(found, findings=(told, *found.findings), remedies=(remedy,))
+
+
+def _examined(path: str) -> Diagnosis:
     name = known_by(path)
     if not os.path.lexists(path):
         return Diagnosis(name, "nothing: there is no such file or folder", None, NOT_FOUND)
@@ -190,8 +204,13 @@ def _checkpoint(checkpoint: Checkpoint, path: str, name: str) -> Diagnosis:
         return Diagnosis(name, what, True, error.exit_code, (*findings, str(error)), remedies)
     if graph.architecture.hparams:
         what += f", {graph.architecture.name}"
-        runtimes = ", ".join(graph.runtimes)
-        findings.append(f"as GGUF run by {runtimes}" if runtimes else "no runtime is known to run it")
+        faulty = faults(checkpoint, graph.architecture.name, graph.notes) if kind is Kind.GGUF else ()
+        runtimes = ", ".join(each for each in graph.runtimes if each != LLAMA_CPP or not faulty)
+        findings += [*faulty, f"as GGUF run by {runtimes}" if runtimes else "no runtime is known to run it"]
+        if faulty:
+            edit = f"ggferry edit {shlex.quote(name)} --set KEY=VALUE"
+            remedy = Remedy("correct the keys, if their right values are known", edit)
+            return Diagnosis(name, what, True, 0, tuple(dict.fromkeys(findings)), (remedy,))
     return Diagnosis(name, what, True, 0, tuple(dict.fromkeys(findings)), tuple(_remedies(checkpoint, name)))
 
 

@@ -16,7 +16,7 @@ from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.errors import RefusedError, VerificationError, of_os
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import recorded, unrecorded
-from ggferry.formats.files.partial_files import Partial, begin_file, publish
+from ggferry.formats.files.partial_files import Partial, begin_file, name_together
 from ggferry.formats.tensor_read import read_rows
 from ggferry.quant.codec import codec
 from ggferry.quant.endian import swap
@@ -134,7 +134,7 @@ def repair(path: str, out: str, *, force: bool = False, stage: Stage = silent) -
                 progress(count)
         opened.check_unchanged()
         with interrupts_wait():
-            publish([partial], overwrite=force)
+            name_together([partial], overwrite=force)
     return found
 
 

@@ -154,7 +154,7 @@ class ShardWriter:
                 path = os.path.join(self._folder, name)
                 self._files.append(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
                 os.truncate(self._files[-1], self._shards.sizes[name])
-                os.pwrite(self._files[-1], header, 0)
+                _write(self._files[-1], memoryview(header), 0)
             for entry in self._shards.entries:
                 each(_chunks(entry), partial(self._write, entry, progress), jobs)
             for file in self._files:
@@ -170,10 +170,7 @@ class ShardWriter:
         values = entry.tensor.rows.read(np.arange(start, stop))
         data = self._encoded(entry, values)
         row = columns(entry.tensor.shape) * entry.type.block_bytes
-        view, at = memoryview(data).cast("B"), entry.offset + start * row
-        while view:
-            done = os.pwrite(self._files[entry.shard], view[:PIECE], at)
-            view, at = view[done:], at + done
+        _write(self._files[entry.shard], memoryview(data).cast("B"), entry.offset + start * row)
         progress((stop - start) * row)
 
     def _encoded(self, entry: Entry, values: Any) -> Any:
@@ -206,6 +203,13 @@ class ShardWriter:
             )  # fmt: skip
         with self._lock:
             self.not_finite[entry.tensor.name] = self.not_finite.get(entry.tensor.name, 0) + count
+
+
+def _write(file: int, view: memoryview, offset: int) -> None:
+    """Write all of `view`: the system may take less of it at a time."""
+    while view:
+        done = os.pwrite(file, view[:PIECE], offset)
+        view, offset = view[done:], offset + done
 
 
 def _chunks(entry: Entry) -> Iterator[tuple[int, int]]:

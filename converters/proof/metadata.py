@@ -31,7 +31,7 @@ DESCRIPTIVE = ("general.*", "quantize.imatrix.*", "tokenizer.huggingface.json", 
 """Keys that describe a file, and copies of what other keys state: no runtime computes with them."""
 TELLING = ("general.architecture", "general.type", "general.sampling.*")
 """Those of the descriptive keys that a runtime does act on."""
-LAYOUT = ("general.alignment", "split.*")
+LAYOUT = ("general.alignment", "split.*", "ggferry.split.*")
 """How the file is laid out, which its reader has checked."""
 
 # What llama.cpp takes where the key is absent, by tokenizer.ggml.model (src/llama-vocab.cpp, llama_vocab::impl::load)

@@ -68,7 +68,7 @@ class Finding:
 
     Attributes:
         kind: 'no loader', 'missing', 'type', 'unread', 'unknown' (a value), 'missing tensor', 'unread tensor', or that
-            of a rule (`runtime_rules`): 'aborts' or 'otherwise'.
+            of a rule (`runtime_rules`): 'aborts', 'unsafe' or 'otherwise'.
         architecture: The file's architecture.
         what: The key, or the tensor with {n} for its block.
         text: The finding in words.
@@ -120,6 +120,9 @@ def _findings(
         ours = not vocab_only or not key.startswith(f"{architecture}.")
         if request.state == "required" and ours and key not in metadata:
             yield Finding("missing", architecture, key, f"{who} requires {key}, which is not written")
+        if key not in metadata and _is_asked(request, metadata):
+            text = f"{who} would not load this file: its vocabulary needs {key}, which is not written"
+            yield Finding("aborts", architecture, key, text)
     for key, value in metadata.items():
         read = asked.keys.get(key)
         if read is None:
@@ -132,8 +135,19 @@ def _findings(
     if tensors and not vocab_only:
         yield from _tensor_findings(asked, architecture, metadata, tensors)
         for kind, words in broken(architecture, metadata, tensors):
-            does = "would not run this file" if kind == "aborts" else "computes otherwise"
-            yield Finding(kind, architecture, architecture, f"{who} {does}: {words}")
+            yield Finding(kind, architecture, architecture, f"{who} {_DOES[kind]}: {words}")
+
+
+_DOES = {
+    "aborts": "would not run this file", "otherwise": "computes otherwise", "unsafe": "may compute what are no numbers",
+}  # fmt: skip
+_UNLESS_PRE = re.compile(r'not\(tokenizer_pre == "(?P<pre>[^"]+)"\)')
+
+
+def _is_asked(request: Request, metadata: Mapping[str, Value]) -> bool:
+    """Return whether a key is required of a file by its pre-tokenizer: the merges of a vocabulary of byte pairs."""
+    told = _UNLESS_PRE.fullmatch(request.note) if request.state == "sometimes" else None
+    return told is not None and _text(metadata, "tokenizer.ggml.pre") != told["pre"]
 
 
 def _tensor_findings(

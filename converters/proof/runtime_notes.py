@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase, translate
 
 from ggferry.converters.proof.runtime_keys import Finding, check, version
+from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.gguf.values import Value
 from ggferry.support.records import dataclass
 
@@ -199,9 +200,23 @@ def loads(architecture: str, metadata: Mapping[str, Value], tensors: Iterable[st
     """Return whether llama.cpp loads and runs the model, and knows the kind of its vocabulary where it has one."""
     found = check(architecture, metadata, tensors)
     return all(
-        finding.kind in ("unread", "otherwise") or (finding.what.startswith("tokenizer.") and finding.kind != "unknown")
+        finding.kind in ("unread", "otherwise", "unsafe")
+        or (finding.what.startswith("tokenizer.") and finding.kind not in ("unknown", "aborts"))
         for finding in found
     )
+
+
+def faults(checkpoint: Checkpoint, architecture: str, notes: Collection[str]) -> tuple[str, ...]:
+    """Return why llama.cpp would not load, run or compute a GGUF file, a sentence each; without what it only ignores.
+
+    Args:
+        checkpoint: The file.
+        architecture: Its architecture.
+        notes: What is said to the user anyway.
+    """
+    tensors = checkpoint.tensors
+    found = unexplained(check(architecture, checkpoint.metadata, tensors, vocab_only=not tensors), notes)
+    return tuple(dict.fromkeys(finding.text for finding in found if finding.kind not in ("unread", "otherwise")))
 
 
 def computed_otherwise(architecture: str, metadata: Mapping[str, Value], tensors: Iterable[str]) -> tuple[str, ...]:

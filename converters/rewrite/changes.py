@@ -12,7 +12,7 @@ from ggferry.converters.rewrite.standard_keys import other_spelling, suggestion,
 from ggferry.converters.rewrite.typed_text import is_plain, lines_of_change, parted, type_of, value_of
 from ggferry.formats.errors import CorruptError, RefusedError, UsageError
 from ggferry.formats.files.named_texts import text_of
-from ggferry.formats.gguf.shards import SPLIT_KEYS
+from ggferry.formats.gguf.shards import SHARD_KEYS
 from ggferry.formats.gguf.values import ALIGNMENT_KEY, KEY_PATTERN, Value, ValueType, array, string, u32
 from ggferry.formats.json_files.parse import parse_json
 from ggferry.support.records import dataclass
@@ -27,7 +27,7 @@ _TOKEN_ROLES = {
 _ELEMENT = re.compile(r"(?P<key>.+)\[(?P<index>\d{1,9})\]")
 _STRUCTURE = {
     ALIGNMENT_KEY: "ggferry convert --alignment lays the tensors out again",
-    **dict.fromkeys(SPLIT_KEYS, "ggferry split and ggferry merge write them"),
+    **dict.fromkeys(SHARD_KEYS, "ggferry split and ggferry merge write them"),
     FILLER: "it comes and goes by itself",
 }
 """Keys that say how the file is laid out, and what changes them."""

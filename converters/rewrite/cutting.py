@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ggferry.converters.metadata.file_names import shard_label
-from ggferry.converters.rewrite.lineage import begin
+from ggferry.converters.rewrite.lineage import Lineage, begin
 from ggferry.converters.rewrite.parts import Part, Stored, close, take_apart
-from ggferry.converters.rewrite.written import NewFile, Wrote, digest_of, write
-from ggferry.formats.errors import UsageError, VerificationError
+from ggferry.converters.rewrite.written import UNKNOWN, NewFile, Wrote, digest_of, recovered, write
+from ggferry.formats.errors import InconsistentError, UsageError, VerificationError
 from ggferry.formats.files.digests import Digests
 from ggferry.formats.files.opened_files import recorded
 from ggferry.formats.gguf.header_layout import packed_key
-from ggferry.formats.gguf.shards import SPLIT_KEYS, cut, shard_of, shortened, split_keys
-from ggferry.formats.gguf.values import ALIGNMENT_KEY, Value
+from ggferry.formats.gguf.shards import SET_DIGEST, SHARD_KEYS, SPLIT_KEYS, cut, shard_of, shortened, split_keys
+from ggferry.formats.gguf.values import ALIGNMENT_KEY, Value, string
 from ggferry.support.progress import Phase, Stage, silent
 from ggferry.support.threads import workers
 
@@ -71,9 +71,9 @@ def plan_split(parts: Sequence[Part], out: str | None, cuts: Cuts) -> list[NewFi
 def _shard_keys(whole: Part, number: int, count: int) -> dict[str, bytes]:
     """Return the keys of one shard: all in the first; in the others what its own layout needs."""
     kept = whole.keys if number == 0 else {k: raw for k, raw in whole.keys.items() if k == ALIGNMENT_KEY}
-    split = split_keys(number, count, len(whole.tensors))
+    split = {**split_keys(number, count, len(whole.tensors)), SET_DIGEST: string(UNKNOWN)}
     own = {key: packed_key(key, value, whole.version, whole.file.big_endian) for key, value in split.items()}
-    return {key: raw for key, raw in kept.items() if key not in SPLIT_KEYS} | own
+    return {key: raw for key, raw in kept.items() if key not in SHARD_KEYS} | own
 
 
 def plan_merge(parts: Sequence[Part], out: str | None) -> NewFile:
@@ -82,7 +82,7 @@ def plan_merge(parts: Sequence[Part], out: str | None) -> NewFile:
     if len(parts) < 2 and "split.count" not in first.keys:
         raise UsageError("not a shard: nothing to merge", path=first.file.path)
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
-    keys = {key: raw for key, raw in first.keys.items() if key not in SPLIT_KEYS}
+    keys = {key: raw for key, raw in first.keys.items() if key not in SHARD_KEYS}
     return NewFile(out or _whole_name(first.file.path), keys, tensors, first)
 
 
@@ -142,6 +142,7 @@ def carry_out(
     command: str, path: str, out: str | None = None, cuts: Cuts = Cuts(), *, force: bool = False, stage: Stage = silent
 ) -> tuple[Cutting, Wrote]:
     """Split or merge, prove the result and publish it. Raises one of `formats.errors`; then nothing is left."""
+    recovered(path)
     with recorded() as opened, ExitStack() as stack:
         parts = take_apart(path)
         stack.callback(close, parts)
@@ -149,8 +150,45 @@ def carry_out(
         digests = stack.enter_context(Digests(workers()))
         lineage = begin([part.source for part in parts], digests)
         done = {"files": [os.path.basename(file.path) for file in cutting.files]}
-        wrote = write(cutting.files, lineage, digests, opened, command=command, done=done, stage=stage, force=force)
-        return cutting, wrote
+        tied = _tied(parts, lineage) if command == "merge" else _Tie()
+        wrote = write(
+            cutting.files, lineage, digests, opened, command=command, done=done, stage=stage, force=force,
+            digested=tied.check if command == "merge" else None, strict=command == "merge",
+        )  # fmt: skip
+        return cutting, replace(wrote, notes=(*wrote.notes, *tied.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tie:
+    """What shows that shards are of one model.
+
+    Attributes:
+        stated: The digest of the set that every shard holds; '' where none does.
+        path: The first shard.
+        notes: What a user should know.
+    """
+
+    stated: str = ""
+    path: str = ""
+    notes: tuple[str, ...] = ()
+
+    def check(self, digest: str) -> None:
+        """Raise InconsistentError where the data of the shards is not that of their set."""
+        if self.stated and digest != self.stated:
+            raise InconsistentError(
+                "the shards do not hold the data that their set was cut from", path=self.path, found=digest,
+                expected=self.stated, hint="fetch the shards again",
+            )  # fmt: skip
+
+
+def _tied(parts: Sequence[Part], lineage: Lineage) -> _Tie:
+    """Return what ties shards together: a digest in each of them (the reader compares these), or their receipt."""
+    path = parts[0].file.path
+    stated = parts[0].metadata.get(SET_DIGEST)
+    if stated is not None:
+        return _Tie(str(stated.data), path)
+    nothing = "nothing ties these shards together, neither a digest of the whole nor a receipt: only their names do"
+    return _Tie("", path, () if lineage.receipt else (nothing,))
 
 
 def check(shards: str, whole: str, stage: Stage = silent) -> tuple[int, int]:
@@ -183,7 +221,7 @@ def check(shards: str, whole: str, stage: Stage = silent) -> tuple[int, int]:
 
 
 def _same_keys(ours: Mapping[str, Value], theirs: Mapping[str, Value], path: str) -> None:
-    wrong = [key for key in {**ours, **theirs} if key not in SPLIT_KEYS and ours.get(key) != theirs.get(key)]
+    wrong = [key for key in {**ours, **theirs} if key not in SHARD_KEYS and ours.get(key) != theirs.get(key)]
     if wrong:
         raise VerificationError("keys differ", path=path, found=shortened(wrong))
 

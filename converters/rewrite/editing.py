@@ -15,12 +15,13 @@ from ggferry.converters.rewrite.consequences import consequences
 from ggferry.converters.rewrite.lineage import FILLER, Lineage, begin, fits, load, with_edit
 from ggferry.converters.rewrite.parts import Part, close, part_of, take_apart
 from ggferry.converters.rewrite.typed_text import shown
-from ggferry.converters.rewrite.written import CHUNK, NewFile, Wrote, check_header, fresh_digest, write
+from ggferry.converters.rewrite.written import CHUNK, NewFile, Wrote, check_header, fresh_digest, recovered, write
 from ggferry.formats import limits
 from ggferry.formats.errors import InconsistentError, RefusedError, VerificationError
 from ggferry.formats.files.digests import Digests, Record
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.opened_files import Opened, recorded, unrecorded
+from ggferry.formats.files.partial_files import sweep
 from ggferry.formats.files.patched_start import Patch, hold, journal_of, patch, recover
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.gguf.header_layout import Placed, lay_out_packed, packed_key
@@ -159,9 +160,10 @@ def edit(
     path: str, asked: Asked, out: str | None = None, *, force: bool = False, broken: bool = False, stage: Stage = silent
 ) -> Edited:
     """Edit a model: into `out`, or in place where `out` is None. Raises one of `formats.errors`."""
-    finished = () if finish(path) is None else (FINISHED,)
+    finished = (FINISHED,) if finish(path) else ()
     if out is None:
         check_replaceable(path)
+        sweep([path, path + RECEIPT, journal_of(path)], RECEIPT)
     with recorded() as opened, ExitStack() as stack:
         parts = take_apart(path)
         stack.callback(close, parts)
@@ -305,7 +307,9 @@ RECOVER = "ggferry edit FILE --recover finishes it"
 def finish(path: str) -> str | None:
     """Finish an edit of the file at `path` that was killed: 'finished' or 'undone'; None where there is none.
 
-    Raises as `patched_start.recover`.
+    Raises as `recovery.recover` and `patched_start.recover`.
     """
+    written = recovered(path)
     with unrecorded():  # the journal is gone afterwards
-        return recover(path) if os.path.isfile(path) else None
+        patched = recover(path) if os.path.isfile(path) else None
+    return "finished" if written else patched

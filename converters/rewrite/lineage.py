@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
-from ggferry.formats.errors import GgferryError
+from ggferry.formats.errors import GgferryError, InconsistentError
 from ggferry.formats.files.digests import Digests, Record, Taken
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.sources import Source
+from ggferry.formats.json_files.parse import parse_json
 from ggferry.support.records import dataclass
 
 FILLER = "ggferry.filler"
@@ -47,17 +47,26 @@ def begin(files: Sequence[Source], digests: Digests) -> Lineage:
 
 
 def load(path: str) -> dict[str, Any] | None:
-    """Return a receipt that states its output's files; None for anything else."""
+    """Return a receipt that states its output's files; None where there is no file, or one of something else.
+
+    Raises what keeps a file from being read: a proof that may be there is not dropped without a word.
+    """
+    if not os.path.lexists(path):
+        return None
     try:
-        receipt = json.loads(read_bytes(Named(path), MAX_RECEIPT))
+        receipt = parse_json(read_bytes(Named(path), MAX_RECEIPT), path)
+    except GgferryError as error:
+        error.hint = f"restore the receipt, or move it away: {os.path.basename(path)}"
+        raise
+    try:
         known = isinstance(receipt["ggferry"], str) and _digests(receipt["output"]["files"]) is not None
-    except (GgferryError, ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError):
         return None
     return receipt if known and isinstance(receipt.get(EDITS, []), list) else None
 
 
 def carried_on(
-    lineage: Lineage, written: Sequence[Record], command: str, done: Mapping[str, Any]
+    lineage: Lineage, written: Sequence[Record], command: str, done: Mapping[str, Any], *, strict: bool = False
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """Return the receipt of the files written, and notes; None for the receipt where there is none to carry on.
 
@@ -66,14 +75,27 @@ def carried_on(
         written: What the new files are.
         command: Which command wrote them.
         done: What it did.
+        strict: Whether a receipt of other bytes is an error: InconsistentError.
     """
     if lineage.receipt is None:
         return None, lineage.notes
     before = [take() for take in lineage.records]
     if not fits(lineage.receipt, before):
+        if strict:
+            raise _other_bytes(lineage.receipt, before)
         note = "the receipt beside the source was not written for these bytes: the new file has none"
         return None, (*lineage.notes, note)
     return with_edit(lineage.receipt, before, written, command, done), lineage.notes
+
+
+def _other_bytes(receipt: Mapping[str, Any], files: Sequence[Record]) -> InconsistentError:
+    stated = _digests(receipt["output"]["files"]) or []
+    strange = [str(file["name"]) for file in files if str(file["blake3"]) not in stated]
+    return InconsistentError(
+        "not what the receipt beside the first shard describes", path=strange[0] if strange else str(files[0]["name"]),
+        found=f"{len(strange)} of {len(files)} files with other bytes",
+        hint="fetch the shards again, or move the receipt away if one was edited",
+    )  # fmt: skip
 
 
 def fits(receipt: Mapping[str, Any], files: Sequence[Record]) -> bool:

@@ -16,12 +16,12 @@ from itertools import accumulate
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.rewrite.parts import stored
-from ggferry.converters.rewrite.written import CHUNK, Wrote, check_room, digest_of, fresh_digest
+from ggferry.converters.rewrite.written import CHUNK, Wrote, check_room, digest_of, fresh_digest, recovered
 from ggferry.formats import limits
 from ggferry.formats.errors import NotFoundError, TruncatedError, UsageError, VerificationError
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.opened_files import recorded, unrecorded
-from ggferry.formats.files.partial_files import begin_file, publish
+from ggferry.formats.files.partial_files import begin_file, name_together
 from ggferry.formats.files.sources import LocalFile, Source, open_source
 from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.gguf.values import align
@@ -173,6 +173,7 @@ def join(pieces: Pieces, out: str | None, *, force: bool = False, stage: Stage =
         sources = [stack.enter_context(LocalFile(Named(path))) for path in pieces.paths]
         whole = JoinedSource(sources, pieces.paths[0])
         count = check_whole(whole)
+        recovered(target)
         partial = stack.enter_context(begin_file(target, overwrite=force, sources=opened.identities))
         check_room(target, whole.size)
         sums, buffer = fresh_digest(), memoryview(bytearray(min(CHUNK, whole.size)))
@@ -193,7 +194,7 @@ def join(pieces: Pieces, out: str | None, *, force: bool = False, stage: Stage =
                 again.close()
         opened.check_unchanged()
         with interrupts_wait():
-            publish([partial], overwrite=force)
+            name_together([partial], overwrite=force)
     stale = os.path.lexists(target + RECEIPT)
     notes = (f"{os.path.basename(target + RECEIPT)} was there before and may describe another file",) if stale else ()
     return Wrote((target,), whole.size, count, notes, None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from ggferry.converters.metadata.beside import MAX_RECEIPT
@@ -12,11 +12,15 @@ from ggferry.converters.proof.receipt import to_json
 from ggferry.converters.rewrite.lineage import Lineage, carried_on
 from ggferry.converters.rewrite.parts import Part, Stored, laid_out, part_of
 from ggferry.converters.write.output_files import OutputSet
+from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import GgferryError, RefusedError, VerificationError
 from ggferry.formats.files.digests import Digests
 from ggferry.formats.files.local_files import Named, read_bytes
 from ggferry.formats.files.opened_files import Opened, unrecorded
 from ggferry.formats.files.sources import LocalFile, Source
+from ggferry.formats.gguf.header_layout import packed_key
+from ggferry.formats.gguf.shards import SET_DIGEST
+from ggferry.formats.gguf.values import string
 from ggferry.support.interrupts import interrupts_wait
 from ggferry.support.progress import Phase, Progress, Stage
 from ggferry.support.records import dataclass
@@ -74,6 +78,7 @@ class Wrote:
 def write(
     files: Sequence[NewFile], lineage: Lineage, digests: Digests, opened: Opened, *, command: str,
     done: Mapping[str, Any], stage: Stage, force: bool = False, replaces: bool = False,
+    digested: Callable[[str], None] | None = None, strict: bool = False,
 ) -> Wrote:  # fmt: skip
     """Write the files, prove that they hold what their sources hold, and publish them with the receipt.
 
@@ -87,6 +92,8 @@ def write(
         stage: Opens a progress display for each phase.
         force: Whether existing files are replaced.
         replaces: Whether the one file written takes the name of the one that is read.
+        digested: Called with the digest of all tensors (`digest_of_set`) before anything gets its name.
+        strict: Whether a receipt of other bytes than those read is an error.
 
     Raises one of `formats.errors`; then nothing is left but the source.
     """
@@ -94,18 +101,25 @@ def write(
     total = sum(layout.size for layout in layouts)
     paths = [file.path for file in files]
     sources = {} if replaces else opened.identities
-    with unrecorded(), OutputSet(paths, layouts, overwrite=force or replaces, sources=sources) as output:
+    resumed, overwrite = recovered(paths[0]), force or replaces
+    with unrecorded(), OutputSet(paths, layouts, overwrite=overwrite, sources=sources, same=resumed) as output:
         check_room(paths[0], total)
         with stage(Phase.WRITING, total) as progress:
             sums = {tensor.name: _copy(tensor, layout.tensors[tensor.name].nbytes, output, progress)
                     for file, layout in zip(files, layouts, strict=True) for tensor in file.tensors}  # fmt: skip
+        whole = digest_of_set(sums.values())
+        if digested is not None:
+            digested(whole)
+        if command == "split":
+            files = [_with_digest(file, whole) for file in files]
+            output.lay_out_again([laid_out(list(file.keys.values()), file.tensors, file.like) for file in files])
         output.finish()
         records = digests.begin([digests.open(path) for path in output.partials], beside=1) if lineage.receipt else []
         with stage(Phase.VERIFYING, total) as progress:
             for file, partial in zip(files, output.partials, strict=True):
                 check_written(file, partial, sums, progress)
         written = [{**take(), "name": os.path.basename(path)} for take, path in zip(records, paths, strict=False)]
-        receipt, notes = carried_on(lineage, written, command, done)
+        receipt, notes = carried_on(lineage, written, command, done, strict=strict)
         raw = to_json(receipt).encode("utf-8", "backslashreplace") if receipt else None
         if replaces:
             os.chmod(output.partials[0], os.stat(paths[0]).st_mode & 0o7777)
@@ -115,6 +129,35 @@ def write(
         with interrupts_wait():
             output.publish(raw)
     return Wrote(tuple(paths), total, len(sums), notes, output.receipt_path if receipt else None)
+
+
+UNKNOWN = "0" * 64
+"""Stands in a header for the digest of a set until its data has been read."""
+
+
+def digest_of_set(sums: Iterable[str]) -> str:
+    """Return the digest of a model's tensors: BLAKE3 of the BLAKE3 digests of their data, in hex, a line each."""
+    state = fresh_digest()
+    for each in sums:
+        state.update(f"{each}\n".encode())
+    return str(state.hexdigest())
+
+
+def _with_digest(file: NewFile, digest: str) -> NewFile:
+    """Return a shard that names its set by the digest of the whole, which takes as many bytes as `UNKNOWN`."""
+    key = packed_key(SET_DIGEST, string(digest), file.like.version, file.like.file.big_endian)
+    return replace(file, keys={**file.keys, SET_DIGEST: key})
+
+
+def recovered(path: str) -> bool:
+    """Finish or undo what an interrupted run began to publish under this name; return whether it was finished.
+
+    Raises as `recovery.recover`.
+    """
+    if os.path.isdir(path):
+        return False
+    with unrecorded():  # what it removes must not be missed among the sources
+        return recover(path) == "finished"
 
 
 def _there(path: str) -> bytes | None:

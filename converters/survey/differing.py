@@ -11,7 +11,7 @@ from ggferry.converters.rewrite.lineage import FILLER
 from ggferry.converters.rewrite.typed_text import lines_of_change, shown
 from ggferry.converters.survey.streams import pieces, together, values
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
-from ggferry.formats.gguf.shards import SPLIT_KEYS
+from ggferry.formats.gguf.shards import SHARD_KEYS
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.quant.accuracy.differences import differences
 from ggferry.support.lazy_import import lazy
@@ -28,7 +28,7 @@ else:
 
 Facts = tuple[str, tuple[int, ...]] | None
 """Type and shape of a tensor; None where there is none."""
-LAYOUT = (*SPLIT_KEYS, FILLER)
+LAYOUT = (*SHARD_KEYS, FILLER)
 """Keys that say how a model lies in files, and nothing of the model."""
 _SHOWN = 60
 

@@ -158,7 +158,7 @@ class Checked:
         algorithm: The digest that was compared.
         wrong: What has another digest; None stands for all tensors together.
         absent: Tensors of the manifest that the file lacks.
-        unstated: Tensors of the file that the manifest lacks.
+        unstated: Tensors of the file that the manifest lacks, where it has no digest of the whole that holds.
         right: How many digests are as stated.
     """
 
@@ -170,8 +170,8 @@ class Checked:
 
     @property
     def holds(self) -> bool:
-        """Whether the file is the one of the manifest."""
-        return not self.wrong and not self.absent and self.right > 0
+        """Whether the file is the one of the manifest, all of it."""
+        return not self.wrong and not self.absent and not self.unstated and self.right > 0
 
 
 def check(checkpoint: Checkpoint, manifest: Manifest, algorithm: str | None, progress: Progress) -> Checked:
@@ -183,7 +183,7 @@ def check(checkpoint: Checkpoint, manifest: Manifest, algorithm: str | None, pro
     found = {each.tensor: each.hex for each in digests(checkpoint, (name,), progress=progress)}
     wrong = tuple(tensor for tensor, digest in found.items() if stated.get(tensor, digest) != digest)
     absent = tuple(tensor for tensor in stated if tensor is not None and tensor not in found)
-    unstated = tuple(tensor for tensor in found if tensor is not None and tensor not in stated)
-    listed = unstated if len(unstated) < len(checkpoint.tensors) else ()  # a manifest of the whole alone lists none
+    whole = None in stated and None not in wrong
+    unstated = () if whole else tuple(tensor for tensor in found if tensor is not None and tensor not in stated)
     right = sum(found.get(tensor) == digest for tensor, digest in stated.items())
-    return Checked(name, wrong, absent, listed, right)
+    return Checked(name, wrong, absent, unstated, right)

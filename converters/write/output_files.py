@@ -5,25 +5,16 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 from ggferry.converters.metadata.beside import RECEIPT
-from ggferry.converters.write.recovery import complete, files_of
-from ggferry.formats.errors import RefusedError, of_os
+from ggferry.converters.write.recovery import files_of, finish_new
+from ggferry.formats.errors import RefusedError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.opened_files import Identity, Stamp
-from ggferry.formats.files.partial_files import (
-    Partial,
-    check_target,
-    claim,
-    exists_already,
-    name_new,
-    new_token,
-    partial_path,
-    sync_folder,
-)
-from ggferry.formats.files.partial_files import publish as give_names
+from ggferry.formats.files.partial_files import Partial, check_target, claim, exists_already
+from ggferry.formats.files.publication import NewFiles, publish
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.gguf.write import GGUFFile, GGUFLayout
 from ggferry.support.interrupts import interrupts_wait
@@ -33,10 +24,11 @@ class OutputSet:
     """One output file or several, and the receipt; used as `GGUFFile` is.
 
     The shards get their names from the last to the first, which is the one that is opened, and then the receipt gets
-    its own. A kill in between leaves nothing that loads, or a proven model whose receipt the next run puts in place
-    (`recovery`), but never a receipt with a file that it does not describe.
+    its own. A kill in between leaves nothing that loads, or a proven model, and the next run puts in place or puts back
+    what lacks its name (`recovery`, `publication`), but never a receipt with a file that it does not describe.
 
-    With `same`, a file that exists may hold the very bytes that are written: then it stays what it is.
+    With `same`, a file that exists may hold the very bytes that are written. So may one of a run that was interrupted:
+    the same command, run again, makes the same bytes, and any other is refused as ever.
     """
 
     def __init__(
@@ -61,6 +53,12 @@ class OutputSet:
         """Put `data` at byte `offset` of tensor `name`; callable from any thread."""
         self._place[name].pwrite(name, offset, data)
 
+    def lay_out_again(self, layouts: Sequence[GGUFLayout]) -> None:
+        """Take other values of keys into the headers, once the data has told them; no byte moves."""
+        for file, layout in zip(self._files, layouts, strict=True):
+            assert layout.tensors == file.layout.tensors and len(layout.header) == len(file.layout.header)
+            file.layout = layout
+
     def finish(self) -> None:
         """Finish every file (`GGUFFile.finish`)."""
         for file in self._files:
@@ -76,24 +74,19 @@ class OutputSet:
 
         Raises RefusedError when one of the names has been taken meanwhile.
         """
+        publish([self.complete(receipt)])
+
+    def complete(self, receipt: bytes | None) -> NewFiles:
+        """Return outputs and receipt, whole and on disk, to be published with those of other sets.
+
+        Raises RefusedError as `publish`.
+        """
         self._receipt.write(receipt or b"")
-        sync_folder(self.receipt_path)  # after a power cut between the renames, the partials must still be there
         if not self._overwrite and _stamp(self.receipt_path) != self._older:
             raise exists_already(self.receipt_path)
         overwrite = self._overwrite or (self._same and self._are_there())
         outputs = [file.finished() for file in reversed(self._files)]
-        older = self._set_aside()
-        try:
-            give_names([*outputs, *([] if receipt is None else [self._receipt])], overwrite=overwrite)
-        except BaseException:
-            if older and not any(output.published for output in outputs):
-                with suppress(OSError):
-                    name_new(older, self.receipt_path)
-            raise
-        finally:
-            if older:
-                with suppress(FileNotFoundError):
-                    os.unlink(older)
+        return NewFiles(outputs, None if receipt is None else self._receipt, self.receipt_path, overwrite)
 
     def _are_there(self) -> bool:
         """Return whether outputs exist, with the bytes that were written. Raises RefusedError for other bytes."""
@@ -103,22 +96,6 @@ class OutputSet:
                 raise exists_already(file.path)
         return bool(there)
 
-    def _set_aside(self) -> str | None:
-        """Rename an older receipt to a partial's name and return that name; None where there is no receipt.
-
-        The older receipt describes a file that is replaced, or that is gone: while the names change, none may stand
-        with the new file. Under its temporary name, the run after a killed one finds it, and restores it if its file is
-        still there.
-        """
-        older = partial_path(self.receipt_path, new_token())
-        try:
-            os.rename(self.receipt_path, older)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise of_os(error, "cannot be replaced", self.receipt_path) from None
-        return older
-
     def __enter__(self) -> OutputSet:
         targets = [*self.paths, self.receipt_path]
         for target in reversed(targets):  # the longest name first
@@ -127,8 +104,9 @@ class OutputSet:
             with interrupts_wait():
                 *outputs, self._receipt = map(self._open.enter_context, claim(targets, self._sources))
             if self._receipt.stale:
-                complete(self.paths[0])
+                finish_new(self.paths[0])
             for partial in (*outputs, self._receipt):
+                self._same |= bool(partial.stale)  # of an interrupted run, perhaps this very one
                 partial.sweep()
             self._older = self._check_free()
             with interrupts_wait():

@@ -1,8 +1,9 @@
 """Finish what a run that was killed while it published has left behind.
 
-Outputs get their names first, the receipt last. A kill in between leaves the complete receipt under its partial's name.
-If every file that it lists is there with the very bytes it states, the publication is finished. Any other file is left
-alone and never gets that receipt.
+A publication that changes several names has written down how to go on (`publication`). One of a single new output has
+not: there outputs get their names first, the receipt last, and a kill in between leaves the complete receipt under its
+partial's name. If every file that it lists is there with the very bytes it states, the publication is finished. Any
+other file is left alone and never gets that receipt.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from contextlib import ExitStack, suppress
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.formats.errors import GgferryError
 from ggferry.formats.files.digests import digest
-from ggferry.formats.files.partial_files import Leftovers, claim, leftovers, name_new, sync_folder
+from ggferry.formats.files.partial_files import claim, claimed_only, name_new, sync_folder
+from ggferry.formats.files.partial_names import Leftovers, leftovers
+from ggferry.formats.files.publication import Outcome, resolve
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.json_files.text import load_object
 
@@ -22,21 +25,31 @@ Files = dict[str, tuple[int, str]]
 """Path → bytes and BLAKE3, as a receipt states them."""
 
 
-def recover(out: str) -> None:
-    """Finish what a killed run began to publish as `out`. Raises BusyError while another writer is at work on it."""
+def recover(out: str) -> Outcome | None:
+    """Finish, or undo, what a killed run began to publish as `out`.
+
+    Returns:
+        What was done; None where there was nothing to do.
+
+    Raises:
+        BusyError: Another writer is at work on it.
+        RefusedError: Another file has taken its place since.
+    """
+    outcome = resolve(out)
     folder, receipt = os.path.dirname(out), out + RECEIPT
     left = leftovers(folder).of(receipt) if os.path.isdir(folder or os.curdir) else []
     if left:
         files = {name: None for path in left for name in files_of(path, out) or ()}
         with ExitStack() as stack:
             held = [stack.enter_context(partial) for partial in claim([*{**files, out: None, receipt: None}])]
-            complete(out)
+            outcome = "finished" if finish_new(out) else outcome
             for partial in held:
                 partial.sweep()
+    return outcome
 
 
-def complete(out: str) -> bool:
-    """Do the work of `recover` for the holder of the claims; return whether this put `out` and its receipt in place."""
+def finish_new(out: str) -> bool:
+    """Give a new output the names that lack, for the holder of the claims; return whether that was done."""
     left, receipt = leftovers(os.path.dirname(out)), out + RECEIPT
     if os.path.lexists(receipt):
         return False
@@ -71,8 +84,13 @@ def _found(files: Files, left: Leftovers) -> dict[str, str | None]:
     """
     if not any(map(os.path.lexists, files)):
         return {}
-    places = {target: [target] if os.path.lexists(target) else left.of(target) for target in reversed(files)}
+    places = {target: left.of(target) if _is_free(target) else [target] for target in reversed(files)}
     return {target: next((p for p in places[target] if _is(p, *files[target])), None) for target in reversed(files)}
+
+
+def _is_free(target: str) -> bool:
+    """Return whether a name is free, or was only claimed (`partial_files.name_new`)."""
+    return not os.path.lexists(target) or claimed_only(target)
 
 
 def _finish(places: Mapping[str, str | None]) -> bool:
@@ -82,7 +100,10 @@ def _finish(places: Mapping[str, str | None]) -> bool:
     for target, path in places.items():
         if path is not None and path != target:
             with suppress(FileExistsError):
-                name_new(path, target)
+                if os.path.lexists(target):  # empty: the name was claimed, where there is no better way
+                    os.replace(path, target)
+                else:
+                    name_new(path, target)
     sync_folder(next(iter(places)))
     return True
 

@@ -15,17 +15,13 @@ from contextlib import suppress
 
 from ggferry.formats.errors import BusyError, NotFoundError, RefusedError, UsageError, of_os
 from ggferry.formats.files.opened_files import Identity
-from ggferry.formats.files.partial_files import (
-    exists_already,
-    leftovers,
-    name_new,
-    new_token,
-    partial_path,
-    sync_folder,
-)
+from ggferry.formats.files.partial_files import exists_already, rename_new, sync_folder
+from ggferry.formats.files.partial_names import leftovers, new_token, partial_path
 from ggferry.support.interrupts import interrupts_wait
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+_OLDER = ".older"
+"""Ends the target in the name under which an older folder waits, where two folders cannot change names in one step."""
 Ours = Callable[[str], bool]
 
 
@@ -55,7 +51,10 @@ class OutputFolder:
         self._lock = -1
 
     def __enter__(self) -> OutputFolder:
-        self._check()
+        self._check_name()
+        left = leftovers(os.path.dirname(self.target))
+        if not left.of(self.target):
+            self._check_free()  # before anything is made
         try:
             with interrupts_wait():
                 self.path = partial_path(self.target, new_token())
@@ -63,16 +62,24 @@ class OutputFolder:
                 self._lock = _locked(self.path)
         except OSError as error:
             raise of_os(error, "cannot be written", self.target) from None
-        self._sweep()
+        try:
+            self._resume()
+            self._check_free()
+        except BaseException:
+            self.discard()
+            raise
         return self
 
-    def _check(self) -> None:
-        """Raise UsageError, NotFoundError or RefusedError where the target cannot become a folder."""
+    def _check_name(self) -> None:
+        """Raise UsageError or NotFoundError where no folder can have this name."""
         parent, name = os.path.split(self.target)
         if not name or name in (os.curdir, os.pardir):
             raise UsageError("not the name of a folder to write", found=self.target)
         if not os.path.isdir(parent or os.curdir):
             raise NotFoundError("its folder does not exist", path=self.target)
+
+    def _check_free(self) -> None:
+        """Raise RefusedError where something has the name that may not be replaced."""
         if not os.path.lexists(self.target):
             return
         if os.path.islink(self.target) or not os.path.isdir(self.target):
@@ -94,20 +101,31 @@ class OutputFolder:
                     "would replace what it is made of", path=self.target, found=name, hint="write to another name"
                 )
 
-    def _sweep(self) -> None:
-        """Remove what killed runs left of the same target. Raises BusyError while another writer is at work on it."""
-        for path in leftovers(os.path.dirname(self.target)).of(self.target):
+    def _resume(self) -> None:
+        """Put an older folder back that a killed run had moved away, and remove what else killed runs left.
+
+        Raises BusyError while another writer is at work on it.
+        """
+        left, dead = leftovers(os.path.dirname(self.target)), []
+        for path in left.of(self.target):
             if path == self.path or os.path.islink(path) or not os.path.isdir(path):
                 continue
             try:
-                lock = _locked(path)
+                os.close(_locked(path))
             except BlockingIOError:
-                self.discard()
                 raise BusyError("another writer is at work on this folder", path=self.target) from None
             except OSError:
                 continue
+            dead.append(path)
+        older = left.of(self.target + _OLDER)
+        with suppress(OSError):
+            if dead and not os.listdir(self.target):
+                os.rmdir(self.target)  # a killed run had claimed the name (`_name_new`)
+        with suppress(OSError):
+            if older and not os.path.lexists(self.target):
+                os.rename(older.pop(), self.target)
+        for path in (*dead, *older):
             shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
 
     def file(self, name: str) -> str:
         """Return the path of a file in it."""
@@ -131,7 +149,7 @@ class OutputFolder:
                 if self._overwrite and os.path.lexists(self.target):
                     self._exchange()
                 else:
-                    name_new(self.path, self.target)
+                    _name_new(self.path, self.target)
                     self.path = ""
         except FileExistsError:
             raise exists_already(self.target) from None
@@ -144,9 +162,13 @@ class OutputFolder:
         call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
         names = os.fsencode(self.path), os.fsencode(self.target)
         if call is None or call(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
-            older = partial_path(self.target, new_token())
+            older = partial_path(self.target + _OLDER, new_token())
             os.rename(self.target, older)
-            os.rename(self.path, self.target)
+            try:
+                os.rename(self.path, self.target)
+            except OSError:
+                os.rename(older, self.target)
+                raise
             self.path = older
 
     def discard(self) -> None:
@@ -160,6 +182,18 @@ class OutputFolder:
 
     def __exit__(self, *_: object) -> None:
         self.discard()
+
+
+def _name_new(path: str, target: str) -> None:
+    """Give a folder a name that must be free. Raises FileExistsError or another OSError."""
+    if rename_new(path, target):
+        return
+    os.mkdir(target)  # without flags of renameat2(2): rename(2) replaces an empty folder, and no other
+    try:
+        os.rename(path, target)
+    except OSError:
+        os.rmdir(target)
+        raise
 
 
 def _locked(path: str) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import stat
 import time
 from collections import defaultdict
@@ -21,22 +20,23 @@ from typing import Any, BinaryIO, TypeVar
 
 from ggferry.formats.errors import BusyError, GgferryError, NotFoundError, RefusedError, UsageError, of_os
 from ggferry.formats.files.opened_files import Identity, refuse_sources
+from ggferry.formats.files.partial_names import (
+    PARTIAL,
+    Leftovers,
+    leftovers,
+    longest_name,
+    new_token,
+    partial_path,
+)
+from ggferry.formats.files.publication_record import kept_for
 from ggferry.support.interrupts import interrupts_wait
 
-NAME_MAX = 255  # bytes, of every file system in use but a few that encrypt names
-_PARTIAL = re.compile(r"\.(?P<target>.+)\.ggferry-(?P<token>[0-9a-f]{16})\.partial", re.DOTALL)
-_ADDED = len("..ggferry-.partial") + 16
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _HELD = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
 _RENAME_NOREPLACE, _AT_FDCWD = 1, -100  # linux/fs.h, linux/fcntl.h
 ATTEMPTS, PAUSE = 4, 0.05  # two that begin at once may each see the other; then each looks again within PAUSE seconds
 
 T = TypeVar("T")
-
-
-def is_partial(path: str) -> bool:
-    """Return whether a file has the name of an unfinished output of ggferry."""
-    return _PARTIAL.fullmatch(os.path.basename(path)) is not None
 
 
 def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identity, str] | None = None) -> None:
@@ -50,7 +50,7 @@ def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identit
         raise UsageError("not the name of a file to write", path=path or None, found=path)
     if not os.path.isdir(folder or os.curdir):
         raise NotFoundError("its folder does not exist", path=path)
-    longest = _longest_name(folder)
+    longest = longest_name(folder)
     if len(os.fsencode(name)) > longest:
         raise UsageError(
             "a name too long for its folder", path=path, found=f"{len(os.fsencode(name))} bytes",
@@ -64,50 +64,6 @@ def check_target(path: str, *, overwrite: bool = False, sources: Mapping[Identit
 def exists_already(path: str) -> RefusedError:
     """Return the error for a target whose name is taken."""
     return RefusedError("exists already", path=path, hint="--force replaces it")
-
-
-def _longest_name(folder: str) -> int:
-    try:
-        return os.pathconf(folder or os.curdir, "PC_NAME_MAX")
-    except (OSError, ValueError):
-        return NAME_MAX
-
-
-# --- names ---------------------------------------------------------------------------------------------------------
-
-
-def _shortened(name: str, longest: int) -> str:
-    """Return as much of the end of `name` as leaves room for what a partial's name adds; the end tells shards apart."""
-    while len(os.fsencode(name)) > longest - _ADDED:
-        name = name[1:]
-    return name
-
-
-def partial_path(target: str, token: str) -> str:
-    """Return the path under which `target` grows."""
-    folder, name = os.path.split(target)
-    return os.path.join(folder, f".{_shortened(name, _longest_name(folder))}.ggferry-{token}.partial")
-
-
-def new_token() -> str:
-    """Return 16 random hex digits."""
-    return os.urandom(8).hex()
-
-
-class Leftovers:
-    """The unfinished outputs of ggferry in one folder, by the target they were to become."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self._longest = _longest_name(folder)
-        self._found: dict[str, list[str]] = defaultdict(list)
-        for name in sorted(os.listdir(folder or os.curdir)):
-            if match := _PARTIAL.fullmatch(name):
-                self._found[match["target"]].append(os.path.join(folder, name))
-
-    def of(self, target: str) -> list[str]:
-        """Return the paths of the unfinished files of `target`."""
-        return self._found.get(_shortened(os.path.basename(target), self._longest), [])
 
 
 # --- one file ------------------------------------------------------------------------------------------------------
@@ -126,7 +82,7 @@ class Partial:
         flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC
         self.fd = -1
         self.fd = self.attempt(os.open, self.path, flags, 0o666)
-        if _lock(self.fd) is False or not self._is_at(self.path):
+        if _lock(self.fd) is False or not self.is_at(self.path):
             self.discard()  # another writer took it for a dead one in the instant before it was locked
             raise BusyError("another writer is at work on this file", path=target)
 
@@ -148,7 +104,7 @@ class Partial:
             try:
                 name_new(self.path, self.target)
             except FileExistsError:
-                if not self._is_at(self.target):  # NFS may say so when its own first answer was lost
+                if not self.is_at(self.target):  # NFS may say so when its own first answer was lost
                     raise exists_already(self.target) from None
             except OSError as error:
                 raise self._failure(error) from None
@@ -156,20 +112,31 @@ class Partial:
 
     def take_back(self) -> None:
         """Undo a `give_name` that replaced nothing."""
-        if self._is_at(self.target):
+        if self.is_at(self.target):
             self.attempt(os.unlink, self.target)
         self.published = False
 
     def discard(self) -> None:
-        """Remove the private name; the bytes go with it, unless the file has another name."""
+        """Remove the private name; the bytes go with it, unless the file has another name.
+
+        What cannot be removed now is swept by the next writer of the same target.
+        """
         if self.fd >= 0:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.unlink(self.path)
-            fd, self.fd = self.fd, -1
+            self.keep()
+
+    def keep(self) -> None:
+        """Let go of the file and leave its private name: whoever resolves the publication needs it."""
+        fd, self.fd = self.fd, -1
+        with suppress(OSError):  # written and flushed, or not wanted
             os.close(fd)
 
     def sweep(self) -> None:
-        """Remove what killed runs left of the same target."""
+        """Remove what killed runs left of the same target, and an empty file by which one of them claimed the name."""
+        if self.stale and claimed_only(self.target):
+            with suppress(OSError):
+                os.unlink(self.target)
         for path in self.stale:
             with suppress(OSError):
                 os.unlink(path)
@@ -180,7 +147,7 @@ class Partial:
     def __exit__(self, *_: object) -> None:
         self.discard()
 
-    def _is_at(self, path: str) -> bool:
+    def is_at(self, path: str) -> bool:
         try:
             return os.path.samestat(os.lstat(path), os.fstat(self.fd))
         except OSError:
@@ -210,13 +177,13 @@ def name_new(path: str, target: str) -> None:
     try:
         os.link(path, target)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in NO_LINKS:
             raise
-        if not _rename_new(path, target):
+        if not rename_new(path, target):
             _rename_to_claimed(path, target)
 
 
-def _rename_new(path: str, target: str) -> bool:
+def rename_new(path: str, target: str) -> bool:
     """Use renameat2(2), for file systems without links (FAT, network); False where that is not supported either."""
     import ctypes
 
@@ -234,7 +201,19 @@ def _rename_new(path: str, target: str) -> bool:
 def _rename_to_claimed(path: str, target: str) -> None:
     """Claim the name by an exclusive create, so that the rename replaces nothing but our own empty file."""
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC))
-    os.replace(path, target)
+    try:
+        os.replace(path, target)
+    except OSError:
+        os.unlink(target)
+        raise
+
+
+def claimed_only(path: str) -> bool:
+    """Return whether a name leads to an empty file: what `_rename_to_claimed` leaves when it is killed."""
+    with suppress(OSError):
+        status = os.lstat(path)
+        return stat.S_ISREG(status.st_mode) and status.st_size == 0
+    return False
 
 
 def sync_folder(path: str) -> None:
@@ -274,9 +253,11 @@ def _claim(targets: Sequence[str], sources: Mapping[Identity, str]) -> list[Part
         made = [undo.enter_context(Partial(target, token)) for target in targets]
         # Listed only after our own exist and are locked: of two writers that begin at once at least one sees the other.
         left = {folder: leftovers(folder) for folder in {os.path.dirname(target) for target in targets}}
+        kept = {path for each in left.values() for path in kept_for(each)}
         for partial in made:
             others = left[os.path.dirname(partial.target)].of(partial.target)
-            partial.stale = [path for path in others if path != partial.path and _is_dead(path, partial.target)]
+            others = [path for path in others if path != partial.path and path not in kept]
+            partial.stale = [path for path in others if is_dead(path, partial.target)]
             refuse_sources(partial.stale, sources)
         undo.pop_all()
     return made
@@ -302,17 +283,18 @@ def sweep(targets: Iterable[str], beside: str) -> list[str]:
     for folder, wanted in folders.items():
         with suppress(OSError):
             left = Leftovers(folder)
+            kept = kept_for(left)
             for target in wanted:
                 for path in left.of(target):
-                    if not _swept(path, target, beside):
+                    if path not in kept and not _swept(path, target, beside):
                         stays.append(path)
     return stays
 
 
 def _swept(path: str, target: str, beside: str) -> bool:
-    match = _PARTIAL.fullmatch(os.path.basename(path))
+    match = PARTIAL.fullmatch(os.path.basename(path))
     try:
-        if match is None or not _is_dead(path, target):
+        if match is None or not is_dead(path, target):
             return True  # gone by now, or nothing of ours
     except GgferryError:
         return False
@@ -325,21 +307,13 @@ def _swept(path: str, target: str, beside: str) -> bool:
     return not os.path.lexists(path)
 
 
-def leftovers(folder: str) -> Leftovers:
-    """Return the unfinished files in `folder`. Raises what `of_os` makes of a failure to list it."""
-    try:
-        return Leftovers(folder)
-    except OSError as error:
-        raise of_os(error, "cannot be listed", folder or os.curdir) from None
-
-
-def _is_dead(path: str, target: str) -> bool:
+def is_dead(path: str, target: str) -> bool:
     """Return whether the writer of this partial is gone; False for a file that is no partial.
 
     Raises BusyError while the writer lives, RefusedError where that cannot be known.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _opened(path)
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -357,6 +331,15 @@ def _is_dead(path: str, target: str) -> bool:
     if not free:
         raise BusyError("another writer is at work on this file", path=target)
     return True
+
+
+def _opened(path: str) -> int:
+    """Open a file for locking; one that nobody may write to (the older file of a publication) for reading only."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, os.O_RDWR | flags)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | flags)
 
 
 def _unknown(path: str, target: str) -> RefusedError:
@@ -378,22 +361,32 @@ def _lock(fd: int) -> bool | None:
 # --- all names together --------------------------------------------------------------------------------------------
 
 
-def publish(partials: Sequence[Partial], *, overwrite: bool = False) -> None:
-    """Give complete files of one folder their names, in this order.
+def name_together(partials: Sequence[Partial], *, overwrite: bool = False) -> None:
+    """Give complete files of one folder their names, in this order: one that may replace another file, or new ones.
 
-    Where nothing is overwritten, either all of them get their names or none.
+    Of new ones either all get their names or none. `publication.publish` replaces several.
     """
     try:
         for partial in partials:
             partial.give_name(overwrite=overwrite)
+        sync_folder(partials[0].target)
     except BaseException:
-        for partial in reversed(partials):
-            if partial.published and not overwrite:
-                partial.take_back()
+        if not overwrite:
+            _take_back(partials)
         raise
-    sync_folder(partials[0].target)
     for partial in partials:
         partial.discard()
+
+
+def _take_back(partials: Sequence[Partial]) -> None:
+    """Take the names back; where that fails, leave the private ones, with which the next run goes on."""
+    try:
+        for partial in reversed(partials):
+            if partial.published:
+                partial.take_back()
+    except GgferryError:
+        for partial in partials:
+            partial.keep()
 
 
 def begin_file(path: str, *, overwrite: bool = False, sources: Mapping[Identity, str] | None = None) -> Partial:
@@ -435,7 +428,7 @@ def write_file(
         except OSError as error:
             raise of_os(error, "cannot be written", path) from None
         with interrupts_wait():
-            publish([partial], overwrite=overwrite)
+            name_together([partial], overwrite=overwrite)
 
 
 def write_text(

@@ -27,6 +27,9 @@ _SHARD = re.compile(
 
 Item = TypeVar("Item")
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+SET_DIGEST = "ggferry.split.digest"
+"""The same text in every shard of one set: the digest of its tensors' data. No loader of others reads it."""
+SHARD_KEYS = (*SPLIT_KEYS, SET_DIGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,9 @@ def _check(shard: Checkpoint, number: int, count: int, first: Checkpoint) -> Non
             )
     if shard.big_endian != first.big_endian:
         raise InconsistentError("shards of different byte order", path=shard.path)
+    if SET_DIGEST in first.metadata and SET_DIGEST not in shard.metadata:
+        message = "not of the set that the first shard belongs to"
+        raise InconsistentError(message, path=shard.path, found=f"no {SET_DIGEST}", expected="the first shard's")
     own = ("split.no", ALIGNMENT_KEY)
     differing = [key for key, value in shard.metadata.items() if key not in own and first.metadata.get(key) != value]
     if differing:

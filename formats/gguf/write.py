@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ggferry.formats.errors import OutOfRangeError, UsageError, VerificationError
 from ggferry.formats.files.opened_files import Identity
-from ggferry.formats.files.partial_files import Partial, begin_file, publish
+from ggferry.formats.files.partial_files import Partial, begin_file, name_together
 from ggferry.formats.gguf.header_layout import Declared, GGUFLayout, Placed, lay_out
 from ggferry.formats.gguf.values import DEFAULT_ALIGNMENT, Value
 from ggferry.quant.types import BlockType
@@ -133,7 +133,7 @@ class GGUFFile:
 
     def publish(self) -> None:
         """Give the finished file its name. Raises RefusedError when a file of that name has appeared meanwhile."""
-        publish([self.finished()], overwrite=self.overwrite)
+        name_together([self.finished()], overwrite=self.overwrite)
         self._flusher.stop()
 
     def finished(self) -> Partial:

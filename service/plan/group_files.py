@@ -18,7 +18,7 @@ from ggferry.formats.checkpoint_folder.sidecars import sidecar_names, sidecars
 from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError, RefusedError
 from ggferry.formats.files.local_files import read_start
 from ggferry.formats.files.opened_files import unrecorded
-from ggferry.formats.files.partial_files import is_partial
+from ggferry.formats.files.partial_names import is_partial
 from ggferry.formats.gguf.shards import shard_of
 from ggferry.formats.json_files.text import load_object
 from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, describe, kind_of, model_suffixes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ggferry.formats.files.partial_files import NAME_MAX
+from ggferry.formats.files.partial_names import NAME_MAX
 
 
 def safe_name(name: str) -> str:

@@ -87,6 +87,10 @@ def listing(root: str) -> Iterator[Found]:
     yield _listed(root)
 
 
+_KERNEL = ("/proc/", "/sys/")
+"""Where files are shown that hold no data of their own."""
+
+
 def _local_listing(folder: str) -> Iterator[Found]:
     for name, inner in _children(folder):
         path = os.path.join(folder, name)
@@ -127,6 +131,8 @@ def _listed(path: str) -> Found:
         reason = "a folder that is not followed" if os.path.isdir(path) else f"{kind}, not a file"
         return Found(path, -1, UNREADABLE, reason=reason)
     if os.path.islink(path) and (target := leads_out(path)):
+        if target.startswith(_KERNEL):  # by its number of this process, another one every time
+            return Found(path, -1, UNREADABLE, reason="a link to what the kernel shows as a file")
         return Found(path, -1, LINK, reason=target)
     return _of(path, status)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ggferry.formats.files.partial_files import partial_path
+from ggferry.formats.files.partial_names import partial_path
 from ggferry.service.apply.job import Settings, run_job
 from ggferry.service.records.ledger import QUARANTINED, Job
 from ggferry.service.records.plan_file import read_plan

@@ -16,7 +16,8 @@ from ggferry.converters import convert as conversion
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
 from ggferry.formats.errors import BusyError, RefusedError, UsageError
-from ggferry.formats.files.partial_files import claim, is_partial, write_file
+from ggferry.formats.files.partial_files import claim, write_file
+from ggferry.formats.files.partial_names import is_partial
 from ggferry.formats.readers.gguf import open_gguf
 from helpers.archive_tools import plan
 from helpers.builders import Llama

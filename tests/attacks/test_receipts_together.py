@@ -18,7 +18,8 @@ from ggferry.converters.convert import Request, convert
 from ggferry.converters.write.output_files import OutputSet
 from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import GgferryError, RefusedError
-from ggferry.formats.files.partial_files import Partial, is_partial
+from ggferry.formats.files.partial_files import Partial
+from ggferry.formats.files.partial_names import is_partial
 from ggferry.formats.gguf.header_layout import lay_out
 from ggferry.formats.gguf.values import string
 from ggferry.quant.codec import block_type
@@ -205,8 +206,13 @@ def first_of(out: Path, shards: int) -> Path:
 
 
 def last(shards: int) -> int:
-    """Steps of a publication: two fsyncs, an older receipt aside, the names, another fsync, and the partials' ends."""
-    return 2 + 1 + (shards + 1) + 1 + (shards + 1)
+    """Steps of a publication of new names: two fsyncs, the names, another fsync, and the partials' ends."""
+    return 2 + (shards + 1) + 1 + (shards + 1)
+
+
+REPLACING = 14
+"""Steps in which a file and its receipt are replaced: two fsyncs, the record with two more, the older receipt aside, a
+second name for the older file, the new names, a fsync, and the ends of what was aside, the partials and the record."""
 
 
 @pytest.mark.parametrize(("shards", "step"), [(shards, step) for shards in (1, 3) for step in range(last(shards) + 1)])
@@ -229,26 +235,26 @@ def test_killed_at_any_step_of_publishing(shards: int, step: int, tmp_path: Path
     assert len(os.listdir(tmp_path)) == shards + 1
 
 
-@pytest.mark.parametrize("step", range(10))
+@pytest.mark.parametrize("step", range(REPLACING + 1))
 def test_killed_while_it_replaces_by_force(step: int, tmp_path: Path) -> None:
     """There is always an output, old or new; never a receipt of the other."""
     out = tmp_path / "new.gguf"
     assert publish(out, 1, last(1), byte=1) == 0
     old = out.read_bytes()
     ended = publish(out, 1, step, force=True, byte=2)
-    assert ended == (0 if step == 9 else -signal.SIGKILL)
+    assert ended == (0 if step == REPLACING else -signal.SIGKILL)
     assert out.exists()
     if receipt_of(out).exists():
         check_pair(out)
     recover(str(out))
     check_pair(out)
     assert sorted(os.listdir(tmp_path)) == ["new.gguf", "new.gguf.receipt.json"]
-    assert (out.read_bytes() == old) == (step < 4)
+    assert (out.read_bytes() == old) == (step < 7)
 
 
 def test_a_killed_publication_is_not_finished_over_a_strangers_file(tmp_path: Path) -> None:
     out = tmp_path / "new.gguf"
-    assert publish(out, 1, 4) == -signal.SIGKILL
+    assert publish(out, 1, 3) == -signal.SIGKILL
     assert out.exists() and not receipt_of(out).exists()
     out.unlink()
     out.write_text("somebody's")
@@ -259,12 +265,15 @@ def test_a_killed_publication_is_not_finished_over_a_strangers_file(tmp_path: Pa
 
 
 def test_the_same_command_ends_what_a_kill_left(source: Path, tmp_path: Path) -> None:
-    """A receipt whose partial is all that is missing comes into its place, though the output exists."""
+    """A receipt whose partial is all that is missing comes into its place; another command is refused as ever."""
     out = tmp_path / "new.gguf"
     run(source, out)
     receipt = receipt_of(out)
     text = receipt.read_bytes()
     receipt.rename(tmp_path / ".new.gguf.receipt.json.ggferry-0123456789abcdef.partial")
     with pytest.raises(RefusedError, match="exists already"):
-        run(source, out)
+        run(source, out, options=Options(outtype="f16"))
+    assert receipt.read_bytes() == text and len(os.listdir(tmp_path)) == 3
+    receipt.rename(tmp_path / ".new.gguf.receipt.json.ggferry-0123456789abcdef.partial")
+    run(source, out)
     assert receipt.read_bytes() == text and len(os.listdir(tmp_path)) == 3

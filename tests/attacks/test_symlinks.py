@@ -20,6 +20,7 @@ from ggferry.formats.files.local_files import Named, confined, open_file, read_t
 from ggferry.formats.files.sources import LocalFile
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.service.records.plan_file import Entry, read_plan
+from ggferry.service.storage.stores import listing
 from ggferry.service.workers import commands
 from helpers.archive_tools import command, plan, rows
 from helpers.attack_tools import SECRET, files_with, typed
@@ -347,3 +348,10 @@ def test_a_folder_of_a_tree_exchanged_for_a_link_is_refused(tmp_path: Path, secr
         LocalFile(Named(tree / "model" / "credentials")).close()
     with LocalFile(str(tree / "model" / "credentials")) as file:  # no tree: the folder is what the caller says it is
         assert file.size == len(SECRET) + 1
+
+
+def test_a_link_to_the_process_itself_gives_the_same_plan_twice(tmp_path: Path) -> None:
+    """/proc/self is another folder for every process: its number stood in the plan."""
+    (tmp_path / "m.bin").symlink_to("/proc/self/mem")
+    [found] = listing(str(tmp_path))
+    assert found.reason == "a link to what the kernel shows as a file" and str(os.getpid()) not in repr(found.reason)

@@ -20,6 +20,9 @@ UNBIASED = "falcon-h1 granitehybrid nemotron_h nemotron_h_moe"
 SEVERAL_AXES = "qwen2vl qwen3vl qwen3vlmoe qwen35 qwen35moe paddleocr hunyuan-vl glm4 glm4moe"
 """Architectures whose heads turn by positions on several axes, where sections are stated."""
 
+EPSILONS = tuple(f"attention.{name}_epsilon" for name in ("layer_norm", "layer_norm_rms", "group_norm"))
+"""Keys of what is added to a mean of squares before its root divides."""
+
 WHOLE_HEADS = (
     "llama llama4 deci falcon grok baichuan qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe plamo "
     "codeshell orion internlm2 starcoder2 xverse cohere2moe dbrx olmo olmo2 olmoe arctic deepseek jais2 exaone "
@@ -67,6 +70,21 @@ def _experts(file: File) -> str:
     if groups > 1 and not 0 < groups_used < groups:
         return f"{groups_used} of {groups} groups of experts are used: it asserts that fewer are used than there are"
     return ""
+
+
+def _negative_epsilon(file: File) -> str:
+    below = [key for key in EPSILONS if file.number(key) < 0]
+    return f"{below[0]} {file.number(below[0]):g}: it asserts that none is negative" if below else ""
+
+
+def _zero_epsilon(file: File) -> str:
+    zero = [key for key in EPSILONS if file.value(key) is not None and file.number(key) == 0]
+    return f"{zero[0]} 0: a row of zeros would be divided by zero" if zero else ""
+
+
+def _context(file: File) -> str:
+    none = file.value("context_length") is not None and file.number("context_length") == 0
+    return "context_length 0: it makes no context, unless it is told another length" if none else ""
 
 
 def _unbiased(file: File) -> str:
@@ -125,10 +143,14 @@ def own_caches(file: File) -> tuple[int, list[bool]]:
     return own, windows if own <= count else []
 
 
+_NORMED = "../ggml/src/ggml-cpu/ops.cpp ggml_compute_forward_rms_norm_f32"
 _LOADED = "llama-model.cpp llama_model_base::load_hparams"
 RULES = (
     Rule("aborts", "*", _counts, (_LOADED,)),
     Rule("aborts", "*", _experts, (_LOADED,)),
+    Rule("aborts", "*", _negative_epsilon, (_NORMED,)),
+    Rule("unsafe", "*", _zero_epsilon, (_NORMED,)),
+    Rule("aborts", "*", _context, ("llama-context.cpp llama_init_from_model",)),
     Rule(
         "aborts", UNBIASED, _unbiased,
         (

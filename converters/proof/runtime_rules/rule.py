@@ -47,7 +47,8 @@ class Rule:
     """One demand of llama.cpp, or one formula of its graph.
 
     Attributes:
-        kind: 'aborts': the process ends, at load or at the first token; 'otherwise': it computes something else.
+        kind: 'aborts': the process ends, at load or at the first token, or makes no context; 'unsafe': it may compute
+            what are no numbers; 'otherwise': it computes something else.
         of: Architectures, separated by blanks; shell patterns.
         holds: Returns in words what of a file llama.cpp does not take, or computes; '' where all is well.
         places: The functions of llama.cpp that were read: 'FILE NAME' each, as `tools/llama_cpp_keys.py` finds them.

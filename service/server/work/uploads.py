@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.errors import BusyError, ChecksumError, GgferryError, NotFoundError, RefusedError, UsageError
 from ggferry.formats.files.local_files import open_file
-from ggferry.formats.files.partial_files import NAME_MAX, sync_folder
+from ggferry.formats.files.partial_files import sync_folder
+from ggferry.formats.files.partial_names import NAME_MAX
 from ggferry.service.plan.make_plan import Wanted
 from ggferry.service.plan.make_plan import plan as make
 from ggferry.service.records.plan_file import ARCHIVE, BAD, CONVERT, DUPLICATE, SKIP, Entry

@@ -72,6 +72,14 @@ def test_manifests(tmp_path: Path, fixtures: Path) -> None:
     assert typed("hash", other, "--check", manifest).code == 6
     manifest.write_text(typed("hash", path, "--no-layer").out)
     assert typed("hash", path, "--check", manifest).code == 0
+    lines = typed("hash", path).out.splitlines()
+    manifest.write_text(f"{lines[0]}\n")
+    done = typed("hash", path, "--check", manifest)
+    assert done.code == 6 and f"found {len(lines) - 2} tensors that are not in the manifest" in done.err
+    assert "1 digests are as the manifest says, but it does not list every tensor" in done.err
+    assert done.err.count("not in the manifest") == 1, "one line says it"
+    manifest.write_text(f"{lines[0]}\n{lines[-1]}\n")  # the digest of the whole holds
+    assert typed("hash", path, "--check", manifest).code == 0
     manifest.write_text(f"sha256  {'0' * 64}  test.gguf:gone.weight\n")
     done = typed("hash", path, "--check", manifest)
     assert done.code == 6 and "absent   gone.weight" in done.out

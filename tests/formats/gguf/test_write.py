@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ggferry.formats import errors as e
-from ggferry.formats.files.partial_files import is_partial
+from ggferry.formats.files.partial_names import is_partial
 from ggferry.formats.gguf.header_layout import lay_out
 from ggferry.formats.gguf.values import Value, ValueType, array, boolean, f32, i32, string, u32
 from ggferry.formats.gguf.write import GGUFFile, write_gguf

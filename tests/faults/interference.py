@@ -1,0 +1,76 @@
+"""The orders that shim.c takes, as Python sees them: memory that is shared with every process it is loaded in."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "GGFERRY_FAULTS"
+CREATE, WRITE, SYNC, RENAME, LINK, UNLINK, MKDIR, TRUNCATE = (1 << bit for bit in range(8))
+COUNT_ONLY, KILL_BEFORE, KILL_AFTER, FAIL, SHORTEN = range(5)
+
+
+class Orders(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("armed", "count", "done", "at", "action", "error", "sticky", "no_flags")),
+        ("folder", ctypes.c_char * 512),
+        ("log", ctypes.c_char * 512),
+    ]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to the N-th call: an action, with errno, and the kinds of calls that go on failing."""
+
+    name: str
+    action: int
+    error: int = 0
+    sticky: int = 0
+
+    @property
+    def kills(self) -> bool:
+        return self.action in (KILL_BEFORE, KILL_AFTER)
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("kill", KILL_BEFORE),
+        Fault("kill-after", KILL_AFTER),
+        Fault("eio", FAIL, errno.EIO),
+        Fault("enospc", FAIL, errno.ENOSPC, sticky=CREATE | WRITE | MKDIR | TRUNCATE),  # unlink and rename need no room
+        Fault("short", SHORTEN),
+    )
+}
+
+
+def build(folder: Path) -> Path:
+    """Compile shim.c into `folder` by the system's C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise RuntimeError(
+            "no C compiler (cc, gcc or clang): tests/faults needs one to build shim.c; apt-get install gcc"
+        )
+    library = folder / "shim.so"
+    source = Path(__file__).with_name("shim.c")
+    subprocess.run([compiler, "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def create(path: Path) -> None:
+    """Make the file of the orders, all zeros: nothing is interfered with."""
+    path.write_bytes(bytes(ctypes.sizeof(Orders)))
+
+
+def shared() -> Orders:
+    """Return the orders of this process and its children, from the file that the environment names."""
+    file = os.open(os.environ[VARIABLE], os.O_RDWR)
+    page = mmap.mmap(file, ctypes.sizeof(Orders))
+    os.close(file)
+    return Orders.from_buffer(page)
