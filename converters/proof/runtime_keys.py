@@ -187,7 +187,7 @@ def loader(architecture: str, tokenizer: str = "none") -> Loader | None:
     None where llama.cpp cannot load the architecture.
     """
     parts = _parts()
-    if architecture not in parts:
+    if architecture not in architectures():
         return None
     keys: dict[str, Request] = {}
     tensors: dict[str, Request] = {}
@@ -200,6 +200,7 @@ def loader(architecture: str, tokenizer: str = "none") -> Loader | None:
     return Loader(version(), f"tokenizer {tokenizer}" in parts, keys, tensors)
 
 
+@cache
 def architectures() -> tuple[str, ...]:
     """Return the architectures that llama.cpp can load."""
     return tuple(name for name in _parts() if name not in ("", "*", "pre") and not name.startswith("tokenizer "))

@@ -161,12 +161,17 @@ class Partial:
         self.published = False
 
     def discard(self) -> None:
-        """Remove the private name; the bytes go with it, unless the file has another name."""
+        """Remove the private name; the bytes go with it, unless the file has another name.
+
+        On a disk that turned read-only the name stays, and the next writer of the target removes it: why this run ends
+        is more worth saying than that.
+        """
         if self.fd >= 0:
-            with suppress(FileNotFoundError):
-                os.unlink(self.path)
             fd, self.fd = self.fd, -1
-            os.close(fd)
+            with suppress(OSError):
+                os.unlink(self.path)
+            with suppress(OSError):  # of a network file system: a write that failed late; fsync has said so before
+                os.close(fd)
 
     def sweep(self) -> None:
         """Remove what killed runs left of the same target."""
