@@ -60,8 +60,13 @@ def test_a_section_of_the_list_of_keys_is_no_architecture(name: str) -> None:
 # --- nesting ---
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
-                                  "special_tokens_map.json", "model.safetensors.index.json", "added_tokens.json"])  # fmt: skip
+BESIDE = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
+    "model.safetensors.index.json", "added_tokens.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BESIDE)
 @pytest.mark.parametrize("text", ["[" * DEEP, '{"a":' * DEEP], ids=["lists", "objects"])
 def test_json_nested_too_deep(name: str, text: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "fixtures/hf/ckpt/llama_shards_bf16", tmp_path / "m", symlinks=False)

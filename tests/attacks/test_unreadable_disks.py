@@ -140,10 +140,10 @@ def test_a_first_error_is_not_hidden_by_the_removal_of_what_was_begun(tmp_path: 
     def read_only(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(GgferryError, match="the first"):
-        with Partial(str(tmp_path / "x"), new_token()) as partial:
-            patch.setattr(os, "unlink", read_only)
-            raise GgferryError("the first")
+    partial = Partial(str(tmp_path / "x"), new_token())
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(GgferryError, match="the first"), partial:
+        patch.setattr(os, "unlink", read_only)
+        raise GgferryError("the first")
     assert partial.fd == -1
 
 

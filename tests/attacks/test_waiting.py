@@ -1,4 +1,4 @@
-"""Nothing waits without a word and without an end: clocks that are set back, writers that are frozen, endless servers."""
+"""Nothing waits without a word and an end: clocks that are set back, writers that are frozen, endless servers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_no_job_is_put_back_for_longer_than_can_be_told_from_a_leap(ledger: Ledg
     ledger.put_back(job, 10 * HOUR)
     [row] = [row for row in ledger.rows("p") if row["id"] == job.id]
     assert row["not_before"] <= time.time() + LONGEST_DELAY
-    assert (other := ledger.claim("me", "p", 60)) and other.id != job.id and ledger.claim("me", "p", 60) is None
+    other = ledger.claim("me", "p", 60)
+    assert other and other.id != job.id and ledger.claim("me", "p", 60) is None
 
 
 def test_a_lease_does_not_last_as_long_as_a_leap_of_the_clock(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +113,8 @@ def test_a_long_wait_is_told_once_with_its_end(ledger: Ledger) -> None:
 
 def test_a_wait_of_a_moment_is_not_told(ledger: Ledger) -> None:
     run, events = running(ledger)
-    assert (job := run.ledger.claim("me", "p", 60))
+    job = run.ledger.claim("me", "p", 60)
+    assert job
     ledger.put_back(job, 1)
     assert run.waiting() == 2 and told(events) == []
 
