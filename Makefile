@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser corpus models faults kills witnessed check lint types clean
+.PHONY: setup demo test slow postgres browser corpus models faults fuzz kills witnessed check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,11 @@ models: $(VENV)/.dev
 # `make faults FAULTS='-k shards-force'` takes a part.
 faults: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m faults $(FAULTS)
+
+# Every reader and every tool on mutated files, guided by coverage (docs/decisions/fuzzing.md). FUZZ='--whole' does all
+# of it, days; FUZZ='gguf --seconds 600' ten minutes of one. It goes on from .fuzz/corpus; finds are in .fuzz/finds.
+fuzz: $(VENV)/.dev
+	$(BIN)/python tests/fuzz/run.py $(FUZZ)
 
 kills: $(VENV)/.dev
 	$(BIN)/python -m pytest -m kills -s

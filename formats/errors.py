@@ -253,23 +253,26 @@ _PASSING = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
 _ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
-def of_os(error: OSError, doing: str = "cannot be used", path: str | os.PathLike[str] | None = None) -> GgferryError:
+def of_os(
+    error: OSError, doing: str = "cannot be used", path: str | os.PathLike[str] | None = None, offset: int | None = None
+) -> GgferryError:
     """Return an error of the operating system as one of ours.
 
     Args:
         error: As Python raised it.
         doing: Beginning of the message, which the system's words follow.
         path: The path to report where `error` names none.
+        offset: The byte of the file that was to be read or written.
     """
     place = path if path is not None else error.filename if isinstance(error.filename, str) else None
     words = f"{doing}: {error.strerror or type(error).__name__}"
     if error.errno in _ACCESS:
-        return AccessError(words, path=place)
+        return AccessError(words, path=place, offset=offset)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return NotFoundError(words, path=place)
+        return NotFoundError(words, path=place, offset=offset)
     if error.errno in _PASSING:
-        return UnreachableError(words, path=place)
-    return GgferryError(words, path=place)
+        return UnreachableError(words, path=place, offset=offset)
+    return GgferryError(words, path=place, offset=offset)
 
 
 def fault_of(record: Mapping[str, Any]) -> Fault:

@@ -32,8 +32,18 @@ def ration(nbytes: int) -> None:
 def limited(path: str) -> Iterator[None]:
     """Apply the cap while the headers at `path` are read.
 
-    Raises OutOfRangeError when they need more memory than that.
+    Raises OutOfRangeError when they need more memory than that, and when something in them is nested deeper than a
+    reader goes.
     """
+    try:
+        with _capped(path):
+            yield
+    except RecursionError:
+        raise OutOfRangeError("nested deeper than anything that is read", path=path) from None
+
+
+@contextmanager
+def _capped(path: str) -> Iterator[None]:
     if not _asked:
         yield
         return

@@ -17,11 +17,13 @@ from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.folder import names_in
 from ggferry.formats.errors import (
+    AccessError,
     CorruptError,
     GgferryError,
     NotFoundError,
     TruncatedError,
     UnknownFormatError,
+    UnreachableError,
     UnsupportedError,
 )
 from ggferry.formats.files.publication_record import is_interrupted
@@ -169,6 +171,8 @@ def _broken(path: str, name: str, head: bytes, size: int, error: GgferryError) -
             Remedy("continue the download; what is here is kept", f"curl -L -C - -o {shlex.quote(name)} {url}"),
             Remedy("of a repository of the Hub", "hf download OWNER/NAME FILE --local-dir ."),
         ]
+    elif isinstance(error, UnreachableError | AccessError):
+        what, remedies = f"{what}, which cannot be read", [Remedy("copy it from the disk while that is possible")]
     elif isinstance(error, NotFoundError):
         what, remedies = f"{what}, one of several files", [Remedy("put the other files beside it")]
     elif isinstance(error, CorruptError):

@@ -46,7 +46,8 @@ def _is_ctranslate2(head: bytes) -> bool:
 
 def _is_onnx(head: bytes) -> bool:
     named = re.search(rb"pytorch|onnx|tf2onnx|keras|paddle|skl2onnx|quant", head[:256], re.IGNORECASE)
-    return head[:1] == b"\x08" and 1 <= head[1] <= 13 and head[2:3] in (b"\x12", b":", b"B") and named is not None
+    begins = head[:1] == b"\x08" and b"\x01" <= head[1:2] <= b"\x0d" and head[2:3] in (b"\x12", b":", b"B")
+    return begins and named is not None
 
 
 _AGAIN = "download it again: this is the answer of a server, not the file"

@@ -62,9 +62,9 @@ def _safetensors(source: Source) -> Iterator[str]:
     raw = source.read(8, min(length, source.size - 8))
     try:
         entries = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         entries = {}
-    for name, entry in entries.items():
+    for name, entry in entries.items() if isinstance(entries, dict) else ():
         key = json.dumps(name).encode()
         at = raw.find(key)
         yield _line(8 + max(at, 0), key, "entry", _text(name), json.dumps(entry)[:SHOWN])

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from ggferry.converters.proof.runtime_rules.broken import broken
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.support.records import dataclass
 
+LOADERS = 64  # architectures and tokenizers that are kept: a file may name any
 LIST = Path(__file__).with_name("llama_cpp_keys.txt")
 OTHER = ("adapter", "mmproj", "imatrix")  # values of general.type: files for other loaders than the model's
 NUMBER = re.compile(r"\.\d+(?=\.|$)")
@@ -195,13 +196,15 @@ def version() -> str:
     return _parts()[""][0].partition(" ")[2]
 
 
+@lru_cache(LOADERS)
 def loader(architecture: str, tokenizer: str = "none") -> Loader | None:
     """Return what llama.cpp reads from a file of this architecture with this tokenizer.ggml.model.
 
-    None where llama.cpp cannot load the architecture.
+    None where llama.cpp cannot load the architecture. Nobody may change it: a plan asks for the same ones for every
+    model.
     """
     parts = _parts()
-    if architecture not in parts:
+    if architecture not in architectures():
         return None
     keys: dict[str, Request] = {}
     tensors: dict[str, Request] = {}
@@ -214,6 +217,7 @@ def loader(architecture: str, tokenizer: str = "none") -> Loader | None:
     return Loader(version(), f"tokenizer {tokenizer}" in parts, keys, tensors)
 
 
+@cache
 def architectures() -> tuple[str, ...]:
     """Return the architectures that llama.cpp can load."""
     return tuple(name for name in _parts() if name not in ("", "*", "pre") and not name.startswith("tokenizer "))

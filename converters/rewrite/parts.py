@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
@@ -104,10 +105,9 @@ def part_of(source: Source) -> Part:
 
 
 def _raw_keys(file: Checkpoint) -> dict[str, bytes]:
-    begins = file.header["metadata_offsets"]
-    ends = [*list(begins.values())[1:], file.header["tensor_info_offset"]]
-    source = file.files[0]
-    return {key: source.read(at, end - at) for (key, at), end in zip(begins.items(), ends, strict=True)}
+    begins, source = file.header["metadata_offsets"], file.files[0]
+    places = [*begins.values(), file.header["tensor_info_offset"]]
+    return {key: source.read(at, end - at) for key, (at, end) in zip(begins, pairwise(places), strict=True)}
 
 
 def stored(file: Checkpoint) -> list[Stored]:

@@ -24,6 +24,7 @@ _KINDS = (
     (stat.S_ISREG, None), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
 )  # fmt: skip
 _SNAPSHOT = re.compile(r"(?P<model>.*/models--[^/]+)/snapshots(/.*)?", re.DOTALL)
+NO_NAME = "not a name that a file can have"
 _HINT = "name the folder it leads into, or put the file itself in the link's place"
 
 
@@ -118,6 +119,8 @@ def open_file(path: str | os.PathLike[str], root: str | None = None) -> int:
         fd = os.open(name, os.O_RDONLY | NO_DEVICES)
     except OSError as error:
         raise of_os(error, "cannot be opened", name) from None
+    except ValueError:  # a NUL, or half of a UTF-16 pair
+        raise NotFoundError(NO_NAME, path=name) from None
     try:
         _check_kind(os.fstat(fd), name)
         if not isinstance(name, Named):
@@ -132,12 +135,14 @@ def open_folder(path: str) -> int:
     """Open the folder at `path` for listing and return its descriptor, under the rules of `open_file`.
 
     What is listed through it is what was checked, even if the name has come to mean another folder. Raises
-    NotFoundError and RefusedError.
+    RefusedError, and what `of_os` makes of errors of the system.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise NotFoundError(f"cannot be listed: {error.strerror}", path=path) from None
+        raise of_os(error, "cannot be listed", path) from None
+    except ValueError:
+        raise NotFoundError(NO_NAME, path=path) from None
     try:
         _check_place(_real_path(fd, path), path, None)
     except BaseException:

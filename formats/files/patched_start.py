@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import Literal
+from typing import Any, Literal
 
 from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, of_os
 from ggferry.formats.files.local_files import Named, read_bytes
@@ -82,9 +83,15 @@ def load(path: str) -> Patch | None:
         hint = "if the file itself is whole, remove the journal"
         raise CorruptError("a journal of ggferry edit that is not whole", path=journal_of(path), hint=hint)
     line, _, rest = body.removeprefix(_MAGIC).partition(b"\n")
-    head = json.loads(line)
-    ends, parts = (head["bytes"], head["bytes"], *head["beside"]), []
-    for size in ends:
+    try:
+        return _patch_of(path, json.loads(line), rest)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CorruptError("a journal that ggferry edit did not write", path=journal_of(path)) from None
+
+
+def _patch_of(path: str, head: Mapping[str, Any], rest: bytes) -> Patch:
+    parts = []
+    for size in (head["bytes"], head["bytes"], *head["beside"]):
         parts.append(rest[:size])
         rest = rest[size:]
     old, new, before, after = parts

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
-from ggferry.formats.errors import TruncatedError
+from ggferry.formats.errors import TruncatedError, of_os
 from ggferry.formats.files.local_files import open_file
 from ggferry.formats.files.opened_files import note
 
@@ -37,6 +37,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+CANNOT_BE_READ = "cannot be read"
 Opener = Callable[[str], Source | None]
 """Path below a mounted folder → its bytes; None for a file that is there in full."""
 _MOUNTS: dict[str, Opener] = {}
@@ -85,26 +86,38 @@ class LocalFile:
         note(self.path, self._fd)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return exactly `size` bytes from `offset`. Raises TruncatedError when they are not there."""
+        """Return exactly `size` bytes from `offset`.
+
+        Raises TruncatedError when they are not there, and what `of_os` makes of a disk that cannot give them.
+        """
         if offset < 0 or size < 0 or offset + size > self.size:
             raise TruncatedError(f"{size} bytes wanted, the file ends at {self.size:#x}", path=self.path, offset=offset)
-        data = os.pread(self._fd, size, offset)
+        data = self._pread(size, offset)
         while len(data) < size:  # pread stops at 2^31-1 bytes and at signals
-            more = os.pread(self._fd, size - len(data), offset + len(data))
+            more = self._pread(size - len(data), offset + len(data))
             if not more:
                 raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + len(data))
             data += more
         return data
 
+    def _pread(self, size: int, offset: int) -> bytes:
+        try:
+            return os.pread(self._fd, size, offset)
+        except OSError as error:
+            raise of_os(error, CANNOT_BE_READ, self.path, offset) from None
+
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from `offset`. Raises TruncatedError when the bytes are not there."""
+        """Fill `buffer` from `offset`. Raises as `read`."""
         if offset < 0 or offset + len(buffer) > self.size:
             raise TruncatedError(
                 f"{len(buffer)} bytes wanted, the file ends at {self.size:#x}", path=self.path, offset=offset
             )
         done = 0
         while done < len(buffer):
-            count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            try:
+                count = os.preadv(self._fd, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise of_os(error, CANNOT_BE_READ, self.path, offset + done) from None
             if not count:
                 raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + done)
             done += count

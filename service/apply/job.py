@@ -19,6 +19,7 @@ from ggferry.formats.files.partial_files import sweep
 from ggferry.service.records.ledger import (
     DONE,
     FAILED,
+    LONGEST_DELAY,
     QUARANTINED,
     QUEUED,
     SAME,
@@ -27,6 +28,7 @@ from ggferry.service.records.ledger import (
     LeaseLost,
     Twin,
 )
+from ggferry.service.records.ledger_rows import check_complete
 from ggferry.service.records.plan_file import outputs_of, sizes_of
 from ggferry.service.records.receipts import kept
 from ggferry.service.storage.mirror import Mirror
@@ -39,7 +41,7 @@ from ggferry.service.workers.supervisor import Limits, Supervisor, WorkerDied, W
 from ggferry.support.progress import Phase
 
 TIMEOUT_BASE, TIMEOUT_RATE = 900.0, 1 << 20  # seconds, and bytes a second, that no healthy job falls below
-RETRY_AFTER, RETRY_AT_MOST = 2.0, 60.0  # seconds; doubled with every attempt
+RETRY_AFTER = 2.0  # seconds; doubled with every attempt
 PASSING_FACTOR = 2  # passing trouble is tried that many times as often as what ends a worker: usually for a minute
 HINTS = {"OutOfMemory": "--memory SIZE", "InternalError": "please report it"}
 
@@ -153,7 +155,7 @@ def _failed(job: Job, error: Mapping[str, Any], settings: Settings, peak: int = 
 
 
 def _delay(job: Job) -> float:
-    return float(min(RETRY_AT_MOST, RETRY_AFTER * 2 ** (job.attempt - 1)))
+    return float(min(LONGEST_DELAY, RETRY_AFTER * 2 ** (job.attempt - 1)))
 
 
 def _timeout(entry: Mapping[str, Any], settings: Settings) -> float:
@@ -166,6 +168,7 @@ class _Run:
     """The course of one job. What it creates is undone by `stack`."""
 
     def __init__(self, job: Job, supervisor: Supervisor, desk: Desk, settings: Settings, stack: ExitStack) -> None:
+        check_complete(job.entry, job.id)
         self.job, self.entry, self.desk, self.settings = job, job.entry, desk, settings
         self.supervisor = supervisor
         self.files = [_found(record) for record in self.entry.get("files", ())]

@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ggferry.formats.errors import UnreachableError
+from ggferry.formats.errors import BusyError, UnreachableError
 from ggferry.service.apply.job import Outcome, Settings, run_job
 from ggferry.service.records.ledger import (
     DONE,
+    HELD,
     QUEUED,
     SAME,
     SKIPPED,
@@ -36,6 +37,8 @@ from ggferry.support.interrupts import interrupts_wait
 LEASE = 60.0  # seconds; renewed three times in it
 IDLE = 0.1  # seconds between looks for a job while others are at work
 LASTING_IDLE = 1.0  # the same, of a run that nobody waits for
+BUSY_AT_MOST = 600.0  # seconds that another writer of a job's output is waited for; a frozen one would never end
+WORTH_SAYING = 5.0  # seconds of waiting that a person is told of
 STOPPING = 20.0  # seconds to wait for the end of all jobs after they were asked to stop
 Emit = Callable[[dict[str, Any]], None]
 
@@ -61,6 +64,8 @@ class Run:
         lost: Those of them that somebody else holds by now.
         woken: Set when there may be a job for a lasting run.
         failures: Why the run has to end before its jobs.
+        busy: By job, when its output was first found held by another writer, by the clock of this process.
+        said: The waits that a person was told of.
     """
 
     ledger: Ledger
@@ -79,6 +84,8 @@ class Run:
     lost: set[tuple[str, int]] = field(default_factory=set)
     woken: threading.Event = field(default_factory=threading.Event)
     failures: list[BaseException] = field(default_factory=list)
+    busy: dict[str, float] = field(default_factory=dict)
+    said: set[tuple[str, Any]] = field(default_factory=set)
 
     def claim(self) -> Job | None:
         """Return a job to do, whose lease is renewed until `release`; None when there is none."""
@@ -117,10 +124,31 @@ class Run:
             time.sleep(IDLE)
 
     def waiting(self) -> int:
-        """Return how many jobs of this shard are queued, now or for later."""
+        """Return how many jobs of this shard are queued, now or for later; a long wait is told."""
         share, shares = self.shard
-        rows = self.ledger.rows(self.plan, [QUEUED], full=False)
-        return sum(row["bucket"] % shares == share for row in rows)
+        rows = [row for row in self.ledger.rows(self.plan, [QUEUED], full=False) if row["bucket"] % shares == share]
+        if rows:
+            self._tell_wait(rows)
+        return len(rows)
+
+    def _tell_wait(self, rows: list[dict[str, Any]]) -> None:
+        """Say once what is waited for and until when: a twin that is held elsewhere, or the next try of a job."""
+        row = min(rows, key=lambda each: (each["same_as"] is not None, each["not_before"]))
+        why, until = str((row["error"] or {}).get("message", "")), row["not_before"]
+        if row["same_as"] is not None:
+            held = [each for each in self.ledger.rows(None, HELD, full=False) if each["id"] == row["same_as"]]
+            until = held[0]["lease_until"] if held else 0
+            why = f"{held[0]['owner']} is converting the same content, unless its lease ends then" if held else ""
+        left = until - self.ledger.now()
+        mark = row["id"], row["same_as"] or until
+        if left < WORTH_SAYING or mark in self.said:
+            return
+        self.said.add(mark)
+        more = f" and {len(rows) - 1} more" if rows[1:] else ""
+        self._warn(row["id"], row["source"], f"waiting{more}, until {_clock(left)}: {why}")
+
+    def _warn(self, job: str, source: Any, message: str) -> None:
+        self.emit({"event": "warning", "id": job, "source": source, "message": message})
 
     def settle(self, job: Job, outcome: Outcome | None) -> None:
         """Record how a job ended; None: somebody else holds it."""
@@ -134,6 +162,7 @@ class Run:
                     self.ledger.put_back(job, 0, stopped, counts=False)
                 return
             twins: list[Job] = []
+            outcome = self._while_busy(job, outcome)
             if outcome.again is not None:
                 self.ledger.put_back(job, outcome.again, outcome.error, outcome.counts)
             elif outcome.state == QUEUED:
@@ -153,11 +182,36 @@ class Run:
         if outcome.state == DONE:
             self.done(job, outcome)
 
+    def _while_busy(self, job: Job, outcome: Outcome) -> Outcome:
+        """Return what becomes of a job whose output another writer holds.
+
+        It is tried again for BUSY_AT_MOST seconds, and then left to the next run: a writer that is frozen holds its
+        files without end.
+        """
+        if outcome.again is None or (outcome.error or {}).get("class") != BusyError.__name__:
+            self.busy.pop(job.id, None)
+            return outcome
+        first = job.id not in self.busy
+        waited = time.monotonic() - self.busy.setdefault(job.id, time.monotonic())
+        if waited < BUSY_AT_MOST:
+            if first:
+                words = f"another writer holds its output; asked again until {_clock(BUSY_AT_MOST)}"
+                self._warn(job.id, job.entry.get("source"), words)
+            return outcome
+        hint = "end that one, or let it go on where it was stopped (Ctrl-Z, SIGSTOP); the same command continues"
+        message = f"another writer has held its output for {waited:.0f} s"
+        return replace(outcome, again=None, error={**(outcome.error or {}), "message": message, "hint": hint})
+
     def tell(self, job: Job, state: str, **facts: Any) -> None:
         """Emit an event about a job."""
         entry = job.entry
         sizes = {"bytes_in": entry.get("bytes_in", 0), "bytes_out": entry.get("bytes_out", 0)}
         self.emit({"event": "job", "id": job.id, "source": entry.get("source"), "state": state, **sizes, **facts})
+
+
+def _clock(seconds: float) -> str:
+    """Return the time of day in so many seconds."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
 class LedgerDesk:

@@ -311,6 +311,8 @@ class Migration:
             self.emit({"event": "deleted", "id": job, "source": entry.source, "files": gone})
         except GgferryError as error:
             self.emit({"event": "warning", "id": job, "source": entry.source, "message": str(error)})
+        except OSError as error:  # of one disk: the other sources are still to be looked at
+            self.emit({"event": "warning", "id": job, "source": entry.source, "message": str(of_os(error))})
 
 
 def _row(entry: Entry, head: Head, trees: Sequence[str] | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ggferry.converters.options import LEVELS, PLAN_FILES
-from ggferry.formats.errors import GgferryError
+from ggferry.formats.errors import GgferryError, of_os
 from ggferry.service.records.ledger import BUCKETS, DONE, Ledger
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.service.records.receipts import receipts_of
@@ -31,6 +31,10 @@ def recheck(ledger: Ledger, share: float, full: bool, memory: int) -> Iterator[t
                     problem = _proof(row, supervisor)
             except GgferryError as error:
                 problem = str(error)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                problem = f"its row in the ledger is damaged: {type(error).__name__}: {error}"
+            except OSError as error:  # of one disk: the other outputs are still to be looked at
+                problem = str(of_os(error))
             yield row, problem
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from ggferry.formats.errors import GgferryError, OutOfMemoryError
+from ggferry.formats.errors import GgferryError, OutOfMemoryError, of_os
 from ggferry.formats.files.opened_files import recorded
 from ggferry.formats.memory_cap import HEADERS, ration
 from ggferry.quant.kernels import forget_expected, on_compilation
@@ -123,6 +123,10 @@ def _run(arguments: list[str], alone: bool = False) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # of a disk or a folder that nobody asked about; those who know the file say more
+        if os.environ.get("GGFERRY_TRACEBACK"):
+            raise
+        return _fail(of_os(error), arguments)
     except MemoryError:
         return _fail(OutOfMemoryError("out of memory", hint="--jobs 1 takes less; a limit may be set"), arguments)
     except Exception as error:

@@ -255,7 +255,10 @@ class _Folder:
                 yield self._single(path, lower)
 
     def _single(self, path: str, lower: str) -> Group:
-        head = head_of(path)
+        try:
+            head = _head_of(path)
+        except GgferryError as error:
+            return Group(BROKEN, path, (path,), error=error)
         if lower.endswith(model_suffixes()) or container_by_magic(head) is not None:
             return self._legacy(FILE, (path,)) if is_legacy(head) else Group(FILE, path, (path,))
         words = "an empty file" if not head else describe(head, path)
@@ -273,12 +276,16 @@ def _is_metas(weights: folders.Weights) -> bool:
 
 
 def head_of(path: str) -> bytes:
-    """Return the first bytes of a file (of a remote file, those in its mirror)."""
+    """Return the first bytes of a file (of a remote file, those in its mirror); none where it cannot be read."""
     try:
-        with unrecorded():
-            return read_start(path, HEAD_BYTES)
+        return _head_of(path)
     except GgferryError:
         return b""
+
+
+def _head_of(path: str) -> bytes:
+    with unrecorded():
+        return read_start(path, HEAD_BYTES)
 
 
 # --- adapters ------------------------------------------------------------------------------------------------------

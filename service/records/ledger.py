@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.errors import GgferryError, NotFoundError
 from ggferry.service.records.ledger_database import LedgerDatabase
+from ggferry.service.records.ledger_rows import check_row
 from ggferry.service.records.owners import is_dead
 from ggferry.service.records.plan_file import outputs_of
 from ggferry.support.lazy_import import lazy
@@ -29,6 +30,7 @@ QUEUED, RUNNING, VERIFYING, DONE, FAILED, QUARANTINED, SKIPPED = STATES = (
 )  # fmt: skip
 HELD = (RUNNING, VERIFYING)
 BUCKETS = 1 << 30
+LONGEST_DELAY = 60.0  # seconds that a job is put back for at most
 LOST_AT_MOST = 10  # leases of one job that may run out before it is taken to be what ends its machines
 
 
@@ -162,7 +164,7 @@ class Ledger(LedgerDatabase):
         now = self._now(connection)
         wanted = (
             sa.select(*columns)
-            .where(self._of(plan), jobs.c.state == QUEUED, jobs.c.not_before <= now)
+            .where(self._of(plan), jobs.c.state == QUEUED, _is_due(jobs, now))
             .where(jobs.c.bucket % shares == share, jobs.c.same_as.is_(None))  # those with one wait for it
             .order_by(jobs.c.attempts + jobs.c.losses, jobs.c.bytes_in.desc(), jobs.c.id)
             .limit(1)
@@ -171,6 +173,7 @@ class Ledger(LedgerDatabase):
         row = connection.execute(wanted).first()
         if row is None:
             return None
+        check_row(row._mapping, self.shown)
         job = Job(row.id, row.entry, row.attempts + 1, owner, row.claims + 1)
         connection.execute(
             sa.update(jobs).where(jobs.c.id == row.id).values(
@@ -257,7 +260,7 @@ class Ledger(LedgerDatabase):
     def put_back(
         self, job: Job, delay: float, error: Mapping[str, Any] | None = None, counts: bool = True, lost: bool = False
     ) -> None:  # fmt: skip
-        """Queue the job again, not before `delay` seconds. Raises LeaseLost.
+        """Queue the job again, not before `delay` seconds, LONGEST_DELAY at most. Raises LeaseLost.
 
         `counts`: as one of the job's attempts; `lost`: as one of its leases that ended with its machine.
         """
@@ -267,7 +270,8 @@ class Ledger(LedgerDatabase):
             losses = connection.execute(sa.select(jobs.c.losses).where(jobs.c.id == job.id)).scalar_one() + lost
             state = QUEUED if losses < LOST_AT_MOST else QUARANTINED
             self._end(
-                connection, job, state, "put back", key=None, same_as=None, not_before=self._now(connection) + delay,
+                connection, job, state, "put back", key=None, same_as=None,
+                not_before=self._now(connection) + min(delay, LONGEST_DELAY),
                 losses=losses, attempts=job.attempt if counts else job.attempt - 1, error=error,
             )  # fmt: skip
 
@@ -283,10 +287,11 @@ class Ledger(LedgerDatabase):
 
     def _reclaim(self, connection: Any) -> list[str]:
         jobs, freed, now = self.jobs, [], self._now(connection)
-        names = ("id", "owner", "claims", "lease_until", "losses", "source", "attempts")
+        names = ("id", "owner", "claims", "lease_until", "updated", "losses", "source", "attempts")
         held = sa.select(*(jobs.c[name] for name in names)).where(jobs.c.state.in_(HELD)).order_by(jobs.c.id)
         for row in connection.execute(held).all():
             if row.lease_until > now and not is_dead(row.owner):
+                self._shorten(connection, row, now)
                 continue
             lost = {"class": "LeaseLost", "message": f"held by {row.owner}, which is gone"}
             state = QUEUED if row.losses + 1 < LOST_AT_MOST else QUARANTINED
@@ -298,6 +303,16 @@ class Ledger(LedgerDatabase):
                 self._end_attempt(connection, job, "lost", lost, now)
         self._queue_orphans(connection)
         return freed
+
+    def _shorten(self, connection: Any, row: Any, now: float) -> None:
+        """Have a lease end when it would have, had the clock not been set back since it was renewed.
+
+        That is for SQLite, where the holder's clock is this one; its holder, if it lives, renews it again.
+        """
+        if self._sqlite and row.updated > now:
+            until = now + row.lease_until - row.updated
+            mine = self._holds(Job(row.id, {}, row.attempts, row.owner, row.claims))
+            connection.execute(sa.update(self.jobs).where(mine).values(lease_until=until, updated=now))
 
     def _queue_orphans(self, connection: Any) -> None:
         jobs, twins = self.jobs, self.jobs.alias()
@@ -353,6 +368,10 @@ class Ledger(LedgerDatabase):
         mine = (table.c.job == job.id) & (table.c.token == job.token) & table.c.outcome.is_(None)
         connection.execute(sa.update(table).where(mine).values(outcome=outcome, error=error, ended=now))
 
+    def now(self) -> float:
+        """Return the time by which leases end and jobs are put back, in seconds since 1970."""
+        return self._do(self._now)
+
     # --- reading -----------------------------------------------------------------------------------------------
 
     def counts(self, plan: str | None = None) -> dict[str, int]:
@@ -378,7 +397,10 @@ class Ledger(LedgerDatabase):
             query = query.where(jobs.c.plan == plan)
         if states is not None:
             query = query.where(jobs.c.state.in_(list(states)))
-        return self._do(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
+        found = self._do(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
+        for row in found:
+            check_row(row, self.shown)
+        return found
 
     def job(self, wanted: str) -> dict[str, Any]:
         """Return one job with its attempts, by the beginning of its id, its source or its output.
@@ -404,6 +426,11 @@ class Ledger(LedgerDatabase):
         """Record that the source of a finished job was deleted deliberately."""
         change = sa.update(self.jobs).where(self.jobs.c.id == job).values(deleted=True)
         self._do(lambda connection: connection.execute(change))
+
+
+def _is_due(jobs: Any, now: float) -> Any:
+    """Return the condition that a job need not wait any more; one put back for longer is so by a clock set back."""
+    return (jobs.c.not_before <= now) | (jobs.c.not_before > now + LONGEST_DELAY)
 
 
 def bucket(job: str) -> int:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ggferry.formats.errors import GgferryError, NotFoundError, UnreachableError, UsageError
+from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError, UnreachableError, UsageError
+from ggferry.service.records.ledger_rows import DamagedError, damaged, decoded
 from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, prepare_sqlite, tables
 from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, shown
 from ggferry.support.lazy_import import lazy
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 else:
     sa = lazy("sqlalchemy")
 
+DAMAGED = ("Could not decode to UTF-8", "malformed JSON")
+"""What SQLite says of a value in a row; it counts both as passing trouble."""
 LOCK = 0x67676A74  # of PostgreSQL's advisory locks; any number that is ours
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0  # seconds before what failed is asked again; doubled each time
 
@@ -49,11 +52,12 @@ class LedgerDatabase:
             raise NotFoundError("no such ledger", path=path)
         self._meta, self.jobs, self.attempts, self.schema = tables()
         try:
-            self.engine = sa.create_engine(self.url, **connect_options(self.url))
+            options = {**connect_options(self.url), "json_deserializer": decoded}
+            self.engine = sa.create_engine(self.url, **options)
             self.readers = self.engine
             if self._sqlite:
                 prepare_sqlite(self.engine)
-                self.readers = sa.create_engine(self.url, isolation_level="AUTOCOMMIT", **connect_options(self.url))
+                self.readers = sa.create_engine(self.url, isolation_level="AUTOCOMMIT", **options)
         except (ImportError, sa.exc.NoSuchModuleError) as error:
             words = f"this ledger needs a package: {hide_secrets(str(error), self.url)}"
             raise UsageError(words, hint="pip install 'ggferry[postgres]'") from None
@@ -99,8 +103,12 @@ class LedgerDatabase:
                 return result
             except sa.exc.IntegrityError:
                 raise
+            except (DamagedError, UnicodeDecodeError) as error:
+                raise self._damaged(str(error)) from None
             except sa.exc.SQLAlchemyError as error:
                 words = self._said(error)
+                if any(each in words for each in DAMAGED):
+                    raise self._damaged(words) from None
                 if not _passes(error):
                     raise GgferryError(f"the ledger: {words}", path=self.shown) from None
                 if time.monotonic() + wait > until or self._leaving.is_set():
@@ -116,6 +124,16 @@ class LedgerDatabase:
         hint = "the same command continues" if self.patience else None
         path = self.shown
         return UnreachableError(f"the ledger could not be reached{waited}: {words}", path=path, hint=hint)
+
+    def _damaged(self, words: str) -> CorruptError:
+        """Return the error for a value that cannot be read, naming the first job that has such a one."""
+        with self.reading() as connection:
+            for job in connection.execute(sa.select(self.jobs.c.id).order_by(self.jobs.c.id)).scalars().all():
+                try:
+                    connection.execute(sa.select(self.jobs).where(self.jobs.c.id == job)).all()
+                except (DamagedError, UnicodeDecodeError, sa.exc.SQLAlchemyError):
+                    return damaged(self.shown, job, words)
+        return damaged(self.shown, "in its attempts", words)
 
     def _said(self, error: Exception) -> str:
         """Return the first line of the driver's message, without passwords."""

@@ -8,6 +8,7 @@ done.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
@@ -166,6 +167,16 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _is_name(value: Any) -> bool:
+    """Return whether a value can be the path of a file of this machine, or is a URL."""
+    if not _is_text(value) or is_remote(value):
+        return _is_text(value)
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:  # half of a UTF-16 pair
+        return False
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63  # what a ledger's column holds
 
@@ -186,26 +197,29 @@ _TEXT, _COUNT = _Kind("text", _is_text), _Kind("a whole number", _is_count)
 _MAYBE = _Kind("text or null", lambda value: value is None or _is_text(value))
 _TEXTS, _OBJECTS = _Kind("a list of texts", _list_of(_is_text)), _Kind("a list of objects", _list_of(_is_object))
 _OBJECT = _Kind("an object", _is_object)
+_NAME = _Kind("a path or a URL", _is_name)
+_MAYBE_NAME = _Kind("a path, a URL or null", lambda value: value is None or _is_name(value))
+_NAMES = _Kind("a list of paths and URLs", _list_of(_is_name))
 HEAD_FIELDS = {
-    "roots": _TEXTS, "dest": _MAYBE, "outtype": _TEXT, "verify": _TEXT, "ggferry": _TEXT,
+    "roots": _NAMES, "dest": _MAYBE_NAME, "outtype": _TEXT, "verify": _TEXT, "ggferry": _TEXT,
     "redirects": _Kind("true or false", lambda value: type(value) is bool),
 }  # fmt: skip
 ENTRY_FIELDS = {
-    "source": _TEXT, "verdict": _TEXT, "reason": _TEXT, "kind": _TEXT, "container": _MAYBE,
+    "source": _NAME, "verdict": _TEXT, "reason": _TEXT, "kind": _TEXT, "container": _MAYBE,
     "version": _Kind("a whole number or null", lambda value: value is None or _is_count(value)), "era": _MAYBE,
     "architecture": _MAYBE, "types": _MAYBE, "files": _OBJECTS, "beside": _OBJECTS, "bytes_in": _COUNT,
-    "bytes_out": _COUNT, "memory": _COUNT, "disk": _COUNT, "gpus": _Kind("a number", _is_number), "output": _MAYBE,
+    "bytes_out": _COUNT, "memory": _COUNT, "disk": _COUNT, "gpus": _Kind("a number", _is_number), "output": _MAYBE_NAME,
     "further": _OBJECTS,
     "options": _OBJECT, "grades": _Kind("an object of numbers", lambda value: _is_object(value)
     and all(map(_is_count, value.values()))), "notes": _TEXTS, "lost": _OBJECTS, "same_as": _MAYBE, "proof": _MAYBE,
     "error": _Kind("an object or null", lambda value: value is None or _is_object(value)),
 }  # fmt: skip
 FOUND_FIELDS = {
-    "path": _TEXT, "bytes": _Kind("a whole number", lambda value: value == -1 or _is_count(value)), "version": _TEXT,
+    "path": _NAME, "bytes": _Kind("a whole number", lambda value: value == -1 or _is_count(value)), "version": _TEXT,
 }  # fmt: skip
 
 
-FURTHER_FIELDS = {"outtype": _TEXT, "output": _TEXT, "bytes_out": _COUNT}
+FURTHER_FIELDS = {"outtype": _TEXT, "output": _NAME, "bytes_out": _COUNT}
 
 
 def outputs_of(entry: Mapping[str, Any]) -> list[str]:
@@ -238,14 +252,21 @@ def digest_of(value: Any) -> str:
 
 def to_line(value: Head | Entry) -> str:
     """Return one line of the file; fields with default values are left out."""
-    record = asdict(value)
     if isinstance(value, Head):
+        record = asdict(value)
         redirects = {"redirects": True} if record.pop("redirects") else {}
         return printable_json({"ggferry_plan": record.pop("format"), **record, **redirects})
-    defaults = {f.name: f.default for f in fields(Entry)}
-    record["files"], record["beside"] = _found(value.files), _found(value.beside)
-    keep = {k: v for k, v in record.items() if k in ("source", "verdict") or (v and v != defaults[k])}
+    keep: dict[str, Any] = {}
+    for name, default in _DEFAULTS.items():  # not `asdict`, whose copies took a third of a plan's own time
+        found = getattr(value, name)
+        if name in ("source", "verdict") or (found and found != default):
+            keep[name] = found
+    keep |= {name: _found(keep[name]) for name in ("files", "beside") if name in keep}
+    keep |= {"further": [asdict(each) for each in value.further]} if value.further else {}
     return printable_json(keep)
+
+
+_DEFAULTS = {each.name: each.default for each in fields(Entry)}
 
 
 def _found(files: Iterable[Found]) -> list[dict[str, Any]]:

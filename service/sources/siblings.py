@@ -11,11 +11,10 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 
 from ggferry.formats.checkpoint_folder.sidecars import sidecar_names
-from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError
-from ggferry.formats.limits import MAX_JSON, MAX_SHARDS
+from ggferry.formats.errors import AmbiguousError, GgferryError, NotFoundError, RefusedError
+from ggferry.formats.limits import MAX_JSON, MAX_PARTS, MAX_SHARDS
 from ggferry.service.storage.stores import Found, join, listing, read_whole, stat
 
 INDEX = ".index.json"
@@ -71,19 +70,29 @@ def _named(url: str) -> Iterator[Sequence[str]]:
 
 
 class _Endless(list[str]):
-    """The names of numbered parts: as many as there are."""
+    """The names of numbered parts: as many as there are, and no more than a model can have.
+
+    A server that has an answer for every path has one for every number.
+    """
 
     def __init__(self, folder: str, pattern: str, own: int) -> None:
         super().__init__()
         self.folder, self.pattern, self.own = folder, pattern, own
 
     def existing(self) -> Iterator[Found]:
-        for number in count(0 if "{:02}" in self.pattern else 1):
+        first = 0 if "{:02}" in self.pattern else 1
+        for number in range(first, MAX_PARTS + 1):
             if number == self.own and "{:02}" in self.pattern:
                 continue
-            found = _stat(join(self.folder, self.pattern.format(number)))
+            url = join(self.folder, self.pattern.format(number))
+            found = _stat(url)
             if found is None:
                 return
+            if number == MAX_PARTS:
+                raise AmbiguousError(
+                    "more numbered parts than a model has: the server may have an answer for every path", path=url,
+                    expected=f"at most {MAX_PARTS}", hint="fetch the files, and name the local copy",
+                )  # fmt: skip
             yield found
 
 
@@ -109,5 +118,5 @@ def _indexed(url: str) -> list[str]:
         names = json.loads(read_whole(url, MAX_JSON))["weight_map"].values()
         plain = {name for name in names if isinstance(name, str) and re.fullmatch(r"[\w.-]+", name, re.ASCII)}
         return sorted(plain)[:MAX_SHARDS]
-    except (GgferryError, ValueError, KeyError, TypeError, AttributeError):
+    except (GgferryError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []

@@ -270,7 +270,7 @@ def _check_receipt(url: str) -> bytes | None:
         found = read_whole(url, MAX_RECEIPT)
     except NotFoundError:
         return None
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         if isinstance(record := json.loads(found), dict) and "ggferry" in record:
             return found
     raise RefusedError("a file that is no receipt has the name of one", path=url, hint=HINT)

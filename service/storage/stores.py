@@ -12,17 +12,19 @@ from collections.abc import Iterable, Iterator
 from ggferry.formats.errors import (
     AccessError,
     ChangedError,
+    GgferryError,
     NotFoundError,
     TransportError,
     UnsupportedError,
     UsageError,
+    of_os,
 )
-from ggferry.formats.files.local_files import kind_of, leads_out, open_folder, read_bytes
+from ggferry.formats.files.local_files import NO_NAME, kind_of, leads_out, open_folder, read_bytes
 from ggferry.service.storage.backends import other_filesystems as anyfs
 from ggferry.service.storage.backends import s3, web
 from ggferry.service.storage.checksums import Running
 from ggferry.service.storage.places import Found as Found
-from ggferry.service.storage.places import Place
+from ggferry.service.storage.places import Place, unreadable
 from ggferry.service.storage.urls import WEB, conceal, shown
 
 UNREADABLE, LINK = "unreadable", "link"
@@ -92,12 +94,22 @@ _KERNEL = ("/proc/", "/sys/")
 
 
 def _local_listing(folder: str) -> Iterator[Found]:
-    for name, inner in _children(folder):
-        path = os.path.join(folder, name)
-        if inner:
-            yield from _local_listing(path)
-        else:
+    """Yield what is below a folder, by path. A folder in it that cannot be listed is listed with its error."""
+    at_work = [(folder, iter(_children(folder)))]  # no recursion: an archive may be nested deeper than Python's stack
+    while at_work:
+        above, children = at_work[-1]
+        name, inner = next(children, ("", False))
+        if not name:
+            at_work.pop()
+            continue
+        path = os.path.join(above, name)
+        if not inner:
             yield _listed(path)
+            continue
+        try:
+            at_work.append((path, iter(_children(path))))
+        except GgferryError as error:
+            yield unreadable(path, error)
 
 
 def _children(folder: str) -> list[tuple[str, bool]]:
@@ -107,7 +119,7 @@ def _children(folder: str) -> list[tuple[str, bool]]:
         with os.scandir(fd) as entries:
             return sorted((entry.name, _is_inner(entry)) for entry in entries)
     except OSError as error:
-        raise NotFoundError(f"cannot be listed: {error.strerror}", path=folder) from None
+        raise of_os(error, "cannot be listed", folder) from None
     finally:
         os.close(fd)
 
@@ -152,6 +164,8 @@ def stat(path: str) -> Found:
             return _of(path, os.stat(path))
         except OSError as error:
             raise NotFoundError(f"cannot be read: {error.strerror}", path=path) from None
+        except ValueError:
+            raise NotFoundError(NO_NAME, path=path) from None
     return place(path).stat(path)
 
 

@@ -155,5 +155,5 @@ def _read(path: str) -> dict[str, str] | None:
         with unrecorded():
             record = json.loads(read_bytes(Named(path)))
         return {str(name): str(url) for name, url in record["urls"].items()} if record["ggferry_secrets"] == 1 else None
-    except (GgferryError, ValueError, KeyError, TypeError, AttributeError):
+    except (GgferryError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

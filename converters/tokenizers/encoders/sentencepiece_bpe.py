@@ -66,6 +66,7 @@ class SpmEncoder:
         self._merger = Merger(lambda left, right: costs.get(left + right))
         self._splitters = splitters(tokenizer)
         self._unknown = tokenizer.ids.get("unk", 0)
+        self._known: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})  # token → its bytes; with special ones
         self._prefix = tokenizer.flags.get("add_space_prefix", True)
 
     def encode(self, text: str, bos: bool | None = None, special: bool = False) -> list[int]:
@@ -112,7 +113,10 @@ class SpmEncoder:
                 yield symbol
 
     def decode(self, ids: Sequence[int], special: bool = False) -> bytes:
-        out = b"".join(self._bytes_of(token, special) for token in ids)
+        known = self._known[special]
+        for token in set(ids) - known.keys():
+            known[token] = self._bytes_of(token, special)
+        out = b"".join(map(known.__getitem__, ids))
         starts_plain = next((i for i in ids if self._types[i] != TokenType.CONTROL), None)
         if self._prefix and starts_plain is not None and out.startswith(b" "):
             return out[1:]  # the space that encode put there

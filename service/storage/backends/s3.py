@@ -102,15 +102,21 @@ def _head(url: str, **more: Any) -> Any:
 
 
 def listing(root: str) -> Iterator[Found]:
-    """Yield every object below `root`, or the one with that name. Raises NotFoundError where there is neither."""
+    """Yield every object below `root`, or the one with that name. Raises NotFoundError where there is neither.
+
+    A page of the store's answer is held at a time: a bucket may have more objects than fit into memory.
+    """
     bucket, key = split(root)
     scheme = root.partition("://")[0]
     prefix = f"{key.rstrip('/')}/" if key else ""
-    found = [_listed(f"{scheme}://{bucket}/{each['Key']}", each) for each in _objects(root, bucket, prefix)]
-    if not found and key:
+    empty = True
+    for record in _objects(root, bucket, prefix):
+        empty = False
+        each = _listed(f"{scheme}://{bucket}/{record['Key']}", record)
+        if not (each.path.endswith("/") and each.bytes == 0):  # a "folder"
+            yield each
+    if empty and key:
         yield stat(root)
-        return
-    yield from (each for each in found if not (each.path.endswith("/") and each.bytes == 0))  # a "folder"
 
 
 def _listed(url: str, record: Mapping[str, Any]) -> Found:

@@ -1,0 +1,77 @@
+"""Fuzz one target in this process, guided by coverage (atheris); started by `fuzz.run`.
+
+Arguments: target, corpus folder, finds folder, then what libFuzzer is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import atheris
+
+FAST = "/dev/shm"
+
+
+def main() -> None:
+    """Fuzz until libFuzzer ends the process."""
+    name, corpus, finds, *options = sys.argv[1:]
+    # Kernels are compiled by numba from their byte code, which must be as it is.
+    with atheris.instrument_imports(include=["ggferry"], exclude=["ggferry.quant.kernels"]):
+        from fuzz.targets import TARGETS
+
+        target = TARGETS[name]
+        seeds = Path(corpus)
+        for seed in target.seeds():
+            if len(seed) <= target.most:
+                (seeds / hashlib.sha256(seed).hexdigest()[:16]).write_bytes(seed)
+        words = seeds.parent / f"{name}.dict"
+        words.write_text("".join(f'"{word.replace(chr(34), chr(92) + chr(34))}"\n' for word in target.words))
+        if target.words:
+            options.append(f"-dict={words}")
+        case = _case(target.run, Path(finds))
+        for seed in sorted(seeds.iterdir())[:50]:  # what is imported at first use is instrumented, too
+            case(seed.read_bytes())
+        atheris.Setup([name, corpus, f"-artifact_prefix={finds}/", f"-max_len={target.most}", *options], case)
+        atheris.Fuzz()
+
+
+def _case(run, finds: Path):  # type: ignore[no-untyped-def]
+    from ggferry.formats.errors import GgferryError
+
+    folder = Path(tempfile.mkdtemp(prefix="ggferry-fuzz-", dir=FAST if os.access(FAST, os.W_OK) else None))
+
+    def case(data: bytes) -> None:
+        try:
+            run(data, folder)
+        except GgferryError:
+            pass
+        except BaseException as error:
+            _keep(data, error, finds)
+        finally:
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return case
+
+
+def _keep(data: bytes, error: BaseException, finds: Path) -> None:
+    """Keep a find, the shortest of those that end at one line of the code."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/tests/" not in frame.filename]
+    last = frames[-1] if frames else traceback.extract_tb(error.__traceback__)[-1]
+    words = str(error)[:60] if type(error).__name__ == "FindError" else ""
+    mark = hashlib.sha256(f"{type(error).__name__}{last.filename}{last.lineno}{words}".encode()).hexdigest()[:12]
+    path = finds / f"find-{mark}"
+    if path.exists() and path.stat().st_size <= len(data):
+        return
+    path.write_bytes(data)
+    path.with_suffix(".txt").write_text("".join(traceback.format_exception(error)))
+
+
+if __name__ == "__main__":
+    main()
