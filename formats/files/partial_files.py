@@ -163,7 +163,7 @@ class Partial:
     def discard(self) -> None:
         """Remove the private name; the bytes go with it, unless the file has another name.
 
-        On a disk that turned read-only the name stays, and the next writer of the target removes it: why this run ends
+        On a disk that became read-only the name stays, and the next writer of the target removes it: why this run ends
         is more worth saying than that.
         """
         if self.fd >= 0:
