@@ -38,7 +38,7 @@ LEASE = 60.0  # seconds; renewed three times in it
 IDLE = 0.1  # seconds between looks for a job while others are at work
 LASTING_IDLE = 1.0  # the same, of a run that nobody waits for
 BUSY_AT_MOST = 600.0  # seconds that another writer of a job's output is waited for; a frozen one would never end
-WORTH_SAYING = 5.0  # seconds of waiting that a person is told of
+WORTH_SAYING = 5.0  # seconds of waiting that are reported
 STOPPING = 20.0  # seconds to wait for the end of all jobs after they were asked to stop
 Emit = Callable[[dict[str, Any]], None]
 
@@ -65,7 +65,7 @@ class Run:
         woken: Set when there may be a job for a lasting run.
         failures: Why the run has to end before its jobs.
         busy: By job, when its output was first found held by another writer, by the clock of this process.
-        said: The waits that a person was told of.
+        said: The waits that were reported to a person.
     """
 
     ledger: Ledger
@@ -124,7 +124,7 @@ class Run:
             time.sleep(IDLE)
 
     def waiting(self) -> int:
-        """Return how many jobs of this shard are queued, now or for later; a long wait is told."""
+        """Return how many jobs of this shard are queued, now or for later; a long wait is reported."""
         share, shares = self.shard
         rows = [row for row in self.ledger.rows(self.plan, [QUEUED], full=False) if row["bucket"] % shares == share]
         if rows:
