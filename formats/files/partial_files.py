@@ -119,8 +119,8 @@ class Partial:
     def discard(self) -> None:
         """Remove the private name; the bytes go with it, unless the file has another name.
 
-        On a disk that turned read-only the name stays, and the next writer of the target sweeps it: why this run ends
-        is more worth saying than that.
+        On a disk that has become read-only the name stays, and the next writer of the target sweeps it: why this run
+        ends is more worth saying than that.
         """
         if self.fd >= 0:
             with suppress(OSError):
