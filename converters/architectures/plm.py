@@ -32,7 +32,6 @@ ROLES = roles(
         tensors.plain(),
     ),
 )
-UNTIED = Remark("tied == 0", "an output of its own: llama.cpp expects it to be the embedding", stops="llama.cpp")
 
 SPEC = Architecture(
     name="plm",
@@ -44,7 +43,7 @@ SPEC = Architecture(
         "hf": Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, deepseek.EPSILON, UNTIED),
+            remarks=(*rope.REMARKS, deepseek.EPSILON, common.UNTIED),
             harmless=(
                 common.UNBIASED,
                 Harmless("q_lora_rank", "queries come straight from the input", (None,)),
