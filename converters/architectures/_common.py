@@ -118,7 +118,9 @@ ALL_SPARSE = (
 )
 
 DROP_TIED = Drop(
-    "lm_head.weight", "tied to the token embedding, which it repeats (tie_word_embeddings)", when="tied == 1",
+    "lm_head.weight",
+    "tied to the token embedding, which it repeats (tie_word_embeddings)",
+    when="tied == 1",
     same_as="token_embd.weight",
 )
 DROP_BUFFERS = Drop("*.rotary_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True)

@@ -46,7 +46,8 @@ SPEC = Architecture(
     roles=ROLES,
     dialects={
         "hf": Dialect(
-            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.UNTIED, common.heads_as_wide_as_the_model("bitnet")),
+            "hf", drops=common.DROPS,
+            remarks=(*rope.REMARKS, common.UNTIED, common.heads_as_wide_as_the_model("bitnet")),
             harmless=(common.UNBIASED,),
         ),
         "gguf": Dialect("gguf"),

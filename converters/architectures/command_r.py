@@ -60,7 +60,12 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, NORMS, UNNORMED, BIASED, common.UNTIED), harmless=(CONTEXT,)),
+        "hf": Dialect(
+            "hf",
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, NORMS, UNNORMED, BIASED, common.UNTIED),
+            harmless=(CONTEXT,),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "residual": "parallel"},

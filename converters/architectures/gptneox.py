@@ -17,7 +17,7 @@ from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _TRUE = (Default(True, "transformers' default", dialect="hf"),)
-# The class reads neither `rope_theta` nor `partial_rotary_factor` beside the rotary parameters: it has names of its own.
+# The class reads neither `rope_theta` nor `partial_rotary_factor` beside the rotary parameters: it has other names.
 _FRACTION = "rope_parameters.partial_rotary_factor|rope_scaling.partial_rotary_factor"
 _OLD_HEADER = Default(
     True, "headers before 20 May 2023 do not state it: the runtimes they were for knew parallel branches only",

@@ -16,8 +16,8 @@ from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, 
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, rope.BASE, minimax.ROTARY, replace(rope.FRACTION, derive=minimax.fraction), rope.N_ROT,
-    rope.KIND, *rope.SCALING, common.N_EXPERT, common.N_EXPERT_USED,
+    *common.SIZES, common.RMS_EPS, rope.BASE, minimax.ROTARY, replace(rope.FRACTION, derive=minimax.fraction),
+    rope.N_ROT, rope.KIND, *rope.SCALING, common.N_EXPERT, common.N_EXPERT_USED,
     replace(common.N_FF_EXP, fields={"hf": "moe_intermediate_size|intermediate_size"}), routed.SIGMOID,
     common.TIED, common.SILU,
 )  # fmt: skip

@@ -172,8 +172,8 @@ def in_force(config: Mapping[str, Any], within: str, defaults: ClassDefaults | N
 _NEW_COUNTS = ("Step3p7ForConditionalGeneration",)
 """Classes that look at the older parameters only where the new ones are not by kind of block."""
 _TYPED = (
-    f"{OLD_ROPE} names its kind under 'type', which transformers does not read in a model with rotary parameters for each "
-    "kind of block: it would not scale at all. Under 'rope_type' it would; leave it out if nothing is to be scaled"
+    f"{OLD_ROPE} names its kind under 'type', which transformers does not read in a model with rotary parameters for "
+    "each kind of block: it would not scale at all. Under 'rope_type' it would; leave it out if nothing is to be scaled"
 )
 
 

@@ -13,9 +13,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.understand import understand
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import InconsistentError, UnexpectedTensorError
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
 
@@ -125,6 +127,13 @@ def test_a_configuration_means_what_it_means_to_transformers(case: str, tmp_path
     name, changes = CASES[case]
     expected = changed(name, tmp_path / "hf", **changes)
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+def test_the_default_proof_takes_keys_that_the_class_does_not_read(tmp_path: Path) -> None:
+    """Of a contradiction the proof's second reader must know, too, which word counts."""
+    changed("gptneox", tmp_path / "hf", **NO_ROPE, rope_theta=777.0)
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))
+    assert graph_of(made.path).sizes["rope_base"] == 10000.0
 
 
 MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
