@@ -236,7 +236,7 @@ def _slots(checkpoint: Checkpoint, found: Found, base: Base) -> list[Slot]:
         origin = origin_of(role, dialect)
         assert origin is not None
         slots.append(Slot(role, n, refs, origin))
-    check_conditions(weights, slots, base.sizes)
+    check_conditions(weights, slots, base.sizes, {})
     return slots
 
 

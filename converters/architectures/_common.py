@@ -45,6 +45,8 @@ ALWAYS_TIED = HParam(
     "tied", None, BOOL, {"hf": "tie_word_embeddings"}, required=False,
     defaults=(Default(True, "transformers' default", dialect="hf"),),
 )  # fmt: skip
+# transformers' class ties nothing, whatever the configuration says (`_tied_weights_keys` is empty).
+NEVER_TIED = replace(TIED, words={True: False, False: False})
 ATTENTION_BIAS = HParam("attention_bias", None, BOOL, {"hf": "attention_bias"}, required=False)
 MLP_BIAS = HParam("mlp_bias", None, BOOL, {"hf": "mlp_bias"}, required=False)
 SILU = HParam("activation", None, STRING, {"hf": "hidden_act"}, words={"silu": "silu", "swish": "silu"}, required=False)
@@ -116,7 +118,10 @@ ALL_SPARSE = (
 )
 
 DROP_TIED = Drop(
-    "lm_head.weight", "tied to the token embedding, which it repeats", when="tied == 1", same_as="token_embd.weight"
+    "lm_head.weight",
+    "tied to the token embedding, which it repeats (tie_word_embeddings)",
+    when="tied == 1",
+    same_as="token_embd.weight",
 )
 DROP_BUFFERS = Drop("*.rotary_emb.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True)
 DROPS = (DROP_TIED, DROP_BUFFERS)
@@ -128,6 +133,7 @@ OWN_OUTPUT = Remark(
     "tied == 1", "the output matrix is the token embedding: llama.cpp expects one of its own in this architecture",
     stops="llama.cpp",
 )  # fmt: skip
+UNTIED = Remark("tied == 0", "an output of its own: llama.cpp expects it to be the embedding", stops="llama.cpp")
 
 
 def own_output(architecture: str) -> Remark:

@@ -21,7 +21,6 @@ QUERY_SCALAR = HParam(
     "query_scalar", None, F32, {"hf": "query_pre_attn_scalar"}, required=False,
     defaults=(Default(256, "transformers' default", dialect="hf"),),
 )  # fmt: skip
-UNTIED = Remark("tied == 0", "an output of its own: llama.cpp expects it to be the embedding", stops="llama.cpp")
 WINDOW_PERIOD = HParam(
     "window_period", None, fields={"hf": "sliding_window_pattern|_sliding_window_pattern"}, required=False
 )

@@ -33,6 +33,7 @@ SIZES = (
     HParam("n_layer", "block_count", fields={"hf": "num_hidden_layers|n_layer", "state-spaces": "n_layer"}),
     HParam("n_conv", "ssm.conv_kernel", fields={"hf": "conv_kernel|d_conv", "state-spaces": "ssm_cfg.d_conv"}),
     HParam("n_inner", "ssm.inner_size", fields={"hf": "intermediate_size|d_inner"}),
+    HParam("rescaled", None, BOOL, {"hf": "rescale_prenorm_residual"}, required=False),
 )  # fmt: skip
 EPS = HParam(
     "eps", "attention.layer_norm_rms_epsilon", F32, {"hf": "layer_norm_epsilon|rms_norm_eps"},
@@ -61,6 +62,13 @@ EXPANSION = Remark(
     "n_inner != 2 * n_embd",
     "the state space is {n_inner} wide for a model of {n_embd}; llama.cpp loads twice that only",
 )
+# It scales weights before training: in those of a checkpoint that is done.
+RESCALED = Remark(
+    "rescaled == 1",
+    "rescale_prenorm_residual is true: the weights of the outputs of state spaces are written as they are stored; "
+    "transformers 5.23 divides them by the root of the number of blocks, {n_layer}, whenever it loads them",
+    otherwise="transformers",
+)
 _BEFORE = "used before training only"
 _HOW = "how it is computed, not what"
 HARMLESS = (
@@ -68,7 +76,7 @@ HARMLESS = (
     Harmless("expand", "how much wider the state space is", follows="@space_expansion"),
     Harmless("time_step_rank", "the rank of the time step", follows="@step_rank"),
     Harmless("head_dim", "the width of a head", follows="@space_head"),
-    Harmless("time_step_m* time_step_scale time_step_init_scheme time_step_floor rescale_prenorm_residual", _BEFORE),
+    Harmless("time_step_m* time_step_scale time_step_init_scheme time_step_floor", _BEFORE),
     Harmless("residual_in_fp32 use_associative_scan use_mambapy chunk_size fused_add_norm", _HOW),
     Harmless("rms_norm", "every norm is", (True,)),
     Harmless("norm_before_gate", "read by nobody"),  # Mamba-Codestral's; transformers gates first whatever it says
@@ -89,9 +97,9 @@ STATE_SPACES_HARMLESS = (
 HF = Dialect(
     "hf", conventions={"decay": "log"}, drops=(common.DROP_TIED,),
     renames=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),  # Mamba-Codestral
-    harmless=HARMLESS,
+    harmless=HARMLESS, remarks=(RESCALED,),
 )  # fmt: skip
 STATE_SPACES = replace(
     HF, name="state-spaces", names="hf", renames=(("backbone.embedding.", "backbone.embeddings."),),
-    marks=("backbone.embedding.weight", "backbone.layers.0.mixer.A_log"), harmless=STATE_SPACES_HARMLESS,
+    marks=("backbone.embedding.weight", "backbone.layers.0.mixer.A_log"), harmless=STATE_SPACES_HARMLESS, remarks=(),
 )  # fmt: skip

@@ -5,6 +5,8 @@ GGUF says by two lists what a block is: heads of keys where it attends, a width 
 are 0 it is a state space. Nothing is turned by position.
 """
 
+from dataclasses import replace
+
 from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _hybrid as hybrid
 from ggferry.converters.architectures import _tensors as tensors
@@ -74,7 +76,7 @@ HPARAMS = (
     *hybrid.MAMBA2,
     HParam("dt_min", "ssm.time_step_min", F32, {"hf": "time_step_min|mamba_dt_min"}, absent=0.0,
            defaults=(Default(0.001, "transformers' default", dialect="hf"),)),
-    common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS,
+    common.NEVER_TIED, common.ATTENTION_BIAS, common.MLP_BIAS,
     HParam("activation", None, STRING, {"hf": "mlp_hidden_act"}, words={"relu2": "relu_squared"}, required=False),
     HParam("mixer_activation", None, STRING, {"hf": "mamba_hidden_act"}, words={"silu": "silu"}, required=False),
 )  # fmt: skip
@@ -89,13 +91,17 @@ def frame() -> tuple[Role, ...]:
 
 
 def mixers() -> tuple[Role, ...]:
-    """Return the norm of a block, and what it is where it does not feed forward."""
+    """Return the norm of a block, and what it is where it does not feed forward.
+
+    transformers' class reads no `attention_bias`: where that is true, there may be biases (NVIDIA's own code) or none.
+    """
+    attending = tensors.attention(
+        "mixer.", when="n_head_kv > 0", bias="attention_bias == 1", output_bias="attention_bias == 1"
+    )
     return (
         *tensors.norm("attn_norm", "norm"),
         *hybrid.mamba2("mixer.", when="n_head_kv == 0 and n_ff == 0"),
-        *tensors.attention(
-            "mixer.", when="n_head_kv > 0", bias="attention_bias == 1", output_bias="attention_bias == 1"
-        ),
+        *(replace(role, optional=role.name.endswith(".bias")) for role in attending),
     )
 
 

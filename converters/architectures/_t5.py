@@ -29,6 +29,10 @@ HPARAMS = (
     HParam("gated", None, common.BOOL, {"hf": "feed_forward_proj"},
            words={"relu": False, "gated-gelu": True, "gated-gelu_new": True},
            defaults=(Default(False, "transformers' default", dialect="hf"),), required=False),
+    # transformers writes what follows from it beside it, and on reading takes that.
+    HParam("gated_stated", None, common.BOOL, {"hf": "is_gated_act"}, required=False, check="gated_stated == gated"),
+    HParam("act_stated", None, common.STRING, {"hf": "dense_act_fn"}, required=False,
+           check="gated == 1 and act_stated == 'gelu_new' or gated == 0 and act_stated == 'relu'"),
     HParam("every_block", None, common.BOOL, {"hf": "model_type"}, words={"t5": False, "mt5": False, "umt5": True},
            defaults=(Default(False, "T5 has one bias of distance for all blocks", dialect="hf"),), required=False),
 )  # fmt: skip
@@ -81,7 +85,6 @@ DROPS = (
 )
 HARMLESS = (
     Harmless("is_encoder_decoder", "as the class says"),
-    Harmless("dense_act_fn is_gated_act", "feed_forward_proj says it"),
     Harmless("scalable_attention", "read by nobody", (True,)),  # UMT5's
 )
 REMARKS = (
@@ -94,9 +97,12 @@ REMARKS = (
 )
 
 
+MT5 = "MT5ForConditionalGeneration"
+
+
 def t5_scale(values: Values) -> float | None:
     """logit_scale: T5 divides its decoder's states by √n_embd where its output layer is its embedding. transformers
-    since 5 ties every T5 as it is built, and says apart from that whether it scales."""
+    since 5 ties every T5 as it is built, and says apart from that whether it scales; it never scales an mT5."""
     stated = values.get("scale_stated")
-    scaled = values["tied"] if stated is None else stated
+    scaled = (values["tied"] and values.get("hf_class") != MT5) if stated is None else stated
     return float(values["n_embd"] ** -0.5) if scaled else 1.0

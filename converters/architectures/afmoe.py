@@ -11,7 +11,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, HParam, Remark
 from ggferry.converters.schema.block_patterns import (
     turned_unlike_every_fourth,
     turned_where_windowed,
@@ -57,6 +57,10 @@ ROLES = roles(
     ),
 )
 
+# transformers makes matrices without elements where no expert is shared, and saves them.
+NONE_SHARED = Drop(
+    "*.mlp.shared_experts.*", "no expert is shared: without elements", when="n_shared == 0", follows=True
+)
 REMARKS = (
     common.NO_WINDOW,
     Remark(
@@ -80,7 +84,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
+        "hf": Dialect("hf", drops=(*common.DROPS, NONE_SHARED), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "routing": "sigmoid"},

@@ -57,7 +57,7 @@ HPARAMS = (
     HParam("whole_kda", None, BOOL, {"hf": "no_kda_lora"}, words={True: True}, required=False),
     HParam("gate", None, STRING, {"hf": "gated_attention_proj_granularity_type"}, words={"head_wise": "head_wise"},
            required=False),
-    common.TIED, common.ATTENTION_BIAS, common.SILU,
+    common.NEVER_TIED, common.ATTENTION_BIAS, common.SILU,
 )  # fmt: skip
 
 FULL = "n_head_kv > 0"

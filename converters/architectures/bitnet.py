@@ -37,7 +37,6 @@ SQUARED = Remark(
     "llama.cpp runs this differently: the gate is a squared relu, and bitnet has silu there",
     stops="llama.cpp",
 )
-UNTIED = Remark("tied == 0", "an output of its own: llama.cpp expects it to be the embedding", stops="llama.cpp")
 
 SPEC = Architecture(
     name="bitnet",
@@ -47,7 +46,8 @@ SPEC = Architecture(
     roles=ROLES,
     dialects={
         "hf": Dialect(
-            "hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNTIED, common.heads_as_wide_as_the_model("bitnet")),
+            "hf", drops=common.DROPS,
+            remarks=(*rope.REMARKS, common.UNTIED, common.heads_as_wide_as_the_model("bitnet")),
             harmless=(common.UNBIASED,),
         ),
         "gguf": Dialect("gguf"),

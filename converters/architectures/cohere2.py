@@ -27,7 +27,7 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    tensors.embedding(output=""),
+    tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
         tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
@@ -49,7 +49,7 @@ UNSCALED = Remark(
 HF = Dialect(
     "hf",
     drops=common.DROPS,
-    remarks=(*rope.REMARKS, BIASED, common.NO_WINDOW),
+    remarks=(*rope.REMARKS, BIASED, common.NO_WINDOW, common.UNTIED),
     harmless=cohere.HARMLESS,
 )
 

@@ -27,7 +27,7 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    tensors.embedding(output=""),
+    tensors.embedding(),
     block(
         tensors.norm("attn_norm", "input_layernorm"),
         tensors.attention(bias="attention_bias == 1", output_bias="attention_bias == 1"),
@@ -60,7 +60,12 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, NORMS, UNNORMED, BIASED), harmless=(CONTEXT,)),
+        "hf": Dialect(
+            "hf",
+            drops=common.DROPS,
+            remarks=(*rope.REMARKS, NORMS, UNNORMED, BIASED, common.UNTIED),
+            harmless=(CONTEXT,),
+        ),
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "residual": "parallel"},

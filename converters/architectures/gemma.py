@@ -29,7 +29,7 @@ SPEC = Architecture(
             "hf",
             conventions=gemma.CONVENTIONS,
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, gemma.UNTIED),
+            remarks=(*rope.REMARKS, common.UNTIED),
             harmless=(common.UNBIASED,),
         ),
         "gguf": Dialect("gguf"),

@@ -46,7 +46,7 @@ REMARKS = (
         "a cap on scores or logits is switched off: written as 0, which llama.cpp does not take for 'none' in gemma2",
         otherwise="llama.cpp",
     ),
-    gemma.UNTIED,
+    common.UNTIED,
     gemma.scaled_otherwise(46),
     Remark(
         "n_swa == 0",

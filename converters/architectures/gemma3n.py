@@ -53,7 +53,7 @@ HPARAMS = (
 )  # fmt: skip
 
 ROLES = roles(
-    tensors.embedding(output=""),
+    tensors.embedding(),
     gemma.block_embeddings(),
     """
     altup_proj.weight        : n_altup-1 n_embd n_embd | hf model.altup_projections.{e}.weight @stack

@@ -50,7 +50,7 @@ HPARAMS = (
 
 _OWN = "n < n_layer - shared_kv_layers"
 ROLES = roles(
-    tensors.embedding(output=""),
+    tensors.embedding(),
     "rope_freqs.weight f32 : head_dim_full/2 | hf =factors",
     gemma.block_embeddings("n_embd_per_layer > 0"),
     block(

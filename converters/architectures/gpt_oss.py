@@ -9,6 +9,7 @@ both. The norm before the feed-forward is called `post_attention_norm`.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gpt_oss as gpt_oss
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
@@ -37,7 +38,7 @@ HPARAMS = (
     replace(common.N_FF_EXP, fields={"hf": "intermediate_size"}),
     HParam("swiglu_limit", None, F32, {"hf": "swiglu_limit"}, words={7.0: 7.0}, required=False),
     HParam("swiglu_alpha", None, F32, {"hf": "swiglu_alpha"}, words={1.702: 1.702}, required=False),
-    common.TIED, common.SILU,
+    common.ATTENTION_BIAS, HParam("biases_fit", None, derive=gpt_oss.biased, required=False), common.TIED, common.SILU,
 )  # fmt: skip
 
 GATE, UP = Every(2, 0), Every(2, 1)
@@ -87,7 +88,6 @@ _HF = Dialect(
     drops=common.DROPS,
     remarks=rope.REMARKS,
     harmless=(
-        Harmless("attention_bias", "queries, keys, values and the output have them", (True,)),
         Harmless("initial_context_length", "repeats the context before yarn stretched it", follows="rope_original"),
     ),
 )

@@ -11,12 +11,14 @@ from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _megatron as megatron
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.fields import Struct
 from ggferry.formats.reader import HeaderLayout, VocabLayout
 
 _TRUE = (Default(True, "transformers' default", dialect="hf"),)
+# The class reads neither `rope_theta` nor `partial_rotary_factor` beside the rotary parameters: it has other names.
+_FRACTION = "rope_parameters.partial_rotary_factor|rope_scaling.partial_rotary_factor"
 _OLD_HEADER = Default(
     True, "headers before 20 May 2023 do not state it: the runtimes they were for knew parallel branches only",
     dialect="ggml",
@@ -26,8 +28,8 @@ HPARAMS = (
     HParam("parallel_residual", "use_parallel_residual", gpt.BOOL, {"hf": "use_parallel_residual", "ggml": "par_res"},
            words={0: False, 1: True},
            defaults=(*_TRUE, _OLD_HEADER, Default(True, "what readers take for granted"))),
-    replace(rope.BASE, fields={"hf": f"{rope.BASE.fields['hf']}|rotary_emb_base"}),
-    replace(rope.FRACTION, fields={"hf": f"{rope.FRACTION.fields['hf']}|rotary_pct"},
+    replace(rope.BASE, fields={"hf": f"{rope.scaling_place('rope_theta')}|rotary_emb_base"}),
+    replace(rope.FRACTION, fields={"hf": f"{_FRACTION}|rotary_pct"},
             defaults=(Default(0.25, "transformers' default", dialect="hf"),)),
     replace(rope.N_ROT, fields={**rope.N_ROT.fields, "ggml": "n_rot"}), rope.KIND, *rope.SCALING,
     HParam("biased", None, gpt.BOOL, {"hf": "attention_bias"}, required=False, defaults=_TRUE),
@@ -96,6 +98,10 @@ SPEC = Architecture(
             conventions={"qkv": "grouped"},
             drops=(replace(common.DROP_TIED, pattern="embed_out.weight"), common.DROP_BUFFERS, *gpt.DROP_MASKS),
             remarks=(*rope.REMARKS, gpt.ERF, common.OWN_OUTPUT, UNBIASED),
+            harmless=(
+                Harmless("rope_theta", "repeats rotary_emb_base", follows="rope_base"),
+                Harmless("partial_rotary_factor", "repeats rotary_pct", follows="rope_fraction"),
+            ),
         ),
         "ggml": Dialect(
             "ggml",

@@ -36,7 +36,7 @@ HPARAMS = (
     HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, unsayable=0.0,
            defaults=(Default(1.0, "transformers' default"),)),
     HParam("sparse_step", None, fields={"hf": "moe_layer_freq"}, words={1: 1}, required=False),
-    common.TIED, common.SILU,
+    common.NEVER_TIED, common.SILU,
 )  # fmt: skip
 
 _ROUTED = "n_dense <= n"

@@ -58,7 +58,7 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     dialects={
-        "hf": replace(mamba.HF, remarks=(mamba.EXPANSION, EPSILONS)),
+        "hf": replace(mamba.HF, remarks=(*mamba.HF.remarks, mamba.EXPANSION, EPSILONS)),
         "state-spaces": replace(
             mamba.STATE_SPACES,
             remarks=(mamba.EXPANSION,),

@@ -10,7 +10,7 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _minimax as minimax
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import block, roles
 
 F32, BOOL = common.F32, common.BOOL
@@ -21,7 +21,7 @@ HPARAMS = (
     *common.SIZES, common.RMS_EPS, rope.BASE, rope.FRACTION, replace(rope.N_ROT, fields={"hf": "rotary_dim"}),
     rope.KIND, *rope.SCALING,
     HParam("lightning", "attention.recurrent_layers", BOOL, {"hf": "layer_types|attn_type_list"}, many="n_layer",
-           words={"linear_attention": True, "full_attention": False, 0: True, 1: False},
+           words={"linear_attention": True, "full_attention": False, 0: True, 1: False}, derive=minimax.every_other,
            implied="each (n + 1) % 8 != 0"),
     HParam("residual_scale", "residual_scale", F32, {"hf": "layernorm_full_attention_alpha|full_attn_alpha_factor"},
            unsayable=0.0, defaults=(Default(1.0, _HF, dialect="hf"),)),
@@ -54,6 +54,12 @@ ROLES = roles(
     ),
 )
 
+PARTLY = Remark(
+    "n_rot < head_dim and hf_class == 'MiniMaxForCausalLM'",
+    "{n_rot} of {head_dim} elements of a head turn, as rotary_dim says; transformers' MiniMaxForCausalLM does not read "
+    "it and turns all",
+    otherwise="transformers",
+)
 _RATES = "a buffer: rates of decay follow from the number of heads and blocks"
 SPEC = Architecture(
     name="minimax-01",
@@ -73,7 +79,7 @@ SPEC = Architecture(
             respelled=(
                 ("model.layers.{n}.self_attn.o_proj.", "model.layers.{n}.self_attn.out_proj.", "lightning == 1"),
             ),
-            remarks=rope.REMARKS,
+            remarks=(*rope.REMARKS, PARTLY),
             harmless=(
                 common.UNBIASED,
                 Harmless("block_size", "how it is computed, not what"),

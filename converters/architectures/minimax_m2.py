@@ -8,6 +8,7 @@ dropped.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _minimax as minimax
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _routed as routed
 from ggferry.converters.architectures import _tensors as tensors
@@ -15,8 +16,8 @@ from ggferry.converters.schema.architecture import Architecture, Dialect, Drop, 
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
-    *common.SIZES, common.RMS_EPS, rope.BASE, rope.FRACTION, replace(rope.N_ROT, fields={"hf": "rotary_dim"}),
-    rope.KIND, *rope.SCALING, common.N_EXPERT, common.N_EXPERT_USED,
+    *common.SIZES, common.RMS_EPS, rope.BASE, minimax.ROTARY, replace(rope.FRACTION, derive=minimax.fraction),
+    rope.N_ROT, rope.KIND, *rope.SCALING, common.N_EXPERT, common.N_EXPERT_USED,
     replace(common.N_FF_EXP, fields={"hf": "moe_intermediate_size|intermediate_size"}), routed.SIGMOID,
     common.TIED, common.SILU,
 )  # fmt: skip

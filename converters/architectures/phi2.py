@@ -6,6 +6,7 @@ Source: llama.cpp `src/models/phi2.cpp`, transformers `modeling_phi.py`.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _common as common
+from ggferry.converters.architectures import _gpt as gpt
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
@@ -18,7 +19,7 @@ HPARAMS = (
     replace(rope.FRACTION, defaults=(Default(0.5, "transformers' default", dialect="hf"),)),
     rope.N_ROT, rope.KIND, *rope.SCALING,
     HParam("qk_layernorm", None, ValueType.BOOL, {"hf": "qk_layernorm"}, words={False: False}, required=False),
-    common.TIED, common.GELU_TANH,
+    common.TIED, gpt.GELU_TANH,
 )  # fmt: skip
 
 ROLES = roles(
@@ -46,6 +47,6 @@ SPEC = Architecture(
     hf_classes=("PhiForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={"hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, TIED)), "gguf": Dialect("gguf")},
+    dialects={"hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, gpt.ERF, TIED)), "gguf": Dialect("gguf")},
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu_tanh", "residual": "parallel"},
 )

@@ -8,7 +8,7 @@ from ggferry.converters.architectures import _deepseek as deepseek
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures._latent import low_rank
-from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Dialect, Harmless, HParam
 from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
@@ -32,7 +32,6 @@ ROLES = roles(
         tensors.plain(),
     ),
 )
-UNTIED = Remark("tied == 0", "an output of its own: llama.cpp expects it to be the embedding", stops="llama.cpp")
 
 SPEC = Architecture(
     name="plm",
@@ -44,7 +43,7 @@ SPEC = Architecture(
         "hf": Dialect(
             "hf",
             drops=common.DROPS,
-            remarks=(*rope.REMARKS, deepseek.EPSILON, UNTIED),
+            remarks=(*rope.REMARKS, deepseek.EPSILON, common.UNTIED),
             harmless=(
                 common.UNBIASED,
                 Harmless("q_lora_rank", "queries come straight from the input", (None,)),

@@ -31,8 +31,8 @@ ROLES = roles(
 
 # Since 5 transformers says 'tied' of every T5; then an output layer of its own is known by being there.
 _TIED = Drop(
-    "lm_head.weight", "tied to the embedding, which it repeats", when="tied == 1 and scale_stated == 'nowhere'",
-    same_as="token_embd.weight",
+    "lm_head.weight", "tied to the embedding, which it repeats", same_as="token_embd.weight",
+    when=f"tied == 1 and scale_stated == 'nowhere' and every_block == 0 and hf_class != '{t5.MT5}'",
 )  # fmt: skip
 HF = Dialect(
     "hf", drops=(_TIED, *t5.DROPS), renames=t5.RENAMES, substitutes=t5.SUBSTITUTES,
@@ -43,6 +43,12 @@ HF = Dialect(
             "n_layer_dec > n_layer",
             "the decoder has more blocks than the encoder, {n_layer_dec} and {n_layer}: llama.cpp makes no "
             "context for such a model (vector::_M_range_check, October 2026)",
+        ),
+        Remark(
+            "every_block == 1 and logit_scale == 1",
+            "the configuration says that the output is not the embedding, so that logits are not scaled; transformers "
+            "5 multiplies those of every UMT5 by the inverse root of the width: which token is likelier stays",
+            otherwise="transformers",
         ),
         Remark(
             "logit_scale != 1",

@@ -15,7 +15,7 @@ from typing import Any
 
 from ggferry.converters.model_graph.computed_tensors import Computed
 from ggferry.converters.model_graph.hparams import Known, Param, Solver, absents, bound_shape, implied, is_size
-from ggferry.converters.model_graph.tensor_roles import Slot, assign, check_conditions, slots
+from ggferry.converters.model_graph.tensor_roles import Slot, assign, check_conditions, disown, slots
 from ggferry.converters.schema.architecture import Architecture, Dialect, HParam, Role
 from ggferry.converters.schema.derivations import TensorFunction, rule_name
 from ggferry.converters.schema.expressions import evaluate, holds
@@ -196,12 +196,13 @@ def bind(
     solver = Solver(checkpoint, architecture, speech, overrides or {})
     assigned, dropped = assign(checkpoint, architecture, speech, solver.early)
     found = slots(checkpoint, architecture, speech, assigned) if tensors else []
+    found, disowned = disown(found, solver.denied)
     hparams = solver.run(found)
-    check_conditions(checkpoint, found, solver.complete)
+    check_conditions(checkpoint, found, solver.complete, solver.unsaid)
     checkpoint, nodes = _nodes(checkpoint, found, solver.complete)
     if tensors:
         _check_blocks(checkpoint, architecture.blocks, hparams, nodes)
-    gone = (*checkpoint.dropped, *dropped)
+    gone = (*checkpoint.dropped, *dropped, *disowned)
     return ModelGraph(
         architecture, speech, checkpoint, hparams, nodes, gone, (*solver.notes, *(loss.note for loss in losses(gone))),
         {node.name: node for node in nodes},

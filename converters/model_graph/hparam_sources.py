@@ -39,6 +39,8 @@ class Statements:
         if of_text and config and dialect.source == "hf" and not dialect.header:
             self._defaults = class_defaults(config, dialect.within)
             found = in_force(config, dialect.within, self._defaults)
+            if found.refused:
+                raise InconsistentError(f"config.json: {found.refused}", path=checkpoint.path)
         self._rope_assumed, self.note = found.assumed, found.note
         self._from_class: set[str] = set()
         self.config = Recorded(found.config, dialect.within)

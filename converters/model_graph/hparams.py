@@ -19,6 +19,7 @@ from ggferry.converters.schema.layouts import SAME, Layout, Shape
 from ggferry.formats.checkpoint import Checkpoint, TensorRef
 from ggferry.formats.checkpoint_folder.sidecars import PREPROCESSOR
 from ggferry.formats.errors import InconsistentError, MissingError, OutOfRangeError, ShapeError, UsageError
+from ggferry.formats.gguf.values import ValueType
 from ggferry.support.records import dataclass
 
 
@@ -105,6 +106,19 @@ class Solver:
     def complete(self) -> dict[str, Any]:
         """What has been found, and what the absence of the other keys means."""
         return {**absents(self.architecture), **self.known}
+
+    @property
+    def denied(self) -> dict[str, str]:
+        """The flags that a configuration says are false → where it says so."""
+        stated = self.values.items() if self.dialect.source == "hf" else ()
+        return {name: param.reason for name, param in stated if param.value is False and param.known is Known.STATED}
+
+    @property
+    def unsaid(self) -> dict[str, str]:
+        """The flags that a configuration could state, and does not → the name of the key."""
+        flags = (p for p in self.architecture.hparams if p.kind is ValueType.BOOL and not p.many and "hf" in p.fields)
+        silent = (p for p in flags if p.name not in self.values or self.values[p.name].known is Known.ASSUMED)
+        return {p.name: p.fields["hf"].rpartition("|")[2] for p in silent} if self.dialect.source == "hf" else {}
 
     @property
     def early(self) -> dict[str, Any]:

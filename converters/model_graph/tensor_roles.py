@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -291,8 +292,41 @@ def _counted(architecture: Architecture, assigned: Assigned) -> dict[str, int]:
     return counts
 
 
-def check_conditions(checkpoint: Checkpoint, found: list[Slot], values: Mapping[str, Any]) -> None:
+_FLAG = re.compile(r"(?:^|\band )(\w+) == 1(?= and\b|$)")
+"""A flag that is one of the conditions of a role."""
+
+
+def disown(found: Sequence[Slot], denied: Mapping[str, str]) -> tuple[list[Slot], list[Dropped]]:
+    """Return the slots without biases that the configuration says the model does not have, and these as dropped.
+
+    transformers loads such a checkpoint, and leaves out what its class has no place for. Of a weight, that would be
+    another model; such a checkpoint is refused.
+
+    Args:
+        found: All slots.
+        denied: Flags that are stated as false → where.
+    """
+    kept, dropped = list[Slot](), list[Dropped]()
+    for slot in found:
+        flags = _FLAG.findall(slot.role.when) if slot.refs and slot.role.name.endswith(".bias") else ()
+        where = next((denied[flag] for flag in flags if flag in denied), None)
+        kept.append(slot if where is None else replace(slot, refs=()))
+        if where is not None:
+            reason = f"{where} is false: a bias that transformers' class does not have, and leaves out"
+            dropped += [Dropped(ref, reason) for ref in slot.refs]
+    return kept, dropped
+
+
+def check_conditions(
+    checkpoint: Checkpoint, found: list[Slot], values: Mapping[str, Any], unsaid: Mapping[str, str]
+) -> None:
     """Check that conditional roles are present where their condition holds, and absent where it does not.
+
+    Args:
+        checkpoint: The model.
+        found: All slots.
+        values: The hparams by short name.
+        unsaid: Flags that the configuration does not state → the key in which it could.
 
     Raises MissingError or UnexpectedTensorError.
     """
@@ -303,10 +337,23 @@ def check_conditions(checkpoint: Checkpoint, found: list[Slot], values: Mapping[
             raise UnexpectedTensorError(
                 f"a tensor that a model without {slot.role.when} does not have", path=checkpoint.path,
                 offset=slot.refs[0].spans[0].offset if slot.refs[0].spans else None, found=slot.refs[0].name,
+                hint=_how_to_say(slot.role, unsaid),
             )  # fmt: skip
         if decided:
             due.append(slot)
     _require(checkpoint, due)
+
+
+def _how_to_say(role: Role, unsaid: Mapping[str, str]) -> str | None:
+    """Return how the configuration can say whether the model has the biases of this role."""
+    flags = _FLAG.findall(role.when) if role.name.endswith(".bias") else ()
+    key = next((unsaid[flag] for flag in flags if flag in unsaid), None)
+    if key is None:
+        return None
+    return (
+        f'config.json does not say "{key}", and where it is silent transformers leaves such biases out: true, if the '
+        "model was trained with them; false, to leave them out of the output"
+    )
 
 
 def _require(checkpoint: Checkpoint, due: list[Slot]) -> None:

@@ -49,7 +49,7 @@ EXPLAINED = (
     Explained("unread", "stablelm", "*.use_parallel_residual", "llama.cpp sees it by the absence of a norm"),
     Explained("unread", "gptneox", "*.feed_forward_activation", "llama.cpp does as it says; a remark has the rest"),
     Explained(
-        "unread", "gpt2 starcoder falcon", "*.feed_forward_activation", "llama.cpp has one GELU",
+        "unread", "gpt2 starcoder falcon phi2", "*.feed_forward_activation", "llama.cpp has one GELU",
         "GELU by the error function",
     ),
     Explained(
@@ -90,7 +90,9 @@ EXPLAINED = (
     ),
     Explained("unread", "gpt2", "*.feed_forward_activation", "GELU in llama.cpp", "it computes GELU in every gpt2"),
     Explained("unread", "jais", "*.attention.scale", "fixed in llama.cpp", "it divides scores by the width of a head"),
-    Explained("unread tensor", "plm", "output.weight", "llama.cpp's has none", "an output of its own"),
+    Explained(
+        "unread tensor", "plm cohere2 command-r", "output.weight", "llama.cpp's has none", "an output of its own",
+    ),
     Explained("unread", "olmoe", "*.expert_weights_norm", "never in llama.cpp", "sum to one in olmoe"),
     Explained("unread", "afmoe", "*.embedding_scale", "fixed in llama.cpp", "embeddings by the root of their width"),
     Explained("unread", "cohere2moe", "*.attention.rope_pattern", "fixed in llama.cpp", "it turns queries and keys in"),

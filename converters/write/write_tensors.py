@@ -250,6 +250,6 @@ def check_replica(plan: Plan, drop: Dropped) -> None:
         b = rows.raw_rows(checkpoint, drop.same_as, start, min(drop.ref.rows, start + step))
         if not np.array_equal(a, b):
             raise InconsistentError(
-                f"{drop.ref.name!r} differs between the parts of the model",
+                f"{drop.ref.name!r} differs from {drop.same_as.name!r}, and is to be left out as {drop.reason!r}",
                 path=checkpoint.files[drop.ref.spans[0].file].path, offset=drop.ref.spans[0].offset,
             )  # fmt: skip

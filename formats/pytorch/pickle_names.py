@@ -119,6 +119,7 @@ DTYPES = {
     "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
 }
 # Known and not carried: refused when a tensor uses them, harmless as a remark (`torch_dtype` of a configuration).
 OTHER_STORAGES = (

@@ -1,7 +1,8 @@
 """Plain number types that training checkpoints hold and for which ggml has no id.
 
 Integers and booleans are masks, token counts and packed quantized weights. The two 8-bit floats are those of
-arXiv:2209.05433: E4M3 in its "FN" form (no infinity, NaN is S.1111.111) as torch.float8_e4m3fn, E5M2 as in IEEE.
+arXiv:2209.05433: E4M3 in its "FN" form (no infinity, NaN is S.1111.111) as torch.float8_e4m3fn, E5M2 as in IEEE. E8M0,
+torch.float8_e8m0fnu, is a power of two (OCP Microscaling Formats 1.0): a scale of 8-bit weights.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ _FLOATS = table(
     """
     F8_E4M3 - 1 x:u1
     F8_E5M2 - 1 x:u1
+    F8_E8M0 - 1 x:u1
     """
 )
 BOOL, U8, U16, U32, U64 = _INTEGERS.values()
-F8_E4M3, F8_E5M2 = _FLOATS.values()
+F8_E4M3, F8_E5M2, F8_E8M0 = _FLOATS.values()
 
 
 def _decode_integers(rows: Bytes, columns: int, *, dtype: str) -> Floats:
@@ -79,7 +81,17 @@ def _e4m3() -> Floats:
     return both
 
 
-_decode_e4m3, _decode_e5m2 = (partial(_decode_byte_floats, values=values) for values in (_e4m3, _e5m2))
+@cache
+def _e8m0() -> Floats:
+    """Return all 256 values: an exponent with bias 127 and nothing else; 255 is NaN."""
+    values: Floats = np.full(256, np.nan, np.float32)
+    values[:255] = np.ldexp(np.float32(1), np.arange(255) - 127)
+    return values
+
+
+_decode_e4m3, _decode_e5m2, _decode_e8m0 = (
+    partial(_decode_byte_floats, values=values) for values in (_e4m3, _e5m2, _e8m0)
+)
 
 CODECS = (
     Codec(BOOL, _decode_bool),
@@ -94,5 +106,9 @@ CODECS = (
     Codec(
         F8_E5M2, _decode_e5m2, suspicious={"x": lambda x: x & 0x7C == 0x7C},
         compiled=compiled(F8_E5M2, _decode_e5m2, "decode_plain"),
+    ),
+    Codec(
+        F8_E8M0, _decode_e8m0, suspicious={"x": lambda x: x == 0xFF},
+        compiled=compiled(F8_E8M0, _decode_e8m0, "decode_plain"),
     ),
 )  # fmt: skip

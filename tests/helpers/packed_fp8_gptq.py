@@ -158,6 +158,7 @@ def gptq_config(bits: int, group: int, **more: Any) -> dict[str, Any]:
 
 CASES: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "fp8 blocks": (fp8((40, 24)), BLOCKS),
+    "fp8 blocks, scales that are powers of two": (fp8((40, 24), scales=torch.float8_e8m0fnu), BLOCKS),
     "fp8 tensor": (fp8(None), STATIC),
     "fp8 tensor, e5m2": (fp8(None, kind=torch.float8_e5m2, end="_scale"), STATIC),
     "fbgemm": (fp8(None, "row", end="_scale"), {"quant_method": "fbgemm_fp8"}),

@@ -34,7 +34,7 @@ READ: dict[str, str] = {
     "deterministic_flash_attn *dtype": HOW,
     "mamba_expand expand mamba_d_head mamba_head_dim mamba_d_ssm mamba_dt_rank time_step_rank": SHAPES,
     "vocab_size_per_layer_input model_parallel_size": SHAPES,
-    "dense_act_fn is_gated_act num_attention_heads head_dim per_layer_config num_key_value_heads": ELSEWHERE,
+    "num_attention_heads head_dim per_layer_config num_key_value_heads": ELSEWHERE,
     "num_logits_to_keep problem_type classifier_* num_labels id2label summary_* output_* return_dict": HEADS,
     "use_weighted_layer_sum decoder_bias sparse_pred* num_nextn_predict_layers": HEADS,
     "tie_word_embeddings num_decoder_layers scale_decoder_outputs is_encoder_decoder": HEADS,

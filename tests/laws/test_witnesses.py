@@ -71,7 +71,7 @@ MADE_ARCHITECTURES = {
 MADE_TYPES = {
     **dict.fromkeys(("BOOL", "F64"), "formats/readers/test_safetensors.py"),
     **dict.fromkeys(("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"), "formats/readers/test_safetensors.py"),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2"), "quant/codecs/test_checkpoint_types.py"),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0"), "quant/codecs/test_checkpoint_types.py"),
     "Q2_K_64": "quant/codecs/test_codecs.py",
     "Q8_1": "quant/codecs/test_codecs.py",
 }

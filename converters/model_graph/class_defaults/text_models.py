@@ -122,11 +122,13 @@ class InForce:
         config: The configuration.
         note: In what it contradicted itself; empty where it did not.
         assumed: Whether the parameters are the class's.
+        refused: Why nobody can say which parameters are in force; empty where it is known.
     """
 
     config: Mapping[str, Any]
     note: str = ""
     assumed: bool = False
+    refused: str = ""
 
 
 def in_force(config: Mapping[str, Any], within: str, defaults: ClassDefaults | None) -> InForce:
@@ -139,7 +141,10 @@ def in_force(config: Mapping[str, Any], within: str, defaults: ClassDefaults | N
     part = descend(config, within) if within else config
     old, new = part.get(OLD_ROPE), part.get(ROPE)
     whole = defaults.values.get(ROPE) if defaults else None
-    if defaults and _FULL in defaults.values and isinstance(new, Mapping) and new and not _by_kind(new):
+    apart = defaults is not None and _FULL in defaults.values
+    if apart and _is_typed(old) and not (isinstance(new, Mapping) and _by_kind(new)):
+        return InForce(config, refused=_TYPED)
+    if apart and isinstance(new, Mapping) and new and not _by_kind(new):
         kept = {key: value for key, value in part.items() if key != ROPE}
         note = f"config.json: {ROPE} is not by kind of block: transformers reads nothing of it"
         return InForce(_with(config, within, kept), note)
@@ -151,6 +156,9 @@ def in_force(config: Mapping[str, Any], within: str, defaults: ClassDefaults | N
     if _meant(new.get("full_attention") if by_kind else new) == _meant(old):
         return InForce(config)
     note = f"config.json: {ROPE} and {OLD_ROPE} contradict each other: {OLD_ROPE} counts, as in transformers"
+    if by_kind and _kind(config)[0] in _NEW_COUNTS:
+        kept = {key: value for key, value in part.items() if key != OLD_ROPE}
+        return InForce(_with(config, within, kept), note.replace(f"{OLD_ROPE} counts", f"{ROPE} counts"))
     if by_kind:
         full = new.get("full_attention")
         merged = {**new, "full_attention": {**(full if isinstance(full, Mapping) else {}), **old}}
@@ -159,6 +167,21 @@ def in_force(config: Mapping[str, Any], within: str, defaults: ClassDefaults | N
     else:
         kept = {key: value for key, value in part.items() if key != ROPE}
     return InForce(_with(config, within, kept), note)
+
+
+_NEW_COUNTS = ("Step3p7ForConditionalGeneration",)
+"""Classes that look at the older parameters only where the new ones are not by kind of block."""
+_TYPED = (
+    f"{OLD_ROPE} names its kind under 'type', which transformers does not read in a model with rotary parameters for "
+    "each kind of block: it would not scale at all. Under 'rope_type' it would; leave it out if nothing is to be scaled"
+)
+
+
+def _is_typed(parameters: Any) -> bool:
+    """Return whether rotary parameters are scaled, and say so under the older name alone."""
+    return isinstance(parameters, Mapping) and (
+        "rope_type" not in parameters and parameters.get("type", "default") != "default"
+    )
 
 
 def _by_kind(parameters: Mapping[str, Any]) -> bool:

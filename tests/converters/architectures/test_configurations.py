@@ -13,10 +13,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.understand import understand
-from ggferry.formats.errors import InconsistentError
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.understand import graph_of, understand
+from ggferry.formats.errors import InconsistentError, UnexpectedTensorError
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,10 +26,12 @@ GONE = object()
 """A key that is taken out."""
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "original_max_position_embeddings": 32}
 YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+NO_ROPE = {"rope_parameters": GONE, "rotary_pct": 1.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a pattern of letters": ("exaone4 windows", {"sliding_window_pattern": "LLLG"}),
     "a pattern of letters, experts": ("exaone_moe", {"sliding_window_pattern": "LLG"}),
     "low equals high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 2, "high_freq_factor": 2}}),
+    "low above high": ("llama llama3", {"rope_parameters": {**LLAMA3, "low_freq_factor": 8, "high_freq_factor": 0.5}}),
     "windows of all blocks": (
         "qwen3moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
     ),
@@ -59,13 +63,41 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "scored as published": ("dots1", {"scoring_func": "noaux_tc"}),
     "a base of some blocks": ("olmo3", {"rope_parameters": GONE, "rope_theta": 700.0}),
     "rotary parameters of no kind": ("olmo3", {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}}),
+    "a fraction that its own key contradicts": ("minimax_m2", {"rotary_dim": 8}),
+    "a base that its own key contradicts": ("gptneox", {**NO_ROPE, "rope_theta": 777.0, "rotary_emb_base": 333.0}),
+    "a base under a key that the class does not read": ("gptneox", {**NO_ROPE, "rope_theta": 777.0}),
+    "a base beside rotary parameters": (
+        "gptneox",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 1.0}, "rope_theta": 777.0,
+         "rotary_emb_base": 333.0},
+    ),
+    "a fraction under a key that the class does not read": (
+        "gptneox", {**NO_ROPE, "rotary_pct": 0.25, "partial_rotary_factor": 1.0}
+    ),
+    "parameters by kind of block beside older ones": (
+        "step35", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    ),
+    "a kind under both names": (
+        "olmo3",
+        {"rope_parameters": GONE, "rope_theta": 700.0, "rope_scaling": {"rope_type": "default", "type": "linear"}},
+    ),
+    "biases that the class does not read": ("nemotron-h", {"attention_bias": True}),
     "yarn": ("hunyuan dense", {"rope_parameters": {**YARN, "attention_factor": 0.8}}),
 }  # fmt: skip
 
 
-def changed(name: str, folder: Path, **changes: Any) -> np.ndarray:
-    """Save the tiny model with these keys in its config.json, and return the logits of what transformers then loads."""
-    make(name, folder)
+def changed(name: str, folder: Path, built: dict[str, Any] | None = None, /, **changes: Any) -> np.ndarray:
+    """Save the tiny model with these keys in its config.json, and return the logits of what transformers then loads.
+
+    `built`: keys with which it is made.
+    """
+    make(name, folder, **(built or {}))
+    edit(folder, **changes)
+    return loaded(name, folder)
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change keys of the text model's configuration."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     text = config.get("text_config", config)
@@ -73,7 +105,6 @@ def changed(name: str, folder: Path, **changes: Any) -> np.ndarray:
     for key in [key for key, value in changes.items() if value is GONE]:
         text.pop(key, None)
     path.write_text(json.dumps(config))
-    return loaded(name, folder)
 
 
 def loaded(name: str, folder: Path) -> np.ndarray:
@@ -96,6 +127,83 @@ def test_a_configuration_means_what_it_means_to_transformers(case: str, tmp_path
     name, changes = CASES[case]
     expected = changed(name, tmp_path / "hf", **changes)
     check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+def test_the_default_proof_takes_keys_that_the_class_does_not_read(tmp_path: Path) -> None:
+    """Of a contradiction the proof's second reader must know, too, which word counts."""
+    changed("gptneox", tmp_path / "hf", **NO_ROPE, rope_theta=777.0)
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))
+    assert graph_of(made.path).sizes["rope_base"] == 10000.0
+
+
+MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "whole heads turn": ("minimax-m3", {"index_head_dim": 16}, {"rope_parameters": GONE}),
+    "narrow heads turn whole": ("minimax-m3", {"head_dim": 8}, {}),
+    "no kinds of blocks": (
+        "minimax-01", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, {"layer_types": GONE}
+    ),
+    "no expert is shared": ("afmoe", {"num_shared_experts": 0}, {}),
+    "gelu": ("phi2", {"hidden_act": "gelu"}, {}),
+    "gelu by another approximation": ("phi2", {"hidden_act": "gelu_fast"}, {}),
+    **{f"an output of its own: {name}": (name, {"tie_word_embeddings": False}, {})
+       for name in ("gemma3n", "cohere2", "command-r", "gemma4 shared")},
+    **{f"a class that ties nothing: {name}": (name, {"tie_word_embeddings": True}, {})
+       for name in ("ling 3", "kimi linear", "nemotron-h", "nemotron-h moe")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_a_model_of_another_shape_is_what_transformers_loads(case: str, tmp_path: Path) -> None:
+    name, built, changes = MADE[case]
+    expected = changed(name, tmp_path / "hf", built, **changes)
+    check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no kinds of attention beside indexers": ("minimax-m3", {"layer_types": GONE}, "lists no kinds of attention"),
+    "indexers narrower than what turns": ("minimax-m3", {"rope_parameters": GONE}, "n_rot <= index_width"),
+    "no biases, which llama.cpp requires": ("gpt-oss", {"attention_bias": False}, "attention_bias is false"),
+    "scores divided by another number": ("step35", {"query_pre_attn_scalar": 24}, "query_scalar == head_dim"),
+    **{f"a kind under the older name: {name}": (
+        name, {"rope_parameters": GONE, "rope_scaling": {"type": "linear", "factor": 4.0}}, "under 'type'")
+       for name in ("olmo3", "gemma3")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_sound_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    name, changes, reason = REFUSED[case]
+    make(name, tmp_path)
+    edit(tmp_path, **changes)
+    with pytest.raises(InconsistentError, match=reason):
+        understand(open_checkpoint(str(tmp_path)))
+
+
+SAID = ("llama biases", "granite", "gptneox", "stablelm")
+"""Models with biases, of which a configuration says in some key that there are some."""
+BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "use_qkv_bias"), False)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_biases_that_the_configuration_denies_are_left_out_by_name(name: str, tmp_path: Path) -> None:
+    expected = changed(name, tmp_path / "hf", **BIASES)
+    graph = understand(open_checkpoint(str(tmp_path / "hf")))
+    lost = [drop for drop in graph.dropped if drop.loses]
+    assert lost and all(drop.ref.name.endswith("bias") and "is false" in drop.reason for drop in lost)
+    assert any(lost[0].ref.name in note and "not carried over" in note for note in graph.notes)
+    check(expected, tmp_path / "hf", tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("llama biases", "attention_bias"), ("granite", "attention_bias"), ("stablelm", "use_qkv_bias")]
+)
+def test_biases_of_which_the_configuration_says_nothing_are_asked_about(name: str, key: str, tmp_path: Path) -> None:
+    """transformers leaves them out with a warning; llama.cpp's converter carries them: whoever made them knows."""
+    make(name, tmp_path)
+    edit(tmp_path, **{key: GONE})
+    with pytest.raises(UnexpectedTensorError) as caught:
+        understand(open_checkpoint(str(tmp_path)))
+    assert caught.value.hint and f'"{key}"' in caught.value.hint
 
 
 def test_one_expert_is_a_dense_feed_forward(tmp_path: Path) -> None:

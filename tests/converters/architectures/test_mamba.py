@@ -17,7 +17,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import GgferryError, ShapeError, UnsupportedError
 from helpers.peers import Peers
-from helpers.tiny_models import MAMBA, MAMBA2, TOKENS, make, relative
+from helpers.tiny_models import MAMBA, MAMBA2, TINY, TOKENS, make, relative
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -145,3 +145,24 @@ def test_quantized_bytes_are_the_reigning_tools(name: str, fixtures: Path, peer:
         assert (ref.type, ref.shape) == (other.type, other.shape), key
         a, b = (c.files[0].read(r.spans[0].offset, r.nbytes) for c, r in ((ours, ref), (theirs, other)))
         assert a == b, key
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon mamba"])
+def test_weights_that_transformers_divides_as_it_loads_them_are_written_as_stored(name: str, tmp_path: Path) -> None:
+    """The scale belongs to their beginning; transformers 5.23 applies it to what it has loaded."""
+    import torch
+    import transformers
+
+    stored = make(name, tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rescale_prenorm_residual": True}))
+    graph = understand(open_checkpoint(str(tmp_path)))
+    assert relative(stored, forward(graph, TOKENS)) <= 1e-5
+    loaded = getattr(transformers, TINY[name].cls).from_pretrained(tmp_path)
+    with torch.no_grad():
+        divided = loaded(torch.tensor([TOKENS])).logits[0].numpy()
+        for number in range(3):
+            loaded.backbone.layers[number].mixer.out_proj.weight.mul_(3**0.5)
+        restored = loaded(torch.tensor([TOKENS])).logits[0].numpy()
+    assert relative(stored, divided) > 0.1 and relative(stored, restored) <= 1e-5
+    assert any("transformers 5.23 divides them" in note for note in graph.notes)

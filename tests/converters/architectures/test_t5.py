@@ -94,6 +94,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "32 buckets": ("T5ForConditionalGeneration", {"relative_attention_num_buckets": 32}),
     "eps, start": ("T5ForConditionalGeneration", {"layer_norm_epsilon": 1e-3, "decoder_start_token_id": 7}),
     "one decoder block": ("T5ForConditionalGeneration", {"num_decoder_layers": 1, "d_kv": 12}),
+    "mt5": ("MT5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu"}),
     "umt5": ("UMT5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu"}),
     "encoder": ("T5EncoderModel", {"relative_attention_max_distance": 12}),
     "encoder of umt5": ("UMT5EncoderModel", {"feed_forward_proj": "gated-gelu"}),
@@ -107,7 +108,7 @@ def saved(folder: Path, name: str, **changes: Any) -> np.ndarray:
 
     torch.manual_seed(5)
     kind, own = VARIANTS[name]
-    config = getattr(transformers, "UMT5Config" if "UMT5" in kind else "T5Config")(**{**SIZES, **own, **changes})
+    config = getattr(transformers, f"{kind[: kind.index('T5')]}T5Config")(**{**SIZES, **own, **changes})
     model = getattr(transformers, kind)(config).eval()
     shake(model)
     model.save_pretrained(folder)
@@ -184,6 +185,20 @@ def test_what_is_tied_is_scaled(tmp_path: Path) -> None:
     assert relative(expected, forward(unsaid, IDS)) <= LIMIT
 
 
+def test_logits_of_an_untied_umt5_are_said_to_be_scaled_by_transformers(tmp_path: Path) -> None:
+    saved(tmp_path, "umt5")
+    assert not any("every UMT5" in note for note in graph_of(str(tmp_path)).notes)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
+    graph = graph_of(str(tmp_path))
+    loaded = transformers.UMT5ForConditionalGeneration.from_pretrained(tmp_path)
+    with torch.no_grad():
+        given = torch.tensor([[0, *IDS[:-1]]])
+        expected = loaded(input_ids=torch.tensor([IDS]), decoder_input_ids=given).logits[0].numpy()
+    assert relative(expected * 48**0.5, forward(graph, IDS)) <= LIMIT
+    assert any("every UMT5" in note for note in graph.notes)
+
+
 def test_an_output_layer_of_its_own(tmp_path: Path) -> None:
     """As transformers 4 saves Flan-T5: not tied, its own lm_head, no scale."""
     saved(tmp_path, "gated")
@@ -234,7 +249,7 @@ def test_a_bias_that_cross_attention_never_uses_is_carried(tmp_path: Path) -> No
         ("relative_attention_num_buckets", 3), ("relative_attention_num_buckets", 0),
         ("relative_attention_max_distance", 4), ("relative_attention_max_distance", 0),
         ("relative_attention_max_distance", -1), ("decoder_start_token_id", 96), ("layer_norm_epsilon", "x"),
-        ("model_type", "umt5"), ("vocab_size", 97),
+        ("model_type", "umt5"), ("vocab_size", 97), ("dense_act_fn", "gelu_new"), ("is_gated_act", True),
     ],
 )  # fmt: skip
 def test_what_contradicts_or_cannot_be_said_is_refused(key: str, value: Any, tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ def test_integers_equal_torch(name: str) -> None:
     assert np.array_equal(decoded, values.to(torch.float32).numpy().reshape(len(rows), columns))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2)])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2), ("F8_E8M0", torch.float8_e8m0fnu)],
+)
 def test_all_byte_floats_equal_torch(name: str, dtype: torch.dtype) -> None:
     rows = np.arange(256, dtype=np.uint8).reshape(4, 64)
     decoded = codec(name).decode(rows, 64)
