@@ -31,7 +31,8 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
 
     jinja_chat.cap(resource.RLIMIT_DATA, job["memory"])
     jinja_chat.cap(resource.RLIMIT_CPU, int(sum(os.times()[:2])) + 1 + job["seconds"])
-    return llama_cpp_chat.main(job)
+    found: tuple[str, list[Any], dict[str, Any]] = llama_cpp_chat.main(job)
+    return found
 
 
 if __name__ == "__main__":
