@@ -23,12 +23,12 @@ from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof import receipt as receipts
 from ggferry.converters.proof.compare import Case, Proof, expect_comparing, of_texts, verify_together
 from ggferry.converters.proof.metadata import check_metadata
-from ggferry.converters.proof.second_reader.check import Reading
 from ggferry.converters.proof.second_reader.stated_keys import check_stated
 from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Depth, Vocabularies, check_tokenizer
-from ggferry.converters.proof.witnesses.conversations import testify
+from ggferry.converters.proof.witnesses.beside import Beside
 from ggferry.converters.proof.witnesses.examine import chosen, examine
+from ggferry.converters.proof.witnesses.llama_cpp_texts import testify
 from ggferry.converters.request import Naming, open_source_of, request_of, stated_options
 from ggferry.converters.request import Request as Request
 from ggferry.converters.reranking.recognize import asked_with
@@ -172,11 +172,11 @@ def _carry_out(
             for rung in rungs
         ]
         _check_space(rungs)
-        reading = second_reading(rungs[0].request, source, rungs[0].plan.graph)
-        stack.callback(reading.close)
+        beside = others_beside(rungs[0], source)
+        stack.callback(beside.close)
         try:
             rungs = _write(rungs, outputs, stage)
-            proofs = prove_together(rungs, [output.partials[0] for output in outputs], stage, reading)
+            proofs = prove_together(rungs, [output.partials[0] for output in outputs], stage, beside)
         except (CorruptError, VerificationError):
             opened.check_unchanged()  # the likelier reason
             raise
@@ -193,15 +193,11 @@ def _carry_out(
     return found
 
 
-def second_reading(request: Request, source: Checkpoint, graph: ModelGraph) -> Reading:
-    """Begin to have the source read by the libraries it is made with; of a level without a proof, by none.
-
-    Args:
-        request: The conversion.
-        source: The source as its reader returned it.
-        graph: What was understood of it.
-    """
-    return Reading(source, graph, idle=request.level == "none" or request.options.vocab_only)
+def others_beside(rung: Rung, source: Checkpoint) -> Beside:
+    """Begin what other programs do for a proof meanwhile; `source`: as its reader returned it."""
+    request, graph = rung.request, rung.plan.graph
+    idle, vocab_only = request.level == "none", request.options.vocab_only
+    return Beside(source, graph, rung.tokenizer, idle=idle, vocab_only=vocab_only)
 
 
 def receipts_of(rungs: Sequence[Rung], proofs: Sequence[tuple[Proof, list[Record]]]) -> list[dict[str, Any]]:
@@ -285,7 +281,7 @@ def prove(
 
 
 def prove_together(
-    rungs: Sequence[Rung], paths: Sequence[str], stage: Stage, reading: Reading | None = None
+    rungs: Sequence[Rung], paths: Sequence[str], stage: Stage, beside: Beside | None = None
 ) -> list[tuple[Proof, list[Record]]]:
     """Do for several outputs of one source what `prove` does for one.
 
@@ -293,7 +289,7 @@ def prove_together(
         rungs: The outputs.
         paths: Where their bytes are now.
         stage: Opens a progress display for each phase.
-        reading: What other libraries read of the source meanwhile.
+        beside: What other programs do meanwhile.
     """
     request = rungs[0].request
     with ExitStack() as stack:
@@ -304,7 +300,7 @@ def prove_together(
             check_metadata(rung.plan, again)
             opened.append(replace(again, files=passing(again.files)))
         begin(file for again in opened for file in again.files)
-        proofs = _proofs(rungs, opened, stage, reading)
+        proofs = _proofs(rungs, opened, stage, beside)
         found = _records([file for again in opened for file in again.files], workers(request.jobs))
         return [(proof, [found[id(file)] for file in again.files]) for proof, again in zip(proofs, opened, strict=True)]
 
@@ -320,20 +316,23 @@ def _records(files: Sequence[Source], threads: int) -> dict[int, Record]:
     return found
 
 
-def _proofs(rungs: Sequence[Rung], opened: Sequence[Checkpoint], stage: Stage, reading: Reading | None) -> list[Proof]:
-    request, plan, said = rungs[0].request, rungs[0].plan, Said()
+def _proofs(rungs: Sequence[Rung], opened: Sequence[Checkpoint], stage: Stage, beside: Beside | None) -> list[Proof]:
+    request, plan, vocabulary = rungs[0].request, rungs[0].plan, Said()
     if isinstance(plan, AdapterPlan):
         with stage(Phase.VERIFYING, plan.bytes_written) as progress:
             level, jobs = request.level, request.jobs
             proof = prove_adapter(plan.adapter, opened[0], level=level, jobs=jobs, progress=progress)
-            return [replace(proof, second_reader=reading.check()) if reading else proof]
-    cases = [_case(rung, again, said) for rung, again in zip(rungs, opened, strict=True)]
+            return [replace(proof, second_reader=beside.reading()) if beside else proof]
+    cases = [_case(rung, again, vocabulary) for rung, again in zip(rungs, opened, strict=True)]
     if request.level == "none":
         return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
     found = [proof for half in halves(rungs, cases) for proof in verify_together(half, jobs=request.jobs, stage=stage)]
-    if reading is not None:
-        second = reading.check()
-        found = [replace(proof, second_reader=second) for proof in found]
+    if beside is not None:
+        second, said = beside.reading(), beside.conversations(opened[0])
+        found = [
+            replace(proof, second_reader=second, testimonies=(*proof.testimonies, *(() if rung.is_second else said)))
+            for rung, proof in zip(rungs, found, strict=True)
+        ]
     return [
         witnessed(proof, case.sides.source, case.sides.output, rung.request, stage)
         for rung, case, proof in zip(rungs, cases, found, strict=True)
@@ -353,18 +352,18 @@ class Said:
     found: dict[str, Any] | None = None
 
 
-def _case(rung: Rung, again: Checkpoint, said: Said) -> Case:
+def _case(rung: Rung, again: Checkpoint, vocabulary: Said) -> Case:
     """Return what is to be compared for an output that was opened again; its vocabulary is compared here."""
     request, plan = rung.request, rung.plan
     output = understand(again, vocab_only=request.options.vocab_only)
     read = tokenizer_of(output, again, Request(again.path))
-    if said.found is None or said.output != read:
+    if vocabulary.found is None or vocabulary.output != read:
         sides = Vocabularies(rung.tokenizer, read, plan.graph.checkpoint, request.vocab)
-        said.output, said.found = read, check_tokenizer(sides, again.path, depth_of(request))
+        vocabulary.output, vocabulary.found = read, check_tokenizer(sides, again.path, depth_of(request))
     if not output.architecture.projector:
         check_stated(plan.graph.checkpoint, again, request.vocab, request.metadata, asked=asked_with(plan.graph))
     encoding = Encoding(plan.imatrix, ours=True, marks=rung.marks, any_error=request.allow_quantization_error)
-    return Case(Sides(plan.graph, output, encoding), request.level, said.found)
+    return Case(Sides(plan.graph, output, encoding), request.level, vocabulary.found)
 
 
 def witnessed(proof: Proof, source: ModelGraph, output: ModelGraph, request: Request, stage: Stage) -> Proof:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from ggferry.converters.adapters.plan import is_adapter, plan_adapter
 from ggferry.converters.adapters.prove import prove_adapter
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import steps_of_types
-from ggferry.converters.convert import depth_of, prove_together, receipts_of, second_reading, witnessed
+from ggferry.converters.convert import depth_of, others_beside, prove_together, receipts_of, witnessed
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.converters.metadata.general_keys import Entry
@@ -27,6 +28,7 @@ from ggferry.converters.proof.second_reader.stated_keys import check_stated
 from ggferry.converters.proof.tensors import Encoding
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnessed import unseen
+from ggferry.converters.proof.witnesses.beside import Beside
 from ggferry.converters.proof.witnesses.examine import chosen
 from ggferry.converters.request import Request, missing_files, open_source_of, with_stated
 from ggferry.converters.reranking.recognize import asked_with
@@ -152,28 +154,29 @@ def _model_again(
     vocab_only = not after.tensors
     mirror = understand(after, vocab_only=vocab_only)
     graph = _same_half(request, before, mirror)
-    reading = second_reading(request, raw, graph)
     check_hparams(graph, mirror)
     check_accounting(graph, mirror)
     tokenizer = tokenizer_of(graph, before, request)
-    steps = steps_of_types(graph, {name: node.inputs[0].type for name, node in mirror.by_name.items()})
-    expected, _ = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
-    keys = compare_keys(_values(expected), after, (graph, mirror), allow)
-    told = (*graph.notes, "the output has no vocabulary") if request.vocab.none else graph.notes
-    runtime = runtime_notes(mirror.architecture.name, after.metadata, after.tensors, told, vocab_only=vocab_only)
-    read = tokenizer_of(mirror, after, Request(after.path))
-    sides = Vocabularies(tokenizer, read, before, request.vocab, keys.apart)
-    tokens = check_tokenizer(sides, after.path, depth_of(request))
-    if not mirror.architecture.projector:
-        check_stated(before, after, request.vocab, request.metadata, keys.apart, asked_with(graph))
-    matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
-    encoding = Encoding(matrix.renamed(renamed) if matrix else None, any_error=request.allow_quantization_error)
-    with computing_on(request.device):
-        proof = verify(
-            graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
-        )
-        proof = replace(proof, second_reader=reading.check())
-        proof = witnessed(proof, graph, mirror, request, stage)
+    with closing(Beside(raw, graph, tokenizer, idle=False, vocab_only=vocab_only)) as beside:
+        steps = steps_of_types(graph, {name: node.inputs[0].type for name, node in mirror.by_name.items()})
+        expected, _ = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
+        keys = compare_keys(_values(expected), after, (graph, mirror), allow)
+        told = (*graph.notes, "the output has no vocabulary") if request.vocab.none else graph.notes
+        runtime = runtime_notes(mirror.architecture.name, after.metadata, after.tensors, told, vocab_only=vocab_only)
+        read = tokenizer_of(mirror, after, Request(after.path))
+        sides = Vocabularies(tokenizer, read, before, request.vocab, keys.apart)
+        tokens = check_tokenizer(sides, after.path, depth_of(request))
+        if not mirror.architecture.projector:
+            check_stated(before, after, request.vocab, request.metadata, keys.apart, asked_with(graph))
+        matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
+        encoding = Encoding(matrix.renamed(renamed) if matrix else None, any_error=request.allow_quantization_error)
+        with computing_on(request.device):
+            proof = verify(
+                graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
+            )
+            said = (*proof.testimonies, *beside.conversations(after))
+            proof = replace(proof, second_reader=beside.reading(), testimonies=said)
+            proof = witnessed(proof, graph, mirror, request, stage)
     return proof, keys, (*runtime, *unseen(graph))
 
 
@@ -216,17 +219,17 @@ def reprove(requests: Sequence[Request], stage: Stage) -> list[dict[str, Any]]:
     the source is planned, and they are read and proved as if they had just been written. Raises VerificationError for a
     file that this conversion would not write, and what converting raises for the source.
     """
-    request, reading = requests[0], None
+    request, beside = requests[0], None
     before = open_source_of(request)
     try:
         sums = check_sums(before, stage, workers(request.jobs))
         rungs = rungs_of(requests, replace(before, files=passing(before.files)))
-        reading = second_reading(request, before, rungs[0].plan.graph)
+        beside = others_beside(rungs[0], before)
         try:
             for rung in rungs:
                 for drop in rung.plan.graph.dropped:
                     check_replica(rung.plan, drop)
-            proofs = prove_together(rungs, [rung.paths[0] for rung in rungs], stage, reading)
+            proofs = prove_together(rungs, [rung.paths[0] for rung in rungs], stage, beside)
         except (PassingError, ChangedError):
             raise
         except GgferryError as error:
@@ -235,8 +238,8 @@ def reprove(requests: Sequence[Request], stage: Stage) -> list[dict[str, Any]]:
         rungs = [replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, *sums))) for rung in rungs]
         return receipts_of(rungs, proofs)[: len(requests)]
     finally:
-        if reading is not None:
-            reading.close()
+        if beside is not None:
+            beside.close()
         before.close()
 
 

@@ -106,8 +106,8 @@ def main() -> None:
     version = re.search(r"xllamacpp-[\d.]*\.(\d+)\.tar\.gz$", archive)
     if version is None:
         raise SystemExit("the source distribution of xllamacpp, please")
-    files = dict(_sources(archive))
-    _check_digests({**files, **dict(_sources(archive, beside=True))})
+    files = dict(sources(archive))
+    _check_digests({**files, **dict(sources(archive, beside=True))})
     source = Source.of(files)
     digest = hashlib.sha256(Path(archive).read_bytes()).hexdigest()
     print(HEAD.format(archive=Path(archive).name, version=f"b{version[1]}", digest=digest), end="")
@@ -115,7 +115,7 @@ def main() -> None:
         print(line)
 
 
-def _sources(archive: str, beside: bool = False) -> Iterator[tuple[str, str]]:
+def sources(archive: str, beside: bool = False) -> Iterator[tuple[str, str]]:
     """(path below llama.cpp/src, text) of every source file there, or of the one `BESIDE` them."""
     with tarfile.open(archive) as bundle:
         for member in bundle:

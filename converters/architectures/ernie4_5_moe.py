@@ -47,8 +47,8 @@ ROLES = roles(
 )
 
 BETWEEN = Remark(
-    "sparse_step != 1", "llama.cpp does not load this model: from the first on, it wants experts in every block",
-    stops="llama.cpp",
+    "sparse_step != 1 and n_dense < n_layer and (n_dense + 1 < n_layer or n_layer % sparse_step != 0)",
+    "llama.cpp does not load this model: from the first on, it wants experts in every block", stops="llama.cpp",
 )  # fmt: skip
 
 BOUND = Remark(

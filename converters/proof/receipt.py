@@ -15,7 +15,7 @@ from ggferry.converters.conversion_plan.steps import Plan, count_types, step_rec
 from ggferry.converters.forward.model import as_stored
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.runtime_notes import computed_otherwise, loads
-from ggferry.converters.proof.witnesses.testimony import who_testified
+from ggferry.converters.proof.witnesses.testimony import CONVERSATIONS, who_testified
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.gguf.values import Value
 from ggferry.formats.json_files.kinds import strict
@@ -204,6 +204,11 @@ def how_it_was_proved(proof: Proof) -> str:
         parts.append("no forward pass (--verify fast)" if proof.level == "fast" else "no forward pass is known")
     if proof.tokenizer.get("texts"):
         parts.append(_tokenized(proof.tokenizer))
+    parts += [
+        f"chat template rendered over {said.count} conversations{' alike' if ' and ' in said.witness else ''} "
+        f"by {said.witness}"
+        for said in proof.testimonies if said.what == CONVERSATIONS and said.why is None
+    ]  # fmt: skip
     return "; ".join(parts if proof.level == "none" else (who_testified(proof.testimonies), *parts))
 
 

@@ -2,9 +2,10 @@
 
 Its WordPiece keeps only the first sign of what a character is composed of (so Hangul loses its vowels), takes vowel
 signs that stand beside a letter for accents, matches bytes, and knows no longest word. Its unigram has no byte
-fallback, and its own rule for blanks. Of any vocabulary it takes some tokens for special by their text alone. Source:
-llama.cpp `llm_tokenizer_wpm_session`, `llm_tokenizer_ugm_session`, `llama_vocab::impl::load` (llama-vocab.cpp, b11549),
-`unicode_cpts_normalize_nfd`, `scripts/gen-unicode-data.py`.
+fallback, and its own rule for blanks. Its tables of letters, numbers and symbols are of Unicode 15, and its RWKV finds
+the names of control tokens. Of any vocabulary it takes some tokens for special by their text alone. Source: llama.cpp
+`llm_tokenizer_wpm_session`, `llm_tokenizer_ugm_session`, `llm_tokenizer_rwkv`, `llama_vocab::impl::load`
+(llama-vocab.cpp, b11549), `unicode_cpts_normalize_nfd`, `scripts/gen-unicode-data.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
+from ggferry.converters.tokenizers.building_blocks.byte_level import spell
 from ggferry.converters.tokenizers.building_blocks.charsmap import Charsmap
+from ggferry.converters.tokenizers.building_blocks.pre_tokenizers import compiled, spans
 from ggferry.converters.tokenizers.building_blocks.special_tokens import splitters, well_formed
+from ggferry.converters.tokenizers.building_blocks.unassigned_signs import NO_CATEGORY, unassigned
+from ggferry.converters.tokenizers.encoders.bpe import BpeEncoder
 from ggferry.converters.tokenizers.encoders.unigram import UnigramEncoder
 from ggferry.converters.tokenizers.encoders.wordpiece import CJK
 from ggferry.converters.tokenizers.tokenizer import SPACE, Tokenizer, TokenType, encoder
@@ -54,6 +59,12 @@ PROBES = {
     "rare signs": "\ueb9b \U0001f80f \u2fda 𓀀",
 }
 """A text for each construct that a program may cut in its own way."""
+LATER = "signs that Unicode has since version 16"
+LATER_TEXTS = (
+    (" \U0001f8c0", " ☀"), ("☀\U0001f8c0", "☀☀"), (" \u1c89", " Ж"), ("a\u1c89", "aЖ"), ("1\U00010d40", "1٣"),
+    ("\U00010d40\U00010d41", "٣٣"), ("e\u0897", "e\u0301"), (" \U000105c0", " Ж"), ("☀\u1b4e", "☀…"), ("a\u1b4e", "a…"),
+)  # fmt: skip
+"""Texts with such signs, and what they are cut like where Unicode is read as it is now: signs of one category each."""
 ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
@@ -64,6 +75,8 @@ ENDS = (
 
 def cut_otherwise(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return the scripts and constructs whose texts llama.cpp gives other ids than the vocabulary's own rules do."""
+    if tokenizer.model == "gpt2":
+        return (LATER,) if _later_apart(tokenizer) else ()
     theirs = runtime(tokenizer)
     if theirs is None:
         return ()
@@ -71,17 +84,88 @@ def cut_otherwise(tokenizer: Tokenizer) -> tuple[str, ...]:
     return tuple(name for name, text in PROBES.items() if own.encode(text, bos=False) != theirs.encode(text))
 
 
-def runtime(tokenizer: Tokenizer) -> WordPiece | Unigram | None:
+def runtime(tokenizer: Tokenizer) -> WordPiece | Unigram | ByteLevel | World | None:
     """Return llama.cpp's encoder where it is known to have rules of its own."""
-    kinds: dict[str, type[WordPiece | Unigram]] = {"bert": WordPiece, "t5": Unigram}
+    kinds: dict[str, type[WordPiece | Unigram | ByteLevel | World]] = {
+        "bert": WordPiece, "t5": Unigram, "gpt2": ByteLevel, "rwkv": World,
+    }  # fmt: skip
     kind = kinds.get(tokenizer.model)
     return kind(tokenizer) if kind else None
+
+
+def _later_apart(tokenizer: Tokenizer) -> bool:
+    """Return whether llama.cpp joins or parts signs of later Unicode otherwise.
+
+    Only the merges that such a text can need are looked at: all of them take a second.
+    """
+    signs = set(spell("".join(sign for text, _ in LATER_TEXTS for sign in text).encode()))
+    needed = tuple(merge for merge in tokenizer.merges or () if signs.issuperset(merge.replace(" ", "")))
+    few = ByteLevel(replace(tokenizer, merges=needed))
+    return any(few.encode(text) != few.encode(text, like) for text, like in LATER_TEXTS)
 
 
 def taken_for_special(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return the texts of ordinary tokens that llama.cpp takes for control tokens."""
     ordinary = {text for token, text in enumerate(tokenizer.tokens) if tokenizer.type_of(token) == TokenType.NORMAL}
     return tuple(text for text in ENDS if text in ordinary)
+
+
+class ByteLevel:
+    """llama.cpp's encoder of a 'gpt2' vocabulary: what its tables do not know is of no category."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._encoder = BpeEncoder(tokenizer)
+        self._special = splitters(tokenizer)[False]
+        self._prefix = tokenizer.flags.get("add_space_prefix", False)
+
+    def encode(self, text: str, like: str | None = None) -> list[int]:
+        """Return the ids of a text, without those that stand before and behind it.
+
+        Args:
+            text: The text.
+            like: Another of its length, in the place of which it is cut; None for what llama.cpp takes it for.
+        """
+        found: list[int] = []
+        for at, part in enumerate(self._special.split(text)):
+            if isinstance(part, int):
+                found.append(part)
+                continue
+            prefix = " " if at == 0 and self._prefix and not part.startswith(" ") else ""
+            found += self._encoder.encode_words(self._words(prefix + well_formed(part), like))
+        return found
+
+    def _words(self, text: str, like: str | None) -> Iterator[str]:
+        if not self._encoder.pre.byte_level:
+            text = text.replace(" ", SPACE)
+        words = [(0, len(text))] if text else []
+        known = like if like is not None else unassigned().sub(NO_CATEGORY, text)
+        for pattern in self._encoder.pre.chain:
+            seen = known if "\\p{" in pattern else text  # a range of code points is one in any Unicode
+            words = [
+                (first + start, first + stop)
+                for first, last in words for start, stop in spans(compiled(pattern), seen[first:last])
+            ]  # fmt: skip
+        return (text[first:last] for first, last in words)
+
+
+class World:
+    """llama.cpp's encoder of an 'rwkv' vocabulary: it finds the names of control tokens in plain text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._encoder = encoder(replace(tokenizer, types=None))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without those that stand before and behind it."""
+        return self._encoder.encode(text, bos=False)
+
+
+def found_in_text(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the names of control tokens that llama.cpp's RWKV finds in plain text."""
+    if tokenizer.model != "rwkv":
+        return ()
+    return tuple(
+        text for token, text in enumerate(tokenizer.tokens) if text and tokenizer.type_of(token) == TokenType.CONTROL
+    )
 
 
 class Unigram:

@@ -5,7 +5,7 @@ Models and pre-tokenizers that llama.cpp does not know are found elsewhere (`con
 
 from __future__ import annotations
 
-from ggferry.converters.tokenizers.in_llama_cpp import cut_otherwise, taken_for_special
+from ggferry.converters.tokenizers.in_llama_cpp import cut_otherwise, found_in_text, taken_for_special
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
 
 # llama-vocab.cpp changes the attributes of these tokens in any model whose general.name contains "phi3" or "phi-3",
@@ -33,10 +33,12 @@ def objections(tokenizer: Tokenizer, name: str = "") -> tuple[str, ...]:
     return tuple(found)
 
 
+SHOWN = 8
 BLANK = ("blanks in front", "nothing but blanks", "blanks in runs")
 WHY = {
     "bert": "its WordPiece keeps one sign of a composed character and no vowel signs, knows no longest word, and has "
     "tables of a later Unicode",
+    "gpt2": "its tables of Unicode are of version 15",
     "t5": "its unigram has its own rule for blanks",
 }
 NO_FALLBACK = "its unigram has no byte fallback: what no piece holds is unknown"
@@ -52,6 +54,11 @@ def differences(tokenizer: Tokenizer) -> tuple[str, ...]:
         found.append(
             f"llama.cpp cuts texts otherwise than the model's own tokenizer, in these scripts and constructs: "
             f"{', '.join(constructs)}; what it makes of such texts is not what the model was trained on ({why})"
+        )
+    if names := found_in_text(tokenizer):
+        found.append(
+            f"llama.cpp finds the names of control tokens in plain text, which the model's own tokenizer does not: "
+            f"{', '.join(map(repr, names[:SHOWN]))}{f' and {len(names) - SHOWN} more' if names[SHOWN:] else ''}"
         )
     if taken := taken_for_special(tokenizer):
         found.append(

@@ -25,6 +25,10 @@ ADDED_TOKENS = "added_tokens"
 TEMPLATES = "additional_chat_templates"
 
 
+MISTRAL = tuple(f"tokenizer.model.{version}" for version in ("v7", "v7m1", "v3", "v2", "v1"))
+"""SentencePiece files as Mistral numbers them (mistral_common, `is_sentencepiece`), the newest first."""
+
+
 @dataclass(frozen=True, slots=True)
 class SidecarFile:
     """A file that is looked for in the folder of the weights.
@@ -50,7 +54,9 @@ SIDECARS = (
     SidecarFile("params.json", ("params.json",), tokenizer=True),
     SidecarFile("adapter_config", ("adapter_config.json",)),
     SidecarFile("quantize_config", ("quantize_config.json", "quant_config.json", "hf_quant_config.json")),
-    SidecarFile("tokenizer.model", ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"), True, True),
+    SidecarFile(
+        "tokenizer.model", ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", *MISTRAL), True, True
+    ),
     SidecarFile("tokenizer.json", ("tokenizer.json",), True, True, "20B_tokenizer.json"),  # RWKV-4's Pile models
     SidecarFile("tekken.json", ("tekken.json",), True, True),
     SidecarFile("qwen.tiktoken", ("qwen.tiktoken",), True, True),

@@ -173,6 +173,125 @@ def test_other_bytes_are_said(change: Callable[[Blocks], None], four_bits: Path,
     assert note.startswith("not the bytes that llama-quantize writes of the source: blk.1.ffn_down.weight (rounded")
 
 
+@pytest.fixture(scope="module", params=["q8_0", "q6_k"])
+def many_bits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("quantized") / f"{request.param}.gguf"
+    convert(Request(SOURCE, str(out), Options(outtype=request.param, pure=True, allow_requantize=True), level="fast"))
+    Path(f"{out}.receipt.json").unlink()
+    return out
+
+
+def levels(blocks: np.ndarray) -> np.ndarray:
+    """The quants of Q8_0 (34 bytes a block) or Q6_K (210) as whole numbers from 0 on (ggml-quants.c)."""
+    if blocks.shape[1] == 34:
+        return blocks[:, 2:].view(np.int8).astype(int) + 128
+    low, high = blocks[:, :128].reshape(-1, 2, 2, 32), blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    parts = np.concatenate([low & 15, low >> 4], 2).astype(int)
+    return parts | ((high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3).astype(int) << 4
+
+
+def put(blocks: np.ndarray, values: np.ndarray) -> None:
+    """Undo `levels`."""
+    if blocks.shape[1] == 34:
+        blocks[:, 2:] = (values - 128).astype(np.int8).view(np.uint8)
+        return
+    low, high = values & 15, values >> 4
+    blocks[:, :128] = (low[:, :, :2] | low[:, :, 2:] << 4).reshape(-1, 128)
+    blocks[:, 128:192] = (high << np.array([0, 2, 4, 6])[:, None]).sum(2).reshape(-1, 64)
+
+
+def test_the_quants_are_put_back_as_they_were(many_bits: Path) -> None:
+    for name, ref in tensors(many_bits).items():
+        if name == "blk.1.ffn_down.weight":
+            data = np.fromfile(many_bits, np.uint8, ref.nbytes, offset=ref.spans[0].offset)
+            blocks = data.reshape(-1, ref.type.block_bytes)
+            again = blocks.copy()
+            put(again, levels(blocks))
+            assert (again == blocks).all() and levels(blocks).std() > 10
+
+
+FINE: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "every weight one step higher": lambda q, top: np.minimum(q + 1, top),
+    "half of all weights one step beside": lambda q, top: np.where(q % 2, q - 1, np.minimum(q + 1, top)),
+    "every weight's lowest bit lost": lambda q, top: q & ~1,
+}
+
+
+def refused(output: str) -> bool:
+    """Whether it is no proof. Where it is one, the tensor is named as one that another program, or damage, made."""
+    try:
+        report = reverify(Request(SOURCE, level="fast"), output, silent)
+    except VerificationError as error:
+        assert re.search(r"blk\.1\.ffn_down", str(error))
+        return True
+    (note,) = (note for note in report.notes if "not the bytes that llama-quantize writes" in note)
+    assert note.startswith("not the bytes that llama-quantize writes of the source: blk.1.ffn_down.weight (rounded")
+    return False
+
+
+def is_q8_0(path: Path) -> bool:
+    return path.stem == "q8_0"
+
+
+@pytest.mark.parametrize("change", FINE)
+def test_weights_of_many_bits_a_step_beside(change: str, many_bits: Path, tmp_path: Path) -> None:
+    """Q6_K without the lowest bits is as near as importance matrices leave other models: it is said, no more."""
+
+    def stepped(blocks: Blocks) -> None:
+        each = one(blocks)
+        put(each, FINE[change](levels(each), 255 if each.shape[1] == 34 else 63))
+
+    output = damaged(many_bits, tmp_path / "bad.gguf", stepped)
+    assert refused(output) == (is_q8_0(many_bits) or "lost" not in change)
+
+
+def scale(blocks: np.ndarray) -> np.ndarray:
+    """The float16 that multiplies a block of either type: in front, or behind."""
+    return blocks[:, :2] if blocks.shape[1] == 34 else blocks[:, 208:]
+
+
+@pytest.mark.parametrize("bit", range(16))
+def test_a_bit_of_a_scale(bit: int, many_bits: Path, tmp_path: Path) -> None:
+    """The lowest bits of a float16 are thousandths, which a scale that was searched for may be off."""
+
+    def flipped(blocks: Blocks) -> None:
+        scale(one(blocks))[3, bit // 8] ^= 1 << bit % 8
+
+    output = damaged(many_bits, tmp_path / "bad.gguf", flipped)
+    assert refused(output) == (bit >= (2 if is_q8_0(many_bits) else 7))
+
+
+@pytest.mark.parametrize(("grows", "of_q6_k"), [(1.02, False), (1.05, True)])
+def test_all_scales_a_little_larger(grows: float, of_q6_k: bool, many_bits: Path, tmp_path: Path) -> None:
+    def grown(blocks: Blocks) -> None:
+        found = scale(one(blocks)).copy().view(np.float16).astype(np.float32) * grows
+        scale(one(blocks))[:] = found.astype(np.float16).view(np.uint8)
+
+    assert refused(damaged(many_bits, tmp_path / "bad.gguf", grown)) == (is_q8_0(many_bits) or of_q6_k)
+
+
+@pytest.mark.parametrize("byte", [4, 30])
+def test_the_lowest_bit_of_one_weight(byte: int, many_bits: Path, tmp_path: Path) -> None:
+    def flipped(blocks: Blocks) -> None:
+        one(blocks)[3, byte] ^= 1
+
+    assert refused(damaged(many_bits, tmp_path / "bad.gguf", flipped)) == is_q8_0(many_bits)
+
+
+@pytest.mark.parametrize("place", [0, 6])
+def test_a_scale_of_sixteen_weights(place: int, many_bits: Path, tmp_path: Path) -> None:
+    """Q6_K has one for each sixteen, of 8 bits: half of it is a fault that importances make, too; its sign is not."""
+    if is_q8_0(many_bits):
+        assert all(ref.type.block_bytes in (34, 4) for ref in tensors(many_bits).values())
+        return
+    for step, wanted in ((128, True), (64, False), (1, False)):
+
+        def changed(blocks: Blocks, step: int = step) -> None:
+            one(blocks)[3, 192 + place] ^= step
+
+        assert refused(damaged(many_bits, tmp_path / f"{step}.gguf", changed)) == wanted
+
+
 def with_importances(tmp_path: Path, rng: np.random.Generator, spread: float) -> str:
     """An importance matrix of all weights, whose columns differ by e^±spread."""
     graph = understand(open_checkpoint(SOURCE))

@@ -196,3 +196,52 @@ def test_params_and_tekken_alone_make_a_vocabulary_that_llama_cpp_reads_alike(tm
     differing = [text for text, ids in found if ids != theirs.encode(text, bos=True, eos=False)]
     assert len(differing) == 3  # where llama.cpp's pattern has no \\p{M}, as a note says
     assert all(any(unicodedata.category(sign).startswith("M") for sign in text) for text in differing)
+
+
+def with_real_vocabulary(folder: Path, file: Path, name: str) -> Path:
+    """A small model as Mistral publishes one: consolidated weights, params.json, a tokenizer file of its own name."""
+    from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
+
+    folder.mkdir()
+    rows = SentencePieceTokenizer(str(file)).n_words
+    made = torch.Generator().manual_seed(7)
+    shapes = {
+        "tok_embeddings": (rows, 64), "output": (rows, 64), "layers.0.attention.wq": (64, 64),
+        "layers.0.attention.wk": (32, 64), "layers.0.attention.wv": (32, 64), "layers.0.attention.wo": (64, 64),
+        "layers.0.feed_forward.w1": (96, 64), "layers.0.feed_forward.w2": (64, 96),
+        "layers.0.feed_forward.w3": (96, 64), "norm": (64,), "layers.0.attention_norm": (64,),
+        "layers.0.ffn_norm": (64,),
+    }  # fmt: skip
+    tensors = {f"{key}.weight": (torch.randn(shape, generator=made) * 0.1).bfloat16() for key, shape in shapes.items()}
+    save_file(tensors, folder / "consolidated.safetensors")
+    params = {"dim": 64, "n_layers": 1, "head_dim": 16, "hidden_dim": 96, "n_heads": 4, "n_kv_heads": 2,
+              "norm_eps": 1e-5, "vocab_size": rows, "rope_theta": 1e6, "max_position_embeddings": 4096}  # fmt: skip
+    (folder / "params.json").write_text(json.dumps(params))
+    shutil.copy(file, folder / name)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tokenizer.model", "own"])
+@pytest.mark.parametrize(
+    "file", ["mistral_instruct_tokenizer_240323.model.v3", "mistral_instruct_tokenizer_241114.model.v7"]
+)
+def test_real_sentencepiece_files_give_mistral_commons_ids(file: str, name: str, tmp_path: Path) -> None:
+    from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
+
+    own = f"tokenizer.model.{file[-2:]}"
+    source = with_real_vocabulary(tmp_path / "own", DATA / file, own if name == "own" else name)
+    done = ggferry.convert(source, tmp_path / "x.gguf")
+    assert done.receipt["tokenizer"]["model"] == "llama"
+    theirs = SentencePieceTokenizer(str(DATA / file))
+    texts = [text for text in TEXTS if text and "\0" not in text]
+    program = ROOT / "tests" / "helpers" / "llama_vocabulary.py"
+    answer = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "x.gguf")], input=json.dumps(texts).encode(),
+        capture_output=True, check=True,
+    )  # fmt: skip
+    found = zip(texts, json.loads(answer.stdout), strict=True)
+    assert [text for text, ids in found if ids != theirs.encode(text, bos=True, eos=False)] == []
+    assert [ggferry.open_model(tmp_path / "x.gguf").tokenize(text) for text in texts[:8]] == [
+        theirs.encode(text, bos=True, eos=False) for text in texts[:8]
+    ]

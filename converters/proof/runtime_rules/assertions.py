@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ggferry.converters.proof.runtime_rules.listed import asserting
 from ggferry.converters.proof.runtime_rules.rule import File, Rule
 
 MOST_LAYERS, MOST_EXPERTS = 512, 1024
@@ -17,45 +18,43 @@ GEMMA_3N_OWN = 20
 UNBIASED = "falcon-h1 granitehybrid nemotron_h nemotron_h_moe"
 """Architectures whose loader does not require the bias of a convolution that the graph adds."""
 
-SEVERAL_AXES = "qwen2vl qwen3vl qwen3vlmoe qwen35 qwen35moe paddleocr hunyuan-vl glm4 glm4moe"
+SEVERAL_AXES = "qwen2vl qwen3vl qwen3vlmoe qwen35 qwen35moe paddleocr hunyuan_vl glm4 glm4moe"
 """Architectures whose heads turn by positions on several axes, where sections are stated."""
 
 EPSILONS = tuple(f"attention.{name}_epsilon" for name in ("layer_norm", "layer_norm_rms", "group_norm"))
 """Keys of what is added to a mean of squares before its root divides."""
 
-WHOLE_HEADS = (
-    "llama llama4 deci falcon grok baichuan qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe plamo "
-    "codeshell orion internlm2 starcoder2 xverse cohere2moe dbrx olmo olmo2 olmoe arctic deepseek jais2 exaone "
-    "exaone4 exaone-moe granite graniteswitch granite_swa chameleon dots1 arcee ernie4_5 ernie4_5-moe hunyuan-moe "
-    "hunyuan_vl hy_v3 smollm3 dream smallthinker llada llada-moe seed_oss grovemoe apertus cogvlm rnd1 pangu- "
-    "embedded mistral3 paddleocr maincoder talkie mellum pockettts "
-)  # fmt: skip
+WHOLE_HEADS = asserting(r"graph n_embd_head == n_rot")
 """Architectures whose graphs assert that a head turns whole."""
-EQUAL_HEADS = (
-    "llama llama4 deci falcon grok gpt2 gptneox mpt baichuan starcoder refact bert modern-bert neo-bert eurobert "
-    "bloom stablelm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3next qwen3vl qwen3vlmoe qwen35 qwen35moe clef "
-    "qwen4exp phi2 phi3 plamo codeshell orion internlm2 starcoder2 maple xverse command-r cohere2 cohere2moe dbrx "
-    "olmo olmo2 olmoe muse-glimmer openelm arctic deepseek chatglm glm4 glm4moe bitnet t5 jais jais2 nemotron "
-    "nemotron_h nemotron_h_moe exaone exaone4 exaone-moe granite granitehybrid graniteswitch granite_swa "
-    "chameleon bailingmoe2 dots1 arcee afmoe laguna ernie4_5 ernie4_5-moe hunyuan-moe hunyuan_vl hy_v3 smollm3 "
-    "dream smallthinker llada llada-moe seed_oss grovemoe apertus minimax-01 minimax-m2 minimax-m3 cogvlm rnd1 "
-    "pangu-embedded mistral3 eagle3 dflash paddleocr spark2_5 maincoder talkie mellum nanbeige pockettts "
-    "k2-horizon "
-)  # fmt: skip
-"""Architectures whose graphs assert that keys are as wide as values."""
+EQUAL_HEADS = asserting(
+    r"graph (n_embd_head == hparams\.n_embd_head_[kv]\(\)|hparams\.n_embd_head_v\(\) == hparams\.n_embd_head_k\(\))"
+    r"|loader (n_embd_v_gqa == n_embd_k_gqa|.* requires n_embd_head_k == n_embd_head_v\")"
+)
+"""Architectures that assert that keys are as wide as values."""
+WITH_EXPERTS = asserting(
+    r"loader .*(n_expert must be > 0|n_expert && n_expert_used|n_expert and n_expert_used|zero experts).*"
+)
+"""Architectures that assert that blocks behind the dense ones have experts."""
+TWICE_AS_WIDE = asserting(r"loader (2 \* n_embd == d_inner|\"only an expansion factor of 2 .*)")
+LATENT_HEADS = asserting(r"loader n_embd_head_qk_nope >= 1")
+DENSE_LEAD = ("lfm2", "lfm2moe")
+"""Architectures in which all blocks are dense where no key says how many."""
 
 
 def _counts(file: File) -> str:
     blocks = int(file.number("block_count", 1))
     if not 0 < blocks <= MOST_LAYERS:
         return f"{blocks} blocks, and it has room for {MOST_LAYERS}"
+    loops = int(file.number("num_loops", 1))
+    if loops > 1 and blocks * loops > MOST_LAYERS:
+        return f"{blocks} blocks in {loops} loops, and it has room for {MOST_LAYERS}"
     return ""
 
 
 def _experts(file: File) -> str:
     count, used = int(file.number("expert_count")), int(file.number("expert_used_count"))
     groups, groups_used = int(file.number("expert_group_count")), int(file.number("expert_group_used_count"))
-    if file.architecture in ("hunyuan-vl", "hunyuan-dense") and count <= 1:
+    if file.architecture in ("hunyuan_vl", "hunyuan-dense") and count <= 1:
         count = used = 0
     if count > MOST_EXPERTS:
         return f"{count} experts, and it has room for {MOST_EXPERTS}"
@@ -85,6 +84,66 @@ def _zero_epsilon(file: File) -> str:
 def _context(file: File) -> str:
     none = file.value("context_length") is not None and file.number("context_length") == 0
     return "context_length 0: it makes no context, unless it is told another length" if none else ""
+
+
+def _no_experts(file: File) -> str:
+    blocks = int(file.number("block_count"))
+    dense = int(file.number("leading_dense_block_count", blocks if file.architecture in DENSE_LEAD else 0))
+    return "" if file.number("expert_count") or dense >= blocks else "no experts: it asserts that there are some"
+
+
+def _twice_as_wide(file: File) -> str:
+    inner, width = int(file.number("ssm.inner_size")), int(file.number("embedding_length"))
+    return f"a state space {inner} wide for a model of {width}: it loads twice that only" if inner != 2 * width else ""
+
+
+def _latent_heads(file: File) -> str:
+    width, turned = int(file.number("attention.key_length_mla")), int(file.number("rope.dimension_count"))
+    return f"{turned} of {width} columns of a key turn: it asserts that one does not" if 0 < width <= turned else ""
+
+
+def _equal_window_heads(file: File) -> str:
+    keys, values = (int(file.number(f"attention.{name}_length_swa")) for name in ("key", "value"))
+    apart = keys and values and keys != values
+    return f"keys {keys} wide and values {values} in blocks with a window: it asserts one width" if apart else ""
+
+
+def _added_layers(file: File) -> str:
+    width = int(file.number("embedding_length"))
+    for key in ("dense_2_feat_in", "dense_3_feat_out"):
+        if file.number(key) not in (0, width):
+            return f"{key} is {file.number(key):.0f} in a model of {width}: it asserts that they are equal"
+    return ""
+
+
+def _three_layers(file: File) -> str:
+    held = file.value("target_layers")
+    return (
+        f"{len(held)} layers of the target are read: it wants 3" if isinstance(held, tuple) and len(held) != 3 else ""
+    )
+
+
+def _chooses(file: File) -> str:
+    """The indexers of Hunyuan 4: a key turns in part, and the first block has one of its own."""
+    if not file.number("attention.indexer.top_k"):
+        return ""
+    width, turned = int(file.number("attention.indexer.key_length")), int(file.number("rope.dimension_count"))
+    if width <= turned:
+        return f"{turned} of {width} columns of an indexer's key turn: it asserts that one does not"
+    own = file.value("attention.indexer.types")
+    first = own[0] if isinstance(own, tuple) and own else True
+    return "" if first else "block 0 has no indexer of its own: it asserts that it has"
+
+
+def _known_activation(file: File) -> str:
+    name = file.text("hidden_activation")
+    return "" if name in ("", "silu", "gelu", "gelu_pytorch_tanh") else f"the activation {name!r}, which it has not"
+
+
+def _without_original(file: File) -> str:
+    """A scale that grows with the position, by the context before it was stretched."""
+    told = file.number("attention.temperature_scale") and not file.number("rope.scaling.original_context_length")
+    return "scores grow with the position by an original context that no key states" if told else ""
 
 
 def _unbiased(file: File) -> str:
@@ -163,5 +222,14 @@ RULES = (
     Rule("aborts", SEVERAL_AXES, _sections, ("../ggml/src/ggml-cpu/ops.cpp ggml_mrope_cache_init",)),
     Rule("aborts", WHOLE_HEADS, _whole_heads, ()),
     Rule("aborts", EQUAL_HEADS, _equal_heads, ()),
+    Rule("aborts", "gemma4 gemma4-assistant", _equal_window_heads, ()),
+    Rule("aborts", WITH_EXPERTS, _no_experts, ()),
+    Rule("aborts", TWICE_AS_WIDE, _twice_as_wide, ()),
+    Rule("aborts", LATENT_HEADS, _latent_heads, ()),
+    Rule("aborts", "hy_v4", _chooses, ()),
+    Rule("aborts", "dflash", _known_activation, ()),
+    Rule("aborts", "gemma-embedding", _added_layers, ()),
+    Rule("aborts", "eagle3", _three_layers, ()),
+    Rule("aborts", "mistral3", _without_original, ("models/mistral3.cpp llama_model_mistral3::load_arch_hparams",)),
     Rule("aborts", SHARED_CACHES, _shared_caches, CACHES_READ),
 )  # fmt: skip

@@ -65,37 +65,58 @@ def ask(program: str, job: Mapping[str, Any], folder: str, nbytes: int) -> Answe
         folder: Where its files are written; they are left there.
         nbytes: Bytes of the model, which set the limits of time and memory.
     """
-    with open(os.path.join(folder, "job.json"), "w", encoding="utf-8") as file:
-        json.dump({**job, "memory": ROOM + 3 * nbytes}, file)
+    write_job({**job, "memory": ROOM + 3 * nbytes}, folder)
     why = _run(program, folder, SECONDS + SECONDS_A_GIB * nbytes / (1 << 30))
-    return why or _read(folder, len(job["prompts"]))
+    return why or read_answer(folder, len(job["prompts"]))
+
+
+def write_job(job: Mapping[str, Any], folder: str) -> None:
+    """Write what a program is to do, and the bytes of memory it may take, where it looks for it."""
+    with open(os.path.join(folder, "job.json"), "w", encoding="utf-8") as file:
+        json.dump(job, file)
 
 
 def _run(program: str, folder: str, seconds: float) -> Answer | None:
     """Run the process; return an answer that says why there is none, or None when it gave one."""
-    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    environment |= {**_OFFLINE, "HOME": folder, "HF_HOME": folder}
-    with open(os.path.join(folder, "said.txt"), "wb") as said:
-        child = subprocess.Popen(
-            [sys.executable, os.path.join(PROGRAMS, f"{program}.py")], cwd=folder, env=environment,
-            stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True,
-        )  # fmt: skip
+    return Child(program, folder).wait(seconds)
+
+
+class Child:
+    """A program that runs in a folder of its own, where its job is."""
+
+    def __init__(self, program: str, folder: str) -> None:
+        """Start `programs/PROGRAM.py`."""
+        self._folder = folder
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment |= {**_OFFLINE, "HOME": folder, "HF_HOME": folder}
+        with open(os.path.join(folder, "said.txt"), "wb") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, os.path.join(PROGRAMS, f"{program}.py")], cwd=folder, env=environment,
+                stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True,
+            )  # fmt: skip
+
+    def wait(self, seconds: float) -> Answer | None:
+        """Wait for its end, at most so long; return an answer that says why there is none, or None when it gave one."""
         try:
-            code = child.wait(seconds)
+            code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return Answer(why=f"it took more than {seconds:.0f} s")
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            assert child.stdin is not None
-            child.stdin.close()
-    if code == 0:
-        return None
-    ending = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    words = _last_words(folder)
-    fault = ending in _FAULTS and not re.search("alloc|memory", words, re.IGNORECASE)
-    return Answer(why=f"its process ended with {ending}{words}", refused=fault)
+            self.end()
+        if code == 0:
+            return None
+        ending = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        words = _last_words(self._folder)
+        fault = ending in _FAULTS and not re.search("alloc|memory", words, re.IGNORECASE)
+        return Answer(why=f"its process ended with {ending}{words}", refused=fault)
+
+    def end(self) -> None:
+        """End the process, and what it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
 
 def _last_words(folder: str) -> str:
@@ -107,7 +128,8 @@ def _last_words(folder: str) -> str:
     return f": {(errors or said)[-1][:200]}" if said else ""
 
 
-def _read(folder: str, prompts: int) -> Answer:
+def read_answer(folder: str, prompts: int) -> Answer:
+    """Return what a program wrote that has ended."""
     try:
         with open(os.path.join(folder, "answer.json"), encoding="utf-8") as file:
             said = json.load(file)

@@ -1,24 +1,25 @@
-"""Render the output's chat template twice, by Jinja as transformers sets it up and by llama.cpp's own engine.
+"""Render a chat template twice, by Jinja as transformers sets it up and by llama.cpp's own engine.
 
 A template is never rendered in our process. What differs is no failure of the conversion: the template is the source's,
-letter by letter. It is said by name, so that nobody has to find out in a conversation.
+letter by letter. It is said by name, so that nobody has to find out in a conversation. llama.cpp renders on a model of
+its own that has a few kilobytes (`small_model`), so that both are done while the output is written.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
-from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.proof.witnesses.child_process import Answer, ask
-from ggferry.converters.proof.witnesses.llama_cpp import NAME, link_model
+from ggferry.converters.proof.witnesses.child_process import ROOM, Answer, Child, read_answer, write_job
+from ggferry.converters.proof.witnesses.small_model import write_small_model
 from ggferry.converters.proof.witnesses.testimony import Testimony
-from ggferry.converters.tokenizers.in_llama_cpp import PROBES, runtime
-from ggferry.converters.tokenizers.sample_texts import TEXTS
-from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
+from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.formats.gguf.values import Value
 from ggferry.support.records import dataclass
 
 WEATHER = {
@@ -56,9 +57,11 @@ CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
 }
 STATED: Mapping[str, str | bool] = {"enable_thinking": True, "date_string": "today"}
 """What llama.cpp states to a template, and transformers leaves out (common/chat.cpp)."""
-SECONDS = 10  # of CPU for Jinja; real templates take hundredths
+SECONDS = 5  # of CPU for each engine; real templates take tenths
+LONGEST = 60.0  # seconds to wait for it once all else is done
 SHOWN = 60  # characters around the first difference
 SOME = 6  # differences that are named
+NOTHING = "rendered nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,11 @@ class Rendered:
 
     Attributes:
         jinja: Jinja's version, or why it rendered nothing.
-        runtime: llama.cpp's build, or why it rendered nothing.
+        runtime: llama.cpp's build, or why it rendered nothing; '' where it was not asked.
         apart: Conversation → how the two differ.
-        alike: Names of the conversations of which they made one text.
-        refused: Names of those that the template has no text for, by both.
+        alike: Names of the conversations of which they made one text; of Jinja's texts, where llama.cpp made none.
+        refused: Names of those that the template has no text for, by every program that rendered.
+        words: What Jinja says of the first of those.
     """
 
     jinja: str
@@ -78,43 +82,140 @@ class Rendered:
     apart: Mapping[str, str]
     alike: tuple[str, ...]
     refused: tuple[str, ...]
+    words: str = ""
+
+    @property
+    def testimonies(self) -> tuple[Testimony, ...]:
+        """One for the programs that rendered, and one for each that did not."""
+        names = {"jinja2": self.jinja, "llama.cpp": self.runtime}
+        found = {name: said for name, said in names.items() if said and NOTHING not in said}
+        silent = [
+            Testimony(name, what="conversations", side="output", why=said)
+            for name, said in names.items() if said and name not in found
+        ]  # fmt: skip
+        if not found:
+            return tuple(silent)
+        who = " and ".join(f"{name} {said}" for name, said in found.items())
+        said = Testimony(who, "", "conversations", "output", count=len(self.alike), missed=tuple(self._missed())[:SOME])
+        return said, *silent
+
+    def _missed(self) -> list[str]:
+        if len(self.refused) == len(CONVERSATIONS):
+            return [f"the chat template has no text for any of {len(CONVERSATIONS)} conversations: {self.words}"]
+        grouped: dict[str, list[str]] = {}
+        for name, difference in self.apart.items():
+            grouped.setdefault(difference, []).append(name)
+        return [
+            f"the chat template is rendered otherwise by llama.cpp than by Jinja for {', '.join(names)}: {difference}"
+            for difference, names in grouped.items()
+        ]
 
 
-def rendered(template: str, bos: str, eos: str, model: str, nbytes: int = 0) -> Rendered:
-    """Render a template over conversations by both programs, each in a bounded process.
+class Rendering:
+    """A template that is being rendered in a process of its own."""
+
+    def __init__(self, template: str, bos: str, eos: str) -> None:
+        """Begin.
+
+        Args:
+            template: Its text.
+            bos: The text that begins a document; both programs may leave it out.
+            eos: The text that ends one.
+        """
+        self.of, self._bos = (template, bos, eos), bos
+        self._folder = tempfile.TemporaryDirectory(prefix="ggferry-chat-")
+        self._asked = find_spec("xllamacpp") is not None
+        job = {
+            "template": template, "bos": bos, "eos": eos, "given": CONVERSATIONS, "stated": STATED, "prompts": [],
+            "seconds": SECONDS, "memory": ROOM, "model": "small.gguf" if self._asked else "",
+        }  # fmt: skip
+        self._child: Child | None = None
+        self._why = ""
+        try:
+            write_job(job, self._folder.name)
+            if self._asked:
+                write_small_model(os.path.join(self._folder.name, "small.gguf"))
+            self._child = Child("chat_templates", self._folder.name)
+        except OSError as error:
+            self._why = f"no process can be started: {error.strerror}"
+
+    def result(self) -> Rendered:
+        """Wait, and return what the programs made of it."""
+        child, self._child = self._child, None
+        try:
+            why = child.wait(LONGEST) if child else Answer(why=self._why)
+            second = why or read_answer(self._folder.name, 0)
+            try:
+                with open(os.path.join(self._folder.name, "jinja.json"), encoding="utf-8") as file:
+                    first = json.load(file)
+            except (OSError, ValueError):
+                return Rendered(f"Jinja {NOTHING}: {second.why}", "", {}, (), ())
+            return compared(first, second, self._bos, self._asked)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give up waiting."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+        self._folder.cleanup()
+
+
+def rendered(template: str, bos: str, eos: str) -> Rendered:
+    """Render a template over conversations by both programs; the arguments are those of `Rendering`."""
+    return Rendering(template, bos, eos).result()
+
+
+Given = tuple[str, str, str]
+"""A chat template, and the texts that begin and end a document."""
+
+
+def rendering_of(given: Given | None) -> Rendering | None:
+    """Begin to render a chat template; None where there is none, or Jinja is not installed."""
+    return None if given is None or find_spec("jinja2") is None else Rendering(*given)
+
+
+def template_of(tokenizer: Tokenizer) -> Given | None:
+    """Return a vocabulary's default chat template; None where it has none."""
+    if "" not in tokenizer.templates:
+        return None
+    bos, eos = (tokenizer.tokens[tokenizer.ids[role]] if role in tokenizer.ids else "" for role in ("bos", "eos"))
+    return tokenizer.templates[""], bos, eos
+
+
+def stated_template(keys: Mapping[str, Value]) -> Given | None:
+    """Return the default chat template that a GGUF file states; None where it has none."""
+    template, tokens = keys.get("tokenizer.chat_template"), keys.get("tokenizer.ggml.tokens")
+    if template is None or tokens is None:
+        return None
+    ids = [keys.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos")]
+    bos, eos = ("" if token is None else tokens.data[token.data] for token in ids)
+    return template.data, bos, eos
+
+
+def compared(first: Mapping[str, Any], second: Answer, bos: str, asked: bool) -> Rendered:
+    """Return what both made of it.
 
     Args:
-        template: Its text.
-        bos: The text that begins a document; both may leave it out.
-        eos: The text that ends one.
-        model: A GGUF file for llama.cpp, whose own template is not used.
-        nbytes: Its bytes, which set the limits of time and memory.
+        first: Jinja's version, and its texts.
+        second: llama.cpp's answer.
+        bos: The text that begins a document.
+        asked: Whether llama.cpp was asked.
     """
-    job = {
-        "template": template, "bos": bos, "eos": eos, "given": CONVERSATIONS, "stated": STATED, "prompts": [],
-        "seconds": SECONDS,
-    }  # fmt: skip
-    first = _asked("jinja_chat", job, 0)
-    if first.why is not None:
-        return Rendered(f"Jinja rendered nothing: {first.why}", "", {}, (), ())
-    second = _asked("llama_cpp_chat", {**job, "model": os.path.abspath(model)}, nbytes)
-    if second.why is not None:
-        return Rendered(first.version, f"llama.cpp rendered nothing: {second.why}", {}, (), ())
-    apart, alike, refused = {}, [], []
+    texts, apart, alike, refused = first["facts"]["rendered"], {}, [], []
+    heard = asked and second.why is None
     for name in CONVERSATIONS:
-        here, there = (answer.facts["rendered"][name] for answer in (first, second))
+        here, there = texts[name], second.facts["rendered"][name] if heard else texts[name]
         if "error" in here and "error" in there:
             refused.append(name)
         elif difference := _difference(here, there, bos):
-            apart[name] = _stated(first.facts["stated"], name, there, bos) or difference
+            apart[name] = _stated(first["facts"]["stated"], name, there, bos) or difference
         else:
             alike.append(name)
-    return Rendered(first.version, second.version, apart, tuple(alike), tuple(refused))
-
-
-def _asked(program: str, job: Mapping[str, Any], nbytes: int) -> Answer:
-    with tempfile.TemporaryDirectory(prefix="ggferry-chat-") as folder:
-        return ask(program, job, folder, nbytes)
+    runtime = "" if not asked else second.version if heard else f"llama.cpp {NOTHING}: {second.why}"
+    words = texts[refused[0]]["error"] if refused else ""
+    return Rendered(first["version"], runtime, apart, tuple(alike), tuple(refused), words)
 
 
 def _difference(here: Mapping[str, str], there: Mapping[str, str], bos: str) -> str | None:
@@ -146,52 +247,3 @@ def construct(words: str) -> str:
         (line for line in lines if re.search("error|unknown|expected|not (supported|implemented)", line, re.I)), ""
     )
     return (named or (lines[0] if lines else "no reason given"))[:160]
-
-
-def testify(output: ModelGraph, before: Iterable[Testimony]) -> tuple[Testimony, ...]:
-    """Return what llama.cpp makes of sample texts, and what it and Jinja make of the output's chat template.
-
-    Nothing is returned where llama.cpp is not among those that testified `before`.
-    """
-    if not any(said.witness == NAME and said.why is None for said in before):
-        return ()
-    tokenizer, nbytes = Tokenizer.from_kv(output.checkpoint.metadata), output.checkpoint.nbytes
-    with tempfile.TemporaryDirectory(prefix="ggferry-witness-") as folder:
-        model = os.path.join(folder, link_model(output, folder))
-        texts = _texts(tokenizer, model, nbytes)
-        if "" not in tokenizer.templates:
-            return (texts,)
-        bos, eos = (tokenizer.tokens[tokenizer.ids[role]] if role in tokenizer.ids else "" for role in ("bos", "eos"))
-        return texts, _conversations(rendered(tokenizer.templates[""], bos, eos, model, nbytes))
-
-
-def _texts(tokenizer: Tokenizer, model: str, nbytes: int) -> Testimony:
-    """Compare llama.cpp's ids of sample texts with those that our rules foretell."""
-    texts = {f"sample {number}": text for number, text in enumerate(TEXTS)} | PROBES
-    texts = {name: text for name, text in texts.items() if "\0" not in text}
-    answer = _asked("llama_cpp_chat", {"given": {}, "texts": texts, "model": model, "prompts": []}, nbytes)
-    if answer.why is not None:
-        return Testimony("llama.cpp", what="texts", side="output", why=answer.why)
-    theirs, own = runtime(tokenizer), encoder(tokenizer)
-    foretold = {
-        name: own.encode(text, bos=False) if theirs is None else theirs.encode(text) for name, text in texts.items()
-    }
-    apart = [name for name in texts if answer.facts["ids"][name] != foretold[name]]
-    return Testimony(
-        "llama.cpp", answer.version, "texts", "output", count=len(texts) - len(apart),
-        missed=tuple(f"it cuts {texts[name]!r:.60} otherwise than foretold" for name in apart[:SOME]),
-    )  # fmt: skip
-
-
-def _conversations(found: Rendered) -> Testimony:
-    why = next((said for said in (found.jinja, found.runtime) if "rendered nothing" in said), None)
-    grouped: dict[str, list[str]] = {}
-    for name, difference in found.apart.items():
-        grouped.setdefault(difference, []).append(name)
-    return Testimony(
-        "llama.cpp", found.runtime if why is None else "", "conversations", "output", count=len(found.alike), why=why,
-        missed=tuple(
-            f"the chat template is rendered otherwise than by Jinja for {', '.join(names)}: {difference}"
-            for difference, names in list(grouped.items())[:SOME]
-        ),
-    )  # fmt: skip

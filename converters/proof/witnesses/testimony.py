@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 from ggferry.support.records import dataclass
 
-SAID = ("texts", "conversations")
+CONVERSATIONS = "conversations"
+"""What a chat template is rendered over, which says nothing of the weights."""
+SAID = ("texts", CONVERSATIONS)
 """Things that a witness may make otherwise than the model's own programs, and that is no failure of the output."""
 
 
@@ -55,7 +57,7 @@ class Testimony:
         if self.refused:
             return f"WARNING: {self.witness} does not run this file, though it should: {self.why}"
         if self.why is None and self.what in SAID and self.missed:
-            return f"{self.witness} {self.version}: {'; '.join(self.missed)}"
+            return f"{self.witness} {self.version}".strip() + f": {'; '.join(self.missed)}"
         return None if self.why is None else f"{self.witness} did not testify: {self.why}"
 
 
@@ -64,7 +66,8 @@ def who_testified(testimonies: Iterable[Testimony]) -> str:
 
     Without any witness it is 'self-consistent only'.
     """
-    lines = [testimony.line for testimony in testimonies if testimony.why is None]
+    heard = [said for said in testimonies if said.why is None and said.what != CONVERSATIONS]
+    lines = [testimony.line for testimony in heard]
     return "; ".join(("self-consistent", *lines)) if lines else "self-consistent only"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ggferry.formats.errors import UnsupportedError
@@ -205,6 +206,14 @@ def _has_nested_set(pattern: str) -> bool:
         elif sign == "]":
             depth = max(depth - 1, 0)
     return False
+
+
+def spans(pattern: Any, text: str) -> list[tuple[int, int]]:
+    """Return where the pieces that `cut` makes begin and end."""
+    ends = [0]
+    for part, _ in cut(pattern, text):
+        ends.append(ends[-1] + len(part))
+    return list(pairwise(ends))
 
 
 def cut(pattern: Any, text: str) -> list[tuple[str, bool]]:

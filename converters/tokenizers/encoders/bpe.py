@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ggferry.converters.tokenizers.building_blocks.byte_level import spell, unspell
 from ggferry.converters.tokenizers.building_blocks.merging import Merger
@@ -82,9 +82,13 @@ class BpeEncoder:
         text = well_formed(text)
         if not self.pre.byte_level:
             text = text.replace(" ", SPACE)
+        return self.encode_words(self._splitter.split(text))
+
+    def encode_words(self, words: Iterable[str]) -> list[int]:
+        """Return the ids of a text that is cut into words."""
         out: list[int] = []
         known = self._core.vocabulary
-        for word in self._splitter.split(text):
+        for word in words:
             for symbol in self._core.symbols(spell(word.encode()) if self.pre.byte_level else word):
                 if symbol in known:
                     out.append(known[symbol])

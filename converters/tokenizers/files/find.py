@@ -18,7 +18,7 @@ from ggferry.converters.tokenizers.files.sidecar_settings import (
 )
 from ggferry.converters.tokenizers.libraries.testimony import SENTENCEPIECE, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
-from ggferry.formats.checkpoint_folder.sidecars import tokenizer_names
+from ggferry.formats.checkpoint_folder.sidecars import MISTRAL, tokenizer_names
 from ggferry.formats.errors import MissingError
 from ggferry.formats.files.local_files import read_text
 from ggferry.formats.json_files import kinds as json_kinds
@@ -26,6 +26,7 @@ from ggferry.formats.limits import MAX_VOCAB
 from ggferry.support.registry import scan
 
 ENDINGS = {".json": "tokenizer.json", ".model": "tokenizer.model", ".txt": "rwkv_vocab_v20230424.txt"}
+ENDINGS |= {os.path.splitext(name)[1]: "tokenizer.model" for name in MISTRAL}
 APPENDS_EOS = ("T5Tokenizer", "T5TokenizerFast")
 NO_SPACE_PREFIX = ("gemma",)  # model types whose tokenizer puts no space in front (GemmaTokenizer of transformers)
 WITHOUT_SPACE = b"\x1a\x02\x18\x00"

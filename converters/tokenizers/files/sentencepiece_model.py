@@ -15,10 +15,11 @@ from ggferry.converters.tokenizers.files.repairs import with_added
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars, Source, Wanted
 from ggferry.converters.tokenizers.libraries.testimony import FAIRSEQ, SENTENCEPIECE, Witness
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, TokenType
+from ggferry.formats.checkpoint_folder.sidecars import MISTRAL
 from ggferry.formats.errors import UnsupportedError
 from ggferry.formats.files.local_files import read_bytes
 
-NAMES = ("tokenizer.model", "spiece.model")
+NAMES = ("tokenizer.model", "spiece.model", *MISTRAL)
 CLASSES = ("XLMRobertaTokenizer", "XLMRobertaTokenizerFast")
 MODELS = ("xlm-roberta", "xlm-roberta-xl")
 FIRST = ("<s>", "<pad>", "</s>", "<unk>")

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.runtime_keys import check
 from ggferry.converters.proof.runtime_notes import computed_otherwise, loads
 from ggferry.converters.proof.runtime_rules.broken import broken
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import understand
 from ggferry.formats.gguf.values import Value, array, f32, string, u32
 from ggferry.formats.gguf.values import ValueType as T
+from helpers import llama_api
 from helpers.asked_llama_cpp import alike
+from helpers.hf_llama import hf_llama
 from helpers.tiny_models import ROPE, TOKENS, YARN, make, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -120,8 +124,74 @@ def test_counts_of_experts_that_it_asserts(
     found = rules(
         "glm4moe", BLOCKS, block_count=u32(6), expert_count=u32(experts), expert_used_count=u32(used),
         expert_group_count=u32(groups), expert_group_used_count=u32(groups_used),
+        leading_dense_block_count=u32(0 if experts else 6),
     )  # fmt: skip
     assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "wanted"),
+    [
+        ("glm4moe", {"leading_dense_block_count": 5}, "no experts"),
+        ("glm4moe", {"leading_dense_block_count": 6}, ""),
+        ("qwen3moe", {}, "no experts"),
+        ("qwen3moe", {"expert_count": 4, "expert_used_count": 2}, ""),
+        ("lfm2", {}, ""),
+        ("lfm2moe", {"leading_dense_block_count": 2}, "no experts"),
+        ("granitehybrid", {"ssm.inner_size": 96, "embedding_length": 64}, "a state space 96 wide"),
+        ("granitehybrid", {"ssm.inner_size": 128, "embedding_length": 64}, ""),
+        ("mamba", {"ssm.inner_size": 64, "embedding_length": 64}, "twice that only"),
+        ("mamba2", {"ssm.inner_size": 64, "embedding_length": 64}, ""),
+        ("mistral4", {"attention.key_length_mla": 16, "rope.dimension_count": 16, "expert_count": 2,
+                      "expert_used_count": 1}, "16 of 16 columns"),
+        ("gemma4", {"attention.key_length_swa": 16, "attention.value_length_swa": 8}, "keys 16 wide and values 8"),
+        ("gemma4", {"attention.key_length": 16, "attention.value_length": 8}, "keys 16 wide and values 8"),
+        ("lfm2", {"attention.key_length": 16, "attention.value_length": 8}, "keys 16 wide and values 8"),
+        ("minicpm", {"attention.key_length": 16, "attention.value_length": 8}, "keys 16 wide and values 8"),
+        ("minicpm", {"attention.key_length": 16, "rope.dimension_count": 8}, "8 of 16 columns"),
+        ("pangu-embedded", {"attention.key_length": 16, "rope.dimension_count": 8}, "8 of 16 columns"),
+        ("gemma-embedding", {"dense_2_feat_in": 32, "embedding_length": 64}, "asserts that they are equal"),
+        ("gemma-embedding", {"dense_2_feat_in": 64, "dense_3_feat_out": 64, "embedding_length": 64}, ""),
+        ("hy_v4", {"attention.indexer.top_k": 4, "attention.indexer.key_length": 8, "rope.dimension_count": 8,
+                   "attention.key_length_mla": 16, "leading_dense_block_count": 6}, "8 of 8 columns of an indexer"),
+        ("hy_v4", {"attention.indexer.top_k": 4, "attention.indexer.key_length": 16, "rope.dimension_count": 8,
+                   "attention.key_length_mla": 16, "leading_dense_block_count": 6}, ""),
+        ("nanbeige", {"num_loops": 100}, "6 blocks in 100 loops"),
+        ("nanbeige", {"num_loops": 2}, ""),
+    ],
+)  # fmt: skip
+def test_values_that_its_loaders_and_graphs_assert(architecture: str, keys: dict[str, int], wanted: str) -> None:
+    metadata = {f"{architecture}.{key}": u32(value) for key, value in {"block_count": 6, **keys}.items()}
+    found = [text for kind, text in broken(architecture, metadata, BLOCKS) if kind == "aborts"]
+    assert found == [] if not wanted else len(found) == 1 and wanted in found[0]
+
+
+def test_scores_that_grow_by_a_context_that_no_key_states() -> None:
+    scale = {"mistral3.attention.temperature_scale": f32(0.1), "mistral3.block_count": u32(6)}
+    original = {"mistral3.rope.scaling.original_context_length": u32(4096)}
+    assert [kind for kind, _ in broken("mistral3", scale, BLOCKS)] == ["aborts"]
+    assert list(broken("mistral3", scale | original, BLOCKS)) == []
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("relu", ["aborts"]), ("silu", []), ("gelu_pytorch_tanh", [])])
+def test_an_activation_that_a_draft_may_not_have(name: str, wanted: list[str]) -> None:
+    keys = {"dflash.hidden_activation": string(name), "dflash.block_count": u32(1)}
+    assert [kind for kind, _ in broken("dflash", keys, BLOCKS)] == wanted
+
+
+def test_a_draft_that_reads_two_layers() -> None:
+    for count, wanted in ((2, ["aborts"]), (3, [])):
+        keys = {"eagle3.target_layers": array(T.INT32, range(count)), "eagle3.block_count": u32(1)}
+        assert [kind for kind, _ in broken("eagle3", keys, BLOCKS)] == wanted
+
+
+@pytest.mark.parametrize(("told", "wanted"), [({}, ["llama.cpp"]), ({"vocab": VocabOptions(none=True)}, [])])
+def test_a_file_without_a_vocabulary_is_run_by_nobody(told: dict[str, Any], wanted: list[str], tmp_path: Path) -> None:
+    source = str(hf_llama(tmp_path / "hf"))
+    result = convert(Request(source, str(tmp_path / "x.gguf"), level="fast", **told))
+    assert result.receipt["runtimes"]["run_it"] == wanted
+    assert bool(wanted) != any("it has no vocabulary" in note for note in result.receipt["notes"])
+    assert llama_api.loads(tmp_path / "x.gguf") == [bool(wanted)]
 
 
 def test_it_has_room_for_so_many_blocks() -> None:
@@ -177,3 +247,22 @@ def test_a_vocabulary_alone_is_held_against_no_rule() -> None:
     metadata = {"glm4moe.expert_count": u32(8), "glm4moe.block_count": u32(6)}
     found = check("glm4moe", metadata, (), vocab_only=True)
     assert not [finding for finding in found if finding.kind in ("aborts", "otherwise")]
+
+
+ERNIE = {"moe_layer_interval": 2, "moe_num_shared_experts": 0}
+
+
+@pytest.mark.parametrize(
+    ("start", "blocks", "wanted"),
+    [(1, 2, True), pytest.param(0, 2, False, marks=pytest.mark.slow), (2, 3, False)],
+)
+def test_ernie_with_experts_in_the_last_block_alone_is_run(
+    start: int, blocks: int, wanted: bool, tmp_path: Path
+) -> None:
+    """Blocks 1, 3, 5 … of such a model have experts, and llama.cpp wants them in every block from the first on."""
+    changes = {**ERNIE, "moe_layer_start_index": start, "num_hidden_layers": blocks, "moe_layer_end_index": -1}
+    make("ernie4_5_moe between", tmp_path / "hf", **changes)
+    graph = understand(open_checkpoint(str(tmp_path / "hf")))
+    assert ("llama.cpp" in graph.runtimes) == wanted
+    path = write(graph, tmp_path / "x.gguf")
+    assert (alike(path, list(TOKENS)) == "alike") == wanted

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-from hearing import answer
+from hearing import Silent, answer
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MEMORY = 1 << 30
@@ -45,15 +45,17 @@ def raise_exception(message: str) -> None:
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     """Return Jinja's version, no rows, and the text of every conversation, or why there is none."""
     for what, limit in ((resource.RLIMIT_CPU, job["seconds"]), (resource.RLIMIT_DATA, MEMORY)):
-        hard = resource.getrlimit(what)[1]
-        resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+        cap(what, limit)
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = tojson
     made.globals["raise_exception"] = raise_exception
     made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    template = made.from_string(job["template"])
+    try:
+        template = made.from_string(job["template"])
+    except jinja2.TemplateSyntaxError as error:
+        raise Silent(f"line {error.lineno} is no Jinja: {error.message}") from None
     given, stated = job["given"], {}
     for variable, value in job.get("stated", {}).items():
         more = {variable: datetime.now().strftime("%d %b %Y") if value == "today" else value}
@@ -61,6 +63,12 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
         stated[variable] = {name: text_of(template, job, one) for name, one in with_it.items()}
     plain = {name: text_of(template, job, one) for name, one in given.items()}
     return jinja2.__version__, [], {"rendered": plain, "stated": stated}
+
+
+def cap(what: int, limit: int) -> None:
+    """Let this process have no more of a resource."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def text_of(template: Any, job: dict[str, Any], given: dict[str, Any]) -> dict[str, str]:

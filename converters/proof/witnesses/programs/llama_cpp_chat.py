@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import urllib.error
 import urllib.request
@@ -10,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 import xllamacpp
-from hearing import Refused, answer, reason
+from hearing import Refused, Silent, answer, reason
 
 
 def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
@@ -19,13 +20,16 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = job["model"], 256, 1, 0
     params.warmup, params.verbosity, params.fit_params, params.no_extra_bufts = False, 1, False, True
     params.use_jinja, params.api_keys = True, [key]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     if job.get("template") is not None:
         params.chat_template = job["template"]
     try:
         server = xllamacpp.Server(params)
     except RuntimeError:
+        if why := template_error():
+            raise Silent(f"its server does not start with this chat template: {why}") from None
         raise Refused(f"it does not load the file{reason()}") from None
-    said = {name: one(server.listening_address, key, given) for name, given in job["given"].items()}
+    said = {name: one(server.listening_address, key, given, job) for name, given in job["given"].items()}
     texts = {"content": "", "add_special": False, "parse_special": False}
     ids = {
         name: posted(server.listening_address, "tokenize", key, {**texts, "content": text})["tokens"]
@@ -34,11 +38,22 @@ def main(job: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     return "b" + metadata.version("xllamacpp").rpartition(".")[2], [], {"rendered": said, "ids": ids}
 
 
-def one(address: str, key: str, given: dict[str, Any]) -> dict[str, str]:
-    """Return the text of a conversation, or why there is none."""
+def template_error() -> str:
+    """Return what llama.cpp printed of a template that it does not take; '' where it printed nothing of one."""
+    with open("said.txt", encoding="utf-8", errors="replace") as file:
+        _, _, words = file.read().partition("chat template parsing error: ")
+    named = re.search(r"^(?:Error|error): (.*)", words, re.MULTILINE)
+    return (named[1] if named else words.split("\n")[0])[:200]
+
+
+def one(address: str, key: str, given: dict[str, Any], job: dict[str, Any]) -> dict[str, str]:
+    """Return the text of a conversation, or why there is none.
+
+    The texts that begin and end a document are the job's, whatever the loaded file says.
+    """
     body: dict[str, Any] = {"messages": given["messages"], "add_generation_prompt": True}
     body |= {"tools": given["tools"]} if given.get("tools") else {}
-    body |= {"chat_template_kwargs": given["more"]} if given.get("more") else {}
+    body["chat_template_kwargs"] = {"bos_token": job["bos"], "eos_token": job["eos"], **given.get("more", {})}
     try:
         return {"text": posted(address, "apply-template", key, body)["prompt"]}
     except urllib.error.HTTPError as error:
