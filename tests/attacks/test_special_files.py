@@ -192,10 +192,13 @@ OTHERS = {
     "service/server/work/sources.py": "opens a path only to ask where it is, and reads nothing of it",
     "formats/files/named_texts.py": "texts a person names, which may come through a pipe",
     "converters/proof/witnesses/child_process.py": "what a child wrote into a folder of our own",
+    "converters/proof/witnesses/conversations.py": "what a child wrote into a folder of our own",
+    "converters/proof/witnesses/programs/llama_cpp_chat.py": "what it printed itself, in a folder of its own",
     "converters/proof/witnesses/programs/hearing.py": "what the parent wrote into a folder of its own",
     "converters/proof/second_reader/programs/library_reader.py": "descriptors that the parent has opened",
     "converters/model_graph/class_defaults/text_models.py": "of the installation",
     "converters/tokenizers/building_blocks/bert_signs.py": "of the installation",
+    "converters/tokenizers/building_blocks/unassigned_signs.py": "of the installation",
     "support/registry.py": "of the installation",
     "quant/codecs/grids.py": "of the installation",
 }

@@ -12,6 +12,7 @@ from typing import Any
 from ggferry.converters.ladder import rating_of
 from ggferry.converters.metadata.beside import files_written
 from ggferry.converters.model_graph.hparams import Known, Param, is_assumed
+from ggferry.converters.proof.witnesses.testimony import CONVERSATIONS
 from ggferry.formats.reader import label_of
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError
@@ -149,7 +150,7 @@ def _proof(receipt: Mapping[str, Any], tensors: Sequence[TensorRow]) -> Proof:
         int(tokens.get("equal") or 0), tokens.get("vocabulary"),
         Counter(tensor.grade for tensor in tensors if tensor.relative_rms is not None),
         tuple(logits.get("reached") or ()), tuple(logits.get("not_reached") or ()),
-        all(each.get("why") for each in receipt["testimonies"]),
+        all(each.get("why") or each.get("what") == CONVERSATIONS for each in receipt["testimonies"]),
     )  # fmt: skip
 
 

@@ -495,7 +495,8 @@ class ModelPage:
     @property
     def is_proved(self) -> bool:
         """Return whether its output was compared with the source."""
-        return self.proof is not None and self.proof.level != "none"
+        proof = self.proof
+        return proof is not None and proof.level != "none" and bool(proof.grades or proof.texts)
 
     @property
     def outcome(self) -> str:

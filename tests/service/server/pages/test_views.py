@@ -52,6 +52,17 @@ def test_a_done_model_is_what_its_receipt_says(receipt: dict[str, Any]) -> None:
     assert "100%" in text and "19 rounded" not in text and "16 rounded" in text
 
 
+def test_nothing_is_called_proved_of_which_nothing_was_compared(receipt: dict[str, Any]) -> None:
+    """A rendered chat template says nothing of weights, and a level is no comparison."""
+    rendered = {"witness": "jinja2 3.1.6", "version": "", "what": "conversations", "side": "output", "count": 12,
+                "worst": None, "limit": None, "place": None, "why": None, "missed": []}  # fmt: skip
+    page = of_model.with_receipt(of_model.page_of(JOB), {**receipt, "testimonies": [rendered]}, "/files")
+    assert page.is_proved and page.proof is not None and page.proof.alone
+    nothing = {**receipt, "tensors": [], "tokenizer": {}, "logits": None, "testimonies": []}
+    page = of_model.with_receipt(of_model.page_of(JOB), nothing, "/files")
+    assert page.proof is not None and page.proof.level == "full" and not page.is_proved
+
+
 def test_a_witness_that_testified_and_one_that_did_not(receipt: dict[str, Any]) -> None:
     said = [
         {"witness": "llama.cpp", "version": "b1", "what": "logits", "side": "output", "count": 16, "worst": 3e-3,
