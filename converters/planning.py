@@ -114,7 +114,7 @@ def plan_of(request: Request, source: Understood) -> Plan:
         unloadable = (
             f"llama.cpp would not load this file: alignment {request.options.alignment} is no multiple of 32",
         )
-    if tokenizer is None and "llama.cpp" in graph.runtimes and steps:
+    if tokenizer is None and "llama.cpp" in graph.runtimes and steps and not graph.architecture.projector:
         unloadable += ("llama.cpp would not load this file: it has no vocabulary",)
     if tokenizer is not None:
         name = metadata["general.name"].value.data if "general.name" in metadata else ""

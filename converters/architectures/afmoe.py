@@ -58,9 +58,7 @@ ROLES = roles(
 )
 
 # transformers makes matrices without elements where no expert is shared, and saves them.
-NONE_SHARED = Drop(
-    "*.mlp.shared_experts.*", "no expert is shared: without elements", when="n_shared == 0", follows=True
-)
+NONE_SHARED = Drop("*.mlp.shared_experts.*", "no expert is shared", when="n_shared == 0")
 REMARKS = (
     common.NO_WINDOW,
     Remark(

@@ -182,6 +182,8 @@ def _speaks(entry: Harmless, path: str, value: Any, values: Mapping[str, Any]) -
 
 
 def _follows(rule: str, value: Any, values: Mapping[str, Any]) -> bool:
+    if isinstance(values.get(rule), float):  # `derive` gives whole numbers
+        return _same(value, values[rule])
     try:
         return _same(value, derive(rule, values))
     except KeyError:  # a vocabulary alone: no tensor says how large it is

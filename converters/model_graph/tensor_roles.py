@@ -258,7 +258,7 @@ def _in_order(
 
 def _explained(ref: TensorRef, drop: Drop, assigned: Assigned) -> Dropped:
     same = assigned.get((drop.same_as, None), ())
-    return Dropped(ref, drop.reason, same[0] if same else None, drop.follows)
+    return Dropped(ref, drop.reason, same[0] if same else None, drop.follows or not ref.elements)
 
 
 def slots(checkpoint: Checkpoint, architecture: Architecture, dialect: Dialect, assigned: Assigned) -> list[Slot]:

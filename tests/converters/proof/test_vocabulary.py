@@ -310,7 +310,8 @@ def test_no_mistake_is_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     converted_with("llama", lambda made: made, tmp_path, monkeypatch)
     told = json.loads((tmp_path / "x.gguf.receipt.json").read_text())
     assert told["tokenizer"]["held_against_source"] == {"tokens": 512, "merges": 0, "special": 3, "templates": 1}
-    (said,) = told["testimonies"]
+    said, rendered = told["testimonies"]
+    assert rendered["what"] == "conversations" and rendered["why"] is None
     assert (
         said["witness"] == "sentencepiece" and said["what"] == "texts" and said["count"] == told["tokenizer"]["texts"]
     )

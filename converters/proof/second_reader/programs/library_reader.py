@@ -55,7 +55,7 @@ class Safetensors(File):
         import numpy
         import safetensors
 
-        for kind in ("float8_e4m3fn", "float8_e5m2"):  # the library looks for them among numpy's own
+        for kind in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):  # the library looks for them among numpy's own
             setattr(numpy, kind, getattr(ml_dtypes, kind))
         self.library = f"safetensors {safetensors.__version__}"
         self.file: Any = safetensors.safe_open(path, framework="numpy")
@@ -121,7 +121,7 @@ class Torch(File):
 
         found = self._find(name)[places] if places else self._find(name)
         kind = str(found.dtype).removeprefix("torch.")
-        if kind in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        if kind in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
             import ml_dtypes
 
             whole = found.contiguous().reshape(-1).view(torch.uint8).numpy()
