@@ -82,4 +82,6 @@ def witness(wanted: Wanted) -> Witness:
     return Witness(library, read_bytes(path or ""), path, wanted.added)
 
 
-SOURCE = Source("sentencepiece", 20, " or ".join(NAMES), lambda sidecars: _path(sidecars) is not None, load, witness)
+SOURCE = Source(
+    "sentencepiece", 20, "tokenizer.model or spiece.model", lambda sidecars: _path(sidecars) is not None, load, witness
+)

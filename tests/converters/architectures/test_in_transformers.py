@@ -184,8 +184,13 @@ def test_a_tensor_without_a_role_is_named(llama: Path, tmp_path: Path) -> None:
 
 def test_a_bias_the_configuration_denies(llama: Path, tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.bias"
+    graph = bound(llama, tmp_path / "x", lambda _, tensors: tensors.update({name: np.ones(48, np.float32)}))
+    (drop,) = graph.dropped
+    assert drop.ref.name == name and "attention_bias" in drop.reason and drop.loses
     with pytest.raises(UnexpectedTensorError, match="attention_bias"):
-        bound(llama, tmp_path / "x", lambda _, tensors: tensors.update({name: np.ones(48, np.float32)}))
+        bound(llama, tmp_path / "y", lambda config, tensors: (
+            config.pop("attention_bias"), tensors.update({name: np.ones(48, np.float32)})
+        ))  # fmt: skip
 
 
 def test_rotary_buffers_are_dropped_with_their_reason(llama: Path, tmp_path: Path) -> None:
