@@ -15,7 +15,7 @@ from ggferry.quant.codecs.plain import ENCODE, NARROW
 from ggferry.quant.kernels import Compiled
 
 COMPILED = [one for one in codecs().values() if one.compiled is not None]
-PLAIN = {"F32", "F64", "I8", "I16", "I32", "I64", "BOOL", "U8", "U16", "U32", "U64"}
+PLAIN = {"F32", "F64", "I8", "I16", "I32", "I64", "BOOL", "U8", "U16", "U32", "U64", "F8_E8M0"}
 """One conversion of numpy's each."""
 
 HALVES = [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x3C00, 0xA42D]
