@@ -19,6 +19,7 @@ from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import InconsistentError, UnexpectedTensorError
+from helpers.sampling import one_in
 from helpers.tiny_models import TINY, TOKENS, make, relative, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -122,7 +123,7 @@ def check(expected: np.ndarray, folder: Path, gguf: Path) -> None:
     assert relative(expected, forward(written, TOKENS)) <= 1e-5
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_in(4, CASES))
 def test_a_configuration_means_what_it_means_to_transformers(case: str, tmp_path: Path) -> None:
     name, changes = CASES[case]
     expected = changed(name, tmp_path / "hf", **changes)

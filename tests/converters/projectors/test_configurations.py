@@ -17,6 +17,7 @@ from ggferry.formats.readers.gguf import open_gguf
 from helpers import llama_clip
 from helpers.eyes import EYES, Eye
 from helpers.multimodal import MEAN, STD, check, picture, rows_of, written
+from helpers.sampling import one_in
 from helpers.tiny_models import relative
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -77,7 +78,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", RIGHT)
+@pytest.mark.parametrize("case", one_in(3, RIGHT))
 def test_rows_are_transformers(case: str, tmp_path: Path) -> None:
     name, vision, top = RIGHT[case]
     eye = varied(name, top)
@@ -136,7 +137,7 @@ DEFAULTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 """Family → what its tower has, and the keys whose defaults these are, which its configuration leaves out."""
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("name", one_in(3, DEFAULTS))
 def test_what_a_configuration_leaves_out_is_its_classes_default(name: str, tmp_path: Path) -> None:
     family, vision, silent = DEFAULTS[name]
     eye = EYES[family]

@@ -19,6 +19,7 @@ from ggferry.converters.schema.layouts import SAME, Layout, Reshape, Split
 from ggferry.formats.errors import GgferryError, UnsupportedError, UsageError, VerificationError
 from helpers import llama_clip
 from helpers.hearing import LIMIT, check, ear_of, written
+from helpers.sampling import one_in
 from helpers.tiny_ears import EARS, PUBLISHED, ULTRAVOX, granite_model, whisper
 from helpers.tiny_models import relative, whole
 
@@ -31,7 +32,7 @@ def test_rows_are_those_of_the_published_formula(name: str, tmp_path: Path) -> N
     check(tmp_path / "hf", tmp_path, given, features)
 
 
-@pytest.mark.parametrize("name", [name for name in EARS if name not in PUBLISHED])
+@pytest.mark.parametrize("name", one_in(3, [name for name in EARS if name not in PUBLISHED]))
 def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
     given, features = EARS[name](tmp_path / "hf")
     made = check(tmp_path / "hf", tmp_path, given, features)

@@ -14,6 +14,7 @@ from ggferry.formats.errors import InconsistentError, MissingError, Verification
 from helpers import llama_clip
 from helpers.eyes import EYES
 from helpers.multimodal import LIMIT, check, picture, rows_of, written
+from helpers.sampling import one_in
 from helpers.tiny_models import relative
 
 IN_LLAMA_CPP = 5e-3
@@ -27,7 +28,7 @@ OTHERWISE = {
 """Towers that llama.cpp b11549 computes otherwise, each held by a test of its own below."""
 
 
-@pytest.mark.parametrize("name", EYES)
+@pytest.mark.parametrize("name", one_in(3, EYES))
 def test_rows_are_transformers(name: str, tmp_path: Path) -> None:
     eye = EYES[name]
     model = eye.tiny()
