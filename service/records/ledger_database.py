@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ggferry.formats.errors import CorruptError, GgferryError, NotFoundError, UnreachableError, UsageError
-from ggferry.service.records.ledger_rows import DamagedError, damaged, decoded
+from ggferry.service.records.ledger_rows import HINT, DamagedError, damaged, decoded
 from ggferry.service.records.ledger_tables import SCHEMA, UPGRADES, prepare_sqlite, tables
 from ggferry.service.records.ledger_url import connect_options, full_url, hide_secrets, shown
 from ggferry.support.lazy_import import lazy
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 else:
     sa = lazy("sqlalchemy")
 
-DAMAGED = ("Could not decode to UTF-8", "malformed JSON")
-"""What SQLite says of a value in a row; it counts both as passing trouble."""
+DAMAGED = ("Could not decode to UTF-8", "malformed JSON", "malformed database schema")
+"""What SQLite says of a value in a row, and of the declaration of a table; it counts some as passing trouble."""
 LOCK = 0x67676A74  # of PostgreSQL's advisory locks; any number that is ours
 FIRST_WAIT, LONGEST_WAIT = 0.1, 3.0  # seconds before what failed is asked again; doubled each time
 
@@ -127,12 +127,16 @@ class LedgerDatabase:
 
     def _damaged(self, words: str) -> CorruptError:
         """Return the error for a value that cannot be read, naming the first job that has such a one."""
-        with self.reading() as connection:
-            for job in connection.execute(sa.select(self.jobs.c.id).order_by(self.jobs.c.id)).scalars().all():
-                try:
-                    connection.execute(sa.select(self.jobs).where(self.jobs.c.id == job)).all()
-                except (DamagedError, UnicodeDecodeError, sa.exc.SQLAlchemyError):
-                    return damaged(self.shown, job, words)
+        broken = (DamagedError, UnicodeDecodeError, sa.exc.SQLAlchemyError)
+        try:
+            with self.reading() as connection:
+                for job in connection.execute(sa.select(self.jobs.c.id).order_by(self.jobs.c.id)).scalars().all():
+                    try:
+                        connection.execute(sa.select(self.jobs).where(self.jobs.c.id == job)).all()
+                    except broken:
+                        return damaged(self.shown, job, words)
+        except broken:
+            return CorruptError(f"the tables of the ledger are damaged: {words}", path=self.shown, hint=HINT)
         return damaged(self.shown, "in its attempts", words)
 
     def _said(self, error: Exception) -> str:

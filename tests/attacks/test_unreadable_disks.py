@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -284,6 +285,26 @@ def test_a_damaged_row_of_a_ledger_is_named(
     for arguments in (["ledger", "list", ledger], ["apply", finished.with_suffix(""), "--ledger", ledger]):
         assert _run([str(each) for each in arguments]) in (0, 5)
         assert "internal" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [rb"CREATE TABLE ggferry_", rb"CREATE INDEX ggferry_\w+ ON ggferry_jobs \("])
+def test_damaged_tables_of_a_ledger_are_said(
+    place: bytes, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found by `make fuzz`: the text of a table's declaration is no UTF-8, and no row can be asked for."""
+    ledger = tmp_path / "ledger"
+    with sqlite3.connect(finished) as whole, sqlite3.connect(ledger) as copy:
+        copy.execute("PRAGMA journal_mode=DELETE")
+        whole.backup(copy)
+    whole.close()
+    copy.close()
+    data = bytearray(ledger.read_bytes())
+    for at in [found.end() for found in re.finditer(place, bytes(data))]:
+        data[at] = 0xFF
+    ledger.write_bytes(data)
+    assert _run(["ledger", "list", str(ledger)]) == 5
+    said = capsys.readouterr().err
+    assert "the tables of the ledger are damaged" in said and "restore a copy" in said
 
 
 # --- plans ---

@@ -275,7 +275,7 @@ def ledger(data: bytes, folder: Path) -> None:
         whole[at : at + len(rest[4:])] = rest[4:][: len(whole) - at]
     path.write_bytes(whole)
     if number < len(COLUMNS):
-        with sqlite3.connect(path) as database:
+        with suppress(sqlite3.IntegrityError), sqlite3.connect(path) as database:  # of an id, or none where one must be
             database.execute(f"UPDATE ggferry_jobs SET {COLUMNS[number]} = CAST(? AS TEXT)", (rest,))
         database.close()
     tool("ledger", "list", path)
