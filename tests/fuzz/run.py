@@ -46,14 +46,18 @@ def main() -> int:
     return int(any(report[target.name]["finds"] for target in chosen))
 
 
-def fuzz(name: str, home: Path, seconds: float, cases: int) -> tuple[int, int, float]:
-    """Fuzz a target; return the cases that were done, the most edges covered, and the seconds it took."""
+def fuzz(name: str, home: Path, seconds: float, cases: int, seed: int = 0) -> tuple[int, int, float]:
+    """Fuzz a target; return the cases that were done, the most edges covered, and the seconds it took.
+
+    `seed`: of the mutations; 0 for another one each time.
+    """
     corpus, finds = home / "corpus" / name, home / "finds" / name
     for folder in (corpus, finds):
         folder.mkdir(parents=True, exist_ok=True)
     done, coverage, begun = 0, 0, time.monotonic()
     while done < cases and (left := seconds - (time.monotonic() - begun)) > 1:
         limits = [f"-max_total_time={int(left)}", f"-runs={cases - done}", f"-timeout={SLOW}", f"-rss_limit_mb={LARGE}"]
+        limits.append(f"-seed={seed}")
         command = [sys.executable, "-m", "fuzz.one", name, str(corpus), str(finds), *limits, "-print_final_stats=1"]
         ended = subprocess.run(
             command, cwd=ROOT / "tests", env=_environment(), capture_output=True, text=True, check=False

@@ -1,4 +1,7 @@
-"""Ten seconds of every fuzz target: that it runs, goes on from its seeds, and finds nothing."""
+"""A few cases of every fuzz target: that it runs, goes on from its seeds, and finds nothing.
+
+The same cases each time: what `make fuzz` finds today must not end a run that has nothing to do with it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def test_every_seed_runs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
-def test_ten_seconds(name: str, tmp_path: Path) -> None:
-    cases, coverage, _ = fuzz(name, tmp_path, 10, 1 << 40)
+def test_a_few_cases(name: str, tmp_path: Path) -> None:
+    cases, coverage, _ = fuzz(name, tmp_path, 10, 200, seed=1)
     assert cases > 0 and coverage > 50
     assert found(tmp_path, name) == []
