@@ -130,4 +130,6 @@ def test_a_folder_model_from_a_store(s3: Any, tmp_path: Path, fixtures: Path) ->
     receipts = [json.loads(Path(f"{p}.receipt.json").read_text()) for p in (same, output)]
     ways = [record.pop("transport", "") for receipt in receipts for record in receipt["source"]["files"]]
     assert set(ways[:5]) == {""} and all(way.startswith("checked: MD5") for way in ways[5:])
+    here, there = (receipt.pop("second_reader") for receipt in receipts)
+    assert here["tensors"] == 21 and there["none"] == "the source is not on this machine"
     assert receipts[0] == receipts[1]
