@@ -153,7 +153,7 @@ def carry_out(
         tied = _tied(parts, lineage) if command == "merge" else _Tie()
         wrote = write(
             cutting.files, lineage, digests, opened, command=command, done=done, stage=stage, force=force,
-            digested=tied.check if command == "merge" else None, strict=command == "merge",
+            digested=tied.check, strict=command == "merge",
         )  # fmt: skip
         return cutting, replace(wrote, notes=(*wrote.notes, *tied.notes))
 

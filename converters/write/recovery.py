@@ -35,9 +35,12 @@ def recover(out: str) -> Outcome | None:
         BusyError: Another writer is at work on it.
         RefusedError: Another file has taken its place since.
     """
-    outcome = resolve(out)
     folder, receipt = os.path.dirname(out), out + RECEIPT
-    left = leftovers(folder).of(receipt) if os.path.isdir(folder or os.curdir) else []
+    if not os.path.isdir(folder or os.curdir):
+        return None
+    found = leftovers(folder)
+    outcome = resolve(out, found)
+    left = (leftovers(folder) if outcome else found).of(receipt)
     if left:
         files = {name: None for path in left for name in files_of(path, out) or ()}
         with ExitStack() as stack:

@@ -29,7 +29,7 @@ from ggferry.formats.files.partial_files import (
     name_together,
     sync_folder,
 )
-from ggferry.formats.files.partial_names import leftovers, new_token, partial_path
+from ggferry.formats.files.partial_names import Leftovers, leftovers, new_token, partial_path
 from ggferry.formats.files.publication_record import SUFFIX, Change, load, packed, records_in, state_of
 
 Outcome = Literal["finished", "undone"]
@@ -215,10 +215,14 @@ class _Publication:
 # --- after a kill --------------------------------------------------------------------------------------------------
 
 
-def resolve(target: str) -> Outcome | None:
+def resolve(target: str, left: Leftovers | None = None) -> Outcome | None:
     """Bring a publication to its end that was to change the name `target` and was interrupted.
 
     Where new bytes have a name already, the others get theirs; where none has, all is put back.
+
+    Args:
+        target: The name.
+        left: The unfinished files in its folder; None where they are not listed yet.
 
     Returns:
         What was done; None where there is nothing to do.
@@ -227,12 +231,10 @@ def resolve(target: str) -> Outcome | None:
         BusyError: Its writer is still at work.
         RefusedError: Somebody has put another file in the place of one of its files.
     """
-    folder, outcome = os.path.dirname(target), None
-    if not os.path.isdir(folder or os.curdir):
-        return None
-    for path, changes in records_in(leftovers(folder)).items():
+    left, outcome = left or leftovers(os.path.dirname(target)), None
+    for path, changes in records_in(left).items():
         if changes is None:
-            if os.path.basename(path) in map(os.path.basename, leftovers(folder).of(target + SUFFIX)):
+            if path in left.of(target + SUFFIX):
                 _remove_unfinished(path, target)
         elif any(change.target == target for change in changes) and is_dead(path, target):
             outcome = _resolved(path, changes) or outcome
