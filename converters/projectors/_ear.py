@@ -36,17 +36,37 @@ WHISPER = (clip.PROJECTOR, *clip.AUDIO, clip.A_EPS, N_CTX, ACTIVATION, SCALED)
 """Hparams of a Whisper encoder before a projector."""
 STACK = HParam("a_stack", "audio.projector.stack_factor", check="0 < a_stack")
 """How many states become one row."""
+_SPECTRUM = (
+    "chunk_length n_samples nb_max_frames min_length padding_* mel_filters mel_norm mel_scale max_audio_len audio_* "
+    "default_transcription_prompt feature_extractor_type feature_size n_mels return_attention_mask n_window"
+)
+
+
+def spectrum(**values: float | str | None) -> tuple[Harmless, ...]:
+    """Return the keys of a feature extractor that say how sound becomes a spectrum.
+
+    Runtimes compute a spectrum of their own for each projector: a key of `values` changes nothing only with its one
+    value there, and every other value is named as unread. Source: clip.cpp `audio_sample_rate`, `audio_n_fft`,
+    `audio_window_len` and `audio_hop_len`.
+    """
+    both = ("preprocessor", "preprocessor.feature_extractor")
+    reason = "how sound becomes a spectrum, which the runtime computes in its own way"
+    return (
+        *(
+            Harmless(" ".join(f"{where}.{key}" for where in both), "as the runtime computes it", (value,))
+            for key, value in values.items()
+        ),
+        Harmless(" ".join(f"{where}.{key}" for where in both for key in _SPECTRUM.split()), reason),
+    )
+
+
 HARMLESS = (
     *clip.HARMLESS,
     Harmless("audio_config.vocab_size", "an encoder of sound has no vocabulary"),
     Harmless("audio_config.num_hidden_layers audio_config.encoder_layers", "blocks are counted", follows="a_n_layer"),
     Harmless("audio_config.head_dim", "repeats width and heads", follows="a_n_embd/a_n_head"),
     Harmless("preprocessor.feature_size preprocessor.n_mels", "repeats the bins", follows="a_n_mels"),
-    Harmless("preprocessor.chunk_length preprocessor.hop_length preprocessor.n_fft preprocessor.n_samples "
-             "preprocessor.nb_max_frames preprocessor.sampling_rate preprocessor.padding_* preprocessor.dither "
-             "preprocessor.feature_extractor.* preprocessor.mel_filters preprocessor.mel_norm preprocessor.mel_scale "
-             "preprocessor.max_audio_len preprocessor.audio_* preprocessor.default_transcription_prompt",
-             "how sound comes to be a spectrum, which the runtime does its own way"),
+    *spectrum(sampling_rate=16000, n_fft=400, hop_length=160, dither=0.0),
 )  # fmt: skip
 
 

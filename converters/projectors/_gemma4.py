@@ -7,6 +7,7 @@ clip.cpp asks of such files.
 from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
+from ggferry.converters.projectors import _ear as ear
 from ggferry.converters.schema.architecture import Default, Harmless, HParam
 from ggferry.converters.schema.layouts import Rearrange, Reshape, Squeeze
 from ggferry.converters.schema.partial_layouts import Columns
@@ -204,5 +205,16 @@ HARMLESS = (
              "a bound beyond every value that is met"),
     Harmless("vision_config.model_patch_size", "the patch by the squares", follows="v_patch_size*v_merge"),
     Harmless("vision_config.output_proj_dims vision_config.mm_embed_dim", "repeats the width", follows="v_n_embd"),
-    Harmless("preprocessor.*", "how pixels and sound come to be tensors, which the runtime does its own way"),
+    Harmless("preprocessor.size preprocessor.size.* preprocessor.max_soft_tokens preprocessor.patch_size "
+             "preprocessor.pooling_kernel_size preprocessor.image_seq_length preprocessor.image_token* "
+             "preprocessor.video_* preprocessor.num_soft_tokens preprocessor.model_patch_size",
+             "how a picture becomes a tensor, which the runtime computes in its own way"),
+    *ear.spectrum(
+        sampling_rate=16000, frame_length=320, frame_length_ms=20.0, hop_length=160, hop_length_ms=10.0,
+        fft_length=512, fft_overdrive=False, input_scale_factor=1.0, dither=0.0, preemphasis=0.0, mel_floor=0.001,
+        min_frequency=0.0, max_frequency=8000.0, per_bin_mean=None, per_bin_stddev=None,
+        audio_samples_per_token=640,
+    ),
+    Harmless("preprocessor.preemphasis_htk_flavor preprocessor.feature_extractor.preemphasis_htk_flavor",
+             "of an emphasis of zero"),
 )  # fmt: skip

@@ -64,6 +64,7 @@ _ADAPTED = (
     "where it hears something, its text model wears the adapter that lies beside it (adapter_config.json); without "
     "that, what it answers is another model's"
 )
+_SPECTRUM = {"sample_rate": 16000, "n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 80}
 
 SPEC = Architecture(
     name="clip",
@@ -84,7 +85,11 @@ SPEC = Architecture(
             renames=(("model.encoder.", "encoder."), ("model.projector.", "projector.")),
             nested=("encoder_config", "projector_config"),
             harmless=(
-                *ear.said_of("encoder_config"),
+                Harmless("preprocessor.melspec_kwargs", "as the runtime computes it", (_SPECTRUM,)),
+                Harmless("preprocessor.projector_window_size", "repeats config.json", follows="a_proj_window"),
+                Harmless("preprocessor.projector_downsample_rate", "repeats config.json", follows="a_proj_downsample"),
+                *clip.HARMLESS,
+                *ear.spectrum(sampling_rate=16000, n_fft=512, win_length=400, hop_length=160),
                 Harmless("encoder_config.conv_expansion_factor", "repeats shapes", follows="a_inner/a_n_embd"),
                 Harmless("projector_config.vocab_size projector_config.max_position_embeddings "
                          "projector_config.position_embedding_type projector_config.use_qformer_text_input",

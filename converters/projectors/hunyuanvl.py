@@ -76,6 +76,7 @@ SPEC = Architecture(
                 ),
                 Harmless("vision_config.interpolate_mode", "how positions are stretched", ("bilinear",)),
                 Harmless("vision_config.temporal_patch_size", "of one frame", (1,)),
+                Harmless("preprocessor.spatial_patch_size", "patches are not joined before the tower", (1,)),
                 Harmless(
                     "vision_config.img_max_token_num vision_config.max_vit_seq_len vision_config.min_image_size "
                     "vision_config.anyres_* vision_config.cat_extra_token vision_config.video_* "

@@ -54,7 +54,7 @@ HPARAMS = (
     HParam(
         "patch_limit",
         None,
-        fields={"hf": "preprocessor.in_patch_limit"},
+        fields={"hf": "preprocessor.in_patch_limit|preprocessor.max_patches"},
         required=False,
         defaults=(Default(16384, "llama.cpp's own converter takes it", dialect="hf"),),
     ),

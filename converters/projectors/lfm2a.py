@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ggferry.converters.projectors import _clip as clip
 from ggferry.converters.projectors import _conformer as conformer
+from ggferry.converters.projectors import _ear as ear
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.roles import roles
 
@@ -75,7 +76,12 @@ SPEC = Architecture(
             ),
             harmless=(
                 *clip.HARMLESS,
-                Harmless("preprocessor.*", "how sound comes to be a spectrum, which the runtime does its own way"),
+                *ear.spectrum(
+                    sample_rate=16000, n_fft=512, window_size=0.025, window_stride=0.01, window="hann",
+                    normalize="per_feature", log=True, frame_splicing=1,
+                ),
+                Harmless("preprocessor.features", "repeats the bins", follows="a_n_mels"),
+                Harmless("preprocessor.dither preprocessor.pad_*", "of training and of batches"),
                 Harmless("encoder.*dropout* encoder.stochastic_depth_* encoder.reduction* "
                          "encoder.sync_max_audio_length", "used in training only"),
                 Harmless("encoder.feat_out encoder.causal_downsampling encoder.att_context_* encoder.pos_emb_max_len "

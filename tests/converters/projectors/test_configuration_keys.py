@@ -3,7 +3,9 @@ computes, or declared harmless; and transformers' defaults are ours."""
 
 from __future__ import annotations
 
+import ast
 import copy
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 import transformers
+from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
 from ggferry.converters.model_graph.class_defaults.projectors import class_default
 from ggferry.converters.model_graph.config_keys import GENERAL, OF_THE_HALF, _matcher
@@ -69,6 +73,40 @@ def test_every_key_of_a_class_is_read_or_declared_harmless(name: str, spec: Arch
     paths = [path for path in members(config) if path.startswith(beginnings)]
     assert any("." in path for path in paths)
     assert [path for path in paths if not covered(path, spec, dialect)] == []
+
+
+def processors(kind: Any) -> Iterator[str]:
+    """The classes of transformers that make tensors of pictures and sound for a class of configuration."""
+    types = [kind.model_type, *(part.model_type for part in kind.sub_configs.values() if hasattr(part, "model_type"))]
+    for table in (IMAGE_PROCESSOR_MAPPING_NAMES, FEATURE_EXTRACTOR_MAPPING_NAMES):
+        for found in (table[one] for one in types if one in table):
+            yield from [found] if isinstance(found, str) else [found["torchvision"]]
+
+
+def stated_by(name: str) -> set[str]:
+    """The keys of a processor: class attributes of its source, as some ask for torchvision before they can be made."""
+    module = next(module for module, names in transformers._import_structure.items() if name in names)
+    found = importlib.util.find_spec(f"transformers.{module}")
+    assert found and found.origin
+    body = next(
+        node.body
+        for node in ast.parse(Path(found.origin).read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    attributes = {
+        target.id for node in body if isinstance(node, ast.Assign) for target in node.targets
+        if isinstance(target, ast.Name)
+    }  # fmt: skip
+    makers = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    arguments = {one.arg for maker in makers for one in (*maker.args.args, *maker.args.kwonlyargs)}
+    return (attributes | arguments) - {"self", "model_input_names", "valid_kwargs"}
+
+
+@pytest.mark.parametrize(("name", "spec", "dialect"), SPOKEN)
+def test_every_key_of_a_processor_is_read_or_declared_harmless(name: str, spec: Architecture, dialect: Dialect) -> None:
+    kinds = [*dict.fromkeys(processors(getattr(transformers, name).config_class))]
+    keys = {key for kind in kinds for key in stated_by(kind)}
+    assert [key for key in sorted(keys) if not covered(f"preprocessor.{key}", spec, dialect)] == []
 
 
 @pytest.mark.parametrize(("name", "spec", "dialect"), SPOKEN)
