@@ -23,8 +23,9 @@ demo: setup
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m 'not slow and not faults and not postgres and not browser'
 
+# WITHIN=seconds begins no test after that, and says how many were not reached.
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m 'slow and not kills and not faults and not postgres and not browser'
+	$(BIN)/python -m pytest -n 2 $(if $(WITHIN),--within $(WITHIN)) -m 'slow and not kills and not faults and not postgres and not browser'
 
 # Needs the programs of a PostgreSQL server (apt-get install postgresql).
 postgres: $(VENV)/.dev

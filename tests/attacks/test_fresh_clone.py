@@ -9,9 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from helpers.within import rotated
 from helpers.witnesses import FIXTURES, ROOT
 
 TESTS = ROOT / "tests"
@@ -40,6 +43,24 @@ def test_a_run_that_skips_a_test_fails(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     done = run_pytest(*options, PYTHONPATH=str(TESTS))
     assert done.returncode == 1 and "FAILED: 3 skipped, and no test may be" in done.stdout, done.stdout
+
+
+def test_a_run_that_ends_in_time_says_how_many_tests_it_did_not_reach(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"test_{name}.py").write_text("def test_it():\n    pass\n\n\ndef test_again():\n    pass\n")
+    for workers in ("0", "2"):
+        options = ("-p", "conftest", "-n", workers, tmp_path)
+        whole = run_pytest("--within", "1000", *options, PYTHONPATH=str(TESTS)).stdout
+        assert "6 passed" in whole and "NOT REACHED" not in whole, whole
+        ended = run_pytest("--within", "0", *options, PYTHONPATH=str(TESTS)).stdout
+        assert "passed" not in ended and "NOT REACHED within 0 s: 6 tests" in ended, ended
+
+
+def test_every_commit_begins_with_another_module() -> None:
+    items: list[Any] = [SimpleNamespace(path=module, name=f"{module}{n}") for module in "abc" for n in range(2)]
+    orders = [" ".join(item.name for item in rotated(items, turn)) for turn in (0, 1, 2, 3)]
+    assert orders == ["a0 a1 b0 b1 c0 c1", "b0 b1 c0 c1 a0 a1", "c0 c1 a0 a1 b0 b1", orders[0]]
+    assert rotated([], 5) == []
 
 
 def test_no_test_can_be_skipped_or_looks_beside_the_project() -> None:
