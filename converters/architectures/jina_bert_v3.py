@@ -1,8 +1,9 @@
 """Jina's embeddings v3: XLM-RoBERTa with rotary positions and, for each of five tasks, adapters of every matrix.
 
 The base model is written; the adapters of the tasks are dropped by name, since a file of a model has no place for them
-(convert_hf_to_gguf writes each as a file of its own). No published package has the class, so llama.cpp alone witnesses
-it. Sources: jinaai's `xlm-roberta-flash-implementation` (`modeling_lora.py`, `mha.py`); llama.cpp
+(convert_hf_to_gguf writes each as a file of its own). JinaEmbeddingsV3Model of transformers is the base model alone: it
+saves the names of Jina's code and a configuration of its own. Sources: jinaai's `xlm-roberta-flash-implementation`
+(`modeling_lora.py`, `mha.py`); transformers `configuration_jina_embeddings_v3.py`; llama.cpp
 `src/models/{jina-bert-v3,bert}.cpp`, `conversion/bert.py`, `gguf-py/gguf/tensor_mapping.py`.
 """
 
@@ -11,12 +12,17 @@ from ggferry.converters.architectures import _common as common
 from ggferry.converters.architectures import _embeddings as embeddings
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam
-from ggferry.converters.schema.roles import block, roles
+from ggferry.converters.schema.roles import block, roles, varied
 
 HPARAMS = (
     *bert.SIZES, bert.CAUSAL, *embeddings.POOLING,
-    HParam("rope_base", "rope.freq_base", common.F32, {"hf": "rotary_emb_base"},
-           defaults=(Default(10000.0, "the default of Jina's code, and of readers of GGUF"),), check="rope_base > 1"),
+    HParam("rope_base", "rope.freq_base", common.F32,
+           {"hf": "rope_parameters.rope_theta|rope_theta|rotary_emb_base"},
+           defaults=(Default(20000.0, "transformers' default", dialect="saved"),
+                     Default(10000.0, "the default of Jina's code, and of readers of GGUF")),
+           check="rope_base > 1"),
+    HParam("rope_kind", None, common.STRING, {"hf": "rope_parameters.rope_type"}, words={"default": "default"},
+           required=False),
     HParam("n_rot", "rope.dimension_count", derive="n_embd / n_head",
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot * n_head <= n_embd"),
     HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"gelu": "gelu"}, required=False),
@@ -26,7 +32,7 @@ HPARAMS = (
 )  # fmt: skip
 
 _WAS = "parametrizations.weight.original"  # what torch calls a matrix that adapters are added to
-ROLES = roles(
+_ADAPTED = roles(
     f"token_embd.weight : n_vocab n_embd | hf embeddings.word_embeddings.{_WAS}",
     f"token_types.weight f32 when=n_types > 0 : n_types n_embd | hf embeddings.token_type_embeddings.{_WAS}",
     tensors.norm("token_embd_norm", "emb_ln", bias=True),
@@ -48,6 +54,17 @@ ROLES = roles(
         layer="encoder.layers.{n}.",
     ),
 )
+ROLES = varied(
+    _ADAPTED, "saved", "hf",
+    """
+    token_embd.weight              embeddings.word_embeddings.weight
+    token_types.weight             embeddings.token_type_embeddings.weight
+    blk.{n}.attn_qkv.weight        encoder.layers.{n}.mixer.Wqkv.weight
+    blk.{n}.attn_output.weight     encoder.layers.{n}.mixer.out_proj.weight
+    blk.{n}.ffn_up.weight          encoder.layers.{n}.mlp.fc1.weight
+    blk.{n}.ffn_down.weight        encoder.layers.{n}.mlp.fc2.weight
+    """,
+)  # fmt: skip
 _ADAPTERS = Drop(
     "*.parametrizations.weight.0.lora_*",
     "an adapter of the tasks, which a model's file has no place for: the vectors are those without a task",
@@ -74,6 +91,15 @@ SPEC = Architecture(
                          " use_flash_attn use_reentrant", "of the adapters, or how it is computed"),
                 Harmless("use_cache position_embedding_dim", "never"),
             ),
+        ),
+        "saved": Dialect(
+            "saved",
+            fields="hf",
+            classes=("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"),
+            drops=(*bert.DROPS, *embeddings.language_heads("lm_head.*")),
+            given={"causal": False, "after_padding": True, "positions": "rotary"},
+            renames=(("roberta.", ""),),
+            harmless=bert.HARMLESS,
         ),
         "gguf": Dialect("gguf"),
     },

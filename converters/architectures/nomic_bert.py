@@ -21,6 +21,7 @@ HPARAMS = (
            defaults=(Default(1000.0, "transformers' default", dialect="hf"),
                      Default(10000.0, "the default of nomic-ai's code, and of readers of GGUF")),
            check="rope_base > 1"),
+    HParam("own_base", None, common.F32, {"hf": "rotary_emb_base"}, required=False),
     HParam("n_rot", "rope.dimension_count", derive="n_embd / n_head",
            check="n_rot % 2 == 0 and 0 < n_rot and n_rot * n_head <= n_embd"),
     # What the graph does not do is refused.
@@ -35,6 +36,12 @@ HPARAMS = (
     HParam("head_dim", None, fields={"hf": "head_dim"}, check="head_dim == n_rot", required=False),
     HParam("stretch", None, common.F32, {"hf": "rotary_scaling_factor"}, required=False),
 )  # fmt: skip
+_BASE = Remark(
+    "own_base == rope_base and rope_base != 1000",
+    "rotary_emb_base={rope_base}: nomic-ai's own code and llama.cpp honor it, transformers ignores it and computes "
+    "with 1000",
+    otherwise="transformers",
+)
 _STRETCH = Remark(
     "stretch > 0",
     "beyond {n_ctx} tokens nomic-ai's own code stretches the rotary base by {stretch}: GGUF has no key for that",
@@ -101,11 +108,11 @@ SPEC = Architecture(
     roles=ROLES,
     dialects={
         "hf": Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("nomic_bert.", ""),),
-                      classes=("NomicBertModel",), lacks=(_EXPERTS,), harmless=HARMLESS),
+                      classes=("NomicBertModel",), lacks=(_EXPERTS,), remarks=(_BASE,), harmless=HARMLESS),
         "nomic": Dialect(
             "nomic", fields="hf", drops=bert.DROPS, given={"causal": False},
             marks=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), classes=("NomicBertModel",),
-            lacks=(_EXPERTS, "*layers.*.self_attn.q_proj.weight"), remarks=(_STRETCH,), harmless=HARMLESS,
+            lacks=(_EXPERTS, "*layers.*.self_attn.q_proj.weight"), remarks=(_STRETCH, _BASE), harmless=HARMLESS,
         ),
         "gguf": Dialect("gguf"),
     },

@@ -22,7 +22,7 @@ Quantize = Callable[[str, np.ndarray, np.random.Generator], tuple[Tensors, np.nd
 """name of the weight, its values → the tensors that stand for it, and what they mean in float32."""
 
 
-def model(quantize: Quantize) -> tuple[Tensors, dict[str, np.ndarray]]:
+def model(quantize: Quantize, ff: int = FF) -> tuple[Tensors, dict[str, np.ndarray]]:
     """A tiny LLaMA whose matrices inside the blocks are quantized; their meaning by name."""
     rng = np.random.default_rng(5)
     kv = WIDTH // HEADS * KV_HEADS
@@ -36,8 +36,8 @@ def model(quantize: Quantize) -> tuple[Tensors, dict[str, np.ndarray]]:
             tensors[f"{block}.{name}.weight"] = torch.ones(WIDTH, dtype=torch.bfloat16)
         for name, shape in {
             "self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (kv, WIDTH), "self_attn.v_proj": (kv, WIDTH),
-            "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (FF, WIDTH), "mlp.up_proj": (FF, WIDTH),
-            "mlp.down_proj": (WIDTH, FF),
+            "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (ff, WIDTH), "mlp.up_proj": (ff, WIDTH),
+            "mlp.down_proj": (WIDTH, ff),
         }.items():  # fmt: skip
             weight = f"{block}.{name}.weight"
             made, meaning[weight] = quantize(weight, rng.normal(0, 0.1, shape).astype(np.float32), rng)

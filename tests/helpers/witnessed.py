@@ -53,6 +53,8 @@ WITNESSES = {
     f"{_A}test_runtime_alone.py::test_llama_cpp_computes_the_same_probabilities": LLAMA_CPP,
     f"{_A}test_singles.py::test_llama_cpp_continues_a_chameleon_without_pictures": LLAMA_CPP,
     f"{_A}test_oracle.py::test_forward_is_transformers": ORACLE,
+    f"{_A}test_rerankers.py::test_a_reranker_scores_as_published": TRANSFORMERS,
+    f"{_A}test_jina_bert_v3.py::test_what_transformers_saves_computes_what_transformers_does": TRANSFORMERS,
     f"{_A}test_bert.py::test_bert_is_the_oracles": ORACLE,
     f"{_A}test_bert.py::test_variants_against_transformers": TRANSFORMERS,
     f"{_A}test_bert.py::test_llama_cpp_embeds_with_our_bert": LLAMA_CPP,

@@ -8,10 +8,13 @@ from __future__ import annotations
 from ggferry.converters.prequantized.schemes._common import FP8, Config, Found, Scheme, block_size, take_fp8
 from ggferry.formats.checkpoint import Checkpoint
 
+BLOCK = [128, 128]
+"""What a configuration that states none has: `FineGrainedFP8Config`'s default."""
+
 
 def find(checkpoint: Checkpoint, config: Config) -> Found:
     """Weight × scale."""
-    tall, wide = block_size(checkpoint, config.get("weight_block_size"))
+    tall, wide = block_size(checkpoint, config.get("weight_block_size", BLOCK))
     found = Found("FP8")
     for ref in checkpoint.tensors.values():
         if ref.type.name in FP8:

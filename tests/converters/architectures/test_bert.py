@@ -331,3 +331,14 @@ def test_llama_cpp_embeds_with_our_nomic_bert(pooling: str, hf: Path, tmp_path: 
     tokens = [2, 99, 350, 17, 204, 42, 3]
     expected = POOLED[pooling](forward(graph_of(path), tokens))
     assert relative(expected, llama_cpps(path, tokens, pooling)) <= 1e-4
+
+
+def test_a_rotary_base_that_transformers_ignores_is_said(tmp_path: Path) -> None:
+    saved(tmp_path / "hf", "nomic")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    for base, said in ((1000.0, False), (500.0, True)):
+        changed = {key: value for key, value in config.items() if key != "rope_parameters"} | {"rotary_emb_base": base}
+        (tmp_path / "hf" / "config.json").write_text(json.dumps(changed))
+        graph = understand(open_checkpoint(str(tmp_path / "hf")))
+        assert graph.hparams["rope_base"].value == base
+        assert any("transformers ignores it" in note for note in graph.notes) is said

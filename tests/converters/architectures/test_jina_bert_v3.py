@@ -1,4 +1,4 @@
-"""Jina's embeddings v3, by their definition (no published package has the class), and by llama.cpp."""
+"""Jina's embeddings v3 by their definition, by transformers, which has the model without adapters, and by llama.cpp."""
 
 from __future__ import annotations
 
@@ -108,6 +108,41 @@ def test_adapters_of_the_tasks_are_dropped_by_name(tmp_path: Path) -> None:
     gone = [drop for drop in graph.dropped if "without a task" in drop.reason]
     assert len(gone) == 2 * (2 + 4 * BLOCKS + 1) and all(drop.loses for drop in gone)
     assert any("without a task" in note for note in graph.notes)
+
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": WIDTH, "num_hidden_layers": BLOCKS, "num_attention_heads": HEADS,
+    "intermediate_size": FF, "max_position_embeddings": 42,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stated", [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}}])
+@pytest.mark.parametrize("kind", ["JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"])
+def test_what_transformers_saves_computes_what_transformers_does(
+    kind: str, stated: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    model = getattr(transformers, kind)(transformers.JinaEmbeddingsV3Config(**SIZES, **stated)).eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(0.2 * torch.randn(tensor.shape))
+    model.save_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        states = model(input_ids=torch.tensor([IDS]), output_hidden_states=True).hidden_states[-1][0].numpy()
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))
+    for side in (str(tmp_path / "hf"), made.path):
+        assert relative(states, forward(graph_of(side), IDS)) <= 2e-6
+    assert graph_of(made.path).architecture.name == "jina-bert-v3"
+    assert not [note for note in made.receipt["notes"] if "not used" in note or "unread" in note]
+
+
+def test_a_rotary_kind_that_it_does_not_compute_is_refused(tmp_path: Path) -> None:
+    config = transformers.JinaEmbeddingsV3Config(
+        **SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 20000.0}
+    )
+    transformers.JinaEmbeddingsV3Model(config).save_pretrained(tmp_path)
+    with pytest.raises(GgferryError, match="rope_type"):
+        understand(open_checkpoint(str(tmp_path)))
 
 
 def test_an_xlm_roberta_is_what_it_was(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.convert import Request, convert
@@ -75,6 +76,20 @@ def test_keep_is_the_type_the_model_was_made_in(dtype: str | None, kind: str, tm
     record = records["blk.0.attn_q.weight"]
     assert record["grade"] == ("repacked" if kind == "F32" else "rounded")
     assert (record["relative_rms"] > 0) == (kind != "F32")
+
+
+def test_blocks_of_fp8_are_transformers_default_where_none_is_stated(tmp_path: Path) -> None:
+    size = transformers.FineGrainedFP8Config().weight_block_size
+    tensors, meaning = model(fp8(size), ff=300)
+    assert tensors["model.layers.0.mlp.up_proj.weight_scale_inv"].shape == (3, 1)
+    stated = {key: value for key, value in BLOCKS.items() if key != "weight_block_size"}
+    source = write(tmp_path / "in", tensors, stated, intermediate_size=300)
+    made = convert(request(source, tmp_path / "out.gguf"))
+    check_file(tmp_path / "out.gguf", meaning, "F32")
+    assert made.receipt["logits"]["relative_rms"] < 2e-6
+    write(tmp_path / "in", tensors, {**stated, "weight_block_size": None}, intermediate_size=300)
+    with pytest.raises(ShapeError, match="scale"):
+        convert(request(source, tmp_path / "none.gguf"))
 
 
 def test_other_outtypes_and_threads(tmp_path: Path) -> None:

@@ -66,6 +66,15 @@ def test_what_llama_cpp_does_otherwise_is_said(name: str, tmp_path: Path) -> Non
     assert any(OTHERWISE[name] in note for note in ear_of(tmp_path).notes)
 
 
+@pytest.mark.parametrize(("name", "runs"), [("qwen3_omni_ear", []), ("qwen2_5o_ear", ["llama.cpp"])])
+def test_halves_of_different_width_are_run_by_nobody(name: str, runs: list[str], tmp_path: Path) -> None:
+    """Deepstack widens the rows of pictures, and mtmd_context wants those of both halves equally wide."""
+    EARS[name](tmp_path / "hf")
+    receipt = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mmproj="only")).receipt
+    assert receipt["runtimes"]["run_it"] == runs
+    assert any("halves differ in width" in note for note in receipt["notes"]) is (not runs)
+
+
 @pytest.mark.slow
 def test_llama_cpp_makes_half_as_many_rows_for_voxtral(tmp_path: Path) -> None:
     """Where this fails, llama.cpp has learned better, and the remark is to go."""

@@ -101,14 +101,14 @@ def _spread(read: Named, name: str, shape: tuple[int, ...], tall: int, wide: int
 
 
 def fp8(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
-    tall, wide = settings.get("weight_block_size") or (0, 0)
+    tall, wide = settings.get("weight_block_size", (128, 128)) or (0, 0)
     scale = f"{name}_scale_inv" if f"{name}_scale_inv" in read else f"{name}_scale"
     return _block(read, name, r, c).astype(np.float32) * _spread(read, scale, read.shape(name), tall, wide, r, c)
 
 
 def modelopt(read: Named, settings: Settings, name: str, r: Array, c: Array) -> Array:
     if read.kind(name) != "U8":
-        return fp8(read, {}, name, r, c)
+        return fp8(read, {"weight_block_size": None}, name, r, c)
     whole = _floats(read, f"{name}_scale_2").reshape(())
     scale = _block(read, f"{name}_scale", r, c // 16).astype(np.float32) * whole
     return E2M1[_nibbles(read, name, r, c)] * scale
