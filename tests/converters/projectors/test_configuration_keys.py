@@ -16,13 +16,16 @@ import transformers
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
+from ggferry.converters.convert import Request, convert
 from ggferry.converters.model_graph.class_defaults.projectors import class_default
 from ggferry.converters.model_graph.config_keys import GENERAL, OF_THE_HALF, _matcher
 from ggferry.converters.model_graph.open_checkpoint import projectors
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.formats.errors import GgferryError, VerificationError
+from helpers import tiny_ears
 from helpers.eyes import EYES
 from helpers.multimodal import TEXT, picture, rows_of, written
+from helpers.tiny_ears import EARS
 from helpers.tiny_models import relative
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -131,7 +134,7 @@ OUTSIDE = (
     "architectures", "model_type", "dtype", "transformers_version", "_name_or_path", "id2label", "label2id",
     "return_dict", "output_hidden_states", "output_attentions", "is_encoder_decoder", "chunk_size_feed_forward",
     "problem_type", "initializer_range", "initializer_factor", "vq_config", "text_config", "vision_config",
-    "tie_word_embeddings", "use_cache", "num_channels", "in_channels", "in_chans",
+    "tie_word_embeddings", "use_cache", "num_channels", "in_channels", "in_chans", "num_mel_bins",
 )  # fmt: skip
 
 
@@ -214,3 +217,63 @@ def test_no_key_changes_a_model_without_a_word(name: str, tmp_path: Path) -> Non
                 found[where, key, json.dumps(other)] = became
     assert {each: word for each, word in found.items() if word not in ("", "same", "said", "refused")} == {}
     assert sum(word == "same" for word in found.values()) > 5
+
+
+HEARD = {
+    "voxtral": ("WHISPER", "VoxtralEncoderConfig"),
+    "musicflamingo": ("WHISPER", "AudioFlamingo3EncoderConfig"),
+    "qwen2a": ("OLD_WHISPER", "Qwen2AudioEncoderConfig"),
+    "qwen3a": ("ASR", "Qwen3ASREncoderConfig"),
+    "granite_speech": ("CONFORMER", "GraniteSpeechEncoderConfig"),
+    "gemma4a": ("EAR", "Gemma4AudioConfig"),
+    "gemma4v": ("EYE", "Gemma4VisionConfig"),
+    "qwen2_5o_ear": ("OLD_WHISPER", "Qwen2_5OmniAudioEncoderConfig"),
+    "qwen2_5o_eye": ("OMNI_EYE", "Qwen2_5OmniVisionEncoderConfig"),
+    "qwen3_omni_ear": ("ASR", "Qwen3OmniMoeAudioEncoderConfig"),
+    "qwen3_omni_eye": ("OMNI_EYE", "Qwen3OmniMoeVisionEncoderConfig"),
+}
+"""The table of `tiny_ears` that a tiny model is made of, and the class of its configuration."""
+
+
+def heard(name: str, folder: Path) -> str:
+    """As `outcome`, for a model of `tiny_ears`."""
+    import torch
+
+    try:
+        given, features = EARS[name](folder)
+        with torch.no_grad():
+            expected = features().squeeze(0).numpy()
+    except Exception:  # transformers has no such model
+        return ""
+    try:
+        made = convert(Request(str(folder), str(folder / "a.gguf"), mmproj="only"))
+    except VerificationError as error:
+        return f"refused only after writing: {error}"
+    except GgferryError:
+        return "refused"
+    found = rows_of(made.path, given)
+    if found.shape == expected.shape and relative(expected, found) <= 2e-5:
+        return "same"
+    return "said" if "otherwise" in made.receipt["runtimes"] else "another model, without a word"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEARD)
+def test_no_key_changes_what_is_heard_without_a_word(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, kind = HEARD[name]
+    stated = {**class_of(kind)().to_dict(), **getattr(tiny_ears, table)}
+    found = {}
+    for key, value in stated.items():
+        for number, other in enumerate(others(key, value)) if key not in OUTSIDE and "_id" not in key else ():
+            with monkeypatch.context() as patch:
+                patch.setattr(tiny_ears, table, {**getattr(tiny_ears, table), key: other})
+                found[key, json.dumps(other)] = heard(name, tmp_path / f"{key}-{number}")
+    assert {each: word for each, word in found.items() if word not in ("", "same", "said", "refused")} == {}
+    assert sum(word == "same" for word in found.values()) > 5
+
+
+def class_of(name: str) -> Any:
+    module = next(module for module, names in transformers._import_structure.items() if name in names)
+    return getattr(importlib.import_module(f"transformers.{module}"), name)
