@@ -38,6 +38,12 @@ class Fault:
         return self.action in (KILL_BEFORE, KILL_AFTER)
 
 
+KINDS = {
+    "create": CREATE, "write": WRITE, "pwrite": WRITE, "writev": WRITE, "fsync": SYNC, "fdatasync": SYNC,
+    "rename": RENAME, "renameat2": RENAME, "link": LINK, "unlink": UNLINK, "rmdir": UNLINK, "mkdir": MKDIR,
+    "ftruncate": TRUNCATE,
+}  # fmt: skip
+"""What shim.c writes down of a call."""
 FAULTS = {
     fault.name: fault
     for fault in (
@@ -46,6 +52,8 @@ FAULTS = {
         Fault("eio", FAIL, errno.EIO),
         Fault("enospc", FAIL, errno.ENOSPC, sticky=CREATE | WRITE | MKDIR | TRUNCATE),  # unlink and rename need no room
         Fault("short", SHORTEN),
+        Fault("fsync", FAIL, errno.EIO, sticky=SYNC),
+        Fault("rename", FAIL, errno.EPERM, sticky=RENAME | LINK),
     )
 }
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from faults.interference import COUNT_ONLY, FAULTS, Fault, Orders, shared  # noqa: E402
+from faults.interference import COUNT_ONLY, FAULTS, KINDS, Fault, Orders, shared  # noqa: E402
 from faults.scenarios import SCENARIOS, Scenario  # noqa: E402
 
 EXISTS, INTERNAL, SLOW = 7, 70, 120
@@ -64,8 +64,12 @@ class Sweep:
         """Learn what the command makes of the folder where nothing interferes, and load what it loads."""
         self.lay()
         self.before = state_of(self.folder)
+        log = self.folder.with_name("calls.txt")
+        log.write_text("")
+        self.orders.log = os.fsencode(log)
         code, said = self.run(None, 0)
-        self.calls = self.orders.count
+        self.orders.log = b""
+        self.kinds = [KINDS[line.split()[1]] for line in log.read_text().splitlines()]
         self.after = state_of(self.folder)
         if code != 0:
             raise SystemExit(f"the command itself ends with {code}: {said}")
@@ -123,6 +127,10 @@ class Sweep:
             traceback.print_exc()
         finally:
             os._exit(code)
+
+    def points(self, fault: Fault) -> list[int]:
+        """The calls to interfere with: all, or those of the kinds that go on failing."""
+        return [at for at, kind in enumerate(self.kinds, 1) if not fault.sticky or fault.sticky & kind]
 
     # --- what must hold -----------------------------------------------------------------------------------------
 
@@ -221,22 +229,19 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--from", dest="begin", type=int, default=1)
     parser.add_argument("--until", type=int, default=1 << 30)
-    parser.add_argument("--log", default="")
     given = parser.parse_args(arguments)
     given.work.mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = str(given.work)
     orders = shared()
     sweep = Sweep(SCENARIOS[given.scenario], given.material, given.work, orders)
-    orders.log = os.fsencode(given.log)
     sweep.prepare()
-    orders.log = b""
     for name in given.faults:
         started, sweep.wrong = time.monotonic(), []
-        points = range(given.begin, min(sweep.calls, given.until) + 1, given.every)
+        points = [at for at in sweep.points(FAULTS[name]) if given.begin <= at <= given.until][:: given.every]
         for at in points:
             sweep.point(FAULTS[name], at)
         seconds = round(time.monotonic() - started, 1)
-        facts = {"scenario": given.scenario, "fault": name, "calls": sweep.calls, "points": len(points)}
+        facts = {"scenario": given.scenario, "fault": name, "calls": len(sweep.kinds), "points": len(points)}
         print(json.dumps({**facts, "seconds": seconds, "wrong": sweep.wrong}), flush=True)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import interference, material
+from faults import archives, interference, material
 from faults.interference import FAULTS
 from faults.scenarios import SCENARIOS
 
@@ -122,3 +122,23 @@ def test_every_point(
     if scenario in EYES:
         request.getfixturevalue("eyes")
     check(sweep(scenario, library, models, tmp_path, fault))
+
+
+def archived(command: str, fault: str, library: Path, work: Path, every: int = 1) -> None:
+    work.mkdir()
+    found = archives.sweep(command, FAULTS[fault], library, work, range(every - 1, 1 << 30, every))
+    assert found["points"] >= 1
+    check([found])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "fault"), [("apply-delete-source", "kill"), ("apply", "eio"), ("recheck", "eio")])
+def test_a_sample_of_all_points_of_an_archive(command: str, fault: str, library: Path, tmp_path: Path) -> None:
+    archived(command, fault, library, tmp_path / "work", every=23)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("command", archives.COMMANDS)
+def test_every_point_of_an_archive(command: str, fault: str, library: Path, tmp_path: Path) -> None:
+    archived(command, fault, library, tmp_path / "work")

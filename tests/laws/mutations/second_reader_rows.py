@@ -16,7 +16,7 @@ READERS = (
             "            other = next(header.line(p) for p in header.places if 'layers.1.mlp.up_proj' in "
             "header.line(p).name)\n"
             "            line = line._replace(begin=other.begin, end=other.end)\n        return"),
-           ("halves of one kind taken for the other", "llama", BY, "name.encode(): block_type(name)",
+           ("halves of one kind taken for the other", "fp8 blocks", BY, "name.encode(): block_type(name)",
             'name.encode(): block_type({"BF16": "F16", "F16": "BF16"}.get(name, name))')),
     *among("formats.pytorch.torch_file",
            ("views that begin at their storage", "llama of torch", BY,
