@@ -50,6 +50,7 @@ COMMANDS = {
     "plan": Command(PLAN),
     "apply": Command(APPLY, (PLAN,)),
     "apply-delete-source": Command((*APPLY, "--delete-source", "--yes"), (PLAN,), deletes=True),
+    "apply-ray": Command((*APPLY, "--engine", "ray"), (PLAN,)),
     "recheck": Command(("ledger", "recheck", "@/plan.jsonl.ledger"), (PLAN, APPLY)),
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import archives, interference, material
+from faults import archives, interference, material, uploads
 from faults.interference import FAULTS
 from faults.scenarios import SCENARIOS
 
@@ -22,6 +22,8 @@ SAMPLE = {
     "safetensors-without-links": ("kill", "short"),
 }
 """What CI tries at every seventh call: a set of shards replaced, a receipt that must not be lost, a folder."""
+RAY = 25
+"""A cluster takes fifteen seconds to start and to end."""
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -141,4 +143,15 @@ def test_a_sample_of_all_points_of_an_archive(command: str, fault: str, library:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("command", archives.COMMANDS)
 def test_every_point_of_an_archive(command: str, fault: str, library: Path, tmp_path: Path) -> None:
-    archived(command, fault, library, tmp_path / "work")
+    archived(command, fault, library, tmp_path / "work", every=RAY if command == "apply-ray" else 1)
+
+
+@pytest.mark.slow
+def test_a_sample_of_all_points_of_an_upload(library: Path, tmp_path: Path) -> None:
+    check([uploads.sweep(FAULTS["kill"], library, tmp_path, range(3, 1 << 30, 90))])
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_point_of_an_upload(fault: str, library: Path, tmp_path: Path) -> None:
+    check([uploads.sweep(FAULTS[fault], library, tmp_path)])

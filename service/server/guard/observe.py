@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -28,14 +29,14 @@ class Log:
         self._out, self._lock = out or sys.stderr, threading.Lock()
 
     def write(self, event: str, level: str = "info", **facts: Any) -> None:
-        """Write a line; text of others is escaped."""
+        """Write a line; text of others is escaped. A log that cannot be written (a full disk) ends no request."""
         shown = {name: value for name, value in facts.items() if value is not None}
         line = {"time": round(time.time(), 3), "level": level, "event": event, **shown}
         try:
             text = printable_json(line, default=str)
         except ValueError:
             text = json.dumps({"event": event, "facts": printable(repr(facts), 2000)})
-        with self._lock:
+        with self._lock, suppress(OSError):
             print(text, file=self._out, flush=True)
 
 
