@@ -14,7 +14,7 @@ from ggferry.converters.architectures import _mistral as mistral
 from ggferry.converters.architectures import _rope as rope
 from ggferry.converters.architectures import _tensors as tensors
 from ggferry.converters.architectures import _text_half as half
-from ggferry.converters.architectures._llama import window, windows
+from ggferry.converters.architectures._llama import not_of_gguf, window, windows
 from ggferry.converters.schema.architecture import Architecture, Default, Dialect, Drop, Harmless, HParam, Remark
 from ggferry.converters.schema.layouts import Stack
 from ggferry.converters.schema.roles import also, block, roles, varied
@@ -56,6 +56,7 @@ _META = HeaderLayout(
     embedding="tok_embeddings.weight",
     width="dim",
     column_split=HEADER.column_split,
+    options={"square": ("layers.*.attention.wq.weight",)},  # Meta's heads are dim / n_heads wide
 )
 # LLaMA 3 cuts the embedding along the vocabulary, not along the width as LLaMA 1 and 2 do.
 _META3 = replace(_META, name="llama3-meta", column_split=HEADER.column_split[1:])
@@ -65,22 +66,26 @@ N_CTX = replace(
     fields={"hf": "max_position_embeddings|max_sequence_length"},  # the latter in 2023's LLaMAForCausalLM
     defaults=(
         Default(131072, "rotary scaling of LLaMA 3.1", when="rope_kind == 'llama3'", dialect="meta"),
-        Default(8192, "a rotary base of 500000: LLaMA 3, trained on 8192 tokens", when="rope_base == 500000"),
-        Default(4096, "grouped-query attention in a legacy file: LLaMA-2, trained on 4096 tokens", when=_GQA),
-        Default(4096, "the name says LLaMA-2, trained on 4096 tokens", named=_LLAMA2),
-        Default(2048, "LLaMA-1 was trained on 2048 tokens; neither legacy files nor params.json store it"),
+        *not_of_gguf((
+            Default(8192, "a rotary base of 500000: LLaMA 3, trained on 8192 tokens", when="rope_base == 500000"),
+            Default(4096, "grouped-query attention in a legacy file: LLaMA-2, trained on 4096 tokens", when=_GQA),
+            Default(4096, "the name says LLaMA-2, trained on 4096 tokens", named=_LLAMA2),
+            Default(2048, "LLaMA-1 was trained on 2048 tokens; neither legacy files nor params.json store it"),
+        )),
     ),
-)
+)  # fmt: skip
 EPS = replace(
     common.RMS_EPS,
     fields={"hf": "rms_norm_eps", "meta": "norm_eps"},
     defaults=(
         *common.RMS_EPS.defaults,
-        Default(1e-5, "grouped-query attention in a legacy file: LLaMA-2, trained with 1e-5", when=_GQA),
-        Default(1e-5, "the name says LLaMA-2, trained with 1e-5", named=_LLAMA2),
-        Default(1e-6, "LLaMA-1 was trained with 1e-6, and llama.cpp used it from 19 March to 24 July 2023"),
+        *not_of_gguf((
+            Default(1e-5, "grouped-query attention in a legacy file: LLaMA-2, trained with 1e-5", when=_GQA),
+            Default(1e-5, "the name says LLaMA-2, trained with 1e-5", named=_LLAMA2),
+            Default(1e-6, "LLaMA-1 was trained with 1e-6, and llama.cpp used it from 19 March to 24 July 2023"),
+        )),
     ),
-)
+)  # fmt: skip
 # InternLM 3 says of each what it has; everybody else of attention, and of the feed-forward.
 BIASES = (
     replace(common.ATTENTION_BIAS, fields={"hf": "qkv_bias|attention_bias"}),

@@ -31,8 +31,10 @@ def join_parts(
     """Return the whole tensors, the copies that are not needed, and the name of the layout that fits.
 
     A layout fits when the joined `embedding` has `width` (a field of params.json) columns and at least `vocab_size`
-    rows, as far as params.json states them. Two of its `options` are used: `repeated` holds shell patterns of matrices
-    that every part has in full, `split_vectors` those of vectors that are cut.
+    rows, as far as params.json states them. Three of its `options` are used: `repeated` holds shell patterns of
+    matrices that every part has in full, `split_vectors` those of vectors that are cut, `square` those of matrices that
+    have as many rows as columns once they are joined: where the embedding is cut along its rows and params.json states
+    no `vocab_size`, only they show that a part is missing or is another model's.
 
     Args:
         paths: Paths of the parts, in order.
@@ -44,8 +46,9 @@ def join_parts(
         MissingError: A tensor of the first part is absent from another.
         UnexpectedTensorError: A part has a tensor that the first lacks.
         ShapeError: The parts of a tensor differ in type or shape.
-        NotFoundError: The embedding is smaller than params.json says: parts are missing.
-        InconsistentError: It is larger, or byte orders differ.
+        NotFoundError: The embedding is smaller than params.json says, or a square matrix has too few rows: parts are
+            missing.
+        InconsistentError: It is larger or has too many, or byte orders differ.
         UnsupportedError: There are several parts and no layout describes them.
     """
     _check_alike(paths, parts)
@@ -114,26 +117,40 @@ def _joined(refs: Sequence[TensorRef], axis: int) -> TensorRef:
     return TensorRef(first.name, first.type, tuple(sizes), spans, axis, first.big_endian)
 
 
-def _misfit(layout: HeaderLayout, parts: Parts, params: Mapping[str, Any]) -> tuple[str, int, int] | None:
-    """Return (what, found, expected) where the joined embedding contradicts params.json."""
-    refs = [part.get(layout.embedding) for part in parts]
-    if refs[0] is None or len(refs[0].shape) != 2:
+def _misfit(layout: HeaderLayout, parts: Parts, params: Mapping[str, Any]) -> tuple[str, str, int, int] | None:
+    """Return (tensor, what, found, expected) where a joined tensor contradicts params.json or itself."""
+    whole = _whole(layout, layout.embedding, parts)
+    if whole is None:
         return None
-    axis = _axis(layout, refs[0]) if len(parts) > 1 else None
-    rows, columns = refs[0].shape if axis is None else _joined([ref for ref in refs if ref], axis).shape
+    rows, columns = whole
     width, height = params.get(layout.width), params.get("vocab_size")
     if isinstance(width, int) and columns != width:
-        return layout.width, columns, width
+        return layout.embedding, f"{layout.width} of params.json", columns, width
     if isinstance(height, int) and rows < height:
-        return "vocab_size", rows, height
+        return layout.embedding, "vocab_size of params.json", rows, height
+    for name in parts[0]:
+        if _matches(name, layout.options.get("square", ())) and (whole := _whole(layout, name, parts)):
+            rows, columns = whole
+            if rows != columns:
+                return name, "its columns", rows, columns
     return None
+
+
+def _whole(layout: HeaderLayout, name: str, parts: Parts) -> tuple[int, int] | None:
+    """Return the rows and columns of a joined matrix; None where there is none of this name."""
+    refs = [part[name] for part in parts if name in part]
+    if len(refs) < len(parts) or len(refs[0].shape) != 2:
+        return None
+    axis = _axis(layout, refs[0]) if len(parts) > 1 else None
+    rows, columns = refs[0].shape if axis is None else _joined(refs, axis).shape
+    return rows, columns
 
 
 def _refuse(paths: Sequence[str], known: Sequence[HeaderLayout], parts: Parts, params: Mapping[str, Any]) -> None:
     misfits = [misfit for layout in known if (misfit := _misfit(layout, parts, params))]
-    small = next((misfit for misfit in misfits if misfit[1] < misfit[2]), None)
-    what, found, expected = small or misfits[0]
-    message = f"{known[0].embedding} of {len(parts)} part(s) against {what} of params.json"
+    small = next((misfit for misfit in misfits if misfit[2] < misfit[3]), None)
+    name, what, found, expected = small or misfits[0]
+    message = f"{name} of {len(parts)} part(s) against {what}"
     if small is None:
         raise InconsistentError(message, path=paths[0], found=found, expected=expected)
     more = f"; {expected // found * len(parts)} parts would fit" if found and expected % found == 0 else ""

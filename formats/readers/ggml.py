@@ -21,7 +21,6 @@ from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import (
     AmbiguousError,
     CorruptError,
-    GgferryError,
     MissingError,
     OutOfRangeError,
     UnexpectedTensorError,
@@ -87,14 +86,14 @@ def _reading(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
     version = _version(source)
     candidates = [layout for layout in layouts if version in layout.containers]
     found: list[Checkpoint] = []
-    failures: list[tuple[int, GgferryError]] = []
+    failures: list[tuple[str, CorruptError]] = []
     runs: Runs = {}
     records: Records = {}
     for layout in candidates:
         try:
             found.append(_read_as(source, version, layout, runs, records))
         except CorruptError as error:
-            failures.append((error.offset or 0, error))
+            failures.append((layout.name, error))
     if len(found) == 1:
         return found[0]
     if found:
@@ -107,8 +106,19 @@ def _reading(source: Source, layouts: Sequence[HeaderLayout]) -> Checkpoint:
         raise AmbiguousError("several architectures fit these bytes", path=source.path, found=names, hint="--arch NAME")
     if not failures:
         raise UnsupportedError("no architecture is known for this container", path=source.path, found=version[0])
-    # The layout that got furthest into the file is the one whose complaint means something.
-    raise max(failures, key=lambda failure: failure[0])[1]
+    raise _complaint(failures)
+
+
+def _complaint(failures: Sequence[tuple[str, CorruptError]]) -> CorruptError:
+    """Return the error of the layout that got furthest into the file: most likely it is the file's own.
+
+    Another family's layout may get as far by chance, with words that are about no field of the file; so of several the
+    error says under which it was read.
+    """
+    name, error = max(failures, key=lambda failure: failure[1].offset or 0)
+    if len(failures) > 1 and error.hint is None:
+        error.hint = f"read as {name}, which came furthest of {len(failures)} layouts; --arch NAME names another"
+    return error
 
 
 def _version(source: Source) -> Version:

@@ -328,13 +328,16 @@ def _items(of: json_kinds.Object, key: str, path: str | None) -> list[str | None
 def with_templates(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
     """Return `tokenizer` with all chat templates, as text: they are never parsed and never rendered."""
     found: dict[str, str] = {}
-    origins = dict(tokenizer.origins)
+    origins, notes = dict(tokenizer.origins), list[str]()
 
     def add(name: str, text: str | None, origin: str) -> None:
         key = "" if name == "default" else re.sub(r"[^A-Za-z0-9_-]", "_", name)
         if text is not None and len(found) < MAX_TEMPLATES:
+            place = f"chat_template.{key}" if key else "chat_template"
+            if found.get(key, text) != text:
+                notes.append(f"{origins[place]} and {origin} have different chat templates: the latter's is taken")
             found[key] = text
-            origins[f"chat_template.{key}" if key else "chat_template"] = origin
+            origins[place] = origin
 
     for file in ("tokenizer_config.json", "chat_template.json"):
         stated, path = sidecars.object(file), sidecars.path(file)
@@ -353,4 +356,5 @@ def with_templates(tokenizer: Tokenizer, sidecars: Sidecars) -> Tokenizer:
             path = sidecars.files[name]
             text = read_text(path, root=os.path.dirname(os.path.dirname(path)))
             add(os.path.basename(name).removesuffix(".jinja"), text, name)
-    return replace(tokenizer, templates=found or tokenizer.templates, origins=origins)
+    tokenizer = replace(tokenizer, templates=found or tokenizer.templates, origins=origins)
+    return tokenizer.noted(*notes)
