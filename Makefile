@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test slow postgres browser corpus models faults fuzz kills witnessed check lint types clean
+.PHONY: setup demo test slow postgres browser corpus models faults fuzz kills witnessed dist check lint types clean
 
 $(BIN)/ggferry: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -61,6 +61,10 @@ fuzz: $(VENV)/.dev
 
 kills: $(VENV)/.dev
 	$(BIN)/python -m pytest -m kills -s
+
+# The source archive and the wheel in dist/, and README's commands run from the wheel in an environment of its own.
+dist: $(VENV)/.dev
+	$(BIN)/python tools/dist.py
 
 # The list of what was computed as other programs compute it, from the tests that ask them; minutes. Those of the
 # corpus run where GGFERRY_CORPUS names it, and keep their rows where it does not.
