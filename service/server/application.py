@@ -68,6 +68,10 @@ def _answer_errors(app: FastAPI, service: Service) -> None:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
         return answer(request, HttpError(error.status_code, code, str(error.detail), headers=error.headers or {}))
 
+    @app.exception_handler(OSError)
+    def disk(request: Request, error: OSError) -> Response:
+        return answer(request, problems.of_disk(error))
+
     @app.exception_handler(Exception)
     def internal(request: Request, error: Exception) -> Response:
         return answer(request, HttpError(500, "internal", f"internal: {type(error).__name__}", hint="please report it"))

@@ -11,12 +11,11 @@ from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from ggferry.formats.errors import of_os
 from ggferry.service.server.api.answers import once
 from ggferry.service.server.api.common import PROBLEMS, VERSION, Of, Submitter, UploadId
 from ggferry.service.server.api.jobs import Key
 from ggferry.service.server.guard.bodies import pieces
-from ggferry.service.server.guard.problems import HttpError
+from ggferry.service.server.guard.problems import HttpError, of_disk
 from ggferry.service.server.state import Service
 from ggferry.service.server.work.uploads import MOST_FILES, OffsetError, Piece
 
@@ -132,7 +131,7 @@ async def _take(request: Request, service: Service, piece: Piece) -> bool:
             complete = await asyncio.shield(asyncio.to_thread(piece.close))
             service.observer.uploaded.inc(piece.at - first)
     except OSError as error:
-        raise of_os(error, "cannot be stored") from None
+        raise of_disk(error) from None
     if piece.at != piece.end:
         raise HttpError(400, "short", "the body is shorter than Content-Range", found=piece.at, expected=piece.end)
     return complete

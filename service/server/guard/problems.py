@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -46,6 +47,14 @@ def of_error(error: GgferryError) -> JSONResponse:
     record: dict[str, Any] = error.as_dict()
     code, detail = str(record.pop("code")), str(record.pop("message"))
     return problem(status_of(error), code, detail, **record)
+
+
+def of_disk(error: OSError) -> HttpError:
+    """Return an error of the server's own disk: 507 where it is full, else 500."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    words = f"the server's disk: {error.strerror or type(error).__name__}"
+    hint = "whoever runs the server has to look; the same request can be sent again"
+    return HttpError(507 if full else 500, "disk_full" if full else "disk_error", words, hint=hint)
 
 
 def of_http(error: HttpError) -> JSONResponse:

@@ -168,7 +168,8 @@ class Uploads:
     def open(self, key: str, owner: str, number: int, start: int, end: int) -> Piece:
         """Open a file of an upload for bytes `start` to `end`. Close what is returned.
 
-        Raises NotFoundError, UsageError, and RefusedError where they are not the next (`found` is where those begin).
+        Raises NotFoundError, UsageError, RefusedError where they are not the next (`found` is where those begin), and
+        OSError of the server's disk.
         """
         upload = self.show(key, owner)
         if not 0 <= number < len(upload["files"]):
@@ -188,6 +189,11 @@ class Uploads:
         except OSError:
             os.close(fd)
             raise BusyError("another request is sending this file", hint="wait until it has ended") from None
+        try:
+            os.ftruncate(fd, start)  # what was never acknowledged is not trusted
+        except OSError:
+            os.close(fd)  # and with it the lock, else nobody could send the rest
+            raise
         return Piece(self, key, number, fd, start, end)
 
     def acknowledge(self, key: str, number: int, start: int, offset: int) -> bool:
@@ -311,7 +317,6 @@ class Piece:
     def __init__(self, uploads: Uploads, key: str, number: int, fd: int, start: int, end: int) -> None:
         self._uploads, self._key, self._number, self._fd = uploads, key, number, fd
         self.at, self.end, self._start = start, end, start
-        os.ftruncate(fd, start)  # what was never acknowledged is not trusted
 
     def write(self, data: bytes | bytearray) -> None:
         """Append bytes. Raises UsageError beyond the end, and GgferryError of a full disk."""

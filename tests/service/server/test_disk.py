@@ -1,0 +1,54 @@
+"""The server's own disk fails: the answer says so, and the next request can go on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ggferry.service.server.guard import problems
+from ggferry.service.server.settings import Settings
+from ggferry.service.server.store import tokens
+from ggferry.service.server.store.database import Store
+from ggferry.service.server.work.uploads import Uploads
+
+
+@pytest.mark.parametrize(("number", "status", "code"), [
+    (errno.ENOSPC, 507, "disk_full"), (errno.EDQUOT, 507, "disk_full"), (errno.EIO, 500, "disk_error"),
+])  # fmt: skip
+def test_an_error_of_the_disk_has_an_answer_of_its_own(number: int, status: int, code: str) -> None:
+    error = problems.of_disk(OSError(number, os.strerror(number), "/var/lib/ggferry/secret"))
+    assert (error.status, error.code) == (status, code)
+    assert os.strerror(number) in error.detail and "secret" not in error.detail
+
+
+def test_a_piece_that_the_disk_refuses_leaves_its_file_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of the file stayed with the descriptor of the refused piece: every later one was told to wait."""
+    settings = Settings(str(tmp_path))
+    for folder in (settings.uploads, settings.quarantine):
+        Path(folder).mkdir(parents=True)
+    store = Store(str(tmp_path / "ledger"))
+    try:
+        tokens.add(store, "t", "admin")
+        caller: Any = SimpleNamespace(owner="t", quota=None, id="t")
+        uploads = Uploads(store, settings, SimpleNamespace())  # type: ignore[arg-type]
+        key = uploads.begin(caller, [{"name": "m.bin", "bytes": 4}])["id"]
+
+        def full(file: int, size: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "ftruncate", full)
+            with pytest.raises(OSError, match="No space left"):
+                uploads.open(key, "t", 0, 0, 4)
+        piece = uploads.open(key, "t", 0, 0, 4)
+        piece.write(b"ab")
+        assert not piece.close() and uploads.show(key, "t")["files"][0]["offset"] == 2
+    finally:
+        store.close()
