@@ -104,7 +104,8 @@ def source_tensors(
         values: The hparams by short name, for sizes in layouts.
         inner: Whether the model is the text half of another, under whose names transformers 5 looks for it.
 
-    Raises UnsupportedError for a tensor that the dialect has no name for, or a layout that nothing undoes.
+    Raises UnsupportedError for a tensor that the dialect has no name for, or a layout that nothing undoes or that asks
+    for a size the model does not state.
     """
     found: dict[str, list[Use]] = defaultdict(list)
     for node in graph.nodes:
@@ -124,7 +125,11 @@ def _uses(node: Node, origin: From, dialect: Dialect, values: Mapping[str, Any])
     match = pattern_regex(node.role.name).fullmatch(node.name)
     block = match.groupdict().get("n") if match else None
     sizes = {name: value for name, value in values.items() if is_size(value)}
-    layout = origin.layout.bind(sizes if block is None else {**sizes, "n": int(block)})
+    try:
+        layout = origin.layout.bind(sizes if block is None else {**sizes, "n": int(block)})
+    except KeyError as error:  # RoBERTa's first position, which a BERT in GGUF does not state
+        words = f"tensor {node.name!r}: nothing says {error.args[0]}, by which a checkpoint orders it"
+        raise UnsupportedError(words) from None
     experts = node.shape[0] if any("{e}" in pattern for pattern in origin.patterns) else 1
     names = [pattern.format(n=block, e=e) for e in range(experts) for pattern in origin.patterns]
     known = values if block is None else {**values, "n": int(block)}

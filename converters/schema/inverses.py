@@ -380,6 +380,16 @@ def pooling_type(values: Values) -> Values:
     return {} if mode is None else {f"pool_{name}": name == mode for name in ("mean", "cls", "lasttoken")}
 
 
+def first_position(values: Values) -> Values:
+    """BERT's table of positions, and the row of the first token: behind the padding's where RoBERTa counts."""
+    first = 0
+    if values.get("after_padding"):
+        if values.get("padding") is None:
+            return {}
+        first = values["padding"] + 1
+    return {"first_position": first, "n_positions": values["n_ctx"] + first}
+
+
 INVERSES: dict[str, Inverse] = {
     "rope_scaling": rope_scaling, "rope_factor": rope_factor, "rope_original": rope_original,
     "rope_attn_factor": rope_attn_factor, "yarn_log_multiplier": yarn_log_multiplier,
@@ -406,6 +416,7 @@ INVERSES: dict[str, Inverse] = {
     "heads_by_window": heads_by_window, "experts": experts, "experts_used": experts,
     "proportional_factors": proportional_factors, "turned_full": laguna_turned, "turned_windowed": laguna_turned,
     "score_scale": in_the_weights,
+    "first_position": first_position,
     "full_indexers": lambda values: {"index_full": values.get("index_full")},
 }  # fmt: skip
 """Derivation → its inverse."""

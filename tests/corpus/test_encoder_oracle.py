@@ -59,7 +59,7 @@ def test_transformers_and_llama_cpps_endpoint_give_the_same(name: str, tmp_path:
     """Of the file in float32: relative RMS of 3e-3 at most, for a GELU of float16, is a cosine of 0.999995."""
     asked = ("transformers", "llama.cpp")
     request = Request(str(ARCH / name / "ckpt"), str(tmp_path / "x.gguf"), Options(outtype="f32"), witness=asked)
-    heard = {one["witness"]: one for one in convert(request).receipt["testimonies"]}
-    for program in ("transformers", "llama.cpp"):
-        assert heard[program]["why"] is None, heard[program]
-        assert heard[program]["worst"] <= (3e-3 if program == "llama.cpp" else 2e-5), heard[program]
+    compared = [one for one in convert(request).receipt["testimonies"] if one["worst"] is not None]
+    assert {one["witness"] for one in compared} == set(asked)
+    for one in compared:
+        assert one["why"] is None and one["worst"] <= (3e-3 if one["witness"] == "llama.cpp" else 2e-5), one

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ggferry
 from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -342,3 +343,22 @@ def test_a_rotary_base_that_transformers_ignores_is_said(tmp_path: Path) -> None
         graph = understand(open_checkpoint(str(tmp_path / "hf")))
         assert graph.hparams["rope_base"].value == base
         assert any("transformers ignores it" in note for note in graph.notes) is said
+
+
+def test_the_road_back_states_how_many_positions_there_are(fixtures: Path, tmp_path: Path) -> None:
+    """A GGUF file has no rows before the first token's, so that the length of the table follows from its context."""
+    import torch
+    import transformers
+
+    source, back = fixtures / "hf" / "ckpt" / "bert", tmp_path / "back"
+    ggferry.convert(str(source), out=str(tmp_path / "x.gguf"), outtype="f32", verify="fast")
+    ggferry.convert(str(tmp_path / "x.gguf"), to="safetensors", out=str(back), verify="fast")
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (source, back)]
+    assert configs[0]["max_position_embeddings"] == configs[1]["max_position_embeddings"] != 512
+    ids = torch.tensor([hf_tokens()])
+    with torch.no_grad():
+        first, second = (
+            transformers.BertModel.from_pretrained(str(folder), add_pooling_layer=False).eval()(ids).last_hidden_state
+            for folder in (source, back)
+        )
+    assert torch.equal(first, second)
