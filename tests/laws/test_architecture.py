@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import builtins
 import tomllib
+from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 from helpers.witnesses import ROOT
 
@@ -23,9 +23,19 @@ HEAVY = {"numpy", "torch", "numba", "sentencepiece", "regex", "rich", "safetenso
 HEAVY |= {"fsspec", "sqlalchemy", "ray"}
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
 def imports(path: Path, top_level_only: bool = False) -> list[str]:
     """Dotted names a module imports (`from a import b` counts as a.b)."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     nodes = list(ast.walk(tree)) if not top_level_only else list(top_level(tree))
     names = []
     for node in nodes:
@@ -51,13 +61,15 @@ def top_level(tree: ast.Module):
         todo += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_arrows_never_run_back(path: Path) -> None:
-    room = ROOMS.index(path.relative_to(ROOT).parts[0])
-    for name in imports(path):
-        if name.startswith("ggferry."):
-            other = name.split(".")[1]
-            assert other not in ROOMS or ROOMS.index(other) <= room, f"{path} imports {name}"
+def test_arrows_never_run_back() -> None:
+    back = [
+        f"{shown(path)} imports {name}"
+        for path in FILES
+        for name in imports(path)
+        if name.startswith("ggferry.") and (other := name.split(".")[1]) in ROOMS
+        and ROOMS.index(other) > ROOMS.index(path.relative_to(ROOT).parts[0])
+    ]  # fmt: skip
+    assert back == []
 
 
 REGISTRIES = (
@@ -66,14 +78,14 @@ REGISTRIES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "path", [path for room in REGISTRIES for path in sorted((ROOT / room).glob("[!_]*.py"))], ids=lambda p: p.stem
-)
-def test_entries_of_a_registry_do_not_import_each_other(path: Path) -> None:
+def test_entries_of_a_registry_do_not_import_each_other() -> None:
     """What they share stands in a module whose name begins with an underscore."""
-    own = "ggferry." + ".".join(path.relative_to(ROOT).parts[:-1])
-    foreign = [name for name in imports(path) if name.startswith(f"{own}.") and not name.startswith(f"{own}._")]
-    assert not foreign
+    foreign = []
+    for path in (path for room in REGISTRIES for path in sorted((ROOT / room).glob("[!_]*.py"))):
+        own = "ggferry." + ".".join(path.relative_to(ROOT).parts[:-1])
+        found = (name for name in imports(path) if name.startswith(f"{own}.") and not name.startswith(f"{own}._"))
+        foreign += [f"{shown(path)} imports {name}" for name in found]
+    assert foreign == []
 
 
 def test_no_circle_of_imports() -> None:
@@ -101,10 +113,10 @@ def neighbors(folder: Path) -> dict[str, set[str]]:
     return {own: others - {own} for own, others in wanted.items()}
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_neighbors_do_not_import_in_a_circle(folder: Path) -> None:
+def test_neighbors_do_not_import_in_a_circle() -> None:
     """A folder uses what stands beside it or above it, and is not used by that."""
-    TopologicalSorter(neighbors(folder)).prepare()
+    for folder in FOLDERS:
+        TopologicalSorter(neighbors(folder)).prepare()
 
 
 TABLES = ("converters/architectures", "converters/projectors")
@@ -112,54 +124,63 @@ GROWING = (*TABLES, "converters/forward/towers", "quant/codecs", "quant/kernels"
 MOST_MODULES = 12
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_room_can_be_overlooked(folder: Path) -> None:
-    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert len(modules) <= MOST_MODULES or str(folder.relative_to(ROOT)) in GROWING
+def test_a_room_can_be_overlooked() -> None:
+    counts = {
+        shown(folder): sum(path.name != "__init__.py" for path in folder.glob("*.py"))
+        for folder in FOLDERS
+        if shown(folder) not in GROWING
+    }
+    assert {folder: count for folder, count in counts.items() if count > MOST_MODULES} == {}
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_room_says_what_belongs_there(folder: Path) -> None:
-    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
-    assert said and said.split("\n")[0].endswith((".", ":"))
+def test_a_room_says_what_belongs_there() -> None:
+    said = {shown(folder): ast.get_docstring(parsed(folder / "__init__.py")) or "" for folder in FOLDERS}
+    assert [folder for folder, text in said.items() if not text.split("\n")[0].endswith((".", ":"))] == []
 
 
 def test_no_module_is_named_as_a_builtin() -> None:
     assert not {path.stem for path in FILES} & set(dir(builtins))
 
 
-@pytest.mark.parametrize(
-    "path", [path for room in TABLES for path in sorted((ROOT / room).glob("*.py"))], ids=lambda p: p.name
-)
-def test_architectures_are_tables(path: Path) -> None:
+def test_architectures_are_tables() -> None:
     """Tables import their vocabulary and nothing that computes with a model. A table holds no control flow and edits
     no text; what several share, or one family computes, is a function of a module '_NAME', and that does no input or
     output."""
+    paths = [path for room in TABLES for path in sorted((ROOT / room).glob("*.py"))]
+    assert [f"{shown(path)} {fault}" for path in paths for fault in faults_of_table(path)] == []
+
+
+def faults_of_table(path: Path) -> Iterator[str]:
     allowed = (
         "ggferry.converters.schema", f"ggferry.converters.{path.parent.name}", "ggferry.support.lazy_import",
         "ggferry.formats.gguf.values", "ggferry.formats.fields", "ggferry.formats.reader", "ggferry.formats.limits",
     )  # fmt: skip
     for name in imports(path):
-        assert not name.startswith("ggferry.") or name.startswith(allowed), f"{path.name} imports {name}"
-        assert name.split(".")[0] not in ("os", "io", "pathlib", "subprocess", "socket", "sys"), name
-    tree = ast.parse(path.read_text())
+        outside = name.startswith("ggferry.") and not name.startswith(allowed)
+        if outside or name.split(".")[0] in ("os", "io", "pathlib", "subprocess", "socket", "sys"):
+            yield f"imports {name}"
+    tree = parsed(path)
     called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    assert not {"open", "print", "exec", "eval"} & {func.id for func in called if isinstance(func, ast.Name)}
-    assert "replace" not in {func.attr for func in called if isinstance(func, ast.Attribute)}, "a text is edited"
+    for name in {"open", "print", "exec", "eval"} & {func.id for func in called if isinstance(func, ast.Name)}:
+        yield f"calls {name}"
+    if "replace" in {func.attr for func in called if isinstance(func, ast.Attribute)}:
+        yield "edits a text"
     if not path.name.startswith("_"):
         banned = (ast.If, ast.For, ast.While, ast.Try, ast.FunctionDef, ast.ClassDef, ast.Lambda)
-        found = [type(node).__name__ for node in ast.walk(tree) if isinstance(node, banned)]
-        assert not found, f"{path.name} holds {found[0]}"
+        yield from (f"holds {type(node).__name__}" for node in ast.walk(tree) if isinstance(node, banned))
 
 
 APART = {"kernels", "programs"}
 """Folders of what is loaded by those alone that compute with it."""
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if not APART & {*p.parts}], ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_heavy_is_imported_at_import_time(path: Path) -> None:
-    heavy = {name.split(".")[0] for name in imports(path, top_level_only=True)} & HEAVY
-    assert not heavy, f"{path} imports {heavy} when it is loaded"
+def test_nothing_heavy_is_imported_at_import_time() -> None:
+    found = {
+        shown(path): {name.split(".")[0] for name in imports(path, top_level_only=True)} & HEAVY
+        for path in FILES
+        if not APART & {*path.parts}
+    }
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def test_typer_is_only_in_the_command_line() -> None:

@@ -67,28 +67,25 @@ def _is_overload(node: Node) -> bool:
     return any(isinstance(mark, ast.Name) and mark.id == "overload" for mark in marks)
 
 
-@pytest.mark.parametrize("module", modules())
-def test_the_first_line_stands_alone(module: str) -> None:
+def test_the_first_line_stands_alone() -> None:
     """help(), an editor and an index show the first line only: it is a sentence, or it opens a list."""
-    firsts = [(name, text.splitlines()[0]) for name, text in documented(module) if text]
-    wrong = [(name, line) for name, line in firsts if not line.endswith((".", ":")) or len(line) > LONGEST]
-    assert not wrong
+    firsts = [(name, text.splitlines()[0]) for module in modules() for name, text in documented(module) if text]
+    assert [(name, line) for name, line in firsts if not line.endswith((".", ":")) or len(line) > LONGEST] == []
 
 
-@pytest.mark.parametrize("module", modules())
-def test_docstrings_use_the_words_of_the_field(module: str) -> None:
+def test_docstrings_use_the_words_of_the_field() -> None:
     wrong = [
         (name, word, f"say {better}")
+        for module in modules()
         for name, text in documented(module)
         for word, better in HOUSE_WORDS.items()
         if text and re.search(word, text)
     ]
-    assert not wrong
+    assert wrong == []
 
 
-@pytest.mark.parametrize("module", MAIN)
-def test_what_is_public_is_documented(module: str) -> None:
-    assert not [name for name, text in documented(module, public=True) if not text]
+def test_what_is_public_is_documented() -> None:
+    assert [name for module in MAIN for name, text in documented(module, public=True) if not text] == []
 
 
 @pytest.mark.parametrize("name", [name for name in ggferry.__all__ if name != "__version__"])
