@@ -134,9 +134,13 @@ def archived(command: str, fault: str, library: Path, work: Path, every: int = 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "fault"), [("apply-delete-source", "kill"), ("apply", "eio"), ("recheck", "eio")])
-def test_a_sample_of_all_points_of_an_archive(command: str, fault: str, library: Path, tmp_path: Path) -> None:
-    archived(command, fault, library, tmp_path / "work", every=23)
+@pytest.mark.parametrize(
+    ("command", "fault", "every"), [("apply-delete-source", "kill", 23), ("apply", "eio", 23), ("recheck", "eio", 5)]
+)
+def test_a_sample_of_all_points_of_an_archive(
+    command: str, fault: str, every: int, library: Path, tmp_path: Path
+) -> None:
+    archived(command, fault, library, tmp_path / "work", every)
 
 
 @pytest.mark.faults

@@ -93,8 +93,8 @@ def _spread(read: Named, name: str, shape: tuple[int, ...], tall: int, wide: int
     own = read.shape(name)
     if not own or max(own) == 1 == min(own):
         return _floats(read, name).reshape(1, 1)
-    if len(own) == 1:
-        return _floats(read, name, _cover(r))[r - r.min()][:, None]
+    if len(own) == 1 or own == (shape[0], 1):
+        return _floats(read, name, _cover(r)).reshape(-1)[r - r.min()][:, None]
     tall = tall or 1
     wide = wide or shape[1] // own[1]
     return _block(read, name, r // tall, np.minimum(c // wide, own[1] - 1)).astype(np.float32)
