@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from faults.interference import COUNT_ONLY, VARIABLE, Fault, create, shared
+from faults.interference import VARIABLE, Fault, create, shared
 
 from helpers.builders import Llama
 
@@ -92,10 +92,7 @@ class Archive:
 
     def run(self, fault: Fault | None, at: int) -> tuple[int, str]:
         """Run the command; return its exit code, and what it said."""
-        self.orders.count, self.orders.done, self.orders.at = 0, 0, at
-        self.orders.action, self.orders.error, self.orders.sticky = (
-            (fault.action, fault.error, fault.sticky) if fault else (COUNT_ONLY, 0, 0)
-        )
+        self.orders.begin(fault, at)
         self.orders.armed = 1
         try:
             return self._run(self.command.words)

@@ -23,6 +23,13 @@ class Orders(ctypes.Structure):
         ("log", ctypes.c_char * 512),
     ]
 
+    def begin(self, fault: Fault | None, at: int) -> None:
+        """Count anew, and interfere with call number `at`; None: with none."""
+        self.count, self.done, self.at = 0, 0, at
+        self.action, self.error, self.sticky = (
+            (fault.action, fault.error, fault.sticky) if fault else (COUNT_ONLY, 0, 0)
+        )
+
 
 @dataclass(frozen=True)
 class Fault:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from faults.interference import COUNT_ONLY, FAULTS, KINDS, Fault, Orders, shared  # noqa: E402
+from faults.interference import FAULTS, KINDS, Fault, Orders, shared  # noqa: E402
 from faults.scenarios import SCENARIOS, Scenario  # noqa: E402
 
 EXISTS, INTERNAL, SLOW = 7, 70, 120
@@ -94,10 +94,7 @@ class Sweep:
     def run(self, fault: Fault | None, at: int) -> tuple[int, str]:
         """Run the command in a fork; return its exit code (negative: the signal that ended it) and what it said."""
         orders = self.orders
-        orders.count, orders.done, orders.at = 0, 0, at
-        orders.action, orders.error, orders.sticky = (
-            (fault.action, fault.error, fault.sticky) if fault else (COUNT_ONLY, 0, 0)
-        )
+        orders.begin(fault, at)
         orders.no_flags = int(self.scenario.no_flags)
         child = os.fork()
         if child == 0:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from faults.interference import COUNT_ONLY, VARIABLE, Fault, create, shared
+from faults.interference import VARIABLE, Fault, create, shared
 
 from helpers.builders import Llama
 from helpers.server import ENDED, Server, made_token, start
@@ -41,10 +41,7 @@ class Uploads:
         """Send the model and have it converted; return what was wrong, and the digest of the file that came of it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(mode=0o700)
-        self.orders.count, self.orders.done, self.orders.at = 0, 0, at
-        self.orders.action, self.orders.error, self.orders.sticky = (
-            (fault.action, fault.error, fault.sticky) if fault else (COUNT_ONLY, 0, 0)
-        )
+        self.orders.begin(fault, at)
         self.orders.armed = 1
         run = Run(self)
         try:
