@@ -8,7 +8,7 @@ from typing import Any
 from ggferry.converters.model_graph.open_checkpoint import architectures, projectors
 from ggferry.converters.projectors._unread import UNREAD
 from ggferry.converters.schema.architecture import Architecture
-from ggferry.converters.unknown_classes import REASONS
+from ggferry.converters.unsupported_classes import REASONS
 from ggferry.formats.errors import InconsistentError
 from ggferry.quant.codec import codecs
 from ggferry.quant.recipes.choose import ModelFacts, TensorInfo, choose, recipe

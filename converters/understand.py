@@ -23,7 +23,7 @@ from ggferry.converters.model_graph.repeated_heads import is_tiled, untiled
 from ggferry.converters.model_graph.tensor_roles import is_dropped
 from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.expressions import evaluate, solve
-from ggferry.converters.unknown_classes import refusal
+from ggferry.converters.unsupported_classes import refusal
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.sidecars import architectures as class_names
 from ggferry.formats.checkpoint_folder.sidecars import with_preprocessor

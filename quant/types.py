@@ -17,6 +17,8 @@ from ggferry.support.places import caller
 from ggferry.support.records import dataclass
 
 _ITEM_BYTES = {"bf16": 2, "u1": 1, "i1": 1} | {f"{kind}{size}": size for kind in "uif" for size in (2, 4, 8)}
+EXPANSIONS = ("f16", "f32", "q8_0")
+"""Types that `--expand` may name for blocks that GGUF cannot hold."""
 
 
 class BlockError(ValueError):

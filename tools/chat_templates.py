@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ggferry.converters.proof.witnesses.conversations import CONVERSATIONS, Rendered, rendered
+from ggferry.converters.proof.references.conversations import CONVERSATIONS, Rendered, rendered
 
 HEAD = """# Chat templates: transformers' Jinja and llama.cpp
 

@@ -1,6 +1,6 @@
-"""Write `converters/export/transformers_keys.txt`: model types, classes and configuration keys that transformers knows.
+"""Write the model types, classes and configuration keys that transformers knows.
 
-    python tools/transformers_keys.py > converters/export/transformers_keys.txt
+    python tools/transformers_keys.py > converters/hf_export/transformers_keys.txt
 
 Run where transformers is installed. Only classes that a table of ggferry names are listed.
 """

@@ -11,13 +11,12 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ggferry.converters.model_graph.graph import ModelGraph, Node
-from ggferry.converters.options import EXPANSIONS
 from ggferry.formats.errors import RefusedError, UnsupportedError, UsageError
 from ggferry.formats.gguf.values import Value
 from ggferry.quant.codec import block_type, codec
 from ggferry.quant.recipes.choose import ModelFacts, Recipe, TensorInfo, choose, recipe, require_imatrix
 from ggferry.quant.recipes.text import parse_recipe
-from ggferry.quant.types import BlockError, BlockType
+from ggferry.quant.types import EXPANSIONS, BlockError, BlockType
 from ggferry.support.records import dataclass
 
 KEEP = "keep"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.logits import LogitsProof, check_all_logits
+from ggferry.converters.proof.references.testimony import Testimony
 from ggferry.converters.proof.second_reader.check import SecondReading
 from ggferry.converters.proof.tensors import Encoding, Sides, TensorProof, check_tensor
-from ggferry.converters.proof.witnesses.testimony import Testimony
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy import differences, likeness
 from ggferry.quant.accuracy.known_values import decodes_as_known

@@ -21,7 +21,7 @@ from ggferry.support.records import dataclass
 
 TARGET = "--target-model"
 """The option that names the model a draft guesses for, and the member of a draft's configuration which it fills
-(`converters.target_model`): a place in a table is '--target-model.vocab_size'."""
+(`converters.conversion.draft_target`): a place in a table is '--target-model.vocab_size'."""
 
 
 @dataclass(frozen=True, slots=True)

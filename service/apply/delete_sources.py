@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ggferry.converters.options import LEVELS
+from ggferry.converters.conversion.options import LEVELS
 from ggferry.formats.errors import ChangedError, RefusedError, VerificationError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.sources import LocalFile

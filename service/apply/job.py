@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ggferry.converters.conversion.options import PLAN_FILES
 from ggferry.converters.metadata.beside import RECEIPT, files_written
-from ggferry.converters.options import PLAN_FILES
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, fault_of
 from ggferry.formats.files.partial_files import sweep

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ggferry.converters.options import LEVELS, PLAN_FILES
+from ggferry.converters.conversion.options import LEVELS, PLAN_FILES
 from ggferry.formats.errors import GgferryError, of_os
 from ggferry.service.records.ledger import BUCKETS, DONE, Ledger
 from ggferry.service.records.plan_file import outputs_of

@@ -18,7 +18,7 @@ from ggferry.service.cli.options import HeadedCommand, offers, print_json, say, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ggferry.converters.options import Option
+    from ggferry.converters.conversion.options import Option
     from ggferry.service.apply.delete_sources import Deletion
     from ggferry.service.records.plan_file import Entry
 
@@ -63,9 +63,9 @@ def plan(
     **given: Any,
 ) -> None:
     """Look at an archive and write down what would be done. Reads headers, no tensor data."""
-    from ggferry.converters.options import options_of, types_of
-    from ggferry.converters.proof.witnesses.examine import chosen
-    from ggferry.converters.request import request_of
+    from ggferry.converters.conversion.options import options_of, types_of
+    from ggferry.converters.conversion.request import request_of
+    from ggferry.converters.proof.references.examine import chosen
     from ggferry.formats.files.partial_files import check_target
     from ggferry.service.cli.progress_bar import model_counter
     from ggferry.service.plan.make_plan import Wanted

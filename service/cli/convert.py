@@ -14,8 +14,8 @@ from ggferry.service.cli.options import HeadedCommand, offers, print_json, reach
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ggferry.converters.convert import Result
-    from ggferry.converters.request import Request
+    from ggferry.converters.conversion.request import Request
+    from ggferry.converters.conversion.run import Result
     from ggferry.service.sources.at_hand import AtHand
 
 commands = typer.Typer(rich_markup_mode=None)
@@ -30,8 +30,8 @@ def convert(
     **given: Any,
 ) -> None:
     """Convert a model to GGUF v3 and prove it."""
-    from ggferry.converters.ladder import requests_of
-    from ggferry.converters.request import request_of
+    from ggferry.converters.conversion.request import request_of
+    from ggferry.converters.conversion.summary import requests_of
 
     with reached(source, given, tensors=not given["dry_run"]) as path:
         out = given["out"] if given["out"] is not None or not path.url else os.getcwd()
@@ -49,9 +49,9 @@ def quantize(
     **given: Any,
 ) -> None:
     """Quantize a GGUF model of any architecture."""
-    from ggferry.converters.convert import quantize_request
-    from ggferry.converters.ladder import requests_of
-    from ggferry.converters.request import by_flag
+    from ggferry.converters.conversion.request import by_flag
+    from ggferry.converters.conversion.run import quantize_request
+    from ggferry.converters.conversion.summary import requests_of
 
     with reached(source, given, tensors=not given["dry_run"]) as path:
         wanted = requests_of(outtype, out, lambda name: quantize_request(path, out, name, given, by_flag))
@@ -78,8 +78,8 @@ def verify(
 
         judge(source, given)
         return
-    from ggferry.converters.request import request_of
-    from ggferry.converters.verify import reverify
+    from ggferry.converters.conversion.request import request_of
+    from ggferry.converters.conversion.verify import reverify
     from ggferry.service.cli.progress_bar import progress
     from ggferry.support.allocator import settle
 
@@ -100,8 +100,8 @@ def verify(
 
 def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any]) -> None:
     """Carry the requests out and report what was done, or print their plans."""
-    from ggferry.converters.export.export import carry_out
-    from ggferry.converters.ladder import rating, table
+    from ggferry.converters.conversion.summary import rating, table
+    from ggferry.converters.hf_export.export import carry_out
     from ggferry.service.cli.progress_bar import progress
     from ggferry.support.allocator import settle
 
@@ -137,8 +137,8 @@ def _as_dict(result: Result) -> dict[str, Any]:
 
 
 def _print_plans(requests: Sequence[Request], as_json: bool) -> None:
-    from ggferry.converters.request import open_source_of
-    from ggferry.converters.rungs import rungs_of
+    from ggferry.converters.conversion.outputs import rungs_of
+    from ggferry.converters.conversion.request import open_source_of
 
     checkpoint = open_source_of(requests[0])
     rungs = rungs_of(requests, checkpoint)
@@ -155,7 +155,7 @@ def _print_plans(requests: Sequence[Request], as_json: bool) -> None:
 
 def _print_folder(requests: Sequence[Request], as_json: bool) -> None:
     """Print what the road back would write."""
-    from ggferry.converters.export.export import described
+    from ggferry.converters.hf_export.export import described
 
     facts = described(requests)
     if as_json:

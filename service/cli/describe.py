@@ -57,7 +57,7 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any] | None:
 
     They are known as far as header or configuration show. The result is None where no table describes the model.
     """
-    from ggferry.converters.examine.halves import other_half
+    from ggferry.converters.analysis.companion_file import other_half
     from ggferry.converters.understand import understand
 
     try:

@@ -1,4 +1,4 @@
-"""What the commands share: options built from the table of `converters.options`, headings, and what is printed."""
+"""What the commands share: options built from `converters.conversion.options`, headings, and what is printed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from ggferry.converters.options import Heading, Kind, Option, options_of
+from ggferry.converters.conversion.options import Heading, Kind, Option, options_of
 from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named
 from ggferry.service.cli.terminal import print_json as print_json

@@ -10,6 +10,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion_plan.grades import Grade, Route
 from ggferry.converters.forward.device import computing_on
 from ggferry.converters.forward.evaluate import forward
@@ -18,7 +19,6 @@ from ggferry.converters.model_graph import rows
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.metadata import KeyProof
-from ggferry.converters.request import Request
 from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
 from ggferry.converters.tokenizers.tokenizer import Encoder, Tokenizer, encoder
 from ggferry.converters.understand import understand

@@ -11,7 +11,7 @@ from ggferry.service.sources.at_hand import at_hand
 from ggferry.support.progress import Stage, silent
 
 if TYPE_CHECKING:
-    from ggferry.converters.examine.quality import Quality
+    from ggferry.converters.analysis.perplexity import Quality
 
 
 def compare(
@@ -50,7 +50,7 @@ def quality_of(
     first: str, second: str, text: str, *, context: int, chunks: int | None, jobs: int | None, stage: Stage
 ) -> Quality:
     """Return the comparison of two local models. Raises as `compare`."""
-    from ggferry.converters.examine.quality import quality, tokens_of
+    from ggferry.converters.analysis.perplexity import quality, tokens_of
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
     from ggferry.converters.understand import graph_of
     from ggferry.formats.errors import MissingError

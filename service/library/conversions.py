@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Unpack
 
+from ggferry.converters.conversion.options import types_of
+from ggferry.converters.conversion.outputs import check_kinds, rungs_of
+from ggferry.converters.conversion.request import open_source_of
+from ggferry.converters.conversion.run import Result, quantize_request
+from ggferry.converters.conversion.run import convert as run
+from ggferry.converters.conversion.summary import requests_of
+from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Plan, Step
-from ggferry.converters.convert import Result, quantize_request
-from ggferry.converters.convert import convert as run
-from ggferry.converters.export.export import carry_out
-from ggferry.converters.ladder import requests_of
+from ggferry.converters.hf_export.export import carry_out
 from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.model_graph.hparams import Known, Param
-from ggferry.converters.options import types_of
-from ggferry.converters.request import open_source_of
-from ggferry.converters.rungs import check_kinds, rungs_of
-from ggferry.converters.verify import reverify
 from ggferry.formats.checkpoint import Dropped
 from ggferry.formats.files.opened_files import recorded
 from ggferry.formats.files.sources import known_by

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ggferry.converters.examine.doctor import Diagnosis as Diagnosis
-from ggferry.converters.examine.doctor import examine
-from ggferry.converters.examine.strays import repair as _repair
+from ggferry.converters.analysis.doctor import Diagnosis as Diagnosis
+from ggferry.converters.analysis.doctor import examine
+from ggferry.converters.analysis.mixed_endian import repair as _repair
 from ggferry.service.library.keywords import StrPath
 from ggferry.service.sources.at_hand import at_hand
 from ggferry.support.progress import Stage, silent

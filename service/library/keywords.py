@@ -1,4 +1,4 @@
-"""The keyword options of the library's functions, typed here and declared in `converters.options`.
+"""The keyword options of the library's functions, typed here and declared in `converters.conversion.options`.
 
 `tests/laws/test_options.py` checks that the two agree.
 """
@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
-from ggferry.converters.options import OPTIONS, Kind, Option
-from ggferry.converters.request import Request, request_of
+from ggferry.converters.conversion.options import OPTIONS, Kind, Option
+from ggferry.converters.conversion.request import Request, request_of
 from ggferry.formats.files.local_files import Named
 
 StrPath = str | os.PathLike[str]

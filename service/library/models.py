@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Unpack
 
-from ggferry.converters.examine.halves import other_half
+from ggferry.converters.analysis.companion_file import other_half
+from ggferry.converters.conversion.request import open_source_of
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.request import open_source_of
 from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError

@@ -10,8 +10,8 @@ from ggferry.service.sources.at_hand import at_hand
 from ggferry.support.progress import Phase, Stage, silent
 
 if TYPE_CHECKING:
-    from ggferry.converters.survey.differing import Difference
-    from ggferry.converters.survey.one_file import Report
+    from ggferry.converters.analysis.differences.diff import Difference
+    from ggferry.converters.analysis.validate import Report
 
 
 def hashes(path: StrPath, algorithm: str = "sha256", *, progress: Stage = silent) -> dict[str | None, str]:
@@ -34,8 +34,8 @@ def hashes(path: StrPath, algorithm: str = "sha256", *, progress: Stage = silent
         >>> ggferry.hashes("model.gguf")["output_norm.weight"][:8]
         '53a4d0a0'
     """
+    from ggferry.converters.analysis.differences.hashes import digests
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-    from ggferry.converters.survey.hashes import digests
 
     with at_hand(os.fspath(path)) as here:
         checkpoint = open_checkpoint(here)
@@ -66,8 +66,8 @@ def diff(first: StrPath, second: StrPath, *, data: bool = True, progress: Stage 
         >>> ggferry.diff("model.gguf", "model.gguf").differs
         False
     """
+    from ggferry.converters.analysis.differences.diff_by_role import difference_of
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-    from ggferry.converters.survey.across_containers import difference_of
 
     with at_hand(os.fspath(first)) as one, at_hand(os.fspath(second)) as other:
         a, b = open_checkpoint(one), open_checkpoint(other)
@@ -99,7 +99,7 @@ def examine(path: StrPath, *, data: bool = True, progress: Stage = silent) -> Re
         >>> ggferry.examine("model.gguf").sound
         True
     """
-    from ggferry.converters.survey.one_file import examine as run
+    from ggferry.converters.analysis.validate import examine as run
 
     with at_hand(os.fspath(path)) as here:
         return run(here, data=data, stage=progress)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ggferry.converters.options import types_of
+from ggferry.converters.conversion.options import types_of
 from ggferry.formats import errors
 from ggferry.formats.errors import Fault, GgferryError, UsageError, fault_of
 from ggferry.formats.files.local_files import confined

@@ -16,8 +16,8 @@ from math import isfinite
 from typing import Any
 
 import ggferry
+from ggferry.converters.conversion.options import types_of
 from ggferry.converters.metadata.beside import RECEIPT
-from ggferry.converters.options import types_of
 from ggferry.formats.errors import CorruptError, NotFoundError, UsageError
 from ggferry.formats.files.local_files import Named, open_file
 from ggferry.formats.files.opened_files import Identity
@@ -97,7 +97,7 @@ class Entry:
         lost: Tensors of which the output will hold nothing, a record for each reason (`graph.Loss`).
         same_as: Source of the line with the same content.
         proof: How that is known (blake3: every byte; inode).
-        options: What differs from the head (`converters.options.PLAN_NAMES`).
+        options: What differs from the head (`converters.conversion.options.PLAN_NAMES`).
     """
 
     source: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from ggferry.converters.examine.quality import Chunk, Quality
+from ggferry.converters.analysis.perplexity import Chunk, Quality
 from ggferry.service.records.report_html import STYLE
 from ggferry.support.printable import printable
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ggferry
-from ggferry.converters.ladder import Rating, rating_of, table_of
+from ggferry.converters.conversion.summary import Rating, rating_of, table_of
 from ggferry.formats.errors import Fault, GgferryError, RefusedError, UsageError, fault_of
 from ggferry.formats.files.partial_files import check_target, write_text
 from ggferry.formats.files.sources import LocalFile

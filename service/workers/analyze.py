@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from ggferry.converters.conversion.options import PLAN_NAMES, Option, option, types_of
+from ggferry.converters.conversion.outputs import Rung, check_kinds, rungs_of
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.request import request_of as options_to_request
 from ggferry.converters.conversion_plan.output_metadata import output_name
 from ggferry.converters.conversion_plan.steps import Plan, count_types
 from ggferry.converters.model_graph.graph import losses
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.options import PLAN_NAMES, Option, option, types_of
-from ggferry.converters.request import Request
-from ggferry.converters.request import request_of as options_to_request
-from ggferry.converters.rungs import Rung, check_kinds, rungs_of
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import GgferryError, UsageError
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ggferry.converters.convert import convert_together
+from ggferry.converters.conversion.mmproj import second_out, second_outtype
+from ggferry.converters.conversion.options import PLAN_FILES
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert_together
+from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.metadata.beside import TEXT
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.options import PLAN_FILES
-from ggferry.converters.request import Request
-from ggferry.converters.second_file import second_out, second_outtype
-from ggferry.converters.verify import reverify
 from ggferry.converters.write.recovery import recover
 from ggferry.formats.errors import ChangedError, PassingError, VerificationError
 from ggferry.formats.files.digests import digest

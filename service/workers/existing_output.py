@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ggferry.converters.conversion.options import LEVELS
+from ggferry.converters.conversion.request import Request, stated_options
+from ggferry.converters.conversion.verify import reprove
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_written
-from ggferry.converters.options import LEVELS
-from ggferry.converters.request import Request, stated_options
-from ggferry.converters.verify import reprove
 from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, VerificationError
 from ggferry.formats.files.digests import digest
 from ggferry.formats.files.sources import LocalFile

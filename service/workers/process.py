@@ -62,7 +62,7 @@ class Channel:
 
     @contextmanager
     def stage(self, phase: Phase, total: int) -> Iterator[Any]:
-        """Report progress; this is the `Stage` of `converters.convert`."""
+        """Report progress; this is the `Stage` of `converters.conversion.run`."""
         self.send("stage", title=phase, total=total)
         done, sent, lock = 0, 0.0, threading.Lock()
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters import convert as conversion
+from ggferry.converters.conversion import run as conversion
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.formats.errors import BusyError, RefusedError, UsageError
 from ggferry.formats.files.partial_files import claim, write_file
 from ggferry.formats.files.partial_names import is_partial

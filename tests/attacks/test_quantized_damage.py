@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import understand
-from ggferry.converters.verify import reverify
 from ggferry.formats.checkpoint import TensorRef
 from ggferry.formats.errors import BadValueError, VerificationError
 from ggferry.formats.readers.gguf import open_gguf

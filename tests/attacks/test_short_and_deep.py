@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ggferry.converters.examine.foreign import of_head
+from ggferry.converters.analysis.other_formats import of_head
 from ggferry.converters.proof.runtime_keys import architectures, loader
 from ggferry.formats.errors import CorruptError, OutOfRangeError
 from ggferry.formats.files.patched_start import journal_of, load

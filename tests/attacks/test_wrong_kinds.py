@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.plan import make_plan
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.planning import make_plan
 from ggferry.formats.errors import CorruptError, GgferryError
 from ggferry.service.cli.describe import describe, lines
 from helpers.sampling import one_in

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import architectures
 from ggferry.converters.understand import graph_of

@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.formats.gguf.write import write_gguf

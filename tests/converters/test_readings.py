@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 import ggferry
-from ggferry.converters import convert
+from ggferry.converters.conversion import run as convert
 from ggferry.converters.model_graph import rows
 from ggferry.converters.proof import tensors
 from ggferry.formats.errors import VerificationError

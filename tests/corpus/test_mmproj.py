@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import fixed_inputs, forward
 from ggferry.converters.model_graph.open_checkpoint import projectors
 from ggferry.converters.understand import graph_of

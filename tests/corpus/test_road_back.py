@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import convert
-from ggferry.converters.export.export import export
-from ggferry.converters.export.known_classes import known_class
+from ggferry.converters.hf_export.export import export
+from ggferry.converters.hf_export.known_classes import known_class
 from ggferry.converters.model_graph.open_checkpoint import architectures
-from ggferry.converters.request import Request
 from ggferry.formats.errors import GgferryError, UnsupportedError, VerificationError
 from ggferry.formats.json_files.text import load_object
 from helpers.road_back import check_tensors

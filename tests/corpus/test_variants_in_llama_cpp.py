@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from helpers.asked_llama_cpp import alike
 from helpers.witnesses import CORPUS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ggferry.converters.convert import Result, convert
+from ggferry.converters.conversion.run import Result, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import graph_of, understand_projector
@@ -43,7 +43,7 @@ def save(folder: Path, model: Any, preprocessor: Mapping[str, Any] | None = None
 
 def written(folder: Path, out: Path, **options: Any) -> Result:
     """Convert to both files, without a vocabulary; the result is that of the second file, and both are proved."""
-    from ggferry.converters.request import request_of
+    from ggferry.converters.conversion.request import request_of
 
     made = request_of(str(folder), {"out": str(out), "outtype": "f32", "no_vocab": True, **options})
     found = convert(made)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.formats.gguf.write import write_gguf
 from ggferry.formats.readers.gguf import open_gguf

@@ -15,8 +15,8 @@ ROOMS = (
     "converters/tokenizers", "converters/write",
 )  # fmt: skip
 VERBS = (
-    "converters/__init__.py", "converters/convert.py", "converters/options.py", "converters/planning.py",
-    "converters/understand.py", "converters/verify.py",
+    "converters/__init__.py", "converters/conversion/run.py", "converters/conversion/options.py",
+    "converters/conversion/plan.py", "converters/understand.py", "converters/conversion/verify.py",
 )  # fmt: skip
 LONGEST = 120
 MAIN = (

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from ggferry.converters.conversion.options import OPTIONS, PLAN_NAMES, Heading, Kind, Option, options_of
+from ggferry.converters.conversion.request import Request, request_of, stated_options, with_stated
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.options import OPTIONS, PLAN_NAMES, Heading, Kind, Option, options_of
-from ggferry.converters.request import Request, request_of, stated_options, with_stated
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import CorruptError, UsageError
 from ggferry.service.cli import archive, convert, supported

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.plan import make_plan
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
-from ggferry.converters.planning import make_plan
 from ggferry.converters.proof import runtime_keys as runtime
 from ggferry.converters.proof.runtime_notes import EXPLAINED, Explained, unexplained
 from ggferry.converters.schema.architecture import HParam

@@ -47,15 +47,15 @@ print(json.dumps(facts), file=sys.stderr)
 """
 
 STARTS = {
-    "--help": 24,
-    "--version": 24,
-    "convert --help": 24,
-    "inspect --help": 24,
-    "inspect hf/out/llama/llama.q8_0.gguf": 113,
-    "inspect --json hf/out/llama/llama.q8_0.gguf": 113,
-    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 131,
-    "inspect hf/ckpt/llama": 130,
-    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 137,
+    "--help": 25,
+    "--version": 25,
+    "convert --help": 25,
+    "inspect --help": 25,
+    "inspect hf/out/llama/llama.q8_0.gguf": 114,
+    "inspect --json hf/out/llama/llama.q8_0.gguf": 114,
+    "inspect legacy-llama/ggjt3-20230821/q4_0.bin": 132,
+    "inspect hf/ckpt/llama": 131,
+    "inspect hf/ckpt/llama_bin_shards/pytorch_model-00005-of-00005.bin": 138,
 }
 """Command → the most modules of ours that it may import."""
 

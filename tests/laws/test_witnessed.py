@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import ggferry
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.plan import make_plan
+from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.forward import evaluate
 from ggferry.converters.model_graph.hparams import Param
 from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint, projectors
-from ggferry.converters.planning import make_plan
 from ggferry.converters.proof import witnessed
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
-from ggferry.converters.verify import reverify
 from ggferry.support.progress import silent
 from helpers import witnessed as recorder
 from helpers.tiny_models import TINY, make

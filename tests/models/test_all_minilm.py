@@ -17,7 +17,7 @@ import pytest
 import torch
 import transformers
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.forward.evaluate import embedding, forward
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint

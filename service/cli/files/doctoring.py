@@ -31,7 +31,7 @@ def doctor(
         return _repair(files, out, given)
     if out is not None:
         raise UsageError("--outfile is for --repair", found=out)
-    from ggferry.converters.examine.doctor import examine
+    from ggferry.converters.analysis.doctor import examine
 
     found = []
     for file in files:
@@ -57,7 +57,7 @@ def _lines(found: Any) -> list[str]:
 
 
 def _repair(files: list[str], out: str | None, given: dict[str, Any]) -> int:
-    from ggferry.converters.examine.strays import repair
+    from ggferry.converters.analysis.mixed_endian import repair
     from ggferry.service.cli.progress_bar import progress
 
     if len(files) != 1 or out is None:

@@ -112,7 +112,7 @@ def _earlier_chunks(asked: Measurement) -> int:
 
 def statistics(file: str, given: dict[str, Any]) -> None:
     """Print what an importance matrix says."""
-    from ggferry.converters.examine.imatrix_statistics import describe, lines
+    from ggferry.converters.analysis.imatrix_statistics import describe, lines
     from ggferry.formats.imatrix import read_imatrix
     from ggferry.formats.json_files.kinds import strict
 

@@ -64,11 +64,11 @@ def forward(
         raise UsageError("nothing says where the rows go", expected="--out FILE")
     import numpy as np
 
+    from ggferry.converters.conversion.request import request_of
     from ggferry.converters.forward.device import computing_on
     from ggferry.converters.forward.evaluate import forward as run
     from ggferry.converters.forward.evaluate import reads_tokens, result_of
     from ggferry.converters.forward.model import ENCODER_STATES
-    from ggferry.converters.request import request_of
     from ggferry.converters.understand import graph_of
     from ggferry.formats.files.partial_files import check_target, write_file
 
@@ -105,9 +105,9 @@ def _features(file: str, out: str, dtype: str, sensed: dict[str, str | None], gi
     """Write the rows that stand for a picture or a recording."""
     import numpy as np
 
+    from ggferry.converters.conversion.request import open_source_of, request_of
     from ggferry.converters.forward.device import computing_on
     from ggferry.converters.forward.senses.features import PIXELS, SPECTRUM, features, senses_of
-    from ggferry.converters.request import open_source_of, request_of
     from ggferry.formats.files.partial_files import check_target, write_file
 
     arrays = {name: _load_array(path) for name, path in sensed.items() if path and name in (PIXELS, SPECTRUM)}

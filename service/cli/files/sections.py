@@ -24,11 +24,11 @@ def parts(checkpoint: Checkpoint, span: str | None, template: bool, hexadecimal:
     if span is not None:
         found["tokens"] = list(tokens(checkpoint, span))
     if template:
-        from ggferry.converters.examine.templates import templates
+        from ggferry.converters.analysis.chat_templates import templates
 
         found["templates"] = templates(checkpoint)
     if hexadecimal:
-        from ggferry.converters.examine.hex_dump import hex_lines
+        from ggferry.converters.analysis.hex_dump import hex_lines
 
         found["hex"] = list(hex_lines(checkpoint))
     return found
@@ -135,7 +135,7 @@ def token_line(token: Mapping[str, Any]) -> str:
 
 def sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return how the bytes are spent, as plain data."""
-    from ggferry.converters.examine.sizes import by_type, by_use, whole
+    from ggferry.converters.analysis.sizes import by_type, by_use, whole
 
     refs = checkpoint.tensors.values()
     total = whole(refs)
@@ -149,7 +149,7 @@ def sizes(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def memory(checkpoint: Checkpoint, contexts: Sequence[int], types: Sequence[str]) -> dict[str, Any] | None:
     """Return the cache for each context length and type, or why it is not known; None where no model is recognized."""
-    from ggferry.converters.examine import caches
+    from ggferry.converters.analysis import kv_cache as caches
     from ggferry.converters.understand import understand
 
     try:
@@ -169,7 +169,7 @@ def memory(checkpoint: Checkpoint, contexts: Sequence[int], types: Sequence[str]
 
 def cache_types(asked: Sequence[str] | None) -> tuple[str, ...]:
     """Return the types of --cache-type. Raises UsageError."""
-    from ggferry.converters.examine.caches import ALL_TYPES, CACHE_TYPES
+    from ggferry.converters.analysis.kv_cache import ALL_TYPES, CACHE_TYPES
 
     for each in asked or ():
         if each.lower() not in ALL_TYPES:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggferry.converters.options import options_of
+from ggferry.converters.conversion.options import options_of
 from ggferry.formats.errors import UsageError, VerificationError
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.sources import known_by
@@ -43,8 +43,8 @@ def hash_(
 
     Metadata, alignment, byte order and shards make no difference; to the digest of all, the order of the tensors does.
     """
+    from ggferry.converters.analysis.differences.hashes import DEFAULT, digests
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-    from ggferry.converters.survey.hashes import DEFAULT, digests
 
     with reached(file, given) as path:
         checkpoint = open_checkpoint(path)
@@ -68,7 +68,7 @@ def hash_(
 def _check(checkpoint: Any, manifest: str, algorithm: list[str] | None, total: int, stage: Stage, quiet: bool) -> None:
     from dataclasses import asdict
 
-    from ggferry.converters.survey.hashes import check, read_manifest
+    from ggferry.converters.analysis.differences.hashes import check, read_manifest
     from ggferry.formats.files.named_texts import text_of
 
     if algorithm and len(algorithm) > 1:
@@ -112,8 +112,8 @@ def diff(
     **given: Any,
 ) -> None:
     """Show how two models differ: keys, tensors, and how far their values lie apart; exit code 1 where they do."""
+    from ggferry.converters.analysis.differences.diff_by_role import difference_of
     from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-    from ggferry.converters.survey.across_containers import difference_of
 
     with reached(first, given) as left, reached(second, given) as right:
         a, b = open_checkpoint(left), open_checkpoint(right)
@@ -179,7 +179,7 @@ def _tensor_line(tensor: Any) -> str:
 
 def judge(file: str, given: dict[str, Any]) -> None:
     """Judge one file by itself, for `verify`; exit code 5 where there is a fault."""
-    from ggferry.converters.survey.one_file import examine
+    from ggferry.converters.analysis.validate import examine
 
     for option in options_of("verify"):
         if option.name not in ALONE and given[option.name] not in (option.default, None, (), []):

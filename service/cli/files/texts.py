@@ -58,9 +58,9 @@ def computed(file: str, asked: Texts, given: Mapping[str, Any]) -> None:
     """
     import numpy as np
 
+    from ggferry.converters.conversion.request import request_of
     from ggferry.converters.forward.device import computing_on
     from ggferry.converters.forward.texts import scores, segments_note, vectors
-    from ggferry.converters.request import request_of
     from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer, vocabulary_rows
     from ggferry.converters.understand import graph_of
     from ggferry.formats.files.partial_files import check_target, write_file

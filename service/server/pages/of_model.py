@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ggferry.converters.ladder import rating_of
+from ggferry.converters.conversion.summary import rating_of
 from ggferry.converters.metadata.beside import files_written
 from ggferry.converters.model_graph.hparams import Known, Param, is_assumed
-from ggferry.converters.proof.witnesses.testimony import CONVERSATIONS
+from ggferry.converters.proof.references.testimony import CONVERSATIONS
 from ggferry.formats.reader import label_of
 from ggferry.quant.codec import block_type
 from ggferry.quant.types import BlockError

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from ggferry.service.server.pages import wording
 
 if TYPE_CHECKING:
-    from ggferry.converters.ladder import Rating
+    from ggferry.converters.conversion.summary import Rating
 
 PER_PAGE = 50
 SORTS = ("name", "state", "container", "architecture", "before", "after", "changed")

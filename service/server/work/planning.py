@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ggferry.converters.options import PLAN_FILES
+from ggferry.converters.conversion.options import PLAN_FILES
 from ggferry.formats.errors import GgferryError, NotFoundError, RefusedError, of_os
 from ggferry.service.plan.make_plan import Wanted
 from ggferry.service.plan.make_plan import plan as make

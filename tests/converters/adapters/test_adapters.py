@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 from ggferry.converters.adapters.bind import Times
 from ggferry.converters.adapters.plan import understand_adapter
 from ggferry.converters.adapters.prove import check_deltas, prove_adapter
+from ggferry.converters.conversion.run import Request, Result, convert
+from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.grades import is_power_of_two
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, Result, convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
-from ggferry.converters.verify import reverify
 from ggferry.formats.errors import (
     AmbiguousError,
     GgferryError,

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.model_graph.rows import values_of
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.convert import convert
+from ggferry.converters.conversion.request import open_source_of, request_of
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.request import open_source_of, request_of
 from ggferry.converters.understand import graph_of, understand
 from ggferry.formats.errors import GgferryError, InconsistentError, MissingError, UsageError
 from ggferry.formats.gguf.values import Value

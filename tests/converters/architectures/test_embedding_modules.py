@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.forward.evaluate import embedding, forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars

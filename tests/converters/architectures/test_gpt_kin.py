@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options, plan_steps
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.blocks.attention import alibi_slopes
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.graph import ModelGraph

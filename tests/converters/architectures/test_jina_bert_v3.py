@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import graph_of, understand
-from ggferry.converters.verify import reverify
 from ggferry.formats.errors import GgferryError, MissingError, UsageError
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent

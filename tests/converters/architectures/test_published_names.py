@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions

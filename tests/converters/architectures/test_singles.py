@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ggferry.converters.architectures.chameleon import PICTURES
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.importance_matrix import measure, write_imatrix
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint

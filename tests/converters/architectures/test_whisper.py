@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ggferry.converters.architectures._whisper import mel_filters
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.importance_matrix import measure
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.forward import importance_matrix as importance
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.importance_matrix import chunks_of, group_size, measure, write_imatrix

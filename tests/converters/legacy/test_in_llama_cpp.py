@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.understand import graph_of
 from helpers.legacy_families import BY_NAME, ENTRIES, path_of, vocabulary

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import understand
 from ggferry.formats.errors import (

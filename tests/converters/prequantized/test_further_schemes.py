@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.model_graph.rows import values_of
 from ggferry.converters.understand import understand

@@ -14,14 +14,14 @@ import pytest
 import torch
 import transformers
 
+from ggferry.converters.conversion.plan import make_plan
+from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.model_graph.rows import values_of
-from ggferry.converters.planning import make_plan
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import understand
-from ggferry.converters.verify import reverify
 from ggferry.formats.errors import (
     BadValueError,
     GgferryError,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.convert import convert
+from ggferry.converters.conversion.run import convert
 from helpers import packed_fp8_gptq, packed_further
 from helpers.quantized_llama import model, request, write
 

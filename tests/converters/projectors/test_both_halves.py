@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ggferry.converters.convert import convert
+from ggferry.converters.conversion.request import request_of
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
-from ggferry.converters.request import request_of
 from ggferry.converters.understand import graph_of
 from helpers.eyes import EYES
 from helpers.multimodal import LIMIT, check, picture, written

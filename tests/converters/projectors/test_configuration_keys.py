@@ -16,7 +16,7 @@ import transformers
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.model_graph.class_defaults.projectors import class_default
 from ggferry.converters.model_graph.config_keys import GENERAL, OF_THE_HALF, _matcher
 from ggferry.converters.model_graph.open_checkpoint import projectors

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof import runtime_keys as runtime
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import understand
-from ggferry.converters.verify import reverify
 from ggferry.formats.gguf.values import Value, array, string, u32
 from ggferry.formats.gguf.values import ValueType as T
 from ggferry.formats.gguf.write import write_gguf

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.runtime_keys import check
@@ -218,7 +218,7 @@ def test_caches_that_blocks_take_over(windows: tuple[bool, ...], shared: int, wa
 
 
 def test_a_name_of_phi_3_without_its_tokens_is_run_by_nobody(tmp_path: Path) -> None:
-    from ggferry.converters.convert import Request, convert
+    from ggferry.converters.conversion.run import Request, convert
     from helpers.witnesses import FIXTURES
 
     source = str(FIXTURES / "hf/ckpt/llama")

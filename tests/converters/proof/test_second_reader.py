@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.convert import convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.proof.second_reader import process
-from ggferry.converters.request import Request
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from helpers.tiny_models import make
 from helpers.witnesses import FIXTURES
@@ -81,9 +81,9 @@ def test_a_process_that_ends_takes_nothing_with_it(
 def test_one_process_answers_for_all_and_ends_with_us(tmp_path: Path) -> None:
     script = f"""
 import os
-from ggferry.converters.convert import convert
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.proof.second_reader import process
-from ggferry.converters.request import Request
+from ggferry.converters.conversion.request import Request
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 if __name__ == "__main__":
     for number in range(2):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import transformers
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.metadata import general_keys
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.second_reader.stated_keys import stated_templates

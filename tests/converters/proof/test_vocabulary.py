@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.raw_vocabulary import check_held, check_raw
 from ggferry.converters.tokenizers.building_blocks.byte_level import unspell
@@ -265,7 +265,7 @@ SPM_MISTAKES: dict[str, tuple[Change, str]] = {
 def converted_with(model: str, change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversion in which the plan has the mistake, as a bug of ours would make it: on both sides of every comparison
     that knows our tables alone."""
-    from ggferry.converters import planning as module
+    from ggferry.converters.conversion import plan as module
 
     whole = module.load_tokenizer
     first = [True]

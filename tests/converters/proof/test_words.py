@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from ggferry.converters.conversion.run import Request, Result, convert
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, Result, convert
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.logits import LogitsProof
 from ggferry.converters.proof.receipt import line_of

@@ -13,7 +13,7 @@ import tiktoken
 import torch
 from safetensors.torch import load_file
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.building_blocks import byte_level

@@ -19,7 +19,7 @@ import pytest
 import sentencepiece
 import tokenizers
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.encoders.unigram import UnigramEncoder
 from ggferry.converters.tokenizers.files import find

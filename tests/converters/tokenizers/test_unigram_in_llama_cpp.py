@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.tokenizers.building_blocks.bert_signs import pattern_of
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.in_llama_cpp import PROBES, runtime, taken_for_special

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.in_llama_cpp import SCRIPTS, WordPiece, cut_otherwise
 from ggferry.converters.tokenizers.llama_cpp_limits import differences

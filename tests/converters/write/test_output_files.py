@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, convert
 from ggferry.converters.metadata.file_names import parse_filename
-from ggferry.converters.verify import reverify
 from ggferry.formats.readers.gguf import open_gguf
 from ggferry.support.progress import silent
 from helpers.builders import Llama

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from ggferry.converters.conversion.run import Request, Result, convert
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.convert import Request, Result, convert
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.write import watch_weights
 from ggferry.converters.write.watch_weights import first_bad, is_zero

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.formats.reader import HEAD_BYTES

@@ -23,15 +23,15 @@ from laws.mutations.models import MODELS
 from safetensors.torch import load_file
 
 from ggferry.converters.adapters.plan import AdapterPlan
+from ggferry.converters.conversion.plan import make_plan
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options, Plan
-from ggferry.converters.convert import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.planning import make_plan
 from ggferry.converters.proof import runtime_keys
+from ggferry.converters.proof.references import child_process
 from ggferry.converters.proof.runtime_notes import unexplained
-from ggferry.converters.proof.witnesses import child_process
-from ggferry.converters.request import Request
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import GgferryError

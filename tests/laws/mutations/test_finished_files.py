@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.convert import Request, convert
+from ggferry.converters.conversion.run import Request, convert
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.compare import verify
 from ggferry.converters.proof.logits import check_logits

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ggferry
-from ggferry.converters.options import OPTIONS, Kind, options_of
+from ggferry.converters.conversion.options import OPTIONS, Kind, options_of
 from ggferry.formats import errors
 from ggferry.service.cli.app import _run
 from ggferry.service.library.keywords import KEYWORDS, offered

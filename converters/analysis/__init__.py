@@ -1,0 +1,1 @@
+"""What files at hand say of themselves: validity, sizes, memory, formats, quality."""

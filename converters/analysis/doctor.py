@@ -1,0 +1,356 @@
+"""Say what a file or folder is, whether it is whole, what can be done with it, and by which command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from ggferry.converters.analysis import mixed_endian as strays
+from ggferry.converters.analysis import other_formats as foreign
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.proof.receipt import LLAMA_CPP
+from ggferry.converters.proof.runtime_notes import faults
+from ggferry.converters.rewrite.pieces import is_piece
+from ggferry.converters.understand import understand
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.checkpoint_folder.folder import names_in
+from ggferry.formats.errors import (
+    AccessError,
+    CorruptError,
+    GgferryError,
+    NotFoundError,
+    TruncatedError,
+    UnknownFormatError,
+    UnreachableError,
+    UnsupportedError,
+)
+from ggferry.formats.files.publication_record import is_interrupted
+from ggferry.formats.files.sources import known_by, open_source
+from ggferry.formats.json_files.text import load_object
+from ggferry.formats.reader import HEAD_BYTES, Kind, container_by_magic, kind_of, label_of
+from ggferry.support.records import dataclass
+
+NOT_FOUND, UNSUPPORTED, CORRUPT = NotFoundError.exit_code, UnsupportedError.exit_code, CorruptError.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What can be done, and the command that does it ('' where there is none)."""
+
+    what: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found out about one file or folder.
+
+    Attributes:
+        path: What was looked at.
+        what: What it is, in words.
+        whole: Whether its structure is whole; None where nobody can say.
+        exit_code: 0, or the exit code of commands that are given it.
+        findings: What is wrong, or should be known.
+        remedies: What can be done.
+        stray: Names of tensors whose byte order is not the file's.
+    """
+
+    path: str
+    what: str
+    whole: bool | None
+    exit_code: int = 0
+    findings: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    stray: tuple[str, ...] = field(default=(), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "path": self.path, "what": self.what, "whole": self.whole, "exit_code": self.exit_code,
+            "findings": list(self.findings), "stray_tensors": list(self.stray),
+            "remedies": [{"what": each.what, "command": each.command} for each in self.remedies],
+        }  # fmt: skip
+
+
+def examine(path: str) -> Diagnosis:
+    """Return what is known of `path`; nothing that is wrong with it is raised, it is what is returned.
+
+    Headers are read, and of big-endian files samples of the tensors; no tensor is read whole.
+    """
+    found = _examined(path)
+    if not is_interrupted(path):
+        return found
+    told = "a run was interrupted that was about to give this name to another file"
+    remedy = Remedy(
+        "finish or undo it; the same command, run again, does so too", f"ggferry edit {shlex.quote(path)} --recover"
+    )
+    return replace(found, findings=(told, *found.findings), remedies=(remedy,))
+
+
+def _examined(path: str) -> Diagnosis:
+    name = known_by(path)
+    if not os.path.lexists(path):
+        return Diagnosis(name, "nothing: there is no such file or folder", None, NOT_FOUND)
+    if os.path.isdir(path):
+        return _folder(path, name)
+    try:
+        with _opened(path) as (head, size):
+            return _file(path, name, head, size)
+    except GgferryError as error:
+        return Diagnosis(name, "a file that cannot be read", None, error.exit_code, (str(error),))
+
+
+class _opened:
+    """The first bytes of a file, and its size."""
+
+    def __init__(self, path: str) -> None:
+        self.source = open_source(path)
+
+    def __enter__(self) -> tuple[bytes, int]:
+        return self.source.read(0, min(HEAD_BYTES, self.source.size)), self.source.size
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+
+
+# --- one file ------------------------------------------------------------------------------------------------------
+
+
+def _file(path: str, name: str, head: bytes, size: int) -> Diagnosis:
+    if not size:
+        return Diagnosis(name, "an empty file", False, CORRUPT, (), (Remedy("download it again"),))
+    other = foreign.of_head(head, path)
+    if other is not None:
+        return _foreign(name, other)
+    if name == path and is_piece(path):  # of a URL nothing else is there to tell
+        join = Remedy(
+            "join it with the others", f"ggferry merge {shlex.quote(name)} -o {shlex.quote(_whole_name(name))}"
+        )
+        return Diagnosis(name, "a piece of a file that was cut at a byte", False, CORRUPT, (), (join,))
+    swapped = container_by_magic(head[:4][::-1])
+    if (swapped is not None and container_by_magic(head) is None) or head[:4] == b"FUGG":
+        label = "GGUF" if swapped is None else swapped.label
+        what = f"{label} with its first bytes reversed: written by a program that swapped the bytes of the magic"
+        return Diagnosis(name, what, None, UNSUPPORTED, (), (Remedy("make the file again; nothing reads such files"),))
+    try:
+        checkpoint = open_checkpoint(path)
+    except UnknownFormatError as error:
+        return Diagnosis(name, f"nothing that is known here: {error.found}", None, error.exit_code)
+    except GgferryError as error:
+        return _broken(path, name, head, size, error)
+    try:
+        return _checkpoint(checkpoint, path, name)
+    finally:
+        checkpoint.close()
+
+
+def _whole_name(name: str) -> str:
+    """Return the name of the file that pieces make: up to its suffix."""
+    return name[: name.lower().rfind(".gguf") + 5] if ".gguf" in name.lower() else f"{name}.whole"
+
+
+def _foreign(name: str, found: foreign.Foreign) -> Diagnosis:
+    command = found.command.replace("FILE", shlex.quote(name))
+    code = CORRUPT if found.damaged else UNSUPPORTED
+    return Diagnosis(name, found.what, False if found.damaged else None, code, (), (Remedy(found.remedy, command),))
+
+
+def _broken(path: str, name: str, head: bytes, size: int, error: GgferryError) -> Diagnosis:
+    """Return what is known of a file that a reader claims and cannot open."""
+    own = container_by_magic(head)
+    what = own.label if own is not None else _by_suffix(path)
+    findings = [str(error)]
+    cut = isinstance(error, TruncatedError) or foreign.unfinished(path)
+    if cut:
+        what = f"{what}, cut short: {size:,} bytes are here"
+        findings += ["it has the name of a download at work"] if foreign.unfinished(path) else []
+        url = "URL"
+        remedies = [
+            Remedy("continue the download; what is here is kept", f"curl -L -C - -o {shlex.quote(name)} {url}"),
+            Remedy("of a repository of the Hub", "hf download OWNER/NAME FILE --local-dir ."),
+        ]
+    elif isinstance(error, UnreachableError | AccessError):
+        what, remedies = f"{what}, which cannot be read", [Remedy("copy it from the disk while that is possible")]
+    elif isinstance(error, NotFoundError):
+        what, remedies = f"{what}, one of several files", [Remedy("put the other files beside it")]
+    elif isinstance(error, CorruptError):
+        what, remedies = f"{what}, damaged", [Remedy("download it again, or restore it from a copy")]
+    else:
+        remedies = [Remedy(error.hint)] if error.hint else []
+    whole = False if isinstance(error, CorruptError | NotFoundError) or cut else None
+    return Diagnosis(name, what, whole, error.exit_code, tuple(findings), tuple(remedies))
+
+
+def _by_suffix(path: str) -> str:
+    suffix = os.path.splitext(path)[1].lstrip(".").lower()
+    return f"a .{suffix} file" if suffix else "a file"
+
+
+# --- what opens ----------------------------------------------------------------------------------------------------
+
+
+def _checkpoint(checkpoint: Checkpoint, path: str, name: str) -> Diagnosis:
+    kind = kind_of(checkpoint.container)
+    what = _words(checkpoint)
+    findings = list(checkpoint.notes)
+    if kind is Kind.GGUF and not os.path.isdir(path) and not path.lower().endswith(".gguf"):
+        findings.append("GGUF under another name: programs look for .gguf")
+    if scheme := _unread(checkpoint.metadata):
+        return Diagnosis(name, what, True, UNSUPPORTED, (f"{scheme} is not read",), (Remedy(foreign.CONVERTED),))
+    if checkpoint.big_endian:
+        return _big_endian(checkpoint, name, what, findings)
+    try:
+        graph = understand(checkpoint, vocab_only=not checkpoint.tensors)
+    except GgferryError as error:
+        remedies = (Remedy(error.hint),) if error.hint else ()
+        return Diagnosis(name, what, True, error.exit_code, (*findings, str(error)), remedies)
+    if graph.architecture.hparams:
+        what += f", {graph.architecture.name}"
+        faulty = faults(checkpoint, graph.architecture.name, graph.notes) if kind is Kind.GGUF else ()
+        runtimes = ", ".join(each for each in graph.runtimes if each != LLAMA_CPP or not faulty)
+        findings += [*faulty, f"as GGUF run by {runtimes}" if runtimes else "no runtime is known to run it"]
+        if faulty:
+            edit = f"ggferry edit {shlex.quote(name)} --set KEY=VALUE"
+            remedy = Remedy("correct the keys, if their right values are known", edit)
+            return Diagnosis(name, what, True, 0, tuple(dict.fromkeys(findings)), (remedy,))
+    return Diagnosis(name, what, True, 0, tuple(dict.fromkeys(findings)), tuple(_remedies(checkpoint, name)))
+
+
+def _words(checkpoint: Checkpoint) -> str:
+    version = "" if checkpoint.version is None else f" v{checkpoint.version}"
+    scheme = _scheme(checkpoint.metadata) if kind_of(checkpoint.container) is Kind.TRAINING else ""
+    count = f", {len(checkpoint.tensors)} tensors" if checkpoint.tensors else ", a vocabulary without tensors"
+    files = f" in {len(checkpoint.files)} files" if len(checkpoint.files) > 1 else ""
+    era = f", {checkpoint.era}" if checkpoint.era else ""
+    return f"{label_of(checkpoint.container)}{version}{era}{count}{files}{scheme}"
+
+
+def _scheme(config: Mapping[str, Any]) -> str:
+    """Return in words how a checkpoint is quantized already."""
+    stated = config.get("quantization_config") or config.get("quantization")
+    if not isinstance(stated, Mapping):
+        return ""
+    method = stated.get("quant_method")
+    if method is None and "group_size" in stated:
+        return ", quantized by MLX"
+    named = foreign.SCHEMES.get(str(method).lower(), str(method).upper())
+    return f", quantized already: {named}"
+
+
+def _remedies(checkpoint: Checkpoint, name: str) -> Iterator[Remedy]:
+    quoted = shlex.quote(name)
+    if kind_of(checkpoint.container) is Kind.GGUF:
+        if checkpoint.version == 3:
+            if not os.path.isdir(name) and not name.lower().endswith(".gguf"):
+                yield Remedy("give it its suffix", f"mv {quoted} {shlex.quote(f'{name}.gguf')}")
+            yield Remedy("nothing has to be done; its tensors can be read, too", f"ggferry verify {quoted}")
+        else:
+            yield Remedy("carry it to GGUF v3", f"ggferry convert {quoted} -o {shlex.quote(_beside(name))}")
+    elif kind_of(checkpoint.container) is Kind.ADAPTER:
+        yield Remedy("make a GGUF adapter of it", f"ggferry convert {quoted}")
+    elif not checkpoint.tensors:
+        yield Remedy("carry its vocabulary to GGUF v3", f"ggferry convert {quoted} --vocab-only")
+    else:
+        yield Remedy("carry it to GGUF v3, as exact as it is", f"ggferry convert {quoted}")
+        if kind_of(checkpoint.container) is Kind.TRAINING:
+            yield Remedy("quantize it on the way", f"ggferry convert {quoted} --outtype q4_k_m")
+
+
+def _beside(name: str) -> str:
+    stem, suffix = os.path.splitext(name.rpartition("/")[2])
+    return f"{stem}-v3{suffix or '.gguf'}"
+
+
+# --- big-endian files ----------------------------------------------------------------------------------------------
+
+
+def _big_endian(checkpoint: Checkpoint, name: str, what: str, findings: list[str]) -> Diagnosis:
+    found = strays.strays(checkpoint)
+    quoted = shlex.quote(name)
+    if found.unclear and not found.stray:
+        findings.append(f"the byte order of {len(found.unclear)} tensors cannot be told from their values")
+    if not found.stray:
+        remedy = Remedy(
+            "make it little-endian, which nearly every machine wants",
+            f"ggferry convert {quoted} -o {shlex.quote(_beside(name))}",
+        )
+        return Diagnosis(name, f"{what}, big-endian", True, 0, tuple(findings), (remedy,))
+    kinds = ", ".join(dict.fromkeys(checkpoint.tensors[each].type.name for each in found.stray))
+    findings.append(
+        f"{len(found.stray)} of {len(checkpoint.tensors)} tensors ({kinds}) stayed little-endian in a big-endian file: "
+        "convert_hf_to_gguf.py --bigendian does not swap them"
+    )
+    remedy = Remedy(
+        "swap the bytes of these tensors, prove it, and write another file",
+        f"ggferry doctor {quoted} --repair -o {shlex.quote(_beside(name).replace('-v3', '-repaired'))}",
+    )
+    what = f"{what}, big-endian, with tensors of the other byte order"
+    return Diagnosis(name, what, False, CORRUPT, tuple(findings), (remedy,), found.stray)
+
+
+# --- a folder ------------------------------------------------------------------------------------------------------
+
+
+def _folder(path: str, name: str) -> Diagnosis:
+    try:
+        checkpoint = open_checkpoint(path)
+    except GgferryError as error:
+        return _no_checkpoint(path, name, error)
+    try:
+        return _checkpoint(checkpoint, path, name)
+    finally:
+        checkpoint.close()
+
+
+def _no_checkpoint(path: str, name: str, error: GgferryError) -> Diagnosis:
+    """Return what a folder is that no reader opens: by its configuration, its names, and the files in it."""
+    scheme = _unread_scheme(path)
+    if scheme:
+        return Diagnosis(
+            name,
+            f"a checkpoint, quantized already: {scheme}",
+            None,
+            UNSUPPORTED,
+            (str(error),),
+            (Remedy(foreign.CONVERTED),),
+        )
+    culprit = error.path if error.path and os.path.isfile(error.path) else None
+    if culprit is not None:
+        inner = examine(culprit)
+        words = f"a folder with {os.path.basename(culprit)}: {inner.what}"
+        return Diagnosis(name, words, inner.whole, inner.exit_code or error.exit_code, inner.findings, inner.remedies)
+    try:
+        names = names_in(path)
+    except NotFoundError as unlisted:
+        return Diagnosis(name, "a folder that cannot be listed", None, unlisted.exit_code, (str(unlisted),))
+    other = foreign.of_folder(names)
+    if other is not None and not isinstance(error, CorruptError):
+        return _foreign(name, other)
+    if isinstance(error, NotFoundError | CorruptError):
+        again = Remedy("fetch the files that are missing", "hf download OWNER/NAME --local-dir " + shlex.quote(name))
+        return Diagnosis(name, "a checkpoint that is not whole", False, error.exit_code, (str(error),), (again,))
+    models = sorted(each for each in names if each.endswith((".gguf", ".bin", ".safetensors", ".pth")))
+    if models:
+        hint = Remedy(
+            "look at them one by one, or plan the folder as an archive",
+            f"ggferry plan {shlex.quote(name)} -o plan.jsonl --dest OUT",
+        )
+        return Diagnosis(name, f"a folder of {len(models)} models", None, error.exit_code, (str(error),), (hint,))
+    return Diagnosis(name, "a folder without a model", None, error.exit_code, (str(error),))
+
+
+def _unread_scheme(path: str) -> str:
+    """Return in words which scheme the configuration in a folder states, if it is one that is not read."""
+    try:
+        return _unread(load_object(os.path.join(path, "config.json")))
+    except GgferryError:
+        return ""
+
+
+def _unread(config: Mapping[str, Any]) -> str:
+    stated = config.get("quantization_config")
+    method = str(stated.get("quant_method", "")).lower() if isinstance(stated, Mapping) else ""
+    return foreign.SCHEMES.get(method, "")

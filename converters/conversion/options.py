@@ -1,0 +1,328 @@
+"""Every option of a conversion, declared once.
+
+An option has its name in Python and in a plan's lines, its flags, its help, where a request keeps it, and where a
+receipt states it. Commands, library, plan reader and receipts are derived from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum, StrEnum
+from typing import Any
+
+from ggferry.formats.errors import UsageError
+from ggferry.quant.types import EXPANSIONS
+from ggferry.support.records import dataclass
+
+LEVELS = ("none", "fast", "full")
+MMPROJ = ("both", "only", "none")
+RERANK = ("auto", "yes", "no")
+FORMATS, DTYPES = ("gguf", "safetensors"), ("f32", "f16", "bf16")
+
+
+class Heading(StrEnum):
+    """The groups of options in `--help`."""
+
+    OUTPUT = "Output"
+    TYPES = "Types and mixtures"
+    IMPORTANCE = "Importance matrix"
+    MODEL = "What the model does not say of itself"
+    VOCABULARY = "Vocabulary"
+    METADATA = "Metadata"
+    EDITS = "Edits of GGUF files"
+    PROOF = "Proof and permissions"
+    RUN = "The run"
+
+
+class Kind(Enum):
+    """The type of an option's values: on a command line, in Python, and in a plan's line (JSON)."""
+
+    FLAG = "true or false"
+    TEXT = "text"
+    NUMBER = "a whole number"
+    SIZE = "a size"
+    """Bytes: a whole number, or a text that `support.sizes` parses."""
+    FILE = "a path"
+    """A file or a folder that is read; receipts state its last name only."""
+    TEXT_FILE = "a path of a text"
+    JSON_FILE = "a path of a JSON object, or the object"
+    TEXTS = "a list of texts"
+    PAIRS = "an object of texts"
+    """On a command line: KEY=VALUE, repeated."""
+    TYPES = "pairs of an expression and a type"
+    """On a command line: REGEX=TYPE, repeated."""
+    TYPES_FILE = "a path of REGEX=TYPE items"
+
+    @property
+    def is_list(self) -> bool:
+        """Return whether the option is repeated on a command line."""
+        return self in (Kind.TEXTS, Kind.PAIRS, Kind.TYPES)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: Name in Python and in plans.
+        kind: Type of its values.
+        commands: Commands that have it, and library functions of the same names, separated by blanks.
+        heading: Its group in `--help`.
+        help: What it does.
+        target: The field of a `Request` ('options.…' and 'vocab.…' for fields of these); None where the command itself
+            acts on it.
+        flags: Flags on a command line, where they are not --name.
+        default: The value where it is not given.
+        metavar: What `--help` calls the value.
+        choices: The possible values, or a function that lists them for completion.
+        least: The smallest number allowed.
+        most: The largest number allowed.
+        negated: Whether the flag means the opposite of the name.
+        in_plan: Whether a plan's line may state it.
+        receipt: Where the options of a receipt state it ('vocab.pre'); None where it leaves no trace in the output.
+        of_adapters: Whether only receipts of adapters state it.
+        terminal: Whether only command lines have it.
+    """
+
+    name: str
+    kind: Kind
+    commands: str
+    heading: Heading
+    help: str
+    target: str | None = None
+    flags: tuple[str, ...] = ()
+    default: Any = None
+    metavar: str | None = None
+    choices: tuple[str, ...] | Callable[[], list[str]] = ()
+    least: int | None = None
+    most: int | None = None
+    negated: bool = False
+    in_plan: bool = False
+    receipt: str | None = None
+    of_adapters: bool = False
+    terminal: bool = False
+
+    @property
+    def flag(self) -> str:
+        """Return the flag by which messages name it."""
+        return self.all_flags[0]
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        """Return all its flags."""
+        return self.flags or ("--" + self.name.replace("_", "-"),)
+
+
+def types_of(outtypes: str) -> tuple[str, ...]:
+    """Return the types of a value of --outtype: one, or several that are written together, separated by commas.
+
+    Raises UsageError where one is missing or stands there twice.
+    """
+    types = tuple(name.strip() for name in outtypes.split(","))
+    if len(types) > 1 and (not all(types) or len({name.lower() for name in types}) < len(types)):
+        raise UsageError("--outtype", found=outtypes, expected="types, separated by commas, each once")
+    return types
+
+
+def outtypes() -> list[str]:
+    """Return the values of --outtype: 'keep', then the recipes in llama-quantize's order."""
+    from ggferry.quant.recipes.mixtures import recipe_ids
+
+    return ["keep", *map(str.lower, recipe_ids())]
+
+
+def witnesses() -> list[str]:
+    """Return the values of --witness."""
+    from ggferry.converters.proof.references.examine import CHOICES
+
+    return list(CHOICES)
+
+
+_WRITES, _READS = "convert quantize", "convert verify"
+_ALL = "convert quantize verify"
+
+OPTIONS: tuple[Option, ...] = (
+    # --- output ---
+    Option("out", Kind.TEXT, "convert", Heading.OUTPUT, "File or folder (default: beside the source).", "out",
+           ("--outfile", "-o")),
+    Option("to", Kind.TEXT, "convert", Heading.OUTPUT,
+           "The format to write: gguf, or safetensors, a folder in Hugging Face's form.", "to", default="gguf",
+           choices=FORMATS),
+    Option("dtype", Kind.TEXT, "convert", Heading.OUTPUT,
+           "f32, f16 or bf16 for all weights of a folder (default: plain types stay, quantized ones become f32).",
+           "dtype", choices=DTYPES),
+    Option("max_shard_size", Kind.SIZE, "convert", Heading.OUTPUT,
+           "Bytes of weights in a file of a folder (default: 5G).", "max_shard_size", metavar="SIZE", least=1),
+    Option("force", Kind.FLAG, "convert quantize plan forward imatrix split merge edit doctor compare", Heading.OUTPUT,
+           "Replace an existing output.",
+           "force", default=False),
+    Option("split_max_tensors", Kind.NUMBER, "convert split", Heading.OUTPUT, "Tensors a shard; 0: one file.",
+           "options.split_max_tensors", default=0, least=0, receipt="split_max_tensors"),
+    Option("split_max_size", Kind.SIZE, "convert split", Heading.OUTPUT,
+           "Bytes of tensors a shard: 4G is 4·10⁹, 4GiB is 4·2³⁰.", "options.split_max_size", metavar="SIZE",
+           least=1, receipt="split_max_size"),
+    Option("tensor_first_split", Kind.FLAG, "convert split", Heading.OUTPUT,
+           "Put no tensor into the first shard, metadata alone.", "options.tensor_first_split",
+           ("--no-tensor-first-split",), True, negated=True, receipt="tensor_first_split"),
+    Option("keep_split", Kind.FLAG, "quantize", Heading.OUTPUT, "The same shards as the source.", "options.keep_split",
+           default=False, receipt="keep_split"),
+    Option("vocab_only", Kind.FLAG, "convert", Heading.OUTPUT, "Write the vocabulary without the tensors.",
+           "options.vocab_only", default=False, receipt="vocab_only"),
+    Option("big_endian", Kind.FLAG, "convert", Heading.OUTPUT, "Write for big-endian machines.", "options.big_endian",
+           ("--bigendian",), False, in_plan=True, receipt="big_endian"),
+    Option("alignment", Kind.NUMBER, "convert", Heading.OUTPUT,
+           "Align each tensor's data to a multiple of so many bytes.", "options.alignment", default=32,
+           receipt="alignment"),
+    # --- types ---
+    Option("outtype", Kind.TEXT, "convert plan", Heading.TYPES,
+           "keep, or any type of llama-quantize: f16, bf16, q8_0, q4_k_m, … (`ggferry types` lists them); several, "
+           "separated by commas, are written together (convert: -o 'model-{outtype}.gguf').",
+           "options.outtype", default="keep", choices=outtypes, in_plan=True, receipt="outtype"),
+    Option("mmproj", Kind.TEXT, "convert plan", Heading.OUTPUT,
+           "Of a model that also sees or hears: both files, only what sees and hears (mmproj-….gguf), or none of that.",
+           "mmproj", default="both", choices=MMPROJ, in_plan=True),
+    Option("mmproj_out", Kind.TEXT, "convert", Heading.OUTPUT,
+           "The mmproj file (default: the output's name, after mmproj-).", "mmproj_out", ("--mmproj-outfile",)),
+    Option("mmproj_outtype", Kind.TEXT, "convert plan", Heading.TYPES,
+           "The type of the mmproj file (default: as --outtype if that is keep, f32, f16 or bf16, else f16).",
+           "mmproj_outtype", choices=outtypes, in_plan=True, metavar="TYPE"),
+    Option("expand", Kind.TEXT, "convert plan", Heading.TYPES,
+           "f16, f32 or q8_0: for blocks GGUF has no counterpart of (Q4_2, Q4_3, QK_K=64).", "options.expand",
+           default="f16", choices=EXPANSIONS, in_plan=True, receipt="expand"),
+    Option("recipe", Kind.TEXT_FILE, _WRITES, Heading.TYPES,
+           "A recipe file (docs/recipes.md) instead of a name.", "options.recipe_text", receipt="recipe_text"),
+    Option("pure", Kind.FLAG, _WRITES, Heading.TYPES, "Give all tensors one type, no mixture.", "options.pure",
+           default=False, in_plan=True, receipt="pure"),
+    Option("output_tensor_type", Kind.TEXT, _WRITES, Heading.TYPES, "The type of output.weight.",
+           "options.output_tensor_type", in_plan=True, receipt="output_tensor_type"),
+    Option("token_embedding_type", Kind.TEXT, _WRITES, Heading.TYPES, "The type of token_embd.weight.",
+           "options.token_embedding_type", in_plan=True, receipt="token_embedding_type"),
+    Option("tensor_types", Kind.TYPES, _WRITES, Heading.TYPES,
+           "Give tensors whose name matches a type; the first match decides; repeatable.", "options.tensor_types",
+           ("--tensor-type",), metavar="REGEX=TYPE", receipt="tensor_types"),
+    Option("tensor_type_file", Kind.TYPES_FILE, _WRITES, Heading.TYPES,
+           "A file of REGEX=TYPE items, as of --tensor-type.", "options.tensor_types"),
+    Option("leave_output_tensor", Kind.FLAG, _WRITES, Heading.TYPES, "Do not quantize output.weight.",
+           "options.leave_output_tensor", default=False, in_plan=True, receipt="leave_output_tensor"),
+    # --- model ---
+    Option("arch", Kind.TEXT, "convert verify inspect forward imatrix tokenize open_model", Heading.MODEL,
+           "The architecture of a GGML-era file, where its bytes fit several.", "arch", metavar="NAME", in_plan=True,
+           receipt="arch"),
+    Option("mistral_format", Kind.FLAG, _READS, Heading.MODEL,
+           "Take a folder's consolidated*.safetensors and params.json, though it has others.", "mistral_format",
+           default=False, receipt="mistral_format"),
+    Option("config", Kind.FILE, "convert verify open_model", Heading.MODEL,
+           "A config.json that says what a GGML-era file does not hold.", "config", ("--hf-config",), metavar="DIR",
+           in_plan=True, receipt="config"),
+    Option("hparams", Kind.PAIRS, "convert verify forward open_model", Heading.MODEL,
+           "State a GGUF key, without its architecture: attention.head_count=4; repeatable.", "hparams", ("--hparam",),
+           metavar="KEY=VALUE", in_plan=True, receipt="hparams"),
+    Option("mtp", Kind.FLAG, _READS, Heading.MODEL, "Carry the blocks that predict further tokens (NextN).", "mtp",
+           default=False, in_plan=True, receipt="mtp"),
+    Option("rerank", Kind.TEXT, "convert verify forward open_model", Heading.MODEL,
+           "Of a causal model's output matrix, keep the rows of 'yes' and 'no' as a classifier: yes, no, or auto, as "
+           "its model card, modules or name say.", "rerank", default="auto", choices=RERANK, in_plan=True,
+           receipt="rerank"),
+    Option("target_model", Kind.FILE, "convert verify open_model", Heading.MODEL,
+           "The folder of the model that a draft guesses for: its tokenizer, and what its config.json says.", "target",
+           ("--target-model", "--target-model-dir"), metavar="DIR", in_plan=True, receipt="target_model"),
+    Option("base", Kind.FILE, _READS, Heading.MODEL, "The base model of an adapter, or its config.json alone.", "base",
+           metavar="DIR", in_plan=True, receipt="base", of_adapters=True),
+    Option("ggla_permute", Kind.FLAG, _READS, Heading.MODEL,
+           "Take the Q and K rows of a ggla file as training meant them.", "ggla_permute", default=False, in_plan=True,
+           receipt="ggla_permute", of_adapters=True),
+    # --- vocabulary ---
+    Option("tokenizer_model", Kind.FILE, "convert verify tokenize open_model", Heading.VOCABULARY,
+           "The original tokenizer.model; checked, and it wins.", "vocab.model", metavar="FILE", in_plan=True,
+           receipt="vocab.model"),
+    Option("tokenizer", Kind.FILE, _READS, Heading.VOCABULARY,
+           "The tokenizer that a GGML-era file lacks, a folder or a file.", "vocab.source", metavar="DIR", in_plan=True,
+           receipt="vocab.source"),
+    Option("pre", Kind.TEXT, "convert verify tokenize open_model", Heading.VOCABULARY,
+           "The pre-tokenizer's name, where it cannot be derived.", "vocab.pre", in_plan=True, receipt="vocab.pre"),
+    Option("huggingface_json", Kind.FLAG, _READS, Heading.VOCABULARY,
+           "Carry tokenizer.json along as tokenizer.huggingface.json.", "vocab.keep_json", default=False,
+           in_plan=True, receipt="vocab.keep_json"),
+    Option("trim_vocab", Kind.FLAG, _READS, Heading.VOCABULARY, "Drop pieces that have no embedding row.",
+           "vocab.trim", default=False, in_plan=True, receipt="vocab.trim"),
+    Option("no_vocab", Kind.FLAG, _READS, Heading.VOCABULARY, "Write the tensors without a vocabulary.", "vocab.none",
+           default=False, in_plan=True, receipt="vocab.none"),
+    # --- metadata ---
+    Option("model_name", Kind.TEXT, _READS, Heading.METADATA,
+           "The model's name (general.name), where the source's is not to be taken.", "model_name", in_plan=True,
+           receipt="model_name"),
+    Option("metadata", Kind.JSON_FILE, _READS, Heading.METADATA,
+           "Values of general.* keys, a JSON file; they win over what the source says.", "metadata",
+           receipt="metadata"),
+    # --- edits ---
+    Option("override_keys", Kind.TEXTS, "quantize verify", Heading.EDITS,
+           "Replace a key of the source; TYPE is int, float, bool or str; repeatable.", "override_keys",
+           ("--override-kv",), metavar="KEY=TYPE:VALUE", receipt="override_keys"),
+    Option("prune_layers", Kind.TEXT, "quantize verify", Heading.EDITS, "Drop these blocks.", "prune", metavar="L,L",
+           receipt="prune"),
+    # --- importance matrix ---
+    Option("imatrix", Kind.FILE, _ALL, Heading.IMPORTANCE, "Importance matrix, GGUF or .dat.", "imatrix",
+           metavar="FILE", in_plan=True, receipt="imatrix"),
+    Option("include_weights", Kind.TEXTS, _ALL, Heading.IMPORTANCE, "Use only these of its entries; repeatable.",
+           "include_weights", receipt="include_weights"),
+    Option("exclude_weights", Kind.TEXTS, _ALL, Heading.IMPORTANCE, "Use all but these of its entries; repeatable.",
+           "exclude_weights", receipt="exclude_weights"),
+    # --- proof ---
+    Option("verify", Kind.TEXT, "convert quantize plan", Heading.PROOF,
+           "full: with forward passes; fast: without; none.", "level", default="full", choices=LEVELS, in_plan=True,
+           receipt="verify"),
+    Option("level", Kind.TEXT, "verify", Heading.PROOF, "full or fast (no forward passes).", "level", default="full",
+           choices=LEVELS[1:]),
+    Option("witness", Kind.TEXTS, "convert quantize verify plan", Heading.PROOF,
+           "Programs asked for their logits: auto, transformers, llama.cpp, ctransformers; none.", "witness",
+           default=(), metavar="NAME", choices=witnesses, in_plan=True, receipt="witness"),
+    Option("allow_keys", Kind.TEXTS, "verify", Heading.PROOF, "Let these keys differ; repeatable.", metavar="GLOB"),
+    Option("allow_quantization_error", Kind.FLAG, _ALL + " plan", Heading.PROOF,
+           "Accept tensors that lie further from the source than quantizing them explains.",
+           "allow_quantization_error", default=False, in_plan=True, receipt="allow_quantization_error"),
+    Option("text", Kind.TEXT_FILE, "convert verify", Heading.PROOF,
+           "A text, each line of which both tokenizers encode, too.", "text", metavar="FILE"),
+    Option("allow_requantize", Kind.FLAG, "convert quantize plan", Heading.PROOF,
+           "Quantize what is quantized already.", "options.allow_requantize", default=False, in_plan=True,
+           receipt="allow_requantize"),
+    Option("allow_nonfinite", Kind.FLAG, _WRITES, Heading.PROOF,
+           "Copy NaN and infinite weights, and say so; no type encodes them.", "options.allow_nonfinite",
+           default=False, in_plan=True, receipt="allow_nonfinite"),
+    # --- the run ---
+    Option("dry_run", Kind.FLAG, _WRITES + " split merge edit", Heading.RUN, "Print the plan, write nothing.",
+           default=False, terminal=True),
+    Option("jobs", Kind.NUMBER, _READS + " compare", Heading.RUN, "Worker threads (default: one a core).", "jobs",
+           ("--jobs", "-j"), least=1, most=256),
+    Option("device", Kind.TEXT, "convert quantize verify forward open_model imatrix compare plan", Heading.RUN,
+           "Where forward passes are computed: cpu, cuda, cuda:N; auto takes a GPU if there is one.", "device",
+           default="cpu", metavar="DEVICE", in_plan=True),
+    Option("cache", Kind.SIZE, _ALL + " forward imatrix doctor hash diff compare", Heading.RUN,
+           "Kept on this disk of a source that is a URL, while it is read and for another try (default: 64GiB).",
+           metavar="SIZE", least=0, terminal=True),
+    Option("follow_redirects", Kind.FLAG, _ALL + " inspect forward imatrix tokenize doctor hash diff compare",
+           Heading.RUN,
+           "Let the web server of a source send us to another one.", default=False, terminal=True),
+    Option("as_json", Kind.FLAG,
+           _ALL + " plan doctor inspect forward imatrix architectures types split merge edit hash diff compare",
+           Heading.RUN,
+           "One JSON object on stdout.", flags=("--json",), default=False, terminal=True),
+)  # fmt: skip
+
+_BY_NAME = {option.name: option for option in OPTIONS}
+PLAN_NAMES = tuple(option.name for option in OPTIONS if option.in_plan)
+"""Names of the options that a plan's line may state."""
+PLAN_FILES = tuple(option.name for option in OPTIONS if option.in_plan and option.kind is Kind.FILE)
+"""Those of them that name files."""
+
+
+def option(name: str) -> Option:
+    """Return the option of that name. Raises KeyError."""
+    return _BY_NAME[name]
+
+
+def options_of(command: str) -> Iterator[Option]:
+    """Yield the options of a command or a function of the library, in the order of their headings."""
+    order = list(Heading)
+    yield from sorted(
+        (each for each in OPTIONS if command in each.commands.split()), key=lambda each: order.index(each.heading)
+    )

@@ -1,0 +1,268 @@
+"""Prove an existing output again: for `ggferry verify SOURCE OUTPUT`, and for outputs that an archive run finds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import Any
+
+from ggferry.converters.adapters.plan import is_adapter, plan_adapter
+from ggferry.converters.adapters.prove import prove_adapter
+from ggferry.converters.conversion.mmproj import first_request
+from ggferry.converters.conversion.outputs import rungs_of
+from ggferry.converters.conversion.plan import edited, tokenizer_of
+from ggferry.converters.conversion.request import Request, missing_files, open_source_of, with_stated
+from ggferry.converters.conversion.run import depth_of, others_beside, prove_together, receipts_of, witnessed
+from ggferry.converters.conversion_plan.output_metadata import assemble
+from ggferry.converters.conversion_plan.steps import steps_of_types
+from ggferry.converters.forward.device import computing_on
+from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
+from ggferry.converters.metadata.general_keys import Entry
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.proof.compare import Proof, check_accounting, check_hparams, verify
+from ggferry.converters.proof.metadata import KeyProof, compare_keys
+from ggferry.converters.proof.receipt import line_of
+from ggferry.converters.proof.references.beside import Beside
+from ggferry.converters.proof.references.examine import chosen
+from ggferry.converters.proof.runtime_notes import runtime_notes
+from ggferry.converters.proof.second_reader.stated_keys import check_stated
+from ggferry.converters.proof.tensors import Encoding
+from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
+from ggferry.converters.proof.witnessed import unseen
+from ggferry.converters.reranking.recognize import asked_with
+from ggferry.converters.rewrite.lineage import edited_keys
+from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
+from ggferry.converters.understand import CLIP, understand, understand_projector
+from ggferry.converters.write.watch_weights import check_sums
+from ggferry.converters.write.write_tensors import check_replica
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.errors import (
+    ChangedError,
+    CorruptError,
+    GgferryError,
+    PassingError,
+    UsageError,
+    VerificationError,
+)
+from ggferry.formats.files.digests import digest
+from ggferry.formats.files.local_files import read_bytes
+from ggferry.formats.files.passing import passing
+from ggferry.formats.gguf.values import Value
+from ggferry.formats.imatrix import read_imatrix
+from ggferry.support.progress import Phase, Stage
+from ggferry.support.records import dataclass
+from ggferry.support.threads import workers
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What verification found.
+
+    Attributes:
+        proof: The proof.
+        keys: The comparison of the keys.
+        notes: What a user should know besides.
+        line: The result in one line.
+    """
+
+    proof: Proof
+    keys: KeyProof
+    notes: list[str]
+    line: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the findings as plain data, for JSON."""
+        return {**self.proof.as_dict(), "keys": asdict(self.keys), "notes": self.notes}
+
+
+def reverify(request: Request, output: str, stage: Stage, allow_keys: Sequence[str] = ()) -> Report:
+    """Compare `output` with the source of `request`, and return what was found.
+
+    Where a receipt stands next to the output, the options it states replace those that `request` leaves at their
+    defaults, and both files must be the ones for which it was written. Tensor types are taken from the output; its keys
+    must be those that the plan gives.
+
+    Args:
+        request: The source, and how it was converted. With its `imatrix`, an output that was quantized with that matrix
+            can be encoded again and compared.
+        output: The GGUF file to verify.
+        stage: Opens a progress display for each phase.
+        allow_keys: Patterns of keys that may differ.
+
+    Raises:
+        UsageError: The level is neither 'fast' nor 'full'.
+        VerificationError: The output is not what the source gives, or not the file of its receipt.
+    """
+    if request.level not in ("fast", "full"):
+        raise UsageError("--level", found=request.level, expected="fast, full")
+    chosen(request.witness, request.level)
+    after = open_checkpoint(output)
+    try:
+        receipt, notes = _receipt(after)
+        before = open_source_of(_as_converted(request, receipt, after))
+    except BaseException:
+        after.close()
+        raise
+    try:
+        if receipt:
+            _check_digests(receipt, before, after)
+            notes += missing_files(request, receipt["options"])
+            request = with_stated(request, receipt["options"], after.path + RECEIPT)
+            if edits := edited_keys(receipt):
+                notes.append(f"edited after the conversion, by its receipt: {', '.join(edits)}")
+                allow_keys = (*allow_keys, *edits)
+        if is_adapter(before) or is_adapter(after):
+            proof, keys = _adapter_again(request, before, after, stage, allow_keys)
+            runtime: tuple[str, ...] = ()
+        else:
+            if (
+                request.vocab == VocabOptions()
+                and "tokenizer.ggml.tokens" not in after.metadata
+                and not _is_second(after)
+            ):
+                request = replace(request, vocab=VocabOptions(none=True))
+                notes.append("the output has no vocabulary; the source's was not looked at")
+            proof, keys, runtime = _model_again(request, before, after, stage, allow_keys)
+        return Report(proof, keys, [*notes, *keys.notes, *runtime, *proof.notes], line_of(proof))
+    finally:
+        before.close()
+        after.close()
+
+
+def _is_second(checkpoint: Checkpoint) -> bool:
+    """Return whether a GGUF file holds what sees and hears."""
+    kind = checkpoint.metadata.get("general.architecture")
+    return isinstance(kind, Value) and kind.data == CLIP
+
+
+def _as_converted(request: Request, receipt: Mapping[str, Any] | None, after: Checkpoint) -> Request:
+    """Return the request with what decides which files of its source are opened, as it was when the output was made."""
+    stated = receipt["options"] if receipt else {}
+    own = request.mistral_format or (isinstance(stated, Mapping) and stated.get("mistral_format") is True)
+    return replace(request, mistral_format=own, options=replace(request.options, vocab_only=not after.tensors))
+
+
+def _model_again(
+    request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
+) -> tuple[Proof, KeyProof, tuple[str, ...]]:
+    raw = before
+    before, renamed = edited(request, before)
+    vocab_only = not after.tensors
+    mirror = understand(after, vocab_only=vocab_only)
+    graph = _same_half(request, before, mirror)
+    check_hparams(graph, mirror)
+    check_accounting(graph, mirror)
+    tokenizer = tokenizer_of(graph, before, request)
+    with closing(Beside(raw, graph, tokenizer, idle=False, vocab_only=vocab_only)) as beside:
+        steps = steps_of_types(graph, {name: node.inputs[0].type for name, node in mirror.by_name.items()})
+        expected, _ = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
+        keys = compare_keys(_values(expected), after, (graph, mirror), allow)
+        told = (*graph.notes, "the output has no vocabulary") if request.vocab.none else graph.notes
+        runtime = runtime_notes(mirror.architecture.name, after.metadata, after.tensors, told, vocab_only=vocab_only)
+        read = tokenizer_of(mirror, after, Request(after.path))
+        sides = Vocabularies(tokenizer, read, before, request.vocab, keys.apart)
+        tokens = check_tokenizer(sides, after.path, depth_of(request))
+        if not mirror.architecture.projector:
+            check_stated(before, after, request.vocab, request.metadata, keys.apart, asked_with(graph))
+        matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
+        encoding = Encoding(matrix.renamed(renamed) if matrix else None, any_error=request.allow_quantization_error)
+        with computing_on(request.device):
+            proof = verify(
+                graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
+            )
+            said = (*proof.testimonies, *beside.conversations(after))
+            proof = replace(proof, second_reader=beside.reading(), testimonies=said)
+            proof = witnessed(proof, graph, mirror, request, stage)
+    return proof, keys, (*runtime, *unseen(graph))
+
+
+def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> ModelGraph:
+    """Return what the source has of the output's model: of one that also sees or hears, that half or the text model.
+
+    Raises VerificationError where the source has no such half.
+    """
+    if not output.architecture.projector or before.container == "gguf":
+        texts = first_request(request)
+        options = request.options
+        return understand(before, texts.hparams, options.vocab_only, mtp=request.mtp, rerank=request.rerank)
+    graph = understand_projector(before, request.hparams)
+    if graph is None:
+        raise VerificationError("the source neither sees nor hears", path=before.path, found=output.checkpoint.path)
+    return graph
+
+
+def _adapter_again(
+    request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
+) -> tuple[Proof, KeyProof]:
+    plan = plan_adapter(
+        before, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
+        model_name=request.model_name, overrides=request.metadata,
+    )  # fmt: skip
+    keys = compare_keys(_values(plan.metadata), after, None, allow)
+    with stage(Phase.VERIFYING, after.nbytes) as progress:
+        proof = prove_adapter(plan.adapter, after, level=request.level, jobs=request.jobs, progress=progress)
+    return proof, keys
+
+
+def _values(entries: Mapping[str, Entry]) -> dict[str, Value]:
+    return {key: entry.value for key, entry in entries.items()}
+
+
+def reprove(requests: Sequence[Request], stage: Stage) -> list[dict[str, Any]]:
+    """Return the receipts that converting would write for the existing outputs at `out` of each request.
+
+    The requests are for one source, and differ in `out` and the type only. Receipts next to the outputs are ignored:
+    the source is planned, and they are read and proved as if they had just been written. Raises VerificationError for a
+    file that this conversion would not write, and what converting raises for the source.
+    """
+    request, beside = requests[0], None
+    before = open_source_of(request)
+    try:
+        sums = check_sums(before, stage, workers(request.jobs))
+        rungs = rungs_of(requests, replace(before, files=passing(before.files)))
+        beside = others_beside(rungs[0], before)
+        try:
+            for rung in rungs:
+                for drop in rung.plan.graph.dropped:
+                    check_replica(rung.plan, drop)
+            proofs = prove_together(rungs, [rung.paths[0] for rung in rungs], stage, beside)
+        except (PassingError, ChangedError):
+            raise
+        except GgferryError as error:
+            odd = next((each.out for each in requests if each.out == error.path), request.out)
+            raise VerificationError(f"not what this conversion gives: {error.message}", path=odd) from None
+        rungs = [replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, *sums))) for rung in rungs]
+        return receipts_of(rungs, proofs)[: len(requests)]
+    finally:
+        if beside is not None:
+            beside.close()
+        before.close()
+
+
+def _receipt(output: Checkpoint) -> tuple[dict[str, Any] | None, list[str]]:
+    path = output.path + RECEIPT
+    if not os.path.lexists(path):
+        return None, ["no receipt beside the output: defaults stand for what the source does not state"]
+    try:
+        receipt = json.loads(read_bytes(path, MAX_RECEIPT))
+        if not isinstance(receipt, dict) or not isinstance(receipt.get("options"), dict):
+            raise ValueError("not a receipt")
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"the receipt cannot be read: {error}", path=path) from None
+    return receipt, []
+
+
+def _check_digests(receipt: Mapping[str, Any], *sides: Checkpoint) -> None:
+    for name, side in zip(("source", "output"), sides, strict=True):
+        records = receipt.get(name, {}).get("files", ())
+        for record, file in zip(records, side.files, strict=False):
+            found = digest(file)
+            if record.get("blake3") != found:
+                raise VerificationError(
+                    f"not the {name} its receipt was written for", path=file.path, found=found,
+                    expected=record.get("blake3"),
+                )  # fmt: skip

@@ -1,0 +1,110 @@
+"""What transformers knows of a class: its model type, and the keys of its configuration.
+
+`transformers_keys.txt` is made by tools/transformers_keys.py, `other_classes.txt` is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from functools import cache
+from importlib.resources import files
+
+from ggferry.support.records import dataclass
+
+PARTIAL, FLAT, NESTED = "partial_rotary_factor", "rope_parameters.rope_theta", "rope_parameters.full_attention."
+_PARTS = ("attn_config.", "ffn_config.")
+EITHER = (NESTED, "rope_parameters.sliding_attention.")
+TEXT = "text_config."
+_ITEM = re.compile(r"(?P<key>[^=:!]+)(?:=(?P<words>[^!]*))?(?P<whole>:int)?(?P<solid>!)?")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownClass:
+    """A class of config.json.
+
+    Attributes:
+        name: Its name.
+        model_type: What its configurations call themselves.
+        keys: The keys of its configuration; empty where only its author knows them.
+        words: The words that the defaults of some keys use.
+        whole: The keys that hold whole numbers.
+        solid: The keys that must not be null.
+    """
+
+    name: str
+    model_type: str
+    keys: frozenset[str] = frozenset()
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
+    solid: frozenset[str] = frozenset()
+
+    @property
+    def within(self) -> str:
+        """The member of its configuration that describes the text half, with a dot; '' where there is none."""
+        return TEXT if any(key.startswith(TEXT) for key in self.keys) and "hidden_size" not in self.keys else ""
+
+    def takes(self, place: str) -> bool:
+        """Return whether a value at `place` means something to the class."""
+        key = self.within + place
+        parent = f"{key.partition('.')[0]}."
+        if not self.keys or key in self.keys or (place.startswith(_PARTS) and parent in self._parents):
+            return True
+        if ".*." in place:
+            return True
+        rotary = {name for name in self.keys if name.startswith(f"{self.within}rope_parameters.")}
+        if place.startswith(EITHER):
+            return any(name.startswith(self.within + NESTED) for name in rotary)
+        if place == PARTIAL and self.within + NESTED + PARTIAL in self.keys:
+            return False
+        old = place in ("rope_theta", PARTIAL) or place.startswith("rope_scaling.")
+        flat = self.within + FLAT in rotary
+        return bool(rotary) and (
+            (old and (flat or place == PARTIAL)) or (flat and place.startswith("rope_parameters."))
+        )
+
+    @property
+    def _parents(self) -> frozenset[str]:
+        return frozenset(f"{key.partition('.')[0]}." for key in self.keys if "." in key)
+
+    def place(self, places: str) -> str | None:
+        """Return which of the places ('a.b|c') states a value; None where the class knows none of them.
+
+        Of rotary parameters the older form is preferred, which every version reads, unless each kind of block has its
+        own.
+        """
+        taken = [place for place in places.split("|") if self.takes(place)]
+        if not self.keys:
+            old = [place for place in taken if not place.startswith("rope_parameters.")]
+            return (old or taken)[0]
+        plain = [place for place in taken if not place.startswith("rope_parameters.")]
+        exact = [place for place in plain if self.within + place in self.keys]
+        return next(iter((*exact, *plain, *taken)), None)
+
+
+@cache
+def _listed() -> dict[str, list[KnownClass]]:
+    found: dict[str, list[KnownClass]] = {}
+    for model_type, names, text in _lines("transformers_keys.txt"):
+        items = [_ITEM.fullmatch(item) for item in text.split()]
+        keys = {item["key"]: item for item in items if item}
+        words = {key: tuple((item["words"] or "").split(",")) for key, item in keys.items()}
+        whole = frozenset(key for key, item in keys.items() if item["whole"])
+        solid = frozenset(key for key, item in keys.items() if item["solid"])
+        for name in names.split():
+            found.setdefault(name, []).append(KnownClass(name, model_type, frozenset(keys), words, whole, solid))
+    for name, model_type in _lines("other_classes.txt"):
+        found.setdefault(name, []).append(KnownClass(name, model_type))
+    return found
+
+
+def _lines(name: str) -> Iterator[list[str]]:
+    text = files("ggferry.converters.hf_export").joinpath(name).read_text("utf-8")
+    return (line.split(" | ") for line in text.splitlines() if not line.startswith("#"))
+
+
+def known_class(name: str) -> KnownClass | None:
+    """Return what is known of a class: under several model types, of the one with a text model's keys, the shortest."""
+    listed = _listed().get(name)
+    return min(listed, key=lambda each: (bool(each.within), len(each.model_type))) if listed else None

@@ -1,0 +1,219 @@
+"""Safetensors shards, streamed: the header is known before any data, so every chunk has its place.
+
+The `safetensors` library writes tensors that it is given whole; a header of ours is what it reads all the same
+(docs/decisions/road-back.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.hf_export.rows_back import columns
+from ggferry.converters.hf_export.source_tensors import SourceTensor
+from ggferry.converters.schema.layouts import row_count
+from ggferry.formats.errors import BadValueError, of_os
+from ggferry.formats.gguf.write import PIECE
+from ggferry.quant.codec import block_type, codec
+from ggferry.quant.types import BlockError, BlockType
+from ggferry.support.lazy_import import lazy
+from ggferry.support.progress import Progress
+from ggferry.support.records import dataclass
+from ggferry.support.threads import each
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+CHUNK, TURNED = 4 << 20, 64 << 20
+"""Bytes of float32 that a worker holds at once; of a matrix that is transposed, which is read whole for each."""
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+
+
+@dataclass(slots=True)
+class Entry:
+    """A tensor in a shard.
+
+    Attributes:
+        tensor: What it is made of.
+        type: Its plain type.
+        shard: Number of the shard.
+        offset: First byte of its data in the file.
+        max_error: The largest difference that narrowing has made; known once it is written.
+    """
+
+    tensor: SourceTensor
+    type: BlockType
+    shard: int = 0
+    offset: int = 0
+    max_error: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its data."""
+        return self.tensor.elements * self.type.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The files of the tensors.
+
+    Attributes:
+        entries: All tensors, in the order of the files.
+        headers: The bytes before the data, by file name.
+        sizes: Bytes of each file.
+    """
+
+    entries: tuple[Entry, ...]
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the files."""
+        return tuple(self.headers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.nbytes for entry in self.entries)
+
+    def index(self) -> bytes | None:
+        """Return the index of several files; None for one."""
+        if len(self.names) == 1:
+            return None
+        where = {entry.tensor.name: self.names[entry.shard] for entry in self.entries}
+        return json.dumps({"metadata": {"total_size": self.nbytes}, "weight_map": where}, indent=2).encode() + b"\n"
+
+
+def plan_shards(tensors: Sequence[SourceTensor], dtype: str | None, largest: int) -> Shards:
+    """Return where every tensor goes.
+
+    Args:
+        tensors: The tensors, in their order.
+        dtype: 'f32', 'f16' or 'bf16' for all of them; None keeps plain types and makes float32 of quantized ones.
+        largest: Bytes of data that a file may hold; a larger tensor has one of its own.
+    """
+    entries = [Entry(tensor, block_type(_DTYPES[dtype]) if dtype else tensor.type) for tensor in tensors]
+    filled, shard = 0, 0
+    for entry in entries:
+        if filled and filled + entry.nbytes > largest:
+            filled, shard = 0, shard + 1
+        entry.shard = shard
+        filled += entry.nbytes
+    count = shard + 1
+    headers, sizes, ordered = dict[str, bytes](), dict[str, int](), list[Entry]()
+    for number in range(count):
+        name = SINGLE if count == 1 else f"model-{number + 1:05}-of-{count:05}.safetensors"
+        mine = sorted((one for one in entries if one.shard == number), key=lambda one: -one.type.block_bytes)
+        headers[name], sizes[name] = _placed(mine)
+        ordered += mine
+    return Shards(tuple(ordered), headers, sizes)
+
+
+def _placed(entries: Sequence[Entry]) -> tuple[bytes, int]:
+    """Give every tensor its place in one file; return the bytes before the data, and the size of the file."""
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for entry in entries:
+        table[entry.tensor.name] = {
+            "dtype": entry.type.name, "shape": list(entry.tensor.shape), "data_offsets": [at, at + entry.nbytes],
+        }  # fmt: skip
+        at += entry.nbytes
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    for entry in entries:
+        entry.offset = 8 + len(text) + table[entry.tensor.name]["data_offsets"][0]
+    return struct.pack("<Q", len(text)) + text, 8 + len(text) + at
+
+
+class ShardWriter:
+    """Writes the data of all tensors."""
+
+    def __init__(self, shards: Shards, folder: str, path: str, allow_nonfinite: bool = False) -> None:
+        """`path`: the source's, for errors."""
+        self._shards, self._path, self._allow = shards, path, allow_nonfinite
+        self._folder = folder
+        self._files: list[int] = []
+        self._lock = Lock()
+        self.not_finite: dict[str, int] = {}
+
+    def run(self, jobs: int, progress: Progress) -> None:
+        """Write every tensor in several threads. Raises BadValueError, OutOfRangeError, and what reading raises."""
+        try:
+            for name, header in self._shards.headers.items():
+                path = os.path.join(self._folder, name)
+                self._files.append(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+                os.truncate(self._files[-1], self._shards.sizes[name])
+                _write(self._files[-1], memoryview(header), 0)
+            for entry in self._shards.entries:
+                each(_chunks(entry), partial(self._write, entry, progress), jobs)
+            for file in self._files:
+                os.fsync(file)
+        except OSError as error:
+            raise of_os(error, "cannot be written", self._folder) from None
+        finally:
+            for file in self._files:
+                os.close(file)
+
+    def _write(self, entry: Entry, progress: Progress, chunk: tuple[int, int]) -> None:
+        start, stop = chunk
+        values = entry.tensor.rows.read(np.arange(start, stop))
+        data = self._encoded(entry, values)
+        row = columns(entry.tensor.shape) * entry.type.block_bytes
+        _write(self._files[entry.shard], memoryview(data).cast("B"), entry.offset + start * row)
+        progress((stop - start) * row)
+
+    def _encoded(self, entry: Entry, values: Any) -> Any:
+        finite = np.isfinite(values)
+        if not finite.all():
+            self._refuse(entry, int(values.size - finite.sum()))
+        if entry.type.name == "F32":
+            return np.ascontiguousarray(values, "<f4")
+        encode = codec(entry.type.name).encode
+        assert encode is not None
+        try:
+            data = np.ascontiguousarray(encode(np.ascontiguousarray(values), None))
+        except BlockError as error:
+            raise BadValueError(f"{entry.tensor.name}: {error}", path=self._path, hint="--dtype f32") from None
+        if entry.tensor.type != entry.type:
+            self._measure(entry, values, data)
+        return data
+
+    def _measure(self, entry: Entry, values: Any, data: Any) -> None:
+        back = codec(entry.type.name).decode(data.reshape(len(values), -1), values.shape[1])
+        apart = float(np.abs(back - values).max(initial=0.0))
+        with self._lock:
+            entry.max_error = max(entry.max_error, apart)
+
+    def _refuse(self, entry: Entry, count: int) -> None:
+        if not self._allow:
+            raise BadValueError(
+                f"{entry.tensor.name} holds values that are not finite", path=self._path, found=count,
+                hint="--allow-nonfinite copies them, and says so",
+            )  # fmt: skip
+        with self._lock:
+            self.not_finite[entry.tensor.name] = self.not_finite.get(entry.tensor.name, 0) + count
+
+
+def _write(file: int, view: memoryview, offset: int) -> None:
+    """Write all of `view`: the system may take less of it at a time."""
+    while view:
+        done = os.pwrite(file, view[:PIECE], offset)
+        view, offset = view[done:], offset + done
+
+
+def _chunks(entry: Entry) -> Iterator[tuple[int, int]]:
+    tensor = entry.tensor
+    count = row_count(tensor.shape) if tensor.shape else 1
+    step = max(1, (TURNED if tensor.rows.turned else CHUNK) // (4 * columns(tensor.shape)))
+    return ((start, min(count, start + step)) for start in range(0, count, step))

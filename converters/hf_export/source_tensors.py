@@ -1,0 +1,254 @@
+"""Which tensors a checkpoint in Hugging Face's names has, and how each is made from those of GGUF.
+
+The role table is read backwards: a role's patterns are names of tensors to write, its layout is what must be undone.
+One tensor may be made of several roles (the parts of a fused one), and several of one role (experts in a stack).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ggferry.converters.hf_export.rows_back import Gathered, Item, OfNode, Rows, Viewed, interleaved, undone
+from ggferry.converters.model_graph.graph import ModelGraph, Node
+from ggferry.converters.model_graph.hparams import is_size
+from ggferry.converters.model_graph.tensor_roles import origin_of, pattern_regex
+from ggferry.converters.schema.architecture import Dialect, From
+from ggferry.converters.schema.expressions import holds
+from ggferry.converters.schema.layouts import (
+    Concat,
+    Layout,
+    Pick,
+    Reshape,
+    Shape,
+    Split,
+    Squeeze,
+    Stack,
+    Then,
+    Transpose,
+    Unsqueeze,
+    row_count,
+)
+from ggferry.converters.schema.partial_layouts import Every, EveryColumn
+from ggferry.formats.errors import UnsupportedError
+from ggferry.quant.codec import block_type
+from ggferry.quant.types import BlockType
+from ggferry.support.lazy_import import lazy
+from ggferry.support.records import dataclass
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+PARTIAL = (Split, Pick, Every, EveryColumn, Stack, Concat)
+"""Layouts that take a part of a tensor, or several tensors."""
+PLAIN = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A role that takes a tensor of the checkpoint as one of its inputs.
+
+    Attributes:
+        node: The tensor of GGUF.
+        steps: Its layout, step by step.
+        number: Which of the inputs the tensor is.
+        count: How many inputs there are.
+    """
+
+    node: Node
+    steps: tuple[Layout, ...]
+    number: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """A tensor of the checkpoint to write.
+
+    Attributes:
+        name: Its name there.
+        shape: Its shape.
+        rows: Its rows.
+        type: The plain type that holds its values exactly.
+        nodes: The tensors of GGUF that it is made of.
+        layouts: What is undone, in words; empty where the values stay in their order.
+        lossless: Whether only places change, and no value.
+    """
+
+    name: str
+    shape: Shape
+    rows: Rows
+    type: BlockType
+    nodes: tuple[Node, ...]
+    layouts: tuple[str, ...]
+    lossless: bool
+
+    @property
+    def elements(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+def source_tensors(
+    graph: ModelGraph, dialect: Dialect, values: Mapping[str, Any], *, inner: bool = False
+) -> list[SourceTensor]:
+    """Return the tensors of a checkpoint of that dialect, in the order of the graph's.
+
+    Args:
+        graph: The model.
+        dialect: Whose names are wanted.
+        values: The hparams by short name, for sizes in layouts.
+        inner: Whether the model is the text half of another, under whose names transformers 5 looks for it.
+
+    Raises UnsupportedError for a tensor that the dialect has no name for, or a layout that nothing undoes or that asks
+    for a size the model does not state.
+    """
+    found: dict[str, list[Use]] = defaultdict(list)
+    for node in graph.nodes:
+        origin = origin_of(node.role, dialect)
+        if origin is None:
+            raise UnsupportedError(
+                f"tensor {node.name!r}: a checkpoint of {graph.architecture.display_name} has no place for it",
+                path=graph.checkpoint.path,
+            )  # fmt: skip
+        if not origin.computed:
+            for name, use in _uses(node, origin, dialect, values):
+                found[_inside(name, dialect) if inner else name].append(use)
+    return [_tensor(graph, name, uses) for name, uses in found.items()]
+
+
+def _uses(node: Node, origin: From, dialect: Dialect, values: Mapping[str, Any]) -> list[tuple[str, Use]]:
+    match = pattern_regex(node.role.name).fullmatch(node.name)
+    block = match.groupdict().get("n") if match else None
+    sizes = {name: value for name, value in values.items() if is_size(value)}
+    try:
+        layout = origin.layout.bind(sizes if block is None else {**sizes, "n": int(block)})
+    except KeyError as error:  # RoBERTa's first position, which a BERT in GGUF does not state
+        words = f"tensor {node.name!r}: nothing says {error.args[0]}, by which a checkpoint orders it"
+        raise UnsupportedError(words) from None
+    experts = node.shape[0] if any("{e}" in pattern for pattern in origin.patterns) else 1
+    names = [pattern.format(n=block, e=e) for e in range(experts) for pattern in origin.patterns]
+    known = values if block is None else {**values, "n": int(block)}
+    names = [_respelled(name, dialect, known) for name in names]
+    return [(name, Use(node, _steps(layout), number, len(names))) for number, name in enumerate(names)]
+
+
+def _inside(name: str, dialect: Dialect) -> str:
+    """Return the name of a tensor of the text half within the whole model."""
+    for new, old in dialect.renames:
+        if new.startswith("model.language_model.") and name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def _respelled(name: str, dialect: Dialect, values: Mapping[str, Any]) -> str:
+    """Return `name` as a written checkpoint spells it, where that differs from the role table."""
+    renames = [(old, new) for new, old in dialect.renames] if dialect.name != "hf" and not dialect.within else []
+    pairs = [(old, new) for old, new, when in dialect.respelled if holds(when, values)]
+    for old, new in (*pairs, *renames):
+        match = pattern_regex(old).match(name)
+        if match:
+            return new.format(**match.groupdict()) + name[match.end() :]
+    return name
+
+
+def _steps(layout: Layout) -> tuple[Layout, ...]:
+    return (*_steps(layout.first), *_steps(layout.second)) if isinstance(layout, Then) else (layout,)
+
+
+def _tensor(graph: ModelGraph, name: str, uses: Sequence[Use]) -> SourceTensor:
+    try:
+        shape, rows = _made(graph, uses)
+    except (ValueError, UnsupportedError) as error:
+        raise UnsupportedError(f"tensor {name!r} cannot be made: {error}", path=graph.checkpoint.path) from None
+    steps = [step for use in uses for step in use.steps]
+    layouts = tuple(dict.fromkeys(type(step).__name__ for step in steps if type(step).__name__ != "Same"))
+    nodes = tuple({use.node.name: use.node for use in uses}.values())
+    exact = all(step.lossless for step in steps) and all(use.node.layout.lossless for use in uses)
+    return SourceTensor(name, shape, rows, _plain_type(nodes), nodes, layouts, exact)
+
+
+def _plain_type(nodes: Sequence[Node]) -> BlockType:
+    """Return the plain type that holds the values of all of them: their own, or float32."""
+    kinds = {ref.type.name for node in nodes for ref in node.inputs}
+    return block_type(kinds.pop() if len(kinds) == 1 and kinds <= set(PLAIN) else "F32")
+
+
+def _made(graph: ModelGraph, uses: Sequence[Use]) -> tuple[Shape, Rows]:
+    """Return the shape and the rows of the tensor that these roles take."""
+    cut = [next((n for n, step in enumerate(use.steps) if isinstance(step, PARTIAL)), None) for use in uses]
+    first = uses[0]
+    if cut[0] is None:
+        rows: Rows = OfNode(graph.checkpoint, first.node)
+        return _back(rows, first.steps)
+    behind = [_back(OfNode(graph.checkpoint, use.node), use.steps[at + 1 :])[1]
+              for use, at in zip(uses, cut, strict=True) if at is not None]  # fmt: skip
+    partial = [use.steps[at] for use, at in zip(uses, cut, strict=True) if at is not None]
+    before = {use.steps[:at] for use, at in zip(uses, cut, strict=True)}
+    if len(before) != 1 or len(partial) != len(uses):
+        raise ValueError("its parts are laid out in different ways")
+    return _back(_joined(uses, partial, behind), before.pop())
+
+
+def _back(rows: Rows, steps: Sequence[Layout]) -> tuple[Shape, Rows]:
+    """Undo whole layouts, the last first."""
+    for step in reversed(steps):
+        rows = undone(rows, step, before(step, rows.shape))
+    return rows.shape, rows
+
+
+def before(step: Layout, shape: Shape) -> Shape:
+    """Return the shape of the one tensor of which `step` makes one of this shape."""
+    match step:
+        case Squeeze(axis=axis):
+            return (*shape[:axis], 1, *shape[axis:])
+        case Unsqueeze(axis=axis):
+            return (*shape[:axis], *shape[axis + 1 :])
+        case Transpose():
+            return (*shape[:-2], shape[-1], shape[-2])
+        case Reshape():
+            return tuple(int(size) for size in step.back or step.of or shape)
+    return shape
+
+
+def _joined(uses: Sequence[Use], steps: Sequence[Layout], parts: Sequence[Rows]) -> Rows:
+    """Return the tensor that partial layouts take their parts of."""
+    step, part, use = steps[0], parts[0], uses[0]
+    if isinstance(step, Stack):
+        shape = part.shape[1:]
+        first = use.number * math.prod(part.shape[1:-1])
+        return Item(part, first, shape) if shape[1:] else Viewed(Item(part, first, (1, *shape)), shape)
+    if isinstance(step, Concat):
+        shape = (part.shape[0] // use.count, *part.shape[1:])
+        return Item(part, use.number * row_count(shape), shape)
+    if isinstance(step, EveryColumn):
+        firsts = [each.first for each in steps if isinstance(each, EveryColumn)]
+        shape = (*part.shape[:-1], part.shape[-1] * step.of)
+        if sorted(firsts) != list(range(step.of)):
+            raise ValueError("not all of its columns are there")
+        return interleaved(parts, step.of, firsts, shape)
+    shape = _whole(steps, part.shape)
+    sources, places = np.full(row_count(shape), -1), np.zeros(row_count(shape), np.int64)
+    for number, (each, rows) in enumerate(zip(steps, parts, strict=True)):
+        _, taken = each.locate(np.arange(row_count(rows.shape)), shape)
+        sources[taken], places[taken] = number, np.arange(row_count(rows.shape))
+    if (sources < 0).any():
+        raise ValueError(f"nothing says what its row {int(np.flatnonzero(sources < 0)[0])} holds")
+    return Gathered(tuple(parts), sources, places, shape)
+
+
+def _whole(steps: Sequence[Layout], part: Shape) -> Shape:
+    """Return the shape of the tensor of which `steps` take rows; `part` is what the first of them takes."""
+    match steps[0]:
+        case Split():
+            return (max(int(step.stop) for step in steps if isinstance(step, Split)), *part[1:])
+        case Pick(groups=groups, stacked=stacked):
+            rows = max(int(step.stop) for step in steps if isinstance(step, Pick))
+            return (int(groups), rows, part[-1]) if stacked else (int(groups) * rows, part[-1])
+        case Every(of=of):
+            return (part[0], part[1] * of, part[2])
+    raise ValueError(f"nothing undoes {steps[0]}")

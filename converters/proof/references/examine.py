@@ -1,0 +1,85 @@
+"""Ask the witnesses that a user named, and compare their results with ours."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ggferry.converters.model_graph.graph import ModelGraph
+from ggferry.converters.proof.references import ctransformers_files, llama_cpp, transformers_model
+from ggferry.converters.proof.references.case import Case, Witness
+from ggferry.converters.proof.references.testimony import Testimony, short
+from ggferry.formats.errors import UsageError, VerificationError
+from ggferry.support.progress import Phase, Stage, silent
+from ggferry.support.threads import workers
+
+WITNESSES: tuple[Witness, ...] = (transformers_model.WITNESS, llama_cpp.WITNESS, ctransformers_files.WITNESS)
+AUTO, NOBODY = "auto", "none"
+CHOICES = (AUTO, NOBODY, *(witness.name for witness in WITNESSES))
+
+
+def chosen(wanted: Sequence[str], level: str = "full") -> tuple[str, ...]:
+    """Return the witnesses that the values of `--witness` name: 'auto', 'none', or names separated by commas.
+
+    The result is empty for none. Raises UsageError, also for a `level` of proof at which no witness is asked.
+    """
+    names = [name.strip() for item in wanted for name in item.split(",")]
+    for name in names:
+        if name not in CHOICES:
+            raise UsageError("--witness", found=name, expected=", ".join(CHOICES))
+    if NOBODY in names and len(set(names)) > 1:
+        raise UsageError("--witness", found=", ".join(wanted), expected="none, or the names of some")
+    named = tuple(dict.fromkeys(name for name in names if name != NOBODY))
+    if named and level != "full":
+        raise UsageError("--witness is for a full proof", found=level, expected="full")
+    return named
+
+
+def examine(
+    source: ModelGraph, output: ModelGraph, wanted: Sequence[str], jobs: int | None = None, stage: Stage = silent
+) -> tuple[Testimony, ...]:
+    """Return the testimonies of the wanted witnesses.
+
+    'auto' asks all that are installed, know such a model and fit into memory. Raises VerificationError for a witness
+    that computes something else than we do, unless that difference from the model's definition is known. The error
+    names the witness, the place, what was measured and what is allowed. So does one that was asked for by name and does
+    not take the output.
+    """
+    found = []
+    for witness in WITNESSES:
+        if witness.name in wanted or AUTO in wanted:
+            with stage(Phase.WITNESSES, 1), tempfile.TemporaryDirectory(prefix="ggferry-witness-") as folder:
+                case = Case(source, output, folder, workers(jobs))
+                testimony = _heard(witness, case, witness.name not in wanted)
+            found += [testimony] if testimony else []
+    return tuple(found)
+
+
+def _heard(witness: Witness, case: Case, auto: bool) -> Testimony | None:
+    """Return the testimony, or why there is none; None where nobody expected one."""
+    refusal = witness.refuse(case)
+    if refusal is not None:
+        return None if auto and refusal.quiet else Testimony(witness.name, side=witness.side, why=refusal.why)
+    try:
+        testimony, apart = witness.hear(case)
+    except OSError as error:  # no process could be started, or its files could not be written
+        return Testimony(witness.name, side=witness.side, why=f"it cannot be asked: {error.strerror}")
+    if testimony.refused and not auto:
+        raise VerificationError(
+            f"{witness.name} does not take the output", path=case.output.checkpoint.path, found=testimony.why,
+            expected="that it runs such a model", hint="--witness auto warns instead",
+        )  # fmt: skip
+    if apart is None:
+        return testimony
+    said = replace(testimony, worst=apart.worst, limit=apart.limit, place=apart.place)
+    if apart.allowed:
+        return said
+    if known := (*case.source.otherwise(witness.name, apart.tokens), *witness.otherwise(case)):
+        return replace(said, why=f"it computes otherwise, as is known: {known[0]} (differs by {short(apart.worst)})")
+    side = case.source if witness.side == "source" else case.output
+    raise VerificationError(
+        f"{witness.name} {testimony.version} computes other {testimony.what} from the {witness.side} than we do",
+        path=side.checkpoint.path, found=f"relative RMS {apart.worst:.3g} at {apart.place}",
+        expected=f"at most {apart.limit:.3g}",
+    )  # fmt: skip
