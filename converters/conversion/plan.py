@@ -1,146 +1,145 @@
-"""Plan a conversion: understand the source once, and decide for every output what happens to each tensor and key."""
+"""What is written of one source together: text models of several types, and the file of what sees and hears."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-from ggferry.converters.adapters.plan import AdapterPlan, is_adapter, plan_adapter
-from ggferry.converters.conversion.draft_target import check_target
+from ggferry.converters.adapters.plan import AdapterPlan
+from ggferry.converters.conversion.mmproj import (
+    BOTH,
+    NONE,
+    ONLY,
+    first_request,
+    instead_of_text,
+    related,
+    require_second,
+    second_plan,
+    second_request,
+    unread,
+)
+from ggferry.converters.conversion.plan import make_plans
 from ggferry.converters.conversion.request import Request
-from ggferry.converters.conversion_plan.output_metadata import assemble
-from ggferry.converters.conversion_plan.steps import Plan, place, plan_steps
-from ggferry.converters.metadata.general_keys import Entry
-from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
-from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.proof.references.examine import chosen
-from ggferry.converters.proof.runtime_keys import architectures
-from ggferry.converters.proof.runtime_notes import runtime_notes
-from ggferry.converters.proof.witnessed import unseen
-from ggferry.converters.reranking.recognize import with_template
-from ggferry.converters.tokenizers.llama_cpp_limits import differences, objections
-from ggferry.converters.tokenizers.of_checkpoint import load_tokenizer
+from ggferry.converters.conversion_plan.output_metadata import output_name
+from ggferry.converters.conversion_plan.steps import Plan
+from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.tokenizers.tokenizer import Tokenizer
-from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
-from ggferry.formats.errors import UsageError
-from ggferry.formats.imatrix import Imatrix, read_imatrix
-from ggferry.formats.memory_cap import limited
+from ggferry.formats.checkpoint_folder.sidecars import PROCESSORS
+from ggferry.formats.errors import GgferryError, MissingError, UnsupportedError, UsageError
+from ggferry.quant.marks import Marks
 from ggferry.support.records import dataclass
 
-
-def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
-    """Return the plan of everything that will happen, and the tokenizer, without converting tensor data.
-
-    The tokenizer is None for adapters and for models without a vocabulary. Raises one of `formats.errors`.
-    """
-    return make_plans([request], checkpoint)[0]
-
-
-def make_plans(requests: Sequence[Request], checkpoint: Checkpoint) -> list[tuple[Plan, Tokenizer | None]]:
-    """Return what `make_plan` does for several outputs of one source, which is understood once for all of them.
-
-    The requests differ in `out` and in the type only.
-    """
-    first = requests[0]
-    with limited(checkpoint.path):
-        chosen(first.witness, first.level)
-        if is_adapter(checkpoint):
-            return [(_adapter_plan(request, checkpoint), None) for request in requests]
-        source = _understood(first, checkpoint)
-        return [(plan_of(request, source), source.tokenizer) for request in requests]
-
-
-def _adapter_plan(request: Request, checkpoint: Checkpoint) -> AdapterPlan:
-    return plan_adapter(
-        checkpoint, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
-        model_name=request.model_name, overrides=request.metadata,
-    )  # fmt: skip
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Understood:
-    """What is known of a source before types are chosen: the same for every output that is made of it.
+class Rung:
+    """One of the outputs that are made of a source together.
 
     Attributes:
-        graph: The model.
-        tokenizer: Its vocabulary, if any.
-        imatrix: The importance matrix, if any, under the names of the graph.
+        request: What was asked for.
+        plan: What happens to every tensor.
+        tokenizer: The source's.
+        paths: The output's files.
+        marks: Of what was encoded, once it was written.
     """
 
-    graph: ModelGraph
+    request: Request
+    plan: Plan
     tokenizer: Tokenizer | None
-    imatrix: Imatrix | None
+    paths: tuple[str, ...]
+    marks: Marks | None = None
+
+    @property
+    def is_second(self) -> bool:
+        """Whether it is the file of what sees and hears."""
+        return bool(self.plan.graph.architecture.projector)
 
 
-def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
-    checkpoint, renamed = edited(request, checkpoint)
-    graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp, rerank=request.rerank)
-    check_target(graph, request.target, not (request.vocab.none or request.vocab.source))
-    tokenizer = tokenizer_of(graph, checkpoint, request)
-    imatrix = None
-    if request.imatrix:
-        imatrix = read_imatrix(request.imatrix, request.include_weights, request.exclude_weights).renamed(renamed)
-    return Understood(graph, tokenizer, imatrix)
+def rungs_of(requests: Sequence[Request], checkpoint: Checkpoint) -> list[Rung]:
+    """Return what is to be written: the text models, and last the file of what sees and hears, where there is one."""
+    first, rungs = requests[0], []
+    asked, wanted = second_request(first), first.mmproj != NONE and not first.options.vocab_only
+    texts = [first_request(request) for request in requests] if first.mmproj != ONLY else []
+    try:
+        for request, (plan, tokenizer) in zip(texts, make_plans(texts, checkpoint) if texts else (), strict=True):
+            rungs.append(Rung(request, plan, tokenizer, tuple(_targets(request, plan))))
+        second, why = _second_plan(first, asked, checkpoint) if wanted else (None, "")
+    except UnsupportedError as error:
+        second = instead_of_text(asked, checkpoint, error) if wanted and texts and not rungs else None
+        if second is None:
+            raise
+    if first.mmproj == ONLY:
+        second = require_second(second, checkpoint)
+    if second is None:
+        return [_noted(rung, why) for rung in rungs] if why else rungs
+    paths = tuple(_targets(asked, second))
+    beside = [replace(rung, plan=related(rung.plan, second, os.path.basename(paths[0]))) for rung in rungs]
+    if rungs:
+        second = related(second, rungs[0].plan, os.path.basename(rungs[0].paths[0]))
+    return [*beside, Rung(asked, second, None, paths)]
 
 
-def tokenizer_of(graph: ModelGraph, checkpoint: Checkpoint, request: Request) -> Tokenizer | None:
-    """Return the vocabulary of a source; what sees or hears has none."""
-    if graph.architecture.projector:
-        return None
-    return with_template(graph, load_tokenizer(checkpoint, graph.sizes.get("n_vocab", 0), request.vocab))
+def _second_plan(first: Request, asked: Request, checkpoint: Checkpoint) -> tuple[Plan | None, str]:
+    """Return the plan of the second file, or None and why there is none; '' where a model neither sees nor hears.
 
-
-def plan_of(request: Request, source: Understood) -> Plan:
-    """Return the plan of one output of a source that is understood."""
-    graph, tokenizer, imatrix = source.graph, source.tokenizer, source.imatrix
-    steps = plan_steps(graph, request.options, imatrix)
-    metadata, notes = assemble(graph, steps, tokenizer, request.options, request.model_name, request.metadata)
-    if imatrix is not None:
-        metadata |= {key: Entry(value, "--imatrix") for key, value in imatrix.quantize_keys().items()}
-    placed, layouts = place(steps, metadata, request.options)
-    notes += tokenizer.notes if tokenizer else _without_vocabulary(graph)
-    loadable = graph.architecture.name in architectures()  # else `runtime_notes` says so
-    if graph.nodes and graph.dialect.name != "gguf" and not graph.runtimes and loadable:
-        notes += (f"no runtime is known to run this {graph.architecture.name} model from GGUF",)
-    ragged = [step for step in steps if step.ragged]
-    if ragged:
-        became = ", ".join(dict.fromkeys(f"{step.type}" for step in ragged))
-        notes += (
-            f"{len(ragged)} of {len(steps)} tensors became {became}: their rows are not whole blocks of the type they "
-            "were to have (--dry-run and the receipt name them)",
-        )
-    unloadable: tuple[str, ...] = ()
-    if request.options.alignment % 32:  # TENSOR_ALIGNMENT in ggml-backend.cpp, asserted for mapped files
-        unloadable = (
-            f"llama.cpp would not load this file: alignment {request.options.alignment} is no multiple of 32",
-        )
-    if tokenizer is None and "llama.cpp" in graph.runtimes and steps and not graph.architecture.projector:
-        unloadable += ("llama.cpp would not load this file: it has no vocabulary",)
-    if tokenizer is not None:
-        name = metadata["general.name"].value.data if "general.name" in metadata else ""
-        unloadable += tuple(f"llama.cpp would not load this vocabulary: {why}" for why in objections(tokenizer, name))
-        notes += differences(tokenizer)
-    notes += unloadable
-    notes += runtime_notes(
-        graph.architecture.name, {key: entry.value for key, entry in metadata.items()}, [step.name for step in steps],
-        (*graph.notes, *notes), vocab_only=request.options.vocab_only,
-    )  # fmt: skip
-    notes += unseen(graph)
-    return Plan(graph, request.options, metadata, placed, layouts, imatrix, notes, unloadable)
-
-
-def _without_vocabulary(graph: ModelGraph) -> tuple[str, ...]:
-    return () if graph.architecture.projector else ("no vocabulary: the output has no tokenizer",)
-
-
-def edited(request: Request, checkpoint: Checkpoint) -> tuple[Checkpoint, Mapping[str, str]]:
-    """Return the checkpoint with overridden keys and without pruned blocks, and its tensors' new names → old ones.
-
-    Raises UsageError for a checkpoint that is not GGUF.
+    A folder that was copied without the settings of its processor still has its text model. Raises what `second_plan`
+    does, with the way to that text model.
     """
-    if not (request.override_keys or request.prune):
-        return checkpoint, {}
-    if checkpoint.container != "gguf":
-        raise UsageError("keys are overridden and blocks pruned in GGUF files only", path=checkpoint.path)
-    checkpoint = override_keys(checkpoint, request.override_keys)
-    return prune_layers(checkpoint, request.prune) if request.prune else (checkpoint, {})
+    try:
+        plan = second_plan(asked, checkpoint)
+        return plan, unread(checkpoint) if plan is None else ""
+    except GgferryError as error:
+        if first.mmproj == BOTH:
+            left_out = not asked.hparams and not PROCESSORS & checkpoint.sidecars.keys()
+            if isinstance(error, MissingError) and left_out:
+                return None, f"no mmproj file is written: there is no preprocessor_config.json, and {error.message}"
+            alone = "--mmproj none writes the text model alone"
+            error.hint = f"{error.hint}; {alone}" if error.hint else alone
+        raise
+
+
+def _noted(rung: Rung, note: str) -> Rung:
+    return replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, note)))
+
+
+def halves(rungs: Sequence[Rung], of_each: Sequence[Item]) -> list[list[Item]]:
+    """Return the items, one of each output, by the tensors it holds: the text models', then what sees and hears."""
+    items = list(zip(rungs, of_each, strict=True))
+    found = ([item for rung, item in items if rung.is_second is wanted] for wanted in (False, True))
+    return [half for half in found if half]
+
+
+def check_rungs(rungs: Sequence[Rung]) -> None:
+    """Raise UsageError for outputs that cannot be made together."""
+    check_kinds(rungs)
+    names = [path for rung in rungs for path in rung.paths]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(
+            "several types, and one name for them", found=twice[0], hint="-o 'model-{outtype}.gguf', or a folder"
+        )
+
+
+def check_kinds(rungs: Sequence[Rung]) -> None:
+    """Raise UsageError for a source that is written in one type at a time."""
+    if rungs[1:] and isinstance(rungs[0].plan, AdapterPlan):
+        hint = "give one --outtype, or the adapter a run of its own"
+        raise UsageError("an adapter is written in one type at a time", path=rungs[0].request.source, hint=hint)
+
+
+def _targets(request: Request, plan: Plan) -> list[str]:
+    """Return the paths of the output files.
+
+    They are as the request names them, or else follow the naming convention, in the folder it names or that of the
+    source.
+    """
+    out, count = request.out, len(plan.layouts)
+    labels = [shard_label(number, count) for number in range(1, count + 1)] if count > 1 else [None]
+    if out is None or os.path.isdir(out):
+        folder = out or os.path.dirname(os.path.abspath(request.source))
+        return [os.path.join(folder, output_name(plan.metadata, plan.options, label)) for label in labels]
+    return [f"{out.removesuffix('.gguf')}-{label}.gguf" if label else out for label in labels]
