@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ggferry.converters.forward.model import Places
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.proof.passes import run_prompts
+from ggferry.converters.proof.passes import Passes, run_prompts
 from ggferry.converters.proof.prompts import Prompt
 from ggferry.converters.tokenizers.tokenizer import Tokenizer, encoder
 from ggferry.formats.errors import InconsistentError, UnsupportedError, UsageError
@@ -133,7 +133,7 @@ def quality(
             texts = [_prompt(tokens, number, context, first) for number in numbers]
             said = []
             for graph in (base, other):
-                said.append(run_prompts(Weights(graph, jobs), texts))
+                said.append(run_prompts([Passes(Weights(graph, jobs))], texts)[0])
                 progress(graph.checkpoint.nbytes)
             for number, a, b in zip(numbers, *said, strict=True):
                 right = np.asarray(tokens[number * context + start + 1 : (number + 1) * context])

@@ -1,22 +1,26 @@
-"""A conversion as asked for: made of options by name, whether a command line, Python or a plan's line states them."""
+"""A conversion as asked for: one source, options, and the outputs that they name.
+
+It is made of options by name, whether a command line, Python or a plan's line states them.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, replace
-from functools import reduce
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 from ggferry.converters.conversion.draft_target import with_target
-from ggferry.converters.conversion.options import OPTIONS, Kind, Option, option
+from ggferry.converters.conversion.options import Kind, Option, option, types_of
 from ggferry.converters.conversion_plan.steps import Options
+from ggferry.converters.metadata.beside import second_name
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.checkpoint_folder.folder import mistral_weights
 from ggferry.formats.checkpoint_folder.without_weights import open_without_weights
-from ggferry.formats.errors import CorruptError, UsageError
+from ggferry.formats.errors import UsageError
 from ggferry.formats.files.local_files import Named
 from ggferry.formats.files.named_texts import lines_of
 from ggferry.formats.json_files.text import load_json
@@ -25,20 +29,56 @@ from ggferry.quant.types import BlockError
 from ggferry.support.records import dataclass
 from ggferry.support.sizes import parse_size
 
+GGUF, MMPROJ, HF_FOLDER = "gguf", "mmproj", "hf_folder"
+"""Kinds of outputs (`conversion.kinds`)."""
+BOTH, ONLY, NONE = "both", "only", "none"
+"""Values of --mmproj."""
+PLACE = "{outtype}"
+"""Stands for the type in the name of an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """An output that is asked for.
+
+    Attributes:
+        kind: GGUF, MMPROJ or HF_FOLDER.
+        outtype: The type of its weights, as --outtype names it.
+        out: Its file, or a folder in which it is named by convention; None: the folder of the source.
+    """
+
+    kind: str
+    outtype: str
+    out: str | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversion as asked for. `out`: file or folder, None beside the source. `base`, `ggla_permute`: for adapters,
-    the model they change and whether Q and K rows of a ggla file are laid out as training meant them. `arch`, `config`:
-    for files of the GGML era, the architecture and the config.json that they do not hold (`open.open_checkpoint`).
-    `witness`: the programs that are asked at the level 'full' (`proof.witnesses.examine`). `text`: its lines are
-    encoded by both tokenizers, too. `mtp`: whether blocks that predict further tokens are carried along. `rerank`:
-    whether a causal model is a reranker: 'auto', 'yes', 'no' (`reranking`). `target`: the model that a draft guesses
-    for. `mistral_format`: whether a folder's consolidated weights and params.json are taken (`open_source_of`).
-    `device`: where forward passes are computed (`forward.device`). `to`: the format to write; `dtype`,
-    `max_shard_size`: of a folder in Hugging Face's form, the type of all weights, and bytes of weights a file.
-    `mmproj`, `mmproj_outtype`, `mmproj_out`: of a model that also sees or hears, which of its two files are written,
-    and the type and the name of the second (`second_file`)."""
+    """A conversion as asked for; `outputs` says what it writes.
+
+    Attributes:
+        source: The model file or folder.
+        out: File or folder, with PLACE for the type where there are several; None: beside the source.
+        options: How tensors are written; its `outtype` may name several types, separated by commas.
+        base: For adapters, the model they change.
+        ggla_permute: Whether Q and K rows of a ggla file are laid out as training meant them.
+        arch: For files of the GGML era, the architecture that they do not hold.
+        config: For files of the GGML era, the config.json that they do not hold.
+        witness: The reference implementations that are run at the level 'full'.
+        text: Lines that both tokenizers encode, too.
+        mtp: Whether blocks that predict further tokens are copied.
+        rerank: Whether a causal model is a reranker: 'auto', 'yes', 'no' (`reranking`).
+        target: The target model of a speculative draft.
+        mistral_format: Whether a folder's consolidated weights and params.json are read (`open_source_of`).
+        device: Where forward passes are computed (`forward.device`).
+        to: The format to write, 'gguf' or 'safetensors'.
+        dtype: Of a Hugging Face folder, the type of all weights.
+        max_shard_size: Of a Hugging Face folder, bytes of weights in a file.
+        mmproj: Of a multimodal model, which of its two files are written.
+        mmproj_outtype: The type of the mmproj file.
+        mmproj_out: The name of the mmproj file.
+        out_paths: A file for each type, in place of `out`.
+    """
 
     source: str
     out: str | None = None
@@ -73,6 +113,60 @@ class Request:
     mmproj: str = "both"
     mmproj_outtype: str | None = None
     mmproj_out: str | None = None
+    out_paths: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[OutputSpec, ...]:
+        """The outputs that are asked for, the mmproj file last.
+
+        An mmproj file is written only of a model that has a vision or audio encoder. Raises UsageError where a type is
+        missing or stands there twice, and where several outputs would have one name.
+        """
+        types = types_of(self.options.outtype)
+        if self.to != "gguf":
+            if types[1:]:
+                raise UsageError("several types are for --to gguf")
+            return (OutputSpec(HF_FOLDER, types[0], self.out),)
+        named = (self._out_of(name, len(types)) for name in types)
+        outs: Sequence[str | None] = self.out_paths or tuple(named)
+        texts = tuple(OutputSpec(GGUF, name, out) for name, out in zip(types, outs, strict=True))
+        if self.mmproj == NONE or self.options.vocab_only:
+            return texts
+        outtype = self.mmproj_outtype or (types[0] if types[0].lower() in ("keep", "f32", "f16", "bf16") else "f16")
+        out = self.mmproj_out or mmproj_out(self.out_paths[0] if self.out_paths else self.out, types[0], outtype)
+        return (*(texts if self.mmproj != ONLY else ()), OutputSpec(MMPROJ, outtype, out))
+
+    def _out_of(self, outtype: str, count: int) -> str | None:
+        """Return the name of the output of a type, one of `count`."""
+        out = self.out
+        if out is None or os.path.isdir(out):
+            return out
+        if count > 1 and PLACE not in out:
+            raise UsageError(
+                "several types, and one name for them", found=out, expected=f"a name with {PLACE}",
+                hint=f"-o 'model-{PLACE}.gguf', or a folder",
+            )  # fmt: skip
+        return out.replace(PLACE, outtype)
+
+    def of_output(self, output: OutputSpec) -> Request:
+        """Return the request for one of the outputs alone."""
+        options = replace(self.options, outtype=output.outtype)
+        return replace(self, out=output.out, out_paths=(), options=options)
+
+
+def mmproj_out(out: str | None, outtype: str, own: str) -> str | None:
+    """Return the name of the mmproj file beside a text model called `out`: in a folder it gets its own.
+
+    Where the text model's name ends in its type, `outtype`, that of the mmproj file ends in its own.
+    """
+    if out is None or os.path.isdir(out):
+        return out
+    folder, name = os.path.split(out)
+    if PLACE not in name:
+        ending = re.compile(rf"(?<=[-._]){re.escape(outtype)}(?=\.gguf$)", re.IGNORECASE)
+        as_written = own.upper() if (found := ending.search(name)) and found[0].isupper() else own
+        name = ending.sub(as_written, name)
+    return os.path.join(folder, second_name(name.replace(PLACE, own)))
 
 
 Naming = Callable[[Option], str]
@@ -101,7 +195,8 @@ def request_of(source: str, given: Mapping[str, Any], naming: Naming = by_flag) 
             value = (*fields[holder].get(key, ()), *value)
         fields[holder][key] = value
     options = Options(**fields["options"])
-    options.check()
+    for name in types_of(options.outtype):
+        replace(options, outtype=name).check()
     if fields[""].get("target"):
         fields["vocab"].setdefault("source", fields[""]["target"])
     return Request(source, options=options, vocab=VocabOptions(**fields["vocab"]), **fields[""])
@@ -203,94 +298,3 @@ def open_source_of(request: Request) -> Checkpoint:
             return found
     checkpoint = open_checkpoint(path, request.arch, request.config)
     return checkpoint if request.target is None else with_target(checkpoint, request.target)
-
-
-# --- as receipts state it ------------------------------------------------------------------------------------------
-
-
-def stated_options(request: Request, *, adapter: bool = False) -> dict[str, Any]:
-    """Return what was asked for as a receipt states it: of files their names."""
-    found = {**asdict(request.options), "hparams": dict(request.hparams), "vocab": asdict(request.vocab)}
-    for each in _stated(adapter):
-        value = _at(request, each)
-        if each.kind is Kind.FILE:
-            value = os.path.basename(os.path.normpath(value)) if value else None
-        holder, key = _holder(found, each)
-        holder[key] = list(value) if isinstance(value, tuple) else value
-    return found
-
-
-def missing_files(request: Request, stated: Mapping[str, Any]) -> list[str]:
-    """Return a line for every file that a receipt's options name and this request does not."""
-    lines = []
-    for each in _stated(adapter=True):
-        holder, key = _holder(stated, each)
-        name = holder.get(key) if isinstance(holder, Mapping) else None
-        if each.kind is Kind.FILE and name and not _at(request, each):
-            lines.append(f"it was converted with {each.flag} {name}: give it here, too")
-    return lines
-
-
-def with_stated(request: Request, stated: Mapping[str, Any], path: str) -> Request:
-    """Return the request with the options that a receipt states for what it leaves at its defaults. Files among them
-    are told by name only and must be given again. Raises CorruptError for options of another kind."""
-    try:
-        for each in _stated(adapter=True):
-            holder, key = _holder(stated, each)
-            if not isinstance(holder, Mapping):
-                raise TypeError(f"{holder!r} is no object")
-            if each.kind is Kind.FILE or each.target == "level" or key not in holder:
-                continue
-            default, asked = _at(Request(""), each), _at(request, each)
-            value = _of_kind(holder[key], default, each)
-            if each.kind is Kind.PAIRS:
-                request = _with(request, each, {**value, **asked})
-            elif asked == default:
-                request = _with(request, each, value)
-    except (TypeError, AttributeError) as error:
-        raise CorruptError(f"the receipt's options: {error}", path=path) from None
-    return request
-
-
-def _stated(adapter: bool) -> Iterator[Option]:
-    """The options that receipts state, of adapters or of models."""
-    return (each for each in OPTIONS if each.receipt is not None and (adapter or not each.of_adapters))
-
-
-def _holder(options: Mapping[str, Any], each: Option) -> tuple[Any, str]:
-    """Where among a receipt's options one is, and under which key."""
-    holder, _, key = (each.receipt or "").rpartition(".")
-    return (options.get(holder) or {} if holder else options), key
-
-
-def _at(request: Request, each: Option) -> Any:
-    return reduce(getattr, (each.target or "").split("."), request)
-
-
-def _with(request: Request, each: Option, value: Any) -> Request:
-    holder, _, key = (each.target or "").rpartition(".")
-    return replace(request, **{holder: replace(getattr(request, holder), **{key: value})} if holder else {key: value})
-
-
-_STATED_AS: dict[Kind, type] = {
-    Kind.JSON_FILE: dict, Kind.PAIRS: dict, Kind.NUMBER: int, Kind.SIZE: int, Kind.FLAG: bool,
-}  # fmt: skip
-
-
-def _of_kind(value: Any, default: Any, each: Option) -> Any:
-    """`value`, if it is of the kind that a receipt has for this option. Raises TypeError."""
-    if isinstance(default, tuple):
-        if not isinstance(value, list):
-            raise TypeError(f"{value!r} is no list")
-        return tuple(tuple(item) if isinstance(item, list) else _of_text(item) for item in value)
-    kind = _STATED_AS.get(each.kind, str)
-    if type(value) is not kind and not (value is None and default is None):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
-    pairs: Any = value
-    return {str(key): str(item) for key, item in pairs.items()} if each.kind is Kind.PAIRS else value
-
-
-def _of_text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value

@@ -1,45 +1,14 @@
-"""Several types of one model at once: which requests a list of types makes, and the table of what came out."""
+"""The table of several outputs of one model: type, size, bits per weight, what was lost."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import prod
 from typing import Any
 
-from ggferry.converters.conversion.mmproj import PLACE, second_out
-from ggferry.converters.conversion.options import types_of
-from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import Result
-from ggferry.formats.errors import UsageError
 from ggferry.support.records import dataclass
-
-
-def requests_of(outtypes: str, out: str | None, request: Callable[[str], Request]) -> list[Request]:
-    """Return a request for every type of a list.
-
-    Args:
-        outtypes: The types, separated by commas.
-        out: The output's name, with PLACE where there are several, or a folder; None: beside the source.
-        request: Returns the request for one type.
-
-    Raises:
-        UsageError: A type is missing or stands there twice, or one name is given for several outputs.
-    """
-    types = types_of(outtypes)
-    if len(types) > 1 and out is not None and PLACE not in out and not os.path.isdir(out):
-        hint = f"-o 'model-{PLACE}.gguf', or a folder"
-        raise UsageError("several types, and one name for them", found=out, expected=f"a name with {PLACE}", hint=hint)
-    return [_placed(request(name), out, name) for name in types]
-
-
-def _placed(request: Request, out: str | None, outtype: str) -> Request:
-    """Return the request with its output's name, in which PLACE stands for the type."""
-    if out is None or os.path.isdir(out) or request.to != "gguf":  # a folder in Hugging Face's form has no second file
-        return replace(request, out=out)
-    second = request.mmproj_out or second_out(out, request)
-    return replace(request, out=out.replace(PLACE, outtype), mmproj_out=second)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,16 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
 
-from ggferry.converters.adapters.plan import is_adapter, plan_adapter
+from ggferry.converters.adapters.plan import is_adapter
 from ggferry.converters.adapters.prove import prove_adapter
-from ggferry.converters.conversion.mmproj import first_request
-from ggferry.converters.conversion.outputs import rungs_of
-from ggferry.converters.conversion.plan import edited, tokenizer_of
-from ggferry.converters.conversion.request import Request, missing_files, open_source_of, with_stated
-from ggferry.converters.conversion.run import depth_of, others_beside, prove_together, receipts_of, witnessed
+from ggferry.converters.conversion.kinds.adapter import adapter_plan
+from ggferry.converters.conversion.kinds.gguf import plan_in, text_request
+from ggferry.converters.conversion.kinds.gguf_plan import edited, tokenizer_of
+from ggferry.converters.conversion.kinds.kind import check_with_references, depth_of
+from ggferry.converters.conversion.plan import plan_conversion
+from ggferry.converters.conversion.receipt_options import missing_files, with_stated
+from ggferry.converters.conversion.request import Request, open_source_of
+from ggferry.converters.conversion.run import others_beside, prove, receipts_of
 from ggferry.converters.conversion_plan.output_metadata import assemble
 from ggferry.converters.conversion_plan.steps import steps_of_types
 from ggferry.converters.forward.device import computing_on
@@ -23,14 +26,14 @@ from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
-from ggferry.converters.proof.compare import Proof, check_accounting, check_hparams, verify
+from ggferry.converters.proof.compare import Case, Proof, check_accounting, check_hparams, compare_outputs
 from ggferry.converters.proof.metadata import KeyProof, compare_keys
 from ggferry.converters.proof.receipt import line_of
 from ggferry.converters.proof.references.beside import Beside
 from ggferry.converters.proof.references.examine import chosen
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.second_reader.stated_keys import check_stated
-from ggferry.converters.proof.tensors import Encoding
+from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
 from ggferry.converters.proof.witnessed import unseen
 from ggferry.converters.reranking.recognize import asked_with
@@ -171,12 +174,11 @@ def _model_again(
         matrix = request.imatrix and read_imatrix(request.imatrix, request.include_weights, request.exclude_weights)
         encoding = Encoding(matrix.renamed(renamed) if matrix else None, any_error=request.allow_quantization_error)
         with computing_on(request.device):
-            proof = verify(
-                graph, mirror, level=request.level, tokenizer=tokens, jobs=request.jobs, stage=stage, encoding=encoding
-            )
-            said = (*proof.testimonies, *beside.conversations(after))
-            proof = replace(proof, second_reader=beside.reading(), testimonies=said)
-            proof = witnessed(proof, graph, mirror, request, stage)
+            case = Case(Sides(graph, mirror, encoding), request.level, tokens)
+            (proof,) = compare_outputs([case], jobs=request.jobs, stage=stage)
+            others = (*proof.testimonies, *beside.conversations(after))
+            proof = replace(proof, second_reader=beside.reading(), testimonies=others)
+            proof = check_with_references(proof, graph, mirror, request, stage)
     return proof, keys, (*runtime, *unseen(graph))
 
 
@@ -186,22 +188,21 @@ def _same_half(request: Request, before: Checkpoint, output: ModelGraph) -> Mode
     Raises VerificationError where the source has no such half.
     """
     if not output.architecture.projector or before.container == "gguf":
-        texts = first_request(request)
+        texts = text_request(request)
         options = request.options
         return understand(before, texts.hparams, options.vocab_only, mtp=request.mtp, rerank=request.rerank)
     graph = understand_projector(before, request.hparams)
     if graph is None:
-        raise VerificationError("the source neither sees nor hears", path=before.path, found=output.checkpoint.path)
+        raise VerificationError(
+            "the source has no vision or audio encoder", path=before.path, found=output.checkpoint.path
+        )
     return graph
 
 
 def _adapter_again(
     request: Request, before: Checkpoint, after: Checkpoint, stage: Stage, allow: Sequence[str]
 ) -> tuple[Proof, KeyProof]:
-    plan = plan_adapter(
-        before, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
-        model_name=request.model_name, overrides=request.metadata,
-    )  # fmt: skip
+    plan = adapter_plan(request, before)
     keys = compare_keys(_values(plan.metadata), after, None, allow)
     with stage(Phase.VERIFYING, after.nbytes) as progress:
         proof = prove_adapter(plan.adapter, after, level=request.level, jobs=request.jobs, progress=progress)
@@ -212,31 +213,36 @@ def _values(entries: Mapping[str, Entry]) -> dict[str, Value]:
     return {key: entry.value for key, entry in entries.items()}
 
 
-def reprove(requests: Sequence[Request], stage: Stage) -> list[dict[str, Any]]:
-    """Return the receipts that converting would write for the existing outputs at `out` of each request.
+def reprove(request: Request, levels: Sequence[str], stage: Stage) -> list[dict[str, Any]]:
+    """Return the receipts that converting would write for the outputs of a request, which exist.
 
-    The requests are for one source, and differ in `out` and the type only. Receipts next to the outputs are ignored:
-    the source is planned, and they are read and proved as if they had just been written. Raises VerificationError for a
-    file that this conversion would not write, and what converting raises for the source.
+    Receipts next to the outputs are ignored: the source is planned, and they are read and proved as if they had just
+    been written, each text model at its level of `levels`. Raises VerificationError for a file that this conversion
+    would not write, and what converting raises for the source.
     """
-    request, beside = requests[0], None
+    beside = None
     before = open_source_of(request)
     try:
         sums = check_sums(before, stage, workers(request.jobs))
-        rungs = rungs_of(requests, replace(before, files=passing(before.files)))
-        beside = others_beside(rungs[0], before)
+        plan = plan_conversion(request, replace(before, files=passing(before.files)))
+        of_each = [*levels, levels[0]]  # the mmproj file comes last
+        outputs = [
+            replace(output, request=replace(output.request, level=level))
+            for output, level in zip(plan.outputs, of_each, strict=False)
+        ]
+        beside = others_beside(outputs[0], before)
         try:
-            for rung in rungs:
-                for drop in rung.plan.graph.dropped:
-                    check_replica(rung.plan, drop)
-            proofs = prove_together(rungs, [rung.paths[0] for rung in rungs], stage, beside)
+            for output in outputs:
+                for drop in output.plan.graph.dropped:
+                    check_replica(plan_in(output), drop)
+            proofs = prove(outputs, [output.paths[0] for output in outputs], stage, beside)
         except (PassingError, ChangedError):
             raise
         except GgferryError as error:
-            odd = next((each.out for each in requests if each.out == error.path), request.out)
+            odd = next((output.paths[0] for output in outputs if output.paths[0] == error.path), outputs[0].paths[0])
             raise VerificationError(f"not what this conversion gives: {error.message}", path=odd) from None
-        rungs = [replace(rung, plan=replace(rung.plan, notes=(*rung.plan.notes, *sums))) for rung in rungs]
-        return receipts_of(rungs, proofs)[: len(requests)]
+        outputs = [replace(one, plan=replace(plan_in(one), notes=(*one.plan.notes, *sums))) for one in outputs]
+        return receipts_of(outputs, proofs)[: len(levels)]
     finally:
         if beside is not None:
             beside.close()

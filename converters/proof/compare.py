@@ -16,7 +16,7 @@ from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.proof.logits import LogitsProof, check_all_logits
 from ggferry.converters.proof.references.testimony import Testimony
 from ggferry.converters.proof.second_reader.check import SecondReading
-from ggferry.converters.proof.tensors import Encoding, Sides, TensorProof, check_tensor
+from ggferry.converters.proof.tensors import Sides, TensorProof, check_tensor
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy import differences, likeness
 from ggferry.quant.accuracy.known_values import decodes_as_known
@@ -115,51 +115,38 @@ class Proof:
         return tuple(lines)
 
 
-def verify(
-    source: ModelGraph,
-    output: ModelGraph,
-    *,
-    level: str = "full",
-    tokenizer: Mapping[str, Any] | None = None,
-    jobs: int | None = None,
-    stage: Stage = silent,
-    encoding: Encoding | None = None,
-) -> Proof:
-    """Compare source and output.
-
-    Args:
-        source: The source's graph.
-        output: The graph of the output as it was read again.
-        level: 'fast', or 'full' to compare logits, too.
-        tokenizer: What `check_tokenizer` found.
-        jobs: Number of threads; None for the default.
-        stage: Opens a progress bar for each stage.
-        encoding: What is known of how the output's rounded tensors were made.
-
-    Raises VerificationError naming the first thing that differs beyond its bound.
-    """
-    case = Case(Sides(source, output, encoding or Encoding()), level, tokenizer or {})
-    return verify_together([case], jobs=jobs, stage=stage)[0]
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An output to compare with its source: the arguments of `verify`."""
+    """An output to compare with its source.
+
+    Attributes:
+        sides: The source's graph, that of the output as it was read again, and how rounded tensors were made.
+        level: 'fast', or 'full' to compare logits, too.
+        tokenizer: What `check_tokenizer` found.
+    """
 
     sides: Sides
     level: str
-    tokenizer: Mapping[str, Any]
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
 
 
-def verify_together(cases: Sequence[Case], *, jobs: int | None = None, stage: Stage = silent) -> list[Proof]:
-    """Compare several outputs with one source, whose values are read and decoded once; `verify` has the arguments."""
+def compare_outputs(cases: Sequence[Case], *, jobs: int | None = None, stage: Stage = silent) -> list[Proof]:
+    """Compare outputs with their source, whose values are read and decoded once for all.
+
+    Args:
+        cases: The outputs.
+        jobs: Number of threads; None for the default.
+        stage: Opens a progress display for each phase.
+
+    Raises VerificationError naming the first thing that differs beyond its bound.
+    """
     hparams = []
     for case in cases:
         source, output = case.sides.source, case.sides.output
         hparams.append(check_hparams(source, output))
         check_accounting(source, output)
         check_decoders(source, output)
-    expect_comparing(kinds for case in cases for kinds in _kinds(case))
+    prefetch_comparing(kinds for case in cases for kinds in _kinds(case))
     found: list[list[TensorProof]] = [[] for _ in cases]
     with stage(Phase.VERIFYING, sum(case.sides.output.checkpoint.nbytes for case in cases)) as progress:
         for node in cases[0].sides.output.nodes:
@@ -183,7 +170,7 @@ def verify_together(cases: Sequence[Case], *, jobs: int | None = None, stage: St
     ]
 
 
-def expect_comparing(kinds: Iterable[tuple[BlockType, BlockType, int]]) -> None:
+def prefetch_comparing(kinds: Iterable[tuple[BlockType, BlockType, int]]) -> None:
     """Announce what will be compared, so that what it takes is loaded meanwhile.
 
     `kinds`: a tensor's type in the source, its type in the output, and its elements.

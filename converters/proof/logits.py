@@ -26,7 +26,6 @@ from ggferry.converters.proof.passes import (
     compare_logits,
     pooled_vectors,
     run_prompts,
-    run_together,
     worst,
 )
 from ggferry.converters.proof.prompts import Prompt, prompts, reach
@@ -233,7 +232,7 @@ def _compared(
             Passes(side, by_block(side.graph, progress), choices if side is origin else _after(choices))
             for side in group
         ]
-        for side, logits in zip(group, run_together(passes, texts), strict=True):
+        for side, logits in zip(group, run_prompts(passes, texts), strict=True):
             own = pooled_vectors(side, logits)
             if side is origin:
                 base = replace(base, rows=logits, vectors=own)
@@ -278,7 +277,7 @@ def _in_float64(
 
 def _results(weights: Weights, texts: Sequence[Prompt], choices: Sequence[Choices]) -> list[Any]:
     """Return the rows of all prompts, then what is made of each text."""
-    rows = run_prompts(weights, texts, choices=choices)
+    rows = run_prompts([Passes(weights, choices=choices)], texts)[0]
     return [*rows, *pooled_vectors(weights, rows)]
 
 

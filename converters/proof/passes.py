@@ -44,19 +44,6 @@ class Difference:
     kl_divergence: float
 
 
-def run_prompts(
-    weights: Weights,
-    texts: Sequence[Prompt],
-    progress: Progress | None = None,
-    choices: Sequence[Choices] | None = None,
-) -> list[Any]:
-    """Return the wanted rows of every prompt, computed in one reading of the weights.
-
-    `choices`: for each prompt, the `choices` argument of `forward`.
-    """
-    return run_together([Passes(weights, progress, choices)], texts)[0]
-
-
 @dataclass(frozen=True, slots=True)
 class Passes:
     """The passes of one model over the prompts.
@@ -80,8 +67,8 @@ class Passes:
         )
 
 
-def run_together(sides: Sequence[Passes], texts: Sequence[Prompt]) -> list[list[Any]]:
-    """Return the wanted rows of every prompt for several models with the same roles, read side by side."""
+def run_prompts(sides: Sequence[Passes], texts: Sequence[Prompt]) -> list[list[Any]]:
+    """Return the wanted rows of every prompt for models with the same roles, whose weights are read side by side."""
     found: list[list[Any]] = [[None] * len(texts) for _ in sides]
     if len(sides) == len(texts) == 1:
         sides[0].run(texts, 0, found[0], sides[0].weights)

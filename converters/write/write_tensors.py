@@ -76,28 +76,7 @@ class Writing:
     marks: Marks = field(default_factory=Marks)
 
 
-def run(
-    plan: Plan, output: Output, *, jobs: int | None = None, progress: Progress | None = None, watch: Watch | None = None
-) -> Watch:
-    """Write every tensor of `plan` to `output`.
-
-    Args:
-        plan: What to write.
-        output: Where to write it.
-        jobs: Number of threads; None for the default.
-        progress: Called with numbers of bytes written.
-        watch: What looks at the data; by default one that refuses values that are not finite.
-
-    Returns the watch, with what was seen. Raises what `run_together` raises.
-    """
-    watch = watch or Watch(plan.graph.checkpoint)
-    writings = [Writing(plan, output, watch)]
-    expect_writing(writings)
-    run_together(writings, jobs, progress)
-    return watch
-
-
-def run_together(writings: Sequence[Writing], jobs: int | None = None, progress: Progress | None = None) -> None:
+def write_tensors(writings: Sequence[Writing], jobs: int | None = None, progress: Progress | None = None) -> None:
     """Write the tensors of several plans for one source.
 
     A chunk is decoded once for all that encode it, and encoded once for all that encode it in one type.
@@ -118,7 +97,7 @@ def run_together(writings: Sequence[Writing], jobs: int | None = None, progress:
     each(_chunks(writings), work, workers(jobs))
 
 
-def expect_writing(writings: Sequence[Writing]) -> None:
+def prefetch_writing(writings: Sequence[Writing]) -> None:
     """Announce what will be decoded and encoded, so that it is loaded while the first chunks are read."""
     steps = [(w.plan, step) for w in writings for step in steps_in_order(w.plan) if step.route is Route.TRANSCODE]
     for _, step in steps:

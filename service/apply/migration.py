@@ -36,7 +36,7 @@ from ggferry.service.storage.publish import check_destination
 from ggferry.service.storage.scratch import PREFIX, sweep
 from ggferry.service.storage.stores import is_remote, local_path
 from ggferry.service.storage.urls import PATIENCE, Access, grant, granted, read_secrets
-from ggferry.service.workers.analyze import requests_of
+from ggferry.service.workers.analyze import request_of
 
 ENGINES = ("local", "ray")
 CHECKS_AT_ONCE = 16
@@ -83,7 +83,7 @@ def _checked(asked: Asked, made: Made | None = None) -> Made:
         raise UsageError("--engine", found=asked.engine, expected=", ".join(ENGINES))
     for entry in entries:
         if entry.verdict == CONVERT and entry.output:
-            requests_of(entry.source, entry.recipe(head))
+            request_of(entry.source, entry.recipe(head))
             for output in filter(is_remote, entry.outputs):
                 check_destination(output)
     if not asked.outside_dest and (elsewhere := outside(head, entries)):

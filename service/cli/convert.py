@@ -12,8 +12,6 @@ from ggferry.formats.files.local_files import Named
 from ggferry.service.cli.options import HeadedCommand, offers, print_json, reached, say, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ggferry.converters.conversion.request import Request
     from ggferry.converters.conversion.run import Result
     from ggferry.service.sources.at_hand import AtHand
@@ -31,12 +29,10 @@ def convert(
 ) -> None:
     """Convert a model to GGUF v3 and prove it."""
     from ggferry.converters.conversion.request import request_of
-    from ggferry.converters.conversion.summary import requests_of
 
     with reached(source, given, tensors=not given["dry_run"]) as path:
         out = given["out"] if given["out"] is not None or not path.url else os.getcwd()
-        wanted = requests_of(given["outtype"], out, lambda name: request_of(path, {**given, "outtype": name}))
-        _convert(wanted, path, given)
+        _convert(replace(request_of(path, given), out=out), path, given)
 
 
 @commands.command(cls=HeadedCommand)
@@ -51,11 +47,10 @@ def quantize(
     """Quantize a GGUF model of any architecture."""
     from ggferry.converters.conversion.request import by_flag
     from ggferry.converters.conversion.run import quantize_request
-    from ggferry.converters.conversion.summary import requests_of
 
     with reached(source, given, tensors=not given["dry_run"]) as path:
-        wanted = requests_of(outtype, out, lambda name: quantize_request(path, out, name, given, by_flag))
-        _convert([replace(request, jobs=threads) for request in wanted], path, given)
+        request = quantize_request(path, out, outtype, given, by_flag)
+        _convert(replace(request, jobs=threads), path, given)
 
 
 @commands.command(cls=HeadedCommand)
@@ -98,69 +93,66 @@ def verify(
     tell(report.line)
 
 
-def _convert(requests: Sequence[Request], source: AtHand, given: dict[str, Any]) -> None:
-    """Carry the requests out and report what was done, or print their plans."""
+def _convert(request: Request, source: AtHand, given: dict[str, Any]) -> None:
+    """Carry the request out and report what was done, or print its plan."""
+    from ggferry.converters.conversion.request import MMPROJ
+    from ggferry.converters.conversion.run import convert
     from ggferry.converters.conversion.summary import rating, table
-    from ggferry.converters.hf_export.export import carry_out
     from ggferry.service.cli.progress_bar import progress
     from ggferry.support.allocator import settle
 
     as_json = given["as_json"]
     if given["dry_run"]:
-        show = _print_plans if all(each.to == "gguf" for each in requests) else _print_folder
-        show(requests, as_json)
+        _print_plans(request, as_json)
         return
     settle()
     stage = source.staged(lambda title, total: progress(title, total, wanted=not as_json))
-    results = carry_out(requests, stage, lambda receipt: source.check_unchanged())
-    both = [*results, *(result.second for result in results[:1] if result.second)]
+    results = convert(request, stage, lambda receipt: source.check_unchanged())
+    texts = [result for result in results if result.kind != MMPROJ] or results
+    beside = results[-1] if len(results) > len(texts) else None
     if as_json:
-        found = [_as_dict(result) for result in results]
-        ladder = {"outputs": found, "table": [rating(result).as_dict() for result in results]}
-        print_json(ladder if len(found) > 1 else found[0])
+        found = [_as_dict(result, beside) for result in texts]
+        several = {"outputs": found, "table": [rating(result).as_dict() for result in texts]}
+        print_json(several if len(found) > 1 else found[0])
         return
-    for note in dict.fromkeys(note for result in both for note in result.receipt["notes"]):
+    for note in dict.fromkeys(note for result in results for note in result.receipt["notes"]):
         say(f"note     {note}")
-    for name, param in (item for result in (results[0], *both[len(results) :]) for item in result.assumed.items()):
+    for name, param in (item for result in (texts[0], beside) if result for item in result.assumed.items()):
         say(f"assumed  {name} = {param.value} ({param.reason})")
-    for result in both:
-        for line in result.lines[0 if result in results else 1 :]:
+    for result in results:
+        for line in result.lines[0 if result is not beside else 1 :]:
             tell(line)
-    for line in table(results) if len(results) > 1 else ():
+    for line in table(texts) if len(texts) > 1 else ():
         tell(line)
 
 
-def _as_dict(result: Result) -> dict[str, Any]:
+def _as_dict(result: Result, mmproj: Result | None = None) -> dict[str, Any]:
     """Return a result for JSON, with the file that was written beside it."""
     own = {"path": result.path, "receipt": result.receipt}
-    return {**own, "mmproj": _as_dict(result.second)} if result.second else own
+    return {**own, "mmproj": _as_dict(mmproj)} if mmproj else own
 
 
-def _print_plans(requests: Sequence[Request], as_json: bool) -> None:
-    from ggferry.converters.conversion.outputs import rungs_of
-    from ggferry.converters.conversion.request import open_source_of
+def _print_plans(request: Request, as_json: bool) -> None:
+    from ggferry.converters.conversion.plan import check_request, plan_conversion
+    from ggferry.converters.conversion.request import HF_FOLDER, MMPROJ, open_source_of
 
-    checkpoint = open_source_of(requests[0])
-    rungs = rungs_of(requests, checkpoint)
-    checkpoint.close()
-    plans = [rung.plan.as_dict() for rung in rungs]
+    check_request(request)
+    checkpoint = open_source_of(request)
+    try:
+        outputs = plan_conversion(request, checkpoint).outputs
+    finally:
+        checkpoint.close()
+    plans = [output.kind.describe(output) for output in outputs]
     if as_json:
         print_json({"plans": plans} if len(plans) > 1 else plans[0])
         return
-    for rung, facts in zip(rungs, plans, strict=True):
+    for output, facts in zip(outputs, plans, strict=True):
         if len(plans) > 1:
-            tell(f"{'mmproj, ' if rung.is_second else ''}{rung.request.options.outtype}:")
-        _print_plan(facts)
+            tell(f"{'mmproj, ' if output.kind.name == MMPROJ else ''}{output.request.options.outtype}:")
+        (_print_folder if output.kind.name == HF_FOLDER else _print_plan)(facts)
 
 
-def _print_folder(requests: Sequence[Request], as_json: bool) -> None:
-    """Print what the road back would write."""
-    from ggferry.converters.hf_export.export import described
-
-    facts = described(requests)
-    if as_json:
-        print_json(facts)
-        return
+def _print_folder(facts: dict[str, Any]) -> None:
     for note in facts["notes"]:
         say(f"note     {note}")
     for t in facts["tensors"]:

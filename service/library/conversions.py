@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from ggferry.converters.conversion.kinds.gguf import plan_in
 from ggferry.converters.conversion.options import types_of
-from ggferry.converters.conversion.outputs import check_kinds, rungs_of
-from ggferry.converters.conversion.request import open_source_of
+from ggferry.converters.conversion.plan import plan_conversion
+from ggferry.converters.conversion.request import MMPROJ, open_source_of
 from ggferry.converters.conversion.run import Result, quantize_request
 from ggferry.converters.conversion.run import convert as run
-from ggferry.converters.conversion.summary import requests_of
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Plan, Step
-from ggferry.converters.hf_export.export import carry_out
-from ggferry.converters.metadata.beside import RECEIPT
 from ggferry.converters.model_graph.hparams import Known, Param
 from ggferry.formats.checkpoint import Dropped
+from ggferry.formats.errors import UsageError
 from ggferry.formats.files.opened_files import recorded
 from ggferry.formats.files.sources import known_by
 from ggferry.service.library.answers import (
@@ -77,7 +76,9 @@ def convert(
         asked = request("convert", path, options)
         out = os.getcwd() if out is None and path.url else out
         asked = replace(asked, out=None if out is None else os.fspath(out))
-        return _conversion(carry_out([asked], path.staged(progress), lambda receipt: path.check_unchanged())[0])
+        if len(types_of(asked.options.outtype)) > 1:
+            raise UsageError("outtype", found=asked.options.outtype, expected="one type", hint="ggferry.ladder")
+        return _conversions(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))[0]
 
 
 @signed("convert")
@@ -109,12 +110,8 @@ def ladder(
     """
     with at_hand(os.fspath(source)) as path, recorded():
         name = os.getcwd() if out is None and path.url else out
-        asked = requests_of(
-            options.get("outtype", "keep"), None if name is None else os.fspath(name),
-            lambda kind: request("convert", path, {**options, "outtype": kind}),
-        )  # fmt: skip
-        results = carry_out(asked, path.staged(progress), lambda receipt: path.check_unchanged())
-        return tuple(map(_conversion, results))
+        asked = replace(request("convert", path, options), out=None if name is None else os.fspath(name))
+        return _conversions(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))
 
 
 @signed("plan")
@@ -138,17 +135,15 @@ def plan(source: StrPath, **options: Unpack[Planning]) -> ConversionPlan:
         ['F32', 'Q8_0']
     """
     with at_hand(os.fspath(source), tensors=False) as path, recorded():
-        types = types_of(options.get("outtype", "keep"))
-        asked = [request("plan", path, {**options, "outtype": kind}) for kind in types]
-        checkpoint = open_source_of(asked[0])
+        asked = request("plan", path, options)
+        checkpoint = open_source_of(asked)
         try:
-            rungs = rungs_of(asked, checkpoint)
-            check_kinds(rungs)
+            made = plan_conversion(asked, checkpoint)
         finally:
             checkpoint.close()
-        first, *rest = (_plan(rung.plan) for rung in rungs)
-        further, second = rest[: len(asked) - 1], rest[len(asked) - 1 :]
-        return replace(first, mmproj=second[0] if second else None, further=tuple(further))
+        first, *further = (_plan(plan_in(output)) for output in made.texts or made.outputs)
+        mmproj = _plan(plan_in(made.mmproj)) if made.texts and made.mmproj else None
+        return replace(first, mmproj=mmproj, further=tuple(further))
 
 
 @signed("quantize")
@@ -179,7 +174,7 @@ def quantize(
     """
     with at_hand(os.fspath(source)) as path, recorded():
         asked = quantize_request(path, os.fspath(out), outtype, given("quantize", options), by_name)
-        return _conversion(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))
+        return _conversions(run(asked, path.staged(progress), lambda receipt: path.check_unchanged()))[0]
 
 
 @signed("verify")
@@ -213,11 +208,17 @@ def verify(source: StrPath, output: StrPath, *, progress: Stage = silent, **opti
     return Verification(report.proof, report.keys, tuple(report.notes), report.line)
 
 
-def _conversion(result: Result) -> Conversion:
+def _conversions(results: Sequence[Result]) -> tuple[Conversion, ...]:
+    """Return the outputs, each text model with the mmproj file that was written with it."""
+    texts = [result for result in results if result.kind != MMPROJ]
+    mmproj = next((_conversion(result, None) for result in results if result.kind == MMPROJ), None)
+    return tuple(_conversion(result, mmproj) for result in texts) if texts else tuple(filter(None, [mmproj]))
+
+
+def _conversion(result: Result, mmproj: Conversion | None) -> Conversion:
     return Conversion(
-        result.path, result.paths, result.receipt, result.receipt_path or result.path + RECEIPT, result.proof,
-        _assumed(result.assumed), tuple(result.receipt["notes"]), result.lines,
-        _conversion(result.second) if result.second else None,
+        result.path, result.paths, result.receipt, result.receipt_path, result.proof, _assumed(result.assumed),
+        tuple(result.receipt["notes"]), result.lines, mmproj,
     )  # fmt: skip
 
 

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ggferry.converters.conversion.mmproj import second_out, second_outtype
 from ggferry.converters.conversion.options import PLAN_FILES
-from ggferry.converters.conversion.request import Request
-from ggferry.converters.conversion.run import convert_together
+from ggferry.converters.conversion.request import MMPROJ, Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.metadata.beside import TEXT
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -22,7 +21,7 @@ from ggferry.formats.files.local_files import confined
 from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.service.records.plan_file import digest_of, version_class
 from ggferry.service.storage.broker import BrokeredFile
-from ggferry.service.workers.analyze import analyze, request_of, requests_of
+from ggferry.service.workers.analyze import analyze, request_of
 from ggferry.service.workers.existing_output import adopt, made_of
 from ggferry.support.content_cache import keeping
 from ggferry.support.progress import Phase
@@ -84,9 +83,10 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
 
     Outputs that exist are adopted; those that are missing are made of one reading.
     """
-    requests = _with_one_second(
-        requests_of(command["source"], command["recipe"], command["outs"], command["threads"])
-    )  # fmt: skip
+    request = request_of(command["source"], command["recipe"], command["outs"], command["threads"])
+    *_, mmproj = request.outputs
+    if mmproj.kind == MMPROJ and len(command["outs"]) > 1:  # one file, of whichever types are made
+        request = replace(request, mmproj_out=mmproj.out, mmproj_outtype=mmproj.outtype)
     files, key = identify(command["files"], command["beside"], command["recipe"], parent, command["threads"])
     answer = parent.ask("key", key=key)
     if not answer["ok"]:
@@ -95,11 +95,11 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
     for out in command["outs"]:
         recover(out)
     found: dict[str, Mapping[str, Any]] = {}
-    there = [request for request in requests if os.path.lexists(str(request.out))]
-    for receipt in adopt(there, files, parent.stage) if there else ():
+    there = [out for out in command["outs"] if os.path.lexists(out)]
+    for receipt in adopt(only(request, there), files, parent.stage) if there else ():
         _note_transport(receipt, transport)
         found[_name_of(receipt)] = receipt
-    missing = [request for request in requests if os.path.basename(str(request.out)) not in found]
+    missing = [out for out in command["outs"] if os.path.basename(out) not in found]
 
     def approve(receipt: Mapping[str, Any]) -> None:
         _note_transport(receipt, transport)
@@ -111,18 +111,17 @@ def _convert(command: Mapping[str, Any], parent: Parent) -> dict[str, Any]:
 
     if missing:
         os.makedirs(os.path.dirname(command["outs"][0]), exist_ok=True)
-        for request, result in zip(missing, convert_together(missing, parent.stage, approve), strict=True):
-            found[os.path.basename(str(request.out))] = result.receipt
+        for out, result in zip(missing, convert(only(request, missing), parent.stage, approve), strict=False):
+            found[os.path.basename(out)] = result.receipt
     return {"receipts": [found[os.path.basename(out)] for out in command["outs"]], "adopted": not missing}
 
 
-def _with_one_second(requests: Sequence[Request]) -> list[Request]:
-    """Return the requests with the second file that all of them share, the first's, for any number of them alone."""
-    first = requests[0]
-    if not requests[1:]:
-        return [first]
-    out, outtype = second_out(first.out, first), second_outtype(first)
-    return [replace(each, mmproj_out=out, mmproj_outtype=outtype) for each in requests]
+def only(request: Request, outs: Sequence[str]) -> Request:
+    """Return the request for some of its outputs, by their names."""
+    types = [spec.outtype for spec in request.outputs if spec.out in outs and spec.kind != MMPROJ]
+    if not types:  # the mmproj file alone
+        return request
+    return replace(request, out_paths=tuple(outs), options=replace(request.options, outtype=",".join(types)))
 
 
 def _name_of(receipt: Mapping[str, Any]) -> str:

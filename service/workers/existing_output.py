@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ggferry.converters.conversion.options import LEVELS
-from ggferry.converters.conversion.request import Request, stated_options
+from ggferry.converters.conversion.receipt_options import stated_options
+from ggferry.converters.conversion.request import MMPROJ, Request
 from ggferry.converters.conversion.verify import reprove
 from ggferry.converters.metadata.beside import MAX_RECEIPT, RECEIPT, files_written
 from ggferry.formats.errors import ChangedError, CorruptError, NotFoundError, RefusedError, VerificationError
@@ -35,16 +35,18 @@ OF_THE_PROOF = ("verify", "witness")
 MEASURED_OF_TENSORS = ("grade", "max_error", "relative_rms", "band", "outlier")
 
 
-def adopt(requests: Sequence[Request], sources: Sequence[str], stage: Stage) -> list[dict[str, Any]]:
-    """Return the receipts of the finished outputs at `out` of each request, proved again in one reading of the source.
+def adopt(request: Request, sources: Sequence[str], stage: Stage) -> list[dict[str, Any]]:
+    """Return the receipts of the finished outputs of a request, proved again in one pass over the source.
 
-    They are proved at the requested level, `fast` at least, and each must be what its request makes of files with the
+    They are proved at the requested level, `fast` at least, and each must be what the request makes of files with the
     digests `sources`. Raises RefusedError for any other file.
     """
+    texts = [output for output in request.outputs if output.kind != MMPROJ] or request.outputs
+    requests = [request.of_output(output) for output in texts]
     stated = [_stated(request, sources) for request in requests]
     levels = [_level(each, request) for each, request in zip(stated, requests, strict=True)]
     try:
-        found = reprove([replace(request, level=level) for request, level in zip(requests, levels, strict=True)], stage)
+        found = reprove(request, levels, stage)
     except VerificationError as error:
         raise _refusal(str(error.path or requests[0].out), error.message) from None
     for request, receipt, before, level in zip(requests, found, stated, levels, strict=True):

@@ -12,7 +12,8 @@ import pytest
 from blake3 import blake3
 
 from ggferry.converters.conversion import verify as reverify
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.service.apply.recheck import recheck
 from helpers.archive_tools import applied, planned, states, write

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import Report, reverify
 from ggferry.formats.errors import VerificationError
 from ggferry.formats.gguf.values import Value, ValueType, boolean, f32, string, u32

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from ggferry.converters.conversion import run as conversion
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.formats.errors import BusyError, RefusedError, UsageError
 from ggferry.formats.files.partial_files import claim, write_file

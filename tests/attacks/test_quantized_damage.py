@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -337,7 +338,7 @@ def converted(tmp_path: Path, kind: str, importances: np.ndarray, **changes: boo
     matrix = legacy_imatrix(tmp_path / "im.dat", sums | {DOWN: importances})
     options = Options(outtype=kind, pure=True, allow_requantize=True)
     request = Request(SOURCE, str(tmp_path / "a.gguf"), options, level="fast", imatrix=str(matrix), **changes)
-    return convert(request).lines[2]
+    return convert(request)[0].lines[2]
 
 
 WIDTH = 768

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.write.output_files import OutputSet
 from ggferry.converters.write.recovery import recover

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.conversion.plan import make_plan
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.plan import plan_conversion
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.formats.errors import CorruptError, GgferryError
 from ggferry.service.cli.describe import describe, lines
@@ -61,7 +62,7 @@ def attempt(folder: Path) -> None:
         facts = describe(checkpoint)
         "\n".join(lines(facts)).encode()
         json.dumps(facts, allow_nan=False)
-        plan, _ = make_plan(Request(str(folder)), checkpoint)
+        plan = plan_conversion(Request(str(folder)), checkpoint).outputs[0].plan
         json.dumps(plan.as_dict(), allow_nan=False)
     except GgferryError as error:
         str(error)
@@ -140,7 +141,7 @@ def test_a_wordpiece_of_the_wrong_kinds_is_refused_by_key(
     folder = edited("bert", tmp_path / "bert", "tokenizer.json", place, value)
     named = place[-1] if isinstance(place[-1], str) else place[-2]
     with pytest.raises(CorruptError, match=f"{str(named).rstrip('s')}.*expected {expected}") as caught:
-        make_plan(Request(str(folder)), open_checkpoint(str(folder)))
+        plan_conversion(Request(str(folder)), open_checkpoint(str(folder)))
     assert caught.value.path is not None and caught.value.path.endswith("tokenizer.json")
 
 
@@ -164,19 +165,19 @@ def test_a_wordpiece_of_the_wrong_kinds_is_refused_by_key(
 def test_sidecars_of_the_wrong_kinds_are_refused_by_key(file: str, place: Place, value: Any, tmp_path: Path) -> None:
     folder = edited("llama", tmp_path / "llama", file, place, value)
     with pytest.raises(CorruptError) as caught:
-        make_plan(Request(str(folder)), open_checkpoint(str(folder)))
+        plan_conversion(Request(str(folder)), open_checkpoint(str(folder)))
     assert not place or str(place[0]) in str(caught.value) or "content" in str(caught.value)
     assert caught.value.path is not None and caught.value.path.endswith(file)
 
 
 def test_null_is_nothing_stated(tmp_path: Path) -> None:
     folder = edited("llama", tmp_path / "llama", "tokenizer_config.json", ("add_bos_token",), None)
-    make_plan(Request(str(folder)), open_checkpoint(str(folder)))
+    plan_conversion(Request(str(folder)), open_checkpoint(str(folder)))
 
 
 def test_an_infinity_in_an_index_reaches_the_receipt_as_text(tmp_path: Path) -> None:
     """The receipt is strict JSON: it was an internal error, after everything was converted and proved."""
     name = "model.safetensors.index.json"
     folder = edited("llama_shards_bf16", tmp_path / "model", name, ("metadata", "total_size"), float("inf"))
-    result = convert(Request(str(folder), str(tmp_path / "x.gguf"), level="none"))
+    result = convert(Request(str(folder), str(tmp_path / "x.gguf"), level="none"))[0]
     assert result.receipt["source"]["header"]["index"]["total_size"] == "inf"

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import architectures
@@ -55,7 +56,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     class Made(dict):
         def __missing__(self, name: str) -> str:
             request = Request(str(witness(f"hf/ckpt/{name}")), str(folder / f"{name}.gguf"), Options(outtype="f32"))
-            self[name] = convert(request).path
+            self[name] = convert(request)[0].path
             return self[name]
 
     return Made()
@@ -102,7 +103,7 @@ def test_rearranged_rows_are_quantized_as_the_reigning_tool_does(
 ) -> None:
     """Transposed, or regrouped: Q8_0 by the byte."""
     source = str(fixtures / "hf" / "ckpt" / name)
-    made = convert(Request(source, str(tmp_path / "x.gguf"), Options(outtype="q8_0"), level="fast"))
+    made = convert(Request(source, str(tmp_path / "x.gguf"), Options(outtype="q8_0"), level="fast"))[0]
     ours, theirs = open_gguf(made.path), open_gguf(str(peer(f"hf/out/{name}/{name}.q8_0.gguf")))
     for key, ref in ours.tensors.items():
         other = theirs.tensors[key]
@@ -139,7 +140,7 @@ def test_llama_cpp_continues_as_we_do(outputs: dict[str, str]) -> None:
 def test_meta_shards_and_one_file_give_the_same_bytes(fixtures: Path, tmp_path: Path) -> None:
     root = fixtures / "legacy-llama" / "pth"
     made = [
-        convert(Request(str(root / name), str(tmp_path / f"{name}.gguf"), model_name="tiny"))
+        convert(Request(str(root / name), str(tmp_path / f"{name}.gguf"), model_name="tiny"))[0]
         for name in ("S128-1sh", "S128-2sh")
     ]
     assert Path(made[0].path).read_bytes() == Path(made[1].path).read_bytes()
@@ -174,7 +175,7 @@ def test_four_containers_give_the_same_bytes(fixtures: Path, tmp_path: Path) -> 
         else:
             save(weights, folder / f"{stem}.{suffix}")
         request = Request(str(folder), str(tmp_path / f"{kind}.gguf"), model_name="tiny", level="fast")
-        digests.add(Path(convert(request).path).read_bytes())
+        digests.add(Path(convert(request)[0].path).read_bytes())
     assert len(digests) == 1
 
 

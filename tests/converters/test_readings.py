@@ -11,6 +11,7 @@ from blake3 import blake3
 
 import ggferry
 from ggferry.converters.conversion import run as convert
+from ggferry.converters.conversion.kinds.gguf import plan_in
 from ggferry.converters.model_graph import rows
 from ggferry.converters.proof import tensors
 from ggferry.formats.errors import VerificationError
@@ -72,19 +73,21 @@ def test_a_changed_bit_in_what_was_not_encoded_again_is_an_error(
 ) -> None:
     """The lowest bit of one nibble: its value stays well within what rounding explains."""
     monkeypatch.setattr(rows, "CHUNK", 1 << 15)
-    prove = convert.prove_together
+    prove = convert.prove
 
-    def damage(rungs: list[convert.Rung], paths: list[str], stage: Stage, *more: object) -> object:
-        step = next(step for step in rungs[0].plan.steps if step.type.name == "Q4_K" and len(step.node.shape) == 2)
+    def damage(outputs: list[convert.PlannedOutput], paths: list[str], stage: Stage, *more: object) -> object:
+        step = next(
+            step for step in plan_in(outputs[0]).steps if step.type.name == "Q4_K" and len(step.node.shape) == 2
+        )
         piece = rows.piece_rows(step.node, step.type)
         with Path(paths[0]).open("r+b") as file:
             file.seek(step.offset + piece * step.type.row_bytes(step.node.shape[-1]) + 20)  # in the second piece
             (byte,) = file.read(1)
             file.seek(-1, 1)
             file.write(bytes([byte ^ 1]))
-        return prove(rungs, paths, stage, *more)
+        return prove(outputs, paths, stage, *more)
 
-    monkeypatch.setattr(convert, "prove_together", damage)
+    monkeypatch.setattr(convert, "prove", damage)
     with pytest.raises(VerificationError, match="not the bytes that were written"):
         ggferry.convert(FIXTURES / "hf" / "ckpt" / "llama_k256", tmp_path / "o.gguf", outtype="q4_k", verify="fast")
     assert not list(tmp_path.iterdir())

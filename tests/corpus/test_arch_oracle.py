@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import architectures
@@ -92,7 +93,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     class Made(dict[str, str]):
         def __missing__(self, name: str) -> str:
             request = Request(str(ARCH / name / "ckpt"), str(folder / f"{name}.gguf"), Options(outtype="f32"))
-            self[name] = convert(request).path
+            self[name] = convert(request)[0].path
             return self[name]
 
     return Made()
@@ -163,7 +164,7 @@ def test_tensors_are_the_reigning_tools(name: str, made: dict[str, str]) -> None
 def test_kept_blocks_are_the_reigning_tools(tmp_path: Path) -> None:
     other = theirs("gpt_oss_mxfp4")
     assert other is not None
-    made = open_gguf(convert(Request(str(ARCH / "gpt_oss_mxfp4" / "ckpt"), str(tmp_path / "x.gguf"))).path)
+    made = open_gguf(convert(Request(str(ARCH / "gpt_oss_mxfp4" / "ckpt"), str(tmp_path / "x.gguf")))[0].path)
     blocks = {name: said for name, said in other["tensors"].items() if said[0] == "MXFP4"}
     assert len(blocks) == 12
     for name, (_, _, digest) in blocks.items():

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -60,7 +61,7 @@ def as_llama(folder: Path, tokens: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("name", ["llama-dyn", "internlm2-dyn"])
 def test_rotary_embeddings_that_were_refused(name: str, tmp_path: Path) -> None:
     out = tmp_path / "a.gguf"
-    proof = convert(Request(str(VARIANTS / name / "ckpt"), str(out), Options(outtype="f32"))).proof
+    proof = convert(Request(str(VARIANTS / name / "ckpt"), str(out), Options(outtype="f32")))[0].proof
     assert proof.level == "full" and proof.logits is not None and proof.logits.rounding is None
     tokens = json.loads((VARIANTS / "MANIFEST.json").read_text())["tokens"]
     found = forward(understand(open_checkpoint(str(out))), tokens)

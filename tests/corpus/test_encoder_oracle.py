@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import embedding, forward
 from ggferry.converters.understand import graph_of
@@ -59,7 +60,7 @@ def test_transformers_and_llama_cpps_endpoint_give_the_same(name: str, tmp_path:
     """Of the file in float32: relative RMS of 3e-3 at most, for a GELU of float16, is a cosine of 0.999995."""
     asked = ("transformers", "llama.cpp")
     request = Request(str(ARCH / name / "ckpt"), str(tmp_path / "x.gguf"), Options(outtype="f32"), witness=asked)
-    compared = [one for one in convert(request).receipt["testimonies"] if one["worst"] is not None]
+    compared = [one for one in convert(request)[0].receipt["testimonies"] if one["worst"] is not None]
     assert {one["witness"] for one in compared} == set(asked)
     for one in compared:
         assert one["why"] is None and one["worst"] <= (3e-3 if one["witness"] == "llama.cpp" else 2e-5), one

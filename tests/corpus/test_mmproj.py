@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import fixed_inputs, forward
 from ggferry.converters.model_graph.open_checkpoint import projectors
@@ -71,11 +72,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     class Made(dict[str, Path]):
         def __missing__(self, name: str) -> Path:
-            result = convert(Request(str(ARCH / name / "ckpt"), str(folder / f"{name}.gguf"), Options(outtype="f32")))
-            assert result.second is not None and result.second.receipt["logits"] is not None
-            lost = [drop for one in (result, result.second) for drop in one.receipt["dropped"] if drop["loses"]]
+            text, mmproj = convert(
+                Request(str(ARCH / name / "ckpt"), str(folder / f"{name}.gguf"), Options(outtype="f32"))
+            )
+            assert mmproj.receipt["logits"] is not None
+            lost = [drop for one in (text, mmproj) for drop in one.receipt["dropped"] if drop["loses"]]
             assert not lost, "something that neither file holds"
-            self[name] = Path(result.second.path)
+            self[name] = Path(mmproj.path)
             return self[name]
 
     return Made()

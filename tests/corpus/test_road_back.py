@@ -9,8 +9,8 @@ import pytest
 
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
+from ggferry.converters.conversion.run import convert as export
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.hf_export.export import export
 from ggferry.converters.hf_export.known_classes import known_class
 from ggferry.converters.model_graph.open_checkpoint import architectures
 from ggferry.formats.errors import GgferryError, UnsupportedError, VerificationError
@@ -47,13 +47,13 @@ REFUSED: dict[str, tuple[type[GgferryError], str]] = {
 
 
 def _gguf(name: str, folder: Path) -> str:
-    return convert(Request(str(FOLDERS[name]), str(folder / "x.gguf"), Options(outtype="f32"), level="none")).path
+    return convert(Request(str(FOLDERS[name]), str(folder / "x.gguf"), Options(outtype="f32"), level="none"))[0].path
 
 
 @pytest.mark.parametrize("name", [name for name in FOLDERS if name not in REFUSED])
 def test_there_and_back(name: str, tmp_path: Path) -> None:
     witness = () if name in LARGE else ("transformers",)
-    done = export(Request(_gguf(name, tmp_path), str(tmp_path / "out"), to="safetensors", witness=witness))
+    done = export(Request(_gguf(name, tmp_path), str(tmp_path / "out"), to="safetensors", witness=witness))[0]
     if name not in FOLDED:
         check_tensors(FOLDERS[name], tmp_path / "out", TURNED.get(name, ""))
     known = known_class(done.receipt["output"]["class"])

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.understand import graph_of
@@ -31,7 +32,7 @@ def equal_logits(name: str, folder: Path) -> None:
     """It converts with the default proof, and both the checkpoint and the file compute what transformers does."""
     source = str(VARIANTS / name / "ckpt")
     convert(Request(source, str(folder / "kept.gguf")))
-    made = convert(Request(source, str(folder / "x.gguf"), Options(outtype="f32"))).path
+    made = convert(Request(source, str(folder / "x.gguf"), Options(outtype="f32")))[0].path
     expected = np.load(VARIANTS / name / "hf_logits.npy")
     for path in (source, made):
         assert relative(expected, forward(graph_of(path), TOKENS)) <= LIMIT

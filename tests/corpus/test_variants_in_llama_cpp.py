@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from helpers.asked_llama_cpp import alike
 from helpers.witnesses import CORPUS
 
@@ -35,7 +36,7 @@ def test_every_such_variant_is_here() -> None:
 
 @pytest.mark.parametrize("name", SAID)
 def test_the_receipt_says_what_llama_cpp_does(name: str, tmp_path: Path) -> None:
-    result = convert(Request(str(VARIANTS / name / "ckpt"), str(tmp_path / "x.gguf")))
+    result = convert(Request(str(VARIANTS / name / "ckpt"), str(tmp_path / "x.gguf")))[0]
     runtimes = result.receipt["runtimes"]
     assert any("llama.cpp" in note and SAID[name] in note for note in result.receipt["notes"])
     if runtimes["run_it"]:

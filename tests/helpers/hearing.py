@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -64,7 +65,7 @@ def ear_of(folder: Path) -> ModelGraph:
 def written(folder: Path, tmp_path: Path, **options: Any) -> ModelGraph:
     """The second file that `convert` writes of it, bound."""
     out = tmp_path / f"mmproj-{len(list(tmp_path.glob('*.gguf')))}.gguf"
-    result = convert(Request(str(folder), str(out), mmproj="only", **options))
+    result = convert(Request(str(folder), str(out), mmproj="only", **options))[0]
     assert result.receipt["verified"] == "full"
     return graph_of(result.path)
 

@@ -46,9 +46,8 @@ def written(folder: Path, out: Path, **options: Any) -> Result:
     from ggferry.converters.conversion.request import request_of
 
     made = request_of(str(folder), {"out": str(out), "outtype": "f32", "no_vocab": True, **options})
-    found = convert(made)
-    second = found if made.mmproj == "only" else found.second
-    assert second is not None
+    *_, second = convert(made)
+    assert second.kind == "mmproj"
     assert second.receipt["logits"] is not None, "the rows of both sides were not compared"
     return second
 

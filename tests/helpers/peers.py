@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.formats.gguf.values import Value, ValueType
 from ggferry.formats.gguf.write import write_gguf
@@ -117,7 +118,7 @@ class Peers:
         mine = target.with_name(f"{os.getpid()}-{target.name}")  # the workers of pytest-xdist share the folder
         source, matrix = self._source(record["source"]), record["imatrix"] and str(self.witness(record["imatrix"]))
         request = Request(source, f"{mine}.ours.gguf", Options(outtype=record["outtype"]), imatrix=matrix, level="none")
-        made = convert(request).path
+        made = convert(request)[0].path
         write_again(record, made, mine)
         for left in (made, f"{made}.receipt.json"):
             os.unlink(left)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ggferry.converters.conversion.run import Request
+from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.readers.gguf import open_gguf

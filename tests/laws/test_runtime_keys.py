@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.plan import make_plan
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.plan import plan_conversion
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.open_checkpoint import architectures, open_checkpoint
 from ggferry.converters.proof import runtime_keys as runtime
 from ggferry.converters.proof.runtime_notes import EXPLAINED, Explained, unexplained
@@ -176,7 +177,7 @@ def test_what_we_write_of_a_tiny_model_fits(name: str, tmp_path: Path) -> None:
 
 def planned(path: Path, vocab: VocabOptions | None = None) -> tuple[tuple[runtime.Finding, ...], tuple[str, ...]]:
     request = Request(str(path), vocab=vocab or VocabOptions())
-    plan, _ = make_plan(request, open_checkpoint(str(path)))
+    plan = plan_conversion(request, open_checkpoint(str(path))).outputs[0].plan
     metadata = {key: entry.value for key, entry in plan.metadata.items()}
     found = runtime.check(plan.graph.architecture.name, metadata, [step.name for step in plan.steps])
     return found, (*plan.graph.notes, *plan.notes)
@@ -244,5 +245,5 @@ def test_llama_cpp_asks_for_what_the_list_says(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "rwkv6", "llama3_rope_tied", "falcon7b"])
 def test_it_asks_so_of_every_vocabulary(name: str, tmp_path: Path) -> None:
-    made = open_checkpoint(convert(Request(str(FIXTURES / "hf/ckpt" / name), str(tmp_path / "x.gguf"))).path)
+    made = open_checkpoint(convert(Request(str(FIXTURES / "hf/ckpt" / name), str(tmp_path / "x.gguf")))[0].path)
     check_variants(tmp_path, dict(made.metadata), whole(understand(made)))

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import ggferry
-from ggferry.converters.conversion.plan import make_plan
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.plan import plan_conversion
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.forward import evaluate
 from ggferry.converters.model_graph.hparams import Param
@@ -68,8 +69,8 @@ def unseen(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_conversion_says_what_no_test_has_seen(unseen: str, tmp_path: Path) -> None:
     request = Request(unseen, str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True))
-    assert BOTH in make_plan(request, open_checkpoint(unseen))[0].notes
-    assert BOTH in convert(request).receipt["notes"]
+    assert BOTH in plan_conversion(request, open_checkpoint(unseen)).outputs[0].plan.notes
+    assert BOTH in convert(request)[0].receipt["notes"]
     assert BOTH in reverify(replace(request, level="fast"), str(tmp_path / "x.gguf"), silent).notes
 
 

@@ -17,7 +17,8 @@ import pytest
 import torch
 import transformers
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import embedding, forward
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -65,7 +66,7 @@ def folder() -> Path:
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The model as its package has it, once."""
-    return convert(Request(str(folder()), str(tmp_path_factory.mktemp("gguf") / "minilm.gguf")))
+    return convert(Request(str(folder()), str(tmp_path_factory.mktemp("gguf") / "minilm.gguf")))[0]
 
 
 @pytest.fixture(scope="module")

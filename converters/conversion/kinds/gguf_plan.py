@@ -1,10 +1,9 @@
-"""Plan a conversion: understand the source once, and decide for every output what happens to each tensor and key."""
+"""Plan GGUF files: understand the source once, and decide for every file what happens to each tensor and key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from ggferry.converters.adapters.plan import AdapterPlan, is_adapter, plan_adapter
 from ggferry.converters.conversion.draft_target import check_target
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion_plan.output_metadata import assemble
@@ -12,7 +11,6 @@ from ggferry.converters.conversion_plan.steps import Plan, place, plan_steps
 from ggferry.converters.metadata.general_keys import Entry
 from ggferry.converters.model_graph.gguf_edits import override_keys, prune_layers
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.proof.references.examine import chosen
 from ggferry.converters.proof.runtime_keys import architectures
 from ggferry.converters.proof.runtime_notes import runtime_notes
 from ggferry.converters.proof.witnessed import unseen
@@ -24,37 +22,7 @@ from ggferry.converters.understand import understand
 from ggferry.formats.checkpoint import Checkpoint
 from ggferry.formats.errors import UsageError
 from ggferry.formats.imatrix import Imatrix, read_imatrix
-from ggferry.formats.memory_cap import limited
 from ggferry.support.records import dataclass
-
-
-def make_plan(request: Request, checkpoint: Checkpoint) -> tuple[Plan, Tokenizer | None]:
-    """Return the plan of everything that will happen, and the tokenizer, without converting tensor data.
-
-    The tokenizer is None for adapters and for models without a vocabulary. Raises one of `formats.errors`.
-    """
-    return make_plans([request], checkpoint)[0]
-
-
-def make_plans(requests: Sequence[Request], checkpoint: Checkpoint) -> list[tuple[Plan, Tokenizer | None]]:
-    """Return what `make_plan` does for several outputs of one source, which is understood once for all of them.
-
-    The requests differ in `out` and in the type only.
-    """
-    first = requests[0]
-    with limited(checkpoint.path):
-        chosen(first.witness, first.level)
-        if is_adapter(checkpoint):
-            return [(_adapter_plan(request, checkpoint), None) for request in requests]
-        source = _understood(first, checkpoint)
-        return [(plan_of(request, source), source.tokenizer) for request in requests]
-
-
-def _adapter_plan(request: Request, checkpoint: Checkpoint) -> AdapterPlan:
-    return plan_adapter(
-        checkpoint, request.options, base=request.base, permute=request.ggla_permute, hparams=request.hparams,
-        model_name=request.model_name, overrides=request.metadata,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +40,8 @@ class Understood:
     imatrix: Imatrix | None
 
 
-def _understood(request: Request, checkpoint: Checkpoint) -> Understood:
+def understood(request: Request, checkpoint: Checkpoint) -> Understood:
+    """Return what is known of a source. Raises one of `formats.errors`."""
     checkpoint, renamed = edited(request, checkpoint)
     graph = understand(checkpoint, request.hparams, request.options.vocab_only, mtp=request.mtp, rerank=request.rerank)
     check_target(graph, request.target, not (request.vocab.none or request.vocab.source))

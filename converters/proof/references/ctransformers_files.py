@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from ggferry.converters.forward.weights import Weights
 from ggferry.converters.proof.logits import growth
-from ggferry.converters.proof.passes import run_prompts
+from ggferry.converters.proof.passes import Passes, run_prompts
 from ggferry.converters.proof.prompts import Prompt, original_context, spread
 from ggferry.converters.proof.references.case import (
     GIB,
@@ -69,7 +69,7 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     testimony = Testimony(NAME, answer.version, "logits", SIDE, why=answer.why)
     if answer.why is not None:
         return testimony, None
-    ours = run_prompts(Weights(graph, case.threads), texts)
+    ours = run_prompts([Passes(Weights(graph, case.threads))], texts)[0]
     blocks = any(ref.type.quantized for ref in checkpoint.tensors.values())
     found = difference(texts, ours, answer.rows, [min(MOST, (QUANTIZED if blocks else FLOATS) * growth(graph))])
     return replace(testimony, count=found.count), found

@@ -15,7 +15,7 @@ from ggferry.converters.forward.weights import Weights
 from ggferry.converters.metadata.file_names import shard_label
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.proof.logits import growth
-from ggferry.converters.proof.passes import run_prompts
+from ggferry.converters.proof.passes import Passes, run_prompts
 from ggferry.converters.proof.prompts import PROMPT_LENGTH, Prompt, original_context, spread
 from ggferry.converters.proof.references.case import (
     GIB,
@@ -94,7 +94,7 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     if answer.why is not None:
         return testimony, None
     choices = [Choices() for _ in texts]
-    rows = run_prompts(Weights(graph, case.threads), texts, choices=choices)
+    rows = run_prompts([Passes(Weights(graph, case.threads), choices=choices)], texts)[0]
     kept, ours, theirs, close = decided(texts, rows, answer.rows, choices)
     testimony = replace(testimony, missed=(*missed, *close))
     if not kept:
@@ -107,7 +107,7 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
 def _hear_embedding(case: Case) -> tuple[Testimony, Difference | None]:
     graph = case.output
     text = Prompt("start", spread(graph.sizes["n_vocab"]), Places())
-    states = run_prompts(Weights(graph, case.threads), [text])[0]
+    states = run_prompts([Passes(Weights(graph, case.threads))], [text])[0][0]
     vector = embedding(graph, states)
     kind = _POOLED.get(graph.sizes.get("pooling") or 0, "MEAN")
     ours = states.mean(0) if vector is None else vector

@@ -23,7 +23,7 @@ from ggferry.converters.forward.weights import Weights
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.prequantized.dequantized_rows import Dequantized
 from ggferry.converters.proof.logits import growth
-from ggferry.converters.proof.passes import run_prompts
+from ggferry.converters.proof.passes import Passes, run_prompts
 from ggferry.converters.proof.prompts import Prompt, learned_positions, original_context, prompts, spread
 from ggferry.converters.proof.references.case import (
     GIB,
@@ -103,7 +103,7 @@ def hear(case: Case) -> tuple[Testimony, Difference | None]:
     missed = tuple(f"prompt {text.name!r}: its class takes no positions" for text in texts if text not in heard)
     choices = [Choices() for _ in heard]
     weights = Weights(graph, case.threads)
-    rows = run_prompts(weights, heard, choices=choices)
+    rows = run_prompts([Passes(weights, choices=choices)], heard)[0]
     spoken_rows = [*answer.rows]
     if _kind(graph) in ("scores", "answers"):
         spoken_rows = [_answers(graph, each) for each in answer.rows]

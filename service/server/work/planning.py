@@ -24,7 +24,7 @@ from ggferry.service.server.work.lookers import Lookers
 from ggferry.service.server.work.sources import Place
 from ggferry.service.storage.stores import is_remote, join
 from ggferry.service.storage.urls import PATIENCE, Access, read_secrets, secrets_of, write_secrets
-from ggferry.service.workers.analyze import requests_of
+from ggferry.service.workers.analyze import request_of
 from ggferry.support.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Planner:
         A plan that is being made is not begun again. Raises UsageError for options that no plan has.
         """
         recipe = dict(options)
-        requests_of(shown, recipe)
+        request_of(shown, recipe)
         plan = digest_of([place.path, recipe])[:16]
         table = self.store.t.plans
         values: dict[str, Any] = {

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from ggferry.converters.adapters.bind import Times
 from ggferry.converters.adapters.plan import understand_adapter
 from ggferry.converters.adapters.prove import check_deltas, prove_adapter
-from ggferry.converters.conversion.run import Request, Result, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import Result, convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.grades import is_power_of_two
 from ggferry.converters.conversion_plan.steps import Options
@@ -89,7 +90,7 @@ def base(tmp_path: Path) -> Path:
 
 def carried(source: Path, out: Path, base: Path | None = None, **more: Any) -> Result:
     options = Options(**more.pop("options", {}))
-    return convert(Request(str(source), str(out), options, base=None if base is None else str(base), **more))
+    return convert(Request(str(source), str(out), options, base=None if base is None else str(base), **more))[0]
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.model_graph.rows import values_of
@@ -185,8 +186,8 @@ def test_both_generations_of_names(ggla: Path, tmp_path: Path) -> None:
         data += b"".join(size.to_bytes(4, "little") for size in shape) + renamed.encode()
         data += bytes(-len(data) % 32) + source[ref.spans[0].offset : ref.spans[0].offset + ref.nbytes]
     (tmp_path / "late.bin").write_bytes(data)
-    late = convert(Request(str(tmp_path / "late.bin"), str(tmp_path / "late.gguf"), model_name="m"))
-    early = convert(Request(str(ggla / "f32-ggml-adapter-model.bin"), str(tmp_path / "early.gguf"), model_name="m"))
+    late = convert(Request(str(tmp_path / "late.bin"), str(tmp_path / "late.gguf"), model_name="m"))[0]
+    early = convert(Request(str(ggla / "f32-ggml-adapter-model.bin"), str(tmp_path / "early.gguf"), model_name="m"))[0]
     assert any("--base" in note for note in late.receipt["notes"])
     a, b = open_checkpoint(late.path), open_checkpoint(early.path)
     assert list(a.tensors) == list(b.tensors)

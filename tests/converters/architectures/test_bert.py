@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import ggferry
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.logits import EXACT_LOGITS
@@ -37,7 +38,7 @@ def hf(fixtures: Path) -> Path:
 
 def test_bert_is_the_oracles(hf: Path, peer: Peers, tmp_path: Path) -> None:
     """Names, shapes, bytes, keys, vocabulary and states; the pooler is dropped with a reason, as the file's is."""
-    result = convert(Request(str(hf / "ckpt" / "bert"), str(tmp_path / "x.gguf")))
+    result = convert(Request(str(hf / "ckpt" / "bert"), str(tmp_path / "x.gguf")))[0]
     ours, theirs = graph_of(result.path), graph_of(str(peer("hf/out/bert/bert.f32.gguf")))
     tokens = hf_tokens()
     expected = np.load(hf / "out" / "bert" / "hf_logits_f32.npy")
@@ -101,7 +102,7 @@ def edited(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_against_transformers(name: str, tmp_path: Path) -> None:
     expected = saved(tmp_path / "hf", name)
-    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0]
     for side in (str(tmp_path / "hf"), result.path):
         assert relative(expected, forward(graph_of(side), IDS)) <= LIMIT
 
@@ -154,7 +155,7 @@ def test_all_layouts_of_nomic_become_one_model(tmp_path: Path) -> None:
         assert all(np.array_equal(tensors[name], array) for name, array in whole(graph).items())
         assert {key: value for key, value, _ in graph.written()} == {key: value for key, value, _ in first.written()}
     assert any("stretches the rotary base by 2" in note for note in own.notes)
-    result = convert(Request(str(tmp_path / "apart"), str(tmp_path / "x.gguf"), vocab=BARE))
+    result = convert(Request(str(tmp_path / "apart"), str(tmp_path / "x.gguf"), vocab=BARE))[0]
     assert result.receipt["verified"] == "full" and relative(expected, forward(graph_of(result.path), IDS)) <= LIMIT
 
 
@@ -269,7 +270,7 @@ def test_no_key_is_idle(name: str, idle: set[str], tmp_path: Path) -> None:
     """Every written key changes what is computed, or contradicts the tensors; how vectors are pooled and how far the
     model was trained do not enter its states."""
     saved(tmp_path / "hf", name)
-    graph = graph_of(convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).path)
+    graph = graph_of(convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0].path)
     expected, found, prefix = forward(graph, IDS), set(), f"{graph.architecture.name}."
     for key, value in graph.checkpoint.metadata.items():
         if key.startswith(prefix):
@@ -315,7 +316,7 @@ def llama_cpps(path: str, tokens: list[int], pooling: str) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", POOLED)
 def test_llama_cpp_embeds_with_our_bert(pooling: str, hf: Path, tmp_path: Path) -> None:
-    path = convert(Request(str(hf / "ckpt" / "bert"), str(tmp_path / "x.gguf"))).path
+    path = convert(Request(str(hf / "ckpt" / "bert"), str(tmp_path / "x.gguf")))[0].path
     tokens = hf_tokens()
     expected = POOLED[pooling](forward(graph_of(path), tokens))
     assert relative(expected, llama_cpps(path, tokens, pooling)) <= 1e-3
@@ -328,7 +329,7 @@ def test_llama_cpp_embeds_with_our_nomic_bert(pooling: str, hf: Path, tmp_path: 
     saved(tmp_path / "hf", "nomic", vocab_size=384, max_position_embeddings=128)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (tmp_path / "hf" / name).write_bytes((hf / "ckpt" / "bert" / name).read_bytes())
-    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"))).path
+    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))[0].path
     tokens = [2, 99, 350, 17, 204, 42, 3]
     expected = POOLED[pooling](forward(graph_of(path), tokens))
     assert relative(expected, llama_cpps(path, tokens, pooling)) <= 1e-4

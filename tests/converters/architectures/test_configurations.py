@@ -13,7 +13,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
@@ -133,7 +134,7 @@ def test_a_configuration_means_what_it_means_to_transformers(case: str, tmp_path
 def test_the_default_proof_takes_keys_that_the_class_does_not_read(tmp_path: Path) -> None:
     """Of a contradiction the proof's second reader must know, too, which word counts."""
     changed("gptneox", tmp_path / "hf", **NO_ROPE, rope_theta=777.0)
-    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True)))[0]
     assert graph_of(made.path).sizes["rope_base"] == 10000.0
 
 

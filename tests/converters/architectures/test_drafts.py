@@ -79,7 +79,7 @@ def target(fixtures: Path) -> Path:
 
 
 def converted(source: Path, target: Path | None, out: Path) -> Any:
-    return convert(request_of(str(source), {"target_model": target and str(target), "out": str(out)}))
+    return convert(request_of(str(source), {"target_model": target and str(target), "out": str(out)}))[0]
 
 
 def bound(source: Path, target: Path) -> Any:
@@ -338,7 +338,7 @@ def test_gemmas_assistant_is_transformers(kind: str, tmp_path: Path, monkeypatch
         )
     expected = np.concatenate([found.logits[0].numpy(), found.last_hidden_state[0].numpy()], -1)
     request = request_of(str(tmp_path / "hf"), {"no_vocab": True, "out": str(tmp_path / "x.gguf")})
-    done = convert(request)
+    done = convert(request)[0]
     assert not [note for note in done.receipt["notes"] if "does not use" in note]
     for graph in (graph_of(str(tmp_path / "hf")), graph_of(done.path)):
         assert graph.architecture.name == "gemma4-assistant"

@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import embedding, forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.files.sidecar_settings import Sidecars
@@ -63,7 +64,7 @@ def gemma(folder: Path, *, pickled: bool = False, **changes: Any) -> np.ndarray:
 @pytest.mark.parametrize("pickled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_embeddinggemma_with_its_matrices(pickled: bool, tmp_path: Path) -> None:
     expected = gemma(tmp_path / "hf", pickled=pickled)
-    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0]
     assert len(result.receipt["source"]["files"]) == 3 and result.receipt["logits"]["embedding"] <= LIMIT
     for side in (str(tmp_path / "hf"), result.path):
         graph = graph_of(side)
@@ -83,7 +84,7 @@ def test_llama_cpp_and_transformers_hear_a_model_with_matrices(tmp_path: Path, f
     for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (tmp_path / "hf" / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), witness=("transformers", "llama.cpp"))
-    heard = {(one["witness"], one["what"]): one["why"] for one in convert(request).receipt["testimonies"]}
+    heard = {(one["witness"], one["what"]): one["why"] for one in convert(request)[0].receipt["testimonies"]}
     assert heard["llama.cpp", "embeddings"] is None and heard["transformers", "states"] is None
 
 
@@ -133,7 +134,7 @@ def test_what_gguf_has_no_key_for_is_said(tmp_path: Path) -> None:
     prompts = {"prompts": {"query": "query: ", "passage": "passage: ", "": ""}, "default_prompt_name": None}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 17, "do_lower_case": True}))
-    notes = " ".join(convert(Request(str(tmp_path), str(tmp_path / "x.gguf"), vocab=BARE)).receipt["notes"])
+    notes = " ".join(convert(Request(str(tmp_path), str(tmp_path / "x.gguf"), vocab=BARE))[0].receipt["notes"])
     for words in (
         "query: 'query: ', passage: 'passage: ')", "a module LayerNorm", "no Normalize", "cuts texts at 17",
         "lower case",

@@ -13,7 +13,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import embedding, forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
@@ -343,7 +344,7 @@ def test_transformers_and_llama_cpp_give_the_scores(name: str, tmp_path: Path, f
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), witness=("transformers", "llama.cpp"))
     heard = {
         one["witness"]: one
-        for one in convert(request).receipt["testimonies"]
+        for one in convert(request)[0].receipt["testimonies"]
         if one["what"] not in ("texts", "conversations")
     }
     assert {witness: one["what"] for witness, one in heard.items() if witness != "tokenizers"} == {
@@ -367,6 +368,6 @@ def test_llama_cpp_alone_gives_the_embeddings(name: str, tmp_path: Path, fixture
         (folder / "config.json").write_text(json.dumps(NEO | {"vocab_size": 384}))
     for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (folder / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
-    heard = convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("llama.cpp",))).receipt["testimonies"]
+    heard = convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("llama.cpp",)))[0].receipt["testimonies"]
     said = [(one["what"], one["why"]) for one in heard if one["witness"] == "llama.cpp"]
     assert sorted(said) == [("embeddings", None), ("texts", None)]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options, plan_steps
 from ggferry.converters.forward.blocks.attention import alibi_slopes
 from ggferry.converters.forward.evaluate import forward
@@ -387,7 +388,7 @@ def test_a_lora_changes_the_rows_it_was_made_for(name: str, module: str, turn: b
     save_file(factors, tmp_path / "lora" / "adapter_model.safetensors")
     settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "fan_in_fan_out": turn}
     (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps(settings))
-    made_of = convert(Request(str(tmp_path / "lora"), str(tmp_path / "l.gguf"), base=str(tmp_path / "hf")))
+    made_of = convert(Request(str(tmp_path / "lora"), str(tmp_path / "l.gguf"), base=str(tmp_path / "hf")))[0]
     found = open_checkpoint(made_of.path)
     save_file(weights, tmp_path / "hf" / "model.safetensors")
     after = whole(understand(open_checkpoint(str(tmp_path / "hf"))))
@@ -473,7 +474,7 @@ def test_every_checkpoint_beside_the_legacy_files_converts_with_proof(fixtures: 
     for folder in models:
         ids = json.loads((folder / "logits.json").read_text())["ids"]
         expected = np.load(folder / "logits.npy")
-        result = convert(Request(str(folder), str(tmp_path / f"{folder.name}.gguf")))
+        result = convert(Request(str(folder), str(tmp_path / f"{folder.name}.gguf")))[0]
         assert result.receipt["verified"] == "full" and result.receipt["tokenizer"]["passed"]
         for side in (graph_of(str(folder)), graph_of(result.path)):
             assert relative(expected, forward(side, ids)) <= LIMIT, folder.name
@@ -505,7 +506,7 @@ def by_prompt(paths: list[Path], ids: list[int]) -> dict[int, list[Path]]:
 def test_replits_vocabulary_is_sentencepieces_unigram(fixtures: Path, tmp_path: Path) -> None:
     """As an `mpt` with a `t5` vocabulary, which llama.cpp loads (the test above)."""
     folder = fixtures / "legacy-other" / "hf" / "replit-s64"
-    found = open_checkpoint(convert(Request(str(folder), str(tmp_path / "x.gguf"))).path).metadata
+    found = open_checkpoint(convert(Request(str(folder), str(tmp_path / "x.gguf")))[0].path).metadata
     assert found["general.architecture"].data == "mpt" and found["tokenizer.ggml.model"].data == "t5"
     import sentencepiece
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import transformers
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -336,4 +337,4 @@ def test_a_file_with_a_window_and_no_list_of_blocks_is_read(tmp_path: Path) -> N
     """What follows from the list of the blocks with a window is not asked of a list that is not known."""
     make("cohere2", tmp_path / "hf")
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True), level="fast")
-    assert graph_of(convert(request).path).sizes["n_swa"] == 7
+    assert graph_of(convert(request)[0].path).sizes["n_swa"] == 7

@@ -12,7 +12,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
@@ -96,7 +97,7 @@ def by_definition(w: dict[str, torch.Tensor]) -> np.ndarray:
 
 def test_jina_3_by_its_definition(tmp_path: Path) -> None:
     expected = by_definition(checkpoint(tmp_path / "hf"))
-    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).path
+    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0].path
     for side in (str(tmp_path / "hf"), path):
         assert relative(expected, forward(graph_of(side), IDS)) <= 2e-6
     assert graph_of(path).checkpoint.metadata["jina-bert-v3.context_length"].data == 40
@@ -129,7 +130,7 @@ def test_what_transformers_saves_computes_what_transformers_does(
     model.save_pretrained(tmp_path / "hf")
     with torch.no_grad():
         states = model(input_ids=torch.tensor([IDS]), output_hidden_states=True).hidden_states[-1][0].numpy()
-    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))
+    made = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0]
     for side in (str(tmp_path / "hf"), made.path):
         assert relative(states, forward(graph_of(side), IDS)) <= 2e-6
     assert graph_of(made.path).architecture.name == "jina-bert-v3"
@@ -166,6 +167,6 @@ def test_llama_cpp_gives_the_embeddings(tmp_path: Path, fixtures: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (tmp_path / "hf" / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), witness=("llama.cpp",))
-    heard = convert(request).receipt["testimonies"]
+    heard = convert(request)[0].receipt["testimonies"]
     said = {one["what"]: one["why"] for one in heard if one["witness"] == "llama.cpp"}
     assert said["embeddings"] is None

@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import embedding, forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
@@ -63,7 +64,7 @@ def test_states_are_transformers(both_sides: bool, tmp_path: Path) -> None:
     expected = states(model(tmp_path / "hf"), both_sides=both_sides)
     if both_sides:
         renamed(tmp_path / "hf", "Lfm2BidirectionalModel")
-    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).path
+    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0].path
     for side in (str(tmp_path / "hf"), path):
         assert relative(expected, forward(graph_of(side), IDS)) <= LIMIT
 
@@ -75,7 +76,7 @@ def test_a_matrix_on_every_token(bias: bool, tmp_path: Path) -> None:
     listed(tmp_path / "hf", ("Dense", "1_Dense"))
     tensors = dense(tmp_path / "hf", "1_Dense", 24, 64, bias=bias)
     expected = expected @ tensors["linear.weight"].numpy().T + (tensors["linear.bias"].numpy() if bias else 0)
-    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).path
+    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0].path
     graph = graph_of(path)
     assert relative(expected / np.linalg.norm(expected), embedding(graph, forward(graph, IDS))) <= LIMIT
     assert graph.checkpoint.metadata["lfm2.embedding_length_out"].data == 24
@@ -105,6 +106,6 @@ def test_llama_cpp_gives_the_vectors(both_sides: bool, matrix: bool, tmp_path: P
     for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (tmp_path / "hf" / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), witness=("llama.cpp",))
-    heard = convert(request).receipt["testimonies"]
+    heard = convert(request)[0].receipt["testimonies"]
     said = {one["what"]: one["why"] for one in heard if one["witness"] == "llama.cpp"}
     assert said["embeddings"] is None

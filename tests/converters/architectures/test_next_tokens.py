@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -89,7 +90,7 @@ def test_a_conversion_proves_them_and_says_what_it_does_not_compute(tmp_path: Pa
     predicting("glm4moe", tmp_path / "hf", count=2)
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mtp=True)
     request = replace(request, vocab=replace(request.vocab, none=True))
-    receipt = convert(request).receipt
+    receipt = convert(request)[0].receipt
     named = [tensor["name"] for tensor in receipt["tensors"] if re.search(r"nextn\.eh_proj", tensor["name"])]
     assert len(named) == 2 and receipt["options"]["mtp"] is True
     assert any("the proof do not use them" in note for note in receipt["notes"])

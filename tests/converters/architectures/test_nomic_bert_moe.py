@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
@@ -110,7 +111,7 @@ def by_definition(w: dict[str, torch.Tensor]) -> np.ndarray:
 
 def test_nomic_2_by_its_definition(tmp_path: Path) -> None:
     expected = by_definition(checkpoint(tmp_path / "hf"))
-    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).path
+    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0].path
     for side in (str(tmp_path / "hf"), path):
         assert relative(expected, forward(graph_of(side), IDS)) <= 2e-6
     stated = graph_of(path).checkpoint.metadata
@@ -146,6 +147,6 @@ def test_llama_cpp_gives_the_embeddings(tmp_path: Path, fixtures: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (tmp_path / "hf" / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), witness=("llama.cpp",))
-    heard = convert(request).receipt["testimonies"]
+    heard = convert(request)[0].receipt["testimonies"]
     said = {one["what"]: one["why"] for one in heard if one["witness"] == "llama.cpp"}
     assert said["embeddings"] is None

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -116,7 +117,7 @@ def test_gpt_oss_with_experts_in_mxfp4(keep: bool, tmp_path: Path) -> None:
     save_file(others | packed, tmp_path / "model.safetensors")
     assert relative(logits, forward(graph_of(str(tmp_path)), TOKENS)) <= 1e-5
     options = Options(outtype="keep" if keep else "f32")
-    made = convert(Request(str(tmp_path), str(tmp_path / "x.gguf"), options, vocab=VocabOptions(none=True)))
+    made = convert(Request(str(tmp_path), str(tmp_path / "x.gguf"), options, vocab=VocabOptions(none=True)))[0]
     kinds = {ref.type.name for name, ref in open_gguf(made.path).tensors.items() if name.endswith("_exps.weight")}
     assert kinds == ({"MXFP4"} if keep else {"F32"})
     graded = {row["name"]: row["grade"] for row in made.receipt["tensors"]}

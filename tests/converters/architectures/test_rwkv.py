@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -142,7 +143,7 @@ def test_both_sides_compute_the_equations(
     form: str, models: dict[str, tuple[Path, np.ndarray]], tmp_path: Path
 ) -> None:
     path, expected = models[form]
-    result = convert(Request(str(path), str(tmp_path / "x.gguf"), Options(outtype="f32"), vocab=BARE))
+    result = convert(Request(str(path), str(tmp_path / "x.gguf"), Options(outtype="f32"), vocab=BARE))[0]
     assert result.receipt["architecture"] == f"rwkv{form[0]}" and result.receipt["verified"] == "full"
     for side in (str(path), result.path):  # halving the stream moves it against the norms' epsilon
         assert relative(expected, forward(graph_of(side), TOKENS)) <= (1e-4 if form == "6 rescaled" else 1e-5)
@@ -220,7 +221,7 @@ def test_heads_of_another_width_are_refused(tmp_path: Path) -> None:
 
 
 def test_rwkv4_pth_computes_the_oracles_logits_from_both_sides(pth: Path, tmp_path: Path) -> None:
-    result = convert(Request(str(pth), str(tmp_path / "x.gguf"), Options(outtype="f32"), vocab=BARE))
+    result = convert(Request(str(pth), str(tmp_path / "x.gguf"), Options(outtype="f32"), vocab=BARE))[0]
     expected, ids = np.load(pth.parent / "logits.npy"), json.loads((pth.parent / "logits.json").read_text())["ids"]
     for side in (str(pth), result.path):
         assert relative(expected, forward(graph_of(side), ids)) <= 1e-5
@@ -319,7 +320,7 @@ def test_a_pth_takes_its_vocabulary_from_a_file_that_is_named(pth: Path, fixture
         (tmp_path / "my world.txt", "rwkv", {"bos": 0, "eos": 0, "eot": 261}),
     ):
         vocab = VocabOptions(source=str(source))
-        result = convert(Request(str(pth), str(tmp_path / "x.gguf"), vocab=vocab, force=True, level="fast"))
+        result = convert(Request(str(pth), str(tmp_path / "x.gguf"), vocab=vocab, force=True, level="fast"))[0]
         again = open_checkpoint(result.path)
         found = load_tokenizer(again, 512)
         assert found is not None and (found.model, found.ids) == (model, ids)

@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ggferry.converters.architectures.chameleon import PICTURES
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.understand import graph_of
@@ -49,7 +50,7 @@ def test_transformers_says_nothing_of_a_chameleons_pictures(tmp_path: Path) -> N
         str(tmp_path / "hf"), str(tmp_path / "x.gguf"), level="full", witness=("transformers",),
         vocab=VocabOptions(none=True),
     )  # fmt: skip
-    (testimony,) = convert(request).receipt["testimonies"]
+    (testimony,) = convert(request)[0].receipt["testimonies"]
     assert testimony["witness"] == "transformers" and testimony.get("why") is None
 
 

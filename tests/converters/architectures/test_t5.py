@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.importance_matrix import measure, write_imatrix
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -44,7 +45,7 @@ def tokens() -> list[int]:
 
 def test_t5_is_the_oracles(hf: Path, tokens: list[int], peer: Peers, tmp_path: Path) -> None:
     """The decoder is given its start token and the first seven: the first eight rows."""
-    result = convert(Request(str(hf / "ckpt" / "t5"), str(tmp_path / "x.gguf")))
+    result = convert(Request(str(hf / "ckpt" / "t5"), str(tmp_path / "x.gguf")))[0]
     expected = np.load(hf / "out" / "t5" / "hf_logits_f32.npy")
     for side in (str(hf / "ckpt" / "t5"), result.path):
         assert relative(expected, forward(graph_of(side), tokens)[:8]) <= LIMIT
@@ -133,7 +134,7 @@ def edited(folder: Path, tensors: dict[str, Any] | None = None, **changes: Any) 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_against_transformers(name: str, tmp_path: Path) -> None:
     expected = saved(tmp_path / "hf", name)
-    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0]
     for side in (str(tmp_path / "hf"), result.path):
         assert relative(expected, forward(graph_of(side), IDS)) <= LIMIT
     kind = VARIANTS[name][0]
@@ -270,7 +271,7 @@ def test_no_key_is_idle(name: str, tmp_path: Path) -> None:
     """Every written key changes what is computed or contradicts the tensors; distances end nowhere, so the context
     the model was trained on does not enter."""
     saved(tmp_path / "hf", name)
-    graph = graph_of(convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).path)
+    graph = graph_of(convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0].path)
     expected, found, prefix = forward(graph, IDS), set(), f"{graph.architecture.name}."
     for key, value in graph.checkpoint.metadata.items():
         if key.startswith(prefix):
@@ -299,7 +300,7 @@ def test_llama_cpp_embeds_with_our_encoder(feed_forward: str, tmp_path: Path, fi
     for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (tmp_path / "hf" / file).write_bytes((fixtures / "hf" / "ckpt" / "bert" / file).read_bytes())
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), witness=("transformers", "llama.cpp"))
-    receipt = convert(request).receipt
+    receipt = convert(request)[0].receipt
     assert receipt["logits"]["embedding"] <= 2e-6
     heard = {
         one["witness"]: (one["what"], one["why"])
@@ -321,7 +322,7 @@ def test_an_importance_matrix_of_both_halves(tmp_path: Path) -> None:
 
 def test_blocks_of_two_series_are_not_pruned(tmp_path: Path) -> None:
     saved(tmp_path / "hf", "gated")
-    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).path
+    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0].path
     with pytest.raises(UsageError, match=r"no tensors 'blk"):
         convert(Request(path, str(tmp_path / "y.gguf"), vocab=BARE, prune="1"))
 
@@ -337,7 +338,7 @@ def with_a_vocabulary(hf: Path, folder: Path, name: str, **changes: Any) -> str:
     saved(folder / "hf", name, vocab_size=352, **changes)
     for file in ("spiece.model", "tokenizer_config.json"):
         (folder / "hf" / file).write_bytes((hf / "ckpt" / "t5" / file).read_bytes())
-    return convert(Request(str(folder / "hf"), str(folder / "x.gguf"))).path
+    return convert(Request(str(folder / "hf"), str(folder / "x.gguf")))[0].path
 
 
 @pytest.mark.slow
@@ -356,7 +357,7 @@ def test_llama_cpp_decodes_alike(name: str, hf: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_llama_cpp_decodes_the_oracles_t5_as_the_oracle_says(hf: Path, tokens: list[int], tmp_path: Path) -> None:
     """What it gets wrong of this model is the greatest distance alone: as if it were 128."""
-    path = convert(Request(str(hf / "ckpt" / "t5"), str(tmp_path / "x.gguf"))).path
+    path = convert(Request(str(hf / "ckpt" / "t5"), str(tmp_path / "x.gguf")))[0].path
     found = encoded_and_decoded(path, tokens, [0, *tokens[:-1]], tmp_path)
     assert relative(np.load(hf / "out" / "t5" / "llamacpp_logits_f32.npy"), found[:8]) <= CLOSE
     as_it_computes = understand(open_checkpoint(path), {"attention.relative_max_distance": "128"})

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from ggferry.converters.architectures._whisper import mel_filters
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.forward.importance_matrix import measure
@@ -71,7 +72,7 @@ def states_and_logits(folder: Path, path: Path | str) -> tuple[np.ndarray, np.nd
     "name", [pytest.param("", marks=pytest.mark.slow), "tiny.pt", pytest.param("tiny-f32.pt", marks=pytest.mark.slow)]
 )
 def test_both_sides_compute_the_oracles_states_and_logits(name: str, tiny: Path, tmp_path: Path) -> None:
-    result = convert(Request(str(tiny / name), str(tmp_path / "x.gguf"), vocab=BARE))
+    result = convert(Request(str(tiny / name), str(tmp_path / "x.gguf"), vocab=BARE))[0]
     for side in (tiny / name, result.path):
         states, logits = states_and_logits(tiny, side)
         assert states.shape == (1500, 64)
@@ -169,7 +170,7 @@ def test_widths_and_depths_against_transformers(name: str, tmp_path: Path) -> No
     ids = [3, 17, 5, 90, 44]
     with torch.no_grad():
         out = model(input_features=torch.from_numpy(mel)[None], decoder_input_ids=torch.tensor([ids]))
-    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0]
     for side in (str(tmp_path / "hf"), result.path):
         graph = graph_of(side)
         assert relative(out.logits[0].numpy(), forward(graph, ids, inputs={"mel": mel})) <= LIMIT
@@ -232,7 +233,7 @@ def test_filters_and_positions_stay_what_they_are_in_narrow_files(tmp_path: Path
     saved(tmp_path / "hf")
     for kind in ("f16", "q8_0"):
         target = str(tmp_path / f"{kind}.gguf")
-        result = convert(Request(str(tmp_path / "hf"), target, Options(outtype=kind), vocab=BARE))
+        result = convert(Request(str(tmp_path / "hf"), target, Options(outtype=kind), vocab=BARE))[0]
         types = {node.name: node.inputs[0].type.name for node in graph_of(result.path).nodes}
         assert types["mel_filters.weight"] == types["enc.blk.0.attn_norm.weight"] == "F32"
         assert types["dec.blk.1.cross_attn_q.weight"] == kind.upper()
@@ -273,7 +274,7 @@ def test_no_key_is_idle(tmp_path: Path) -> None:
     """A written key that nothing reads could be wrong unseen; the start token is what a program that listens
     begins with."""
     saved(tmp_path / "hf")
-    graph = graph_of(convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).path)
+    graph = graph_of(convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0].path)
     expected, idle = forward(graph, [3, 5, 17]), set()
     for key, value in graph.checkpoint.metadata.items():
         if not key.startswith("whisper."):
@@ -342,7 +343,7 @@ def test_the_vocabulary_of_a_converted_whisper_encodes_as_its_tokenizer(
     saved(tmp_path / "hf", vocab_size=expected.get_vocab_size())
     for path in (slow_files(spoken, tmp_path / "slow") if slow else spoken).iterdir():
         (tmp_path / "hf" / path.name).write_bytes(path.read_bytes())
-    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))[0]
     found = load_tokenizer(open_checkpoint(result.path), expected.get_vocab_size())
     encode = encoder(found).encode
     for text in SPOKEN:
@@ -365,5 +366,5 @@ def test_a_pt_says_how_to_get_a_vocabulary(tiny: Path, spoken: Path, tmp_path: P
     assert "--no-vocab" in str(caught.value) and "--tokenizer" in str(caught.value)
     beside = VocabOptions(source=str(spoken))
     with_one = Request(str(tmp_path / "tiny.pt"), str(tmp_path / "x.gguf"), vocab=beside, level="fast")
-    found = load_tokenizer(open_checkpoint(convert(with_one).path), 600)
+    found = load_tokenizer(open_checkpoint(convert(with_one)[0].path), 600)
     assert len(found.tokens) == 600 and found.tokens[400] == "<|startoftranscript|>"

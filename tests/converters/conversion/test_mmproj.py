@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import ggferry
-from ggferry.converters.conversion.request import request_of
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request, request_of
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.formats.errors import MissingError, RefusedError, UsageError, VerificationError
@@ -59,8 +59,8 @@ def types(path: Path) -> set[str]:
 
 
 def test_both_files_are_written_and_each_receipt_names_the_other(folder: Path, tmp_path: Path) -> None:
-    result = convert(request(folder, tmp_path / "a.gguf"))
-    assert result.second is not None and result.second.path == str(tmp_path / "mmproj-a.gguf")
+    made = convert(request(folder, tmp_path / "a.gguf"))
+    assert [one.path for one in made] == [str(tmp_path / "a.gguf"), str(tmp_path / "mmproj-a.gguf")]
     text, second = receipt(tmp_path / "a.gguf"), receipt(tmp_path / "mmproj-a.gguf")
     assert text["mmproj"] == second["output"]["files"] and second["text"] == text["output"]["files"]
     assert (text["architecture"], second["architecture"]) == ("gemma3", "clip")
@@ -83,9 +83,8 @@ def test_what_neither_file_takes_is_said_to_be_lost(folder: Path, tmp_path: Path
     tensors = load_file(more / "model.safetensors")
     name = next(name for name in tensors if "vision_tower" in name).partition("vision_tower.")[0]
     save_file({**tensors, f"{name}vision_tower.head.probe": np.ones((1, 4), np.float32)}, more / "model.safetensors")
-    result = convert(request(more, tmp_path / "a.gguf"))
-    assert result.second is not None
-    for one in (result.receipt, result.second.receipt):
+    text, mmproj = convert(request(more, tmp_path / "a.gguf"))
+    for one in (text.receipt, mmproj.receipt):
         assert [drop["name"] for drop in one["dropped"] if drop["loses"]] == [f"{name}vision_tower.head.probe"]
 
 
@@ -97,9 +96,9 @@ def test_what_neither_file_takes_is_said_to_be_lost(folder: Path, tmp_path: Path
 def test_the_second_file_has_a_type_of_its_own(
     outtype: str, asked: str | None, second: set[str], folder: Path, tmp_path: Path
 ) -> None:
-    result = convert(request(folder, tmp_path / "a.gguf", outtype, mmproj_outtype=asked))
-    assert result.second is not None and types(tmp_path / "mmproj-a.gguf") == second
-    kinds = {tensor["name"]: tensor["type"] for tensor in result.second.receipt["tensors"]}
+    _, mmproj = convert(request(folder, tmp_path / "a.gguf", outtype, mmproj_outtype=asked))
+    assert types(tmp_path / "mmproj-a.gguf") == second
+    kinds = {tensor["name"]: tensor["type"] for tensor in mmproj.receipt["tensors"]}
     plain = {kinds[name] for name in ("v.patch_embd.weight", "mm.input_projection.weight")}
     assert plain == ({"F16"} if "F16" in second else {"F32"}), "runtimes take nothing else"
     assert kinds["v.position_embd.weight"] == "F32"
@@ -116,18 +115,17 @@ def test_names(out: str, outtype: str, name: str, folder: Path, tmp_path: Path) 
 
 
 def test_in_a_folder_it_has_the_conventions_name(folder: Path, tmp_path: Path) -> None:
-    result = convert(request(folder, tmp_path))
-    assert result.second is not None
-    assert os.path.basename(result.second.path) == "mmproj-Tiny-Eyed-F16.gguf"
+    _, mmproj = convert(request(folder, tmp_path))
+    assert os.path.basename(mmproj.path) == "mmproj-Tiny-Eyed-F16.gguf"
 
 
 def test_only_and_none(folder: Path, tmp_path: Path) -> None:
-    only = convert(request(folder, tmp_path / "a.gguf", mmproj="only"))
-    assert os.listdir(tmp_path) and only.path == str(tmp_path / "mmproj-a.gguf") and only.second is None
+    (only,) = convert(request(folder, tmp_path / "a.gguf", mmproj="only"))
+    assert os.listdir(tmp_path) and only.path == str(tmp_path / "mmproj-a.gguf")
     assert sorted(os.listdir(tmp_path)) == ["mmproj-a.gguf", "mmproj-a.gguf.receipt.json"]
     assert [drop for drop in only.receipt["dropped"] if drop["loses"]], "the text model is in no file"
-    text = convert(request(folder, tmp_path / "b.gguf", mmproj="none"))
-    assert text.second is None and "mmproj" not in text.receipt
+    (text,) = convert(request(folder, tmp_path / "b.gguf", mmproj="none"))
+    assert "mmproj" not in text.receipt
     assert [note for note in text.receipt["notes"] if "not carried over" in note]
 
 
@@ -158,19 +156,19 @@ def test_a_class_whose_tower_no_table_reads_is_converted_as_before(folder: Path,
     other = shutil.copytree(folder, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "architectures": ["Gemma3ForCausalLM"]}))
-    result = convert(request(other, tmp_path / "a.gguf"))
+    (result,) = convert(request(other, tmp_path / "a.gguf"))
     told = [note for note in result.receipt["notes"] if "no mmproj file is written" in note]
-    assert result.second is None and len(told) == 1 and "Gemma3ForCausalLM" in told[0]
+    assert len(told) == 1 and "Gemma3ForCausalLM" in told[0]
     with pytest.raises(UsageError, match="no table reads the projector of Gemma3ForCausalLM"):
         convert(request(other, tmp_path / "b.gguf", mmproj="only"))
 
 
 def test_a_folder_without_its_processors_settings_has_its_text_model(folder: Path, tmp_path: Path) -> None:
     bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("preprocessor_config.json"))
-    result = convert(request(bare, tmp_path / "m.gguf"))
+    (result,) = convert(request(bare, tmp_path / "m.gguf"))
     (note,) = (note for note in result.receipt["notes"] if "no mmproj file is written" in note)
     assert "preprocessor_config.json" in note and "vision.image_mean" in note
-    assert result.second is None and not (tmp_path / "mmproj-m.gguf").exists()
+    assert not (tmp_path / "mmproj-m.gguf").exists()
     with pytest.raises(MissingError, match="image_mean"):
         convert(request(bare, tmp_path / "n.gguf", mmproj="only"))
 
@@ -211,7 +209,7 @@ def test_an_archive_has_one_line_and_two_outputs(folder: Path, tmp_path: Path) -
     path, dest = tmp_path / "plan.jsonl", tmp_path / "out"
     plan(tmp_path / "in", path, "--dest", dest, "--outtype", "q8_0", "--verify", "fast", "-j", "1")
     line = json.loads(path.read_text().splitlines()[1])
-    assert "lost" not in line and any("a file of its own" in note for note in line["notes"])
+    assert "lost" not in line and any("an mmproj file beside the output" in note for note in line["notes"])
     command("apply", path, "-j", "1")
     out = {found.name for found in dest.rglob("*.gguf")}
     assert len(out) == 2 and sum(name.startswith("mmproj-") and name.endswith("-F16.gguf") for name in out) == 1

@@ -46,8 +46,8 @@ def test_logits_are_those_of_single_runs_with_one_pass_of_the_source(
 
     monkeypatch.setattr(weights, "LARGE", large)
     sides: list[logits.Passes] = []
-    run = logits.run_together
-    monkeypatch.setattr(logits, "run_together", lambda some, texts: (sides.extend(some), run(some, texts))[1])
+    run = logits.run_prompts
+    monkeypatch.setattr(logits, "run_prompts", lambda some, texts: (sides.extend(some), run(some, texts))[1])
     made = ggferry.ladder(SOURCE, tmp_path / "m-{outtype}.gguf", outtype="keep,q4_0,q8_0")
     assert len(sides) == 1 + 3 + 1  # the source; each output; the source's values as both rounded ones lay them out
     for one, name in zip(made, ("keep", "q4_0", "q8_0"), strict=True):
@@ -73,8 +73,8 @@ def test_a_chunk_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_source_is_understood_and_its_vocabulary_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ggferry.converters.conversion import plan as planning
-    from ggferry.converters.conversion import run as convert
+    from ggferry.converters.conversion.kinds import gguf as kind
+    from ggferry.converters.conversion.kinds import gguf_plan as planning
     from ggferry.converters.proof import vocabulary
 
     called: list[str] = []
@@ -83,7 +83,7 @@ def test_the_source_is_understood_and_its_vocabulary_asked_once(
         call = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, **k: (called.append(name), call(*a, **k))[1])
 
-    count(convert, "understand")
+    count(kind, "understand")
     for name in ("understand", "load_tokenizer", "read_imatrix"):
         count(planning, name)
     count(vocabulary, "hear")

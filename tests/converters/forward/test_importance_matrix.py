@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward import importance_matrix as importance
 from ggferry.converters.forward.evaluate import forward
@@ -60,7 +61,7 @@ def test_the_oracles_matrix(fixtures: Path, peer: Peers, tmp_path: Path) -> None
 
 def test_experts_are_counted_one_by_one_and_the_matrix_can_be_used(fixtures: Path, tmp_path: Path) -> None:
     source = fixtures / "hf/ckpt/mixtral"
-    model = convert(Request(str(source), str(tmp_path / "m.gguf"), Options(outtype="f16"), level="fast")).path
+    model = convert(Request(str(source), str(tmp_path / "m.gguf"), Options(outtype="f16"), level="fast"))[0].path
     graph = graph_of(model)
     tokenizer = load_tokenizer(graph.checkpoint, graph.sizes["n_vocab"])
     assert tokenizer is not None
@@ -78,8 +79,8 @@ def test_experts_are_counted_one_by_one_and_the_matrix_can_be_used(fixtures: Pat
     counts = arrays(path)[f"{name.removesuffix('.weight')}.weight.counts"]
     assert counts.sum() == 2 * sum(map(len, chunks)), "two experts a token"
     plain = Options(outtype="q4_0", pure=True)
-    with_it = convert(Request(model, str(tmp_path / "a.gguf"), plain, imatrix=str(path), level="fast"))
-    without = convert(Request(model, str(tmp_path / "b.gguf"), plain, level="fast"))
+    with_it = convert(Request(model, str(tmp_path / "a.gguf"), plain, imatrix=str(path), level="fast"))[0]
+    without = convert(Request(model, str(tmp_path / "b.gguf"), plain, level="fast"))[0]
     assert Path(with_it.path).read_bytes() != Path(without.path).read_bytes()
     assert "quantize.imatrix.entries_count" in open_gguf(with_it.path).metadata
 

@@ -18,9 +18,10 @@ from tokenizers import Tokenizer as Library
 
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
+from ggferry.converters.conversion.run import convert as export
 from ggferry.converters.conversion_plan.steps import Options
-from ggferry.converters.hf_export.export import RECEIPT, export
 from ggferry.converters.hf_export.known_classes import known_class
+from ggferry.converters.hf_export.plan import RECEIPT
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import RefusedError, UsageError
 from ggferry.quant.codec import codec
@@ -41,7 +42,7 @@ def legacy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_legacy_file_becomes_a_folder(legacy: Path, tmp_path: Path) -> None:
-    done = export(Request(str(legacy), str(tmp_path / "out"), to="safetensors"))
+    done = export(Request(str(legacy), str(tmp_path / "out"), to="safetensors"))[0]
     graph, receipt = graph_of(str(legacy)), json.loads((tmp_path / "out" / RECEIPT).read_text())
     with safe_open(tmp_path / "out" / "model.safetensors", "np") as file:
         found = file.get_tensor("model.layers.0.mlp.up_proj.weight")
@@ -130,7 +131,7 @@ def test_a_rebuilt_tokenizer_encodes_as_the_original(name: str, tmp_path: Path) 
     make("llama", tmp_path / "hf", vocab_size=rows)
     for path in original.parent.iterdir():
         shutil.copy(path, tmp_path / "hf")
-    gguf = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), level="none")).path
+    gguf = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), level="none"))[0].path
     export(Request(gguf, str(tmp_path / "out"), to="safetensors", level="none"))
     before, after = (Library.from_file(str(path)) for path in (original, tmp_path / "out" / "tokenizer.json"))
     for text in TEXTS:

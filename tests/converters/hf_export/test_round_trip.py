@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from ggferry.converters.conversion.request import Request
-from ggferry.converters.hf_export.export import export
+from ggferry.converters.conversion.run import convert as export
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions

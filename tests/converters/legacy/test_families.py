@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -41,7 +42,7 @@ EACH = pytest.mark.parametrize(("root", "entry"), entry_cases(ENTRIES, quick=FIR
 @EACH
 def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> None:
     source = str(root / entry["file"])
-    result = convert(Request(source, str(tmp_path / "out.gguf"), vocab=vocabulary(root, entry)))
+    result = convert(Request(source, str(tmp_path / "out.gguf"), vocab=vocabulary(root, entry)))[0]
     receipt = result.receipt
     figures = receipt["logits"]
     proved = figures["relative_rms"] if figures["structure"] is None else figures["structure"]
@@ -100,10 +101,10 @@ def check_weights(entry: dict, path: str) -> None:
 def test_what_was_assumed_is_named_and_a_configuration_wins(tmp_path: Path) -> None:
     root, entry = BY_NAME["falcon/falcon40b-s64-jploski-f16.bin"]
     source = path_of(entry["file"])
-    bare = convert(Request(source, str(tmp_path / "1.gguf"), level="fast")).receipt["hparams"]
+    bare = convert(Request(source, str(tmp_path / "1.gguf"), level="fast"))[0].receipt["hparams"]
     assert bare["eps"]["origin"].startswith("default: ") and bare["n_ctx"]["origin"].startswith("default: ")
     config = str(root / entry["hf_dir"])
-    told = convert(Request(source, str(tmp_path / "2.gguf"), level="fast", config=config)).receipt["hparams"]
+    told = convert(Request(source, str(tmp_path / "2.gguf"), level="fast", config=config))[0].receipt["hparams"]
     assert told["eps"].items() >= {"value": 1e-05, "origin": "config.json: layer_norm_epsilon"}.items()
     assert told["n_ctx"]["origin"].startswith("config.json: ")
     assert {name: param["value"] for name, param in bare.items()}.items() <= {
@@ -120,7 +121,9 @@ def test_another_model_s_configuration_is_refused(tmp_path: Path) -> None:
 
 
 def test_first_quantizers_of_mpt_are_told_by_the_receipt(tmp_path: Path) -> None:
-    receipt = convert(Request(path_of("replit/replit-s64-g1-q4_1.bin"), str(tmp_path / "x.gguf"), level="fast")).receipt
+    receipt = convert(Request(path_of("replit/replit-s64-g1-q4_1.bin"), str(tmp_path / "x.gguf"), level="fast"))[
+        0
+    ].receipt
     assert any("states no quantization version" in note for note in receipt["notes"])
 
 
@@ -129,10 +132,10 @@ def test_first_quantizers_of_mpt_are_told_by_the_receipt(tmp_path: Path) -> None
 
 def test_starcoder_is_told_by_its_repeated_keys_and_values(tmp_path: Path) -> None:
     source = path_of("starcoder/starcoder-s64-g2-q5_1.bin")
-    one = convert(Request(source, str(tmp_path / "1.gguf")))
+    one = convert(Request(source, str(tmp_path / "1.gguf")))[0]
     assert one.receipt["architecture"] == "starcoder" and one.receipt["hparams"]["n_head_kv"]["value"] == 1
     assert len(one.receipt["dropped"]) == 8  # keys and values, weights and biases, of two blocks
-    all_heads = convert(Request(source, str(tmp_path / "4.gguf"), arch="gpt2"))
+    all_heads = convert(Request(source, str(tmp_path / "4.gguf"), arch="gpt2"))[0]
     assert all_heads.receipt["architecture"] == "gpt2" and not all_heads.receipt["dropped"]
     tokens = list(range(16))
     assert relative(forward(graph_of(one.path), tokens), forward(graph_of(all_heads.path), tokens)) <= 1e-6
@@ -147,7 +150,7 @@ def test_copies_that_differ_are_not_let_go(tmp_path: Path) -> None:
     (tmp_path / "m.bin").write_bytes(data)
     with pytest.raises(InconsistentError, match="c_attn"):
         convert(Request(str(tmp_path / "m.bin"), str(tmp_path / "out.gguf")))
-    assert convert(Request(str(tmp_path / "m.bin"), str(tmp_path / "out.gguf"), arch="gpt2")).receipt["verified"]
+    assert convert(Request(str(tmp_path / "m.bin"), str(tmp_path / "out.gguf"), arch="gpt2"))[0].receipt["verified"]
 
 
 # --- eras no witness is left of, made from the others -----------------------------------------------------------
@@ -165,7 +168,7 @@ def test_old_orientation_quantized_is_turned_by_decoding(tmp_path: Path) -> None
     data = bytearray(rewritten(path_of("gpt2/gpt2-s64-pre20230329-h5script-f16.bin"), quantized))
     struct.pack_into("<i", data, 24, 2007)
     (tmp_path / "m.bin").write_bytes(data)
-    result = convert(Request(str(tmp_path / "m.bin"), str(tmp_path / "out.gguf")))
+    result = convert(Request(str(tmp_path / "m.bin"), str(tmp_path / "out.gguf")))[0]
     by_name = {tensor["name"]: tensor for tensor in result.receipt["tensors"]}
     assert by_name["blk.0.attn_qkv.weight"]["type"] == "F16" and by_name["blk.0.ffn_down.weight"]["type"] == "Q8_0"
     assert "cannot be turned" in by_name["blk.0.attn_qkv.weight"]["why"]
@@ -193,7 +196,7 @@ def test_falcon_of_early_june_has_its_rows_in_groups(fields: int, tmp_path: Path
     header = struct.unpack("<7i", data[4:32])
     kept = header[:3] + header[3:4] * (fields == 6) + (header[4], 1)
     (tmp_path / "m.bin").write_bytes(data[:4] + struct.pack(f"<{fields}i", *kept) + data[32:])
-    result = convert(Request(str(tmp_path / "m.bin"), str(tmp_path / "out.gguf")))
+    result = convert(Request(str(tmp_path / "m.bin"), str(tmp_path / "out.gguf")))[0]
     ids = json.loads((root / entry["hf_dir"] / "logits.json").read_text())["ids"]
     assert relative(forward(graph_of(result.path), ids), np.load(root / entry["oracle_logits"])) <= CLOSE
     assert result.receipt["hparams"]["n_head_kv"]["value"] == groups
@@ -210,6 +213,8 @@ def test_plan_is_free_of_weights(tmp_path: Path) -> None:
 def test_options_still_apply(tmp_path: Path) -> None:
     source = path_of("gptneox/gptneox-seq-s64-f16.bin")
     root, entry = BY_NAME["gptneox/gptneox-seq-s64-f16.bin"]
-    result = convert(Request(source, str(tmp_path / "o.gguf"), Options(outtype="q8_0"), vocab=vocabulary(root, entry)))
+    result = convert(Request(source, str(tmp_path / "o.gguf"), Options(outtype="q8_0"), vocab=vocabulary(root, entry)))[
+        0
+    ]
     kinds = {tensor["type"] for tensor in result.receipt["tensors"] if len(tensor["shape"]) > 1}
     assert kinds == {"Q8_0"} and result.receipt["verified"] == "full"

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.understand import graph_of
 from helpers.legacy_families import BY_NAME, ENTRIES, path_of, vocabulary
@@ -29,7 +30,7 @@ def check(files: list[str], count: int, folder: Path) -> None:
     for number, file in enumerate(files):
         root, entry = BY_NAME[file]
         request = Request(path_of(file), str(folder / f"{number}.gguf"), vocab=vocabulary(root, entry), level="fast")
-        outputs.append(Path(convert(request).path))
+        outputs.append(Path(convert(request)[0].path))
     answers = continuations(prompt, count, *outputs)
     assert sum(map(len, answers)) > count * len(outputs) / 2
     for file, path, answer in zip(files, outputs, answers, strict=True):

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -51,7 +52,7 @@ def logits(path: str, era_norm: bool) -> np.ndarray:
 @pytest.mark.parametrize(("root", "entry"), entry_cases(ENTRIES))
 def test_converts_with_full_proof(root: Path, entry: dict, tmp_path: Path) -> None:
     source = str(root / entry["file"])
-    result = convert(Request(source, str(tmp_path / "out.gguf")))
+    result = convert(Request(source, str(tmp_path / "out.gguf")))[0]
     receipt = result.receipt
     figures = receipt["logits"]
     proved = figures["relative_rms"] if figures["structure"] is None else figures["structure"]
@@ -83,7 +84,7 @@ def exact_types(entry: dict) -> bool:
     ),
 )
 def test_token_ids_are_the_runtimes(root: Path, entry: dict, tmp_path: Path) -> None:
-    result = convert(Request(str(root / entry["file"]), str(tmp_path / "out.gguf"), level="fast"))
+    result = convert(Request(str(root / entry["file"]), str(tmp_path / "out.gguf"), level="fast"))[0]
     for path in (str(root / entry["file"]), result.path):
         checkpoint = open_checkpoint(path)
         tokenizer = load_tokenizer(checkpoint, entry["hparams"]["n_vocab"])
@@ -100,7 +101,7 @@ def test_llama_cpp_runs_one_file_of_each_folder(tmp_path: Path) -> None:
     outputs = []
     for number, (root, entry) in enumerate(folders.values()):
         out = str(tmp_path / f"{number}.gguf")
-        outputs.append(Path(convert(Request(str(root / entry["file"]), out, level="fast")).path))
+        outputs.append(Path(convert(Request(str(root / entry["file"]), out, level="fast"))[0].path))
     answers = continuations(prompt, count, *outputs)
     assert sum(map(len, answers)) > count * len(outputs) / 2
     for path, answer in zip(outputs, answers, strict=True):
@@ -117,7 +118,7 @@ def test_llama_cpp_runs_one_file_of_each_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0"])
 def test_explicit_types(outtype: str, tmp_path: Path) -> None:
     source = Llama(kind="F32", version=1).write(tmp_path / "m.bin")
-    result = convert(Request(str(source), str(tmp_path / "out.gguf"), Options(outtype=outtype)))
+    result = convert(Request(str(source), str(tmp_path / "out.gguf"), Options(outtype=outtype)))[0]
     kinds = {tensor["type"] for tensor in result.receipt["tensors"] if len(tensor["shape"]) > 1}
     assert kinds == {outtype.upper()}
     assert result.receipt["output"]["files"][0]["bytes"] == Path(result.path).stat().st_size
@@ -126,7 +127,7 @@ def test_explicit_types(outtype: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("expand", ["f16", "f32", "q8_0"])
 def test_expansion_of_what_gguf_cannot_hold(expand: str, tmp_path: Path) -> None:
     source = str(FIXTURES / "legacy-llama/ggjt1-20230428/q4_3.bin")
-    result = convert(Request(source, str(tmp_path / "out.gguf"), Options(expand=expand)))
+    result = convert(Request(source, str(tmp_path / "out.gguf"), Options(expand=expand)))[0]
     matrices = [tensor for tensor in result.receipt["tensors"] if len(tensor["shape"]) > 1]
     assert {tensor["type"] for tensor in matrices} == {expand.upper()}
     assert {tensor["grade"] for tensor in matrices} == {"repacked" if expand == "f32" else "rounded"}
@@ -140,19 +141,19 @@ def test_requantizing_needs_a_flag(tmp_path: Path) -> None:
         convert(request)
     assert not list(tmp_path.iterdir())
     allowed = replace(request, options=replace(request.options, allow_requantize=True))
-    assert convert(allowed).receipt["verified"] == "full"
+    assert convert(allowed)[0].receipt["verified"] == "full"
 
 
 def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
     source = str(FIXTURES / "legacy-llama/ggmf1-20230330-2part/q4_0.bin")
-    results = [convert(Request(source, str(tmp_path / f"{jobs}.gguf"), jobs=jobs)) for jobs in (1, 2, 7)]
+    results = [convert(Request(source, str(tmp_path / f"{jobs}.gguf"), jobs=jobs))[0] for jobs in (1, 2, 7)]
     assert len({Path(result.path).read_bytes() for result in results}) == 1
     assert len({json.dumps(r.receipt["tensors"]) for r in results}) == 1
 
 
 def test_one_part_and_two_parts_give_the_same_tensors(tmp_path: Path) -> None:
-    one = convert(Request(str(FIXTURES / "legacy-llama/ggml-20230320/q4_0.bin"), str(tmp_path / "1.gguf")))
-    two = convert(Request(str(FIXTURES / "legacy-llama/ggmf1-20230330-2part/q4_0.bin"), str(tmp_path / "2.gguf")))
+    one = convert(Request(str(FIXTURES / "legacy-llama/ggml-20230320/q4_0.bin"), str(tmp_path / "1.gguf")))[0]
+    two = convert(Request(str(FIXTURES / "legacy-llama/ggmf1-20230330-2part/q4_0.bin"), str(tmp_path / "2.gguf")))[0]
     a, b = (open_checkpoint(result.path) for result in (one, two))
     assert list(a.tensors) == list(b.tensors)
     for name in a.tensors:
@@ -166,7 +167,7 @@ def test_one_part_and_two_parts_give_the_same_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [Options(big_endian=True), Options(alignment=256), Options(alignment=8)])
 def test_layout_options(options: Options, tmp_path: Path) -> None:
     source = str(FIXTURES / "legacy-llama/ggjt3-0.1.77/M256-q3_K_M.bin")
-    result = convert(Request(source, str(tmp_path / "out.gguf"), options))
+    result = convert(Request(source, str(tmp_path / "out.gguf"), options))[0]
     assert result.receipt["verified"] == "full"
     again = open_checkpoint(result.path)
     assert again.big_endian == options.big_endian
@@ -178,7 +179,7 @@ def test_vocab_only(tmp_path: Path) -> None:
     path.write_bytes(Llama().prelude())
     with pytest.raises(MissingError):
         convert(Request(str(path), str(tmp_path / "out.gguf")))
-    result = convert(Request(str(path), str(tmp_path / "out.gguf"), Options(vocab_only=True)))
+    result = convert(Request(str(path), str(tmp_path / "out.gguf"), Options(vocab_only=True)))[0]
     again = open_checkpoint(result.path)
     assert not again.tensors and len(again.metadata["tokenizer.ggml.tokens"].data) == 300
 
@@ -186,7 +187,7 @@ def test_vocab_only(tmp_path: Path) -> None:
 def test_overrides_reach_the_file_and_must_be_known(tmp_path: Path) -> None:
     source = str(Llama().write(tmp_path / "m.bin"))
     hparams = {"attention.layer_norm_rms_epsilon": "5e-6", "llama.context_length": "1024", "attention.head_count": "12"}
-    result = convert(Request(source, str(tmp_path / "out.gguf"), hparams=hparams))
+    result = convert(Request(source, str(tmp_path / "out.gguf"), hparams=hparams))[0]
     stated = open_checkpoint(result.path).metadata
     assert stated["llama.context_length"].data == 1024 and stated["llama.attention.head_count"].data == 12
     assert stated["llama.attention.layer_norm_rms_epsilon"].data == pytest.approx(5e-6)
@@ -198,19 +199,19 @@ def test_overrides_reach_the_file_and_must_be_known(tmp_path: Path) -> None:
 def test_a_guessed_head_count_is_said(tmp_path: Path) -> None:
     """OpenLLaMA-3B's case: convert.py of April to June 2023 wrote n_embd / 128 for n_head."""
     source = str(Llama(n_embd=256, n_head=2, n_head_kv=2, n_mult=256, n_ff=768, version=1).write(tmp_path / "m.bin"))
-    receipt = convert(Request(source, str(tmp_path / "out.gguf"))).receipt
+    receipt = convert(Request(source, str(tmp_path / "out.gguf")))[0].receipt
     assert any("attention.head_count=2" in note and "--hparam" in note for note in receipt["notes"])
 
 
 def test_defaults_are_stated(tmp_path: Path) -> None:
     source = str(Llama(n_head_kv=6).write(tmp_path / "m.bin"))
-    first = convert(Request(source, str(tmp_path / "1.gguf"))).receipt["hparams"]
+    first = convert(Request(source, str(tmp_path / "1.gguf")))[0].receipt["hparams"]
     assert first["eps"]["value"] == 1e-6 and "LLaMA-1" in first["eps"]["origin"]
     grouped = str(Llama(n_head_kv=3).write(tmp_path / "g.bin"))
-    second = convert(Request(grouped, str(tmp_path / "2.gguf"))).receipt["hparams"]
+    second = convert(Request(grouped, str(tmp_path / "2.gguf")))[0].receipt["hparams"]
     assert second["eps"]["value"] == 1e-5 and second["n_ctx"]["value"] == 4096
     named = str(Llama(n_head_kv=6).write(tmp_path / "llama-2-7b.bin"))
-    third = convert(Request(named, str(tmp_path / "3.gguf"))).receipt["hparams"]
+    third = convert(Request(named, str(tmp_path / "3.gguf")))[0].receipt["hparams"]
     assert third["eps"]["value"] == 1e-5 and "name" in third["eps"]["origin"]
 
 

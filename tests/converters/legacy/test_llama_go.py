@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.model_graph.rows import values_of
@@ -81,7 +82,7 @@ def test_other_shapes(kind: str, tmp_path: Path) -> None:
 
 def check(path: Path, tmp_path: Path) -> None:
     eps = {"attention.layer_norm_rms_epsilon": str(EPS)}
-    result = convert(Request(str(path), str(tmp_path / "out.gguf"), hparams=eps))
+    result = convert(Request(str(path), str(tmp_path / "out.gguf"), hparams=eps))[0]
     expected = llama_go_eval(path, TOKENS)
     for side in (graph_of(str(path), eps), graph_of(result.path)):
         found = forward(side, TOKENS)

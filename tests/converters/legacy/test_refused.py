@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.understand import understand
@@ -59,7 +60,7 @@ def test_a_vocabulary_alone_may_be_of_several_families(tmp_path: Path) -> None:
         open_checkpoint(str(bare))
     assert set(str(caught.value.found).split(", ")) == {"falcon", "gptneox-2023-04", "llama"}
     request = Request(str(bare), str(tmp_path / "v.gguf"), Options(vocab_only=True), arch="falcon")
-    again = open_checkpoint(convert(request).path)
+    again = open_checkpoint(convert(request)[0].path)
     assert not again.tensors and len(again.metadata["tokenizer.ggml.merges"].data) == 255
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.tokenizers.building_blocks.byte_level import letters
 from ggferry.converters.tokenizers.files.find import load
@@ -51,11 +52,11 @@ def test_a_decoded_vocabulary_needs_the_tokenizer(file: str, tmp_path: Path) -> 
     with pytest.raises(RefusedError, match="--tokenizer"):
         convert(request)
     assert not list(tmp_path.iterdir())
-    bare = convert(Request(request.source, request.out, vocab=VocabOptions(none=True), level="fast"))
+    bare = convert(Request(request.source, request.out, vocab=VocabOptions(none=True), level="fast"))[0]
     assert "tokenizer.ggml.tokens" not in open_checkpoint(bare.path).metadata
     for given in (root / entry["hf_dir"], root / entry["hf_dir"] / "tokenizer.json"):
         options = VocabOptions(source=str(given))
-        receipt = convert(Request(request.source, request.out, vocab=options, level="fast", force=True)).receipt
+        receipt = convert(Request(request.source, request.out, vocab=options, level="fast", force=True))[0].receipt
         assert any("384 of its 512 tokens stand in the file byte for byte" in note for note in receipt["notes"])
 
 
@@ -145,7 +146,7 @@ def test_rwkv_takes_the_tokenizer_it_is_given(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="--tokenizer"):
         convert(Request(source, str(tmp_path / "x.gguf"), level="fast"))
     options = VocabOptions(source=str(root / entry["hf_dir"]))
-    again = open_checkpoint(convert(Request(source, str(tmp_path / "x.gguf"), vocab=options, level="fast")).path)
+    again = open_checkpoint(convert(Request(source, str(tmp_path / "x.gguf"), vocab=options, level="fast"))[0].path)
     assert len(again.metadata["tokenizer.ggml.tokens"].data) == 512
 
 

@@ -49,7 +49,7 @@ def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
     """Bit for bit, through the layouts, and the forward pass of both sides agrees."""
     quantize, config = CASES[case]
     tensors, meaning = model(quantize)
-    result = convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf"))
+    result = convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf"))[0]
     check_file(tmp_path / "out.gguf", meaning, "F32")
     assert result.receipt["logits"]["relative_rms"] < 2e-6
     records = {record["name"]: record for record in result.receipt["tensors"]}
@@ -76,7 +76,7 @@ def test_blocks_that_gguf_has_are_laid_out_anew(case: str, tmp_path: Path) -> No
     quantize, config, types = BLOCKS[case]
     tensors, meaning = model(quantize)
     source = write(tmp_path / "in", tensors, config, dtype=None)
-    result = convert(request(source, tmp_path / "out.gguf", "keep"))
+    result = convert(request(source, tmp_path / "out.gguf", "keep"))[0]
     assert any("laid out as GGUF has" in note for note in result.receipt["notes"])
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
     for name, weight in meaning.items():
@@ -213,5 +213,5 @@ def test_other_variants_are_refused(
 @pytest.mark.parametrize("case", ["modelopt nvfp4", "ct nvfp4"])
 def test_a_scale_of_the_whole_matrix_is_why_nvfp4_is_not_kept(case: str, tmp_path: Path) -> None:
     quantize, config = CASES[case]
-    result = convert(request(write(tmp_path / "in", model(quantize)[0], config), tmp_path / "out.gguf"))
+    result = convert(request(write(tmp_path / "in", model(quantize)[0], config), tmp_path / "out.gguf"))[0]
     assert any("a scale of its own" in note and "'.scale'" in note for note in result.receipt["notes"])

@@ -14,8 +14,9 @@ import pytest
 import torch
 import transformers
 
-from ggferry.converters.conversion.plan import make_plan
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.plan import plan_conversion
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -53,7 +54,7 @@ def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
     """Bit for bit, through the layouts, and the forward pass of both sides agrees."""
     quantize, config = CASES[case]
     tensors, meaning = model(quantize)
-    result = convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf"))
+    result = convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf"))[0]
     check_file(tmp_path / "out.gguf", meaning, "F32")
     assert result.receipt["logits"]["relative_rms"] < 2e-6
     records = {record["name"]: record for record in result.receipt["tensors"]}
@@ -70,7 +71,7 @@ def test_f32_is_what_the_scheme_means(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("dtype", "kind"), [("bfloat16", "BF16"), ("float16", "F16"), (None, "F32")])
 def test_keep_is_the_type_the_model_was_made_in(dtype: str | None, kind: str, tmp_path: Path) -> None:
     tensors, meaning = model(fp8((40, 24)))
-    result = convert(request(write(tmp_path / "in", tensors, BLOCKS, dtype), tmp_path / "out.gguf", "keep"))
+    result = convert(request(write(tmp_path / "in", tensors, BLOCKS, dtype), tmp_path / "out.gguf", "keep"))[0]
     check_file(tmp_path / "out.gguf", meaning, kind)
     records = {record["name"]: record for record in result.receipt["tensors"]}
     record = records["blk.0.attn_q.weight"]
@@ -84,7 +85,7 @@ def test_blocks_of_fp8_are_transformers_default_where_none_is_stated(tmp_path: P
     assert tensors["model.layers.0.mlp.up_proj.weight_scale_inv"].shape == (3, 1)
     stated = {key: value for key, value in BLOCKS.items() if key != "weight_block_size"}
     source = write(tmp_path / "in", tensors, stated, intermediate_size=300)
-    made = convert(request(source, tmp_path / "out.gguf"))
+    made = convert(request(source, tmp_path / "out.gguf"))[0]
     check_file(tmp_path / "out.gguf", meaning, "F32")
     assert made.receipt["logits"]["relative_rms"] < 2e-6
     write(tmp_path / "in", tensors, {**stated, "weight_block_size": None}, intermediate_size=300)
@@ -147,12 +148,14 @@ def test_biases_of_zeros_are_dropped_only_all_together(tmp_path: Path) -> None:
     rows = {name.removesuffix("qweight") + "bias": tensors[name].shape[1] for name in tensors if "qweight" in name}
     tensors |= {name: torch.zeros(size, dtype=torch.float16) for name, size in rows.items()}
     source = write(tmp_path / "in", tensors, gptq_config(4, 32))
-    result = convert(request(source, tmp_path / "out.gguf"))
+    result = convert(request(source, tmp_path / "out.gguf"))[0]
     check_file(tmp_path / "out.gguf", meaning, "F32")
     assert {drop["name"] for drop in result.receipt["dropped"]} == set(rows)
     tensors["model.layers.1.mlp.up_proj.bias"][3] = 1
     stated = {"attention_bias": True, "mlp_bias": True}  # of a class that has none where nothing states it
-    result = convert(request(write(tmp_path / "in", tensors, gptq_config(4, 32), **stated), tmp_path / "biased.gguf"))
+    result = convert(request(write(tmp_path / "in", tensors, gptq_config(4, 32), **stated), tmp_path / "biased.gguf"))[
+        0
+    ]
     kept = [record["name"] for record in result.receipt["tensors"] if record["name"].endswith("bias")]
     assert len(kept) == len(rows) and not result.receipt["dropped"]
 
@@ -162,7 +165,7 @@ def test_scales_of_the_runtime_are_dropped_with_a_reason(tmp_path: Path) -> None
     extra = ["model.layers.0.mlp.up_proj.input_scale", "model.layers.0.self_attn.k_proj.k_scale"]
     tensors |= {name: torch.tensor(0.5) for name in extra}
     config = {"quant_method": "modelopt", "quant_algo": "FP8"}
-    result = convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf"))
+    result = convert(request(write(tmp_path / "in", tensors, config), tmp_path / "out.gguf"))[0]
     check_file(tmp_path / "out.gguf", meaning, "F32")
     assert [drop["name"] for drop in result.receipt["dropped"]] == extra
 
@@ -201,7 +204,7 @@ def test_other_schemes_are_refused_by_name(config: Any, named: str, tmp_path: Pa
     checkpoint = open_checkpoint(str(source))
     checkpoint.files[0].read_into = checkpoint.files[0].read = None  # type: ignore[attr-defined]
     with pytest.raises(UnsupportedError) as caught:
-        make_plan(request(source, tmp_path / "out.gguf"), checkpoint)
+        plan_conversion(request(source, tmp_path / "out.gguf"), checkpoint)
     assert named in str(caught.value) and caught.value.exit_code == 4
 
 

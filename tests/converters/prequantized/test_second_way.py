@@ -21,6 +21,6 @@ CASES = {
 def test_every_scheme_is_computed_a_second_way(case: str, tmp_path: Path) -> None:
     quantize, config = CASES[case]
     source = write(tmp_path / "in", model(quantize)[0], config)
-    found = convert(request(source, tmp_path / "out.gguf", "keep", "fast")).receipt["second_reader"]
+    found = convert(request(source, tmp_path / "out.gguf", "keep", "fast"))[0].receipt["second_reader"]
     assert found["unread"] == () and found["matrices"] == 21
     assert found["tensors"] > 21 and found["libraries"][0].startswith("safetensors ")

@@ -155,6 +155,6 @@ def test_cohere_2_vision_becomes_two_files(tmp_path: Path) -> None:
 def test_gemma_4_unified_becomes_two_files(mmproj: str, tmp_path: Path) -> None:
     _unified(tmp_path / "t")
     asked = request_of(str(tmp_path / "t"), {"out": str(tmp_path / "a.gguf"), "no_vocab": True, "mmproj": mmproj})
-    assert convert(asked).receipt["logits"] is not None
+    assert convert(asked)[0].receipt["logits"] is not None
     if mmproj == "both":
         assert written(tmp_path / "t", tmp_path / "b.gguf", mmproj="both").receipt["logits"] is not None

@@ -16,7 +16,8 @@ import transformers
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.class_defaults.projectors import class_default
 from ggferry.converters.model_graph.config_keys import GENERAL, OF_THE_HALF, _matcher
 from ggferry.converters.model_graph.open_checkpoint import projectors
@@ -250,7 +251,7 @@ def sound_outcome(name: str, folder: Path) -> str:
     except Exception:  # transformers has no such model
         return ""
     try:
-        made = convert(Request(str(folder), str(folder / "a.gguf"), mmproj="only"))
+        made = convert(Request(str(folder), str(folder / "a.gguf"), mmproj="only"))[0]
     except VerificationError as error:
         return f"refused only after writing: {error}"
     except GgferryError:

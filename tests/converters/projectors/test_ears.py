@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.forward.evaluate import forward
 from ggferry.converters.model_graph.open_checkpoint import projectors
 from ggferry.converters.projectors._qwen_ear import positions
@@ -70,7 +71,7 @@ def test_what_llama_cpp_does_otherwise_is_said(name: str, tmp_path: Path) -> Non
 def test_halves_of_different_width_are_run_by_nobody(name: str, runs: list[str], tmp_path: Path) -> None:
     """Deepstack widens the rows of pictures, and mtmd_context wants those of both halves equally wide."""
     EARS[name](tmp_path / "hf")
-    receipt = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mmproj="only")).receipt
+    receipt = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), mmproj="only"))[0].receipt
     assert receipt["runtimes"]["run_it"] == runs
     assert any("halves differ in width" in note for note in receipt["notes"]) is (not runs)
 
@@ -161,7 +162,7 @@ def test_a_checkpoint_that_only_hears_becomes_one_file(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     EARS["ultravox"](tmp_path / "hf")
-    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))[0]
     assert Path(result.path).name == "mmproj-x.gguf" and not (tmp_path / "x.gguf").exists()
     assert any("no text model is written" in note for note in result.receipt["notes"])
     path = tmp_path / "hf" / "model.safetensors"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof import runtime_keys as runtime
@@ -30,13 +31,13 @@ def of_llama_cpp(notes: list[str]) -> list[str]:
 
 
 def test_nothing_is_said_where_all_fits(tmp_path: Path) -> None:
-    result = convert(Request(str(FIXTURES / "hf/ckpt/llama"), str(tmp_path / "x.gguf")))
+    result = convert(Request(str(FIXTURES / "hf/ckpt/llama"), str(tmp_path / "x.gguf")))[0]
     assert of_llama_cpp(result.receipt["notes"]) == [] and result.receipt["runtimes"]["run_it"] == ["llama.cpp"]
 
 
 def test_an_architecture_without_a_loader_is_one_line(tmp_path: Path) -> None:
     source, out = str(FIXTURES / "hf/ckpt/gptj"), str(tmp_path / "x.gguf")
-    notes = convert(Request(source, out)).receipt["notes"]
+    notes = convert(Request(source, out))[0].receipt["notes"]
     assert [note for note in notes if "runtime" in note or "llama.cpp" in note] == [f"{WHO} has no loader for gptj"]
     report = reverify(Request(source, level="fast"), out, stage=silent)
     assert of_llama_cpp(report.notes) == [f"{WHO} has no loader for gptj"]
@@ -45,14 +46,14 @@ def test_an_architecture_without_a_loader_is_one_line(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Value], dict]:
     folder = tmp_path_factory.mktemp("notes")
-    made = open_checkpoint(convert(Request(str(FIXTURES / "hf/ckpt/llama"), str(folder / "x.gguf"))).path)
+    made = open_checkpoint(convert(Request(str(FIXTURES / "hf/ckpt/llama"), str(folder / "x.gguf")))[0].path)
     return dict(made.metadata), whole(understand(made))
 
 
 def noted(folder: Path, keys: dict[str, Value], tensors: dict) -> tuple[list[str], list[str]]:
     """The notes on llama.cpp, and what runs it, of a GGUF of another hand that is converted again."""
     write_gguf(folder / "a.gguf", keys, [(name, block_type("F32"), x.shape, x) for name, x in tensors.items()])
-    receipt = convert(Request(str(folder / "a.gguf"), str(folder / "b.gguf"))).receipt
+    receipt = convert(Request(str(folder / "a.gguf"), str(folder / "b.gguf")))[0].receipt
     return of_llama_cpp(receipt["notes"]), receipt["runtimes"]["run_it"]
 
 
@@ -112,6 +113,6 @@ def test_a_header_may_claim_any_number_of_blocks(model: tuple[dict[str, Value], 
 )
 def test_what_the_list_showed_our_tables_is_remarked(name: str, changes: dict, said: str, tmp_path: Path) -> None:
     make(name, tmp_path / "hf", **changes)
-    receipt = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE)).receipt
+    receipt = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=BARE))[0].receipt
     assert receipt["runtimes"]["run_it"] == [] and any(said in note for note in receipt["notes"])
     assert of_llama_cpp(receipt["notes"]) == []

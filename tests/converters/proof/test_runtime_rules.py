@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.hparams import Known
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.runtime_keys import check
@@ -188,7 +189,7 @@ def test_a_draft_that_reads_two_layers() -> None:
 @pytest.mark.parametrize(("told", "wanted"), [({}, ["llama.cpp"]), ({"vocab": VocabOptions(none=True)}, [])])
 def test_a_file_without_a_vocabulary_is_run_by_nobody(told: dict[str, Any], wanted: list[str], tmp_path: Path) -> None:
     source = str(hf_llama(tmp_path / "hf"))
-    result = convert(Request(source, str(tmp_path / "x.gguf"), level="fast", **told))
+    result = convert(Request(source, str(tmp_path / "x.gguf"), level="fast", **told))[0]
     assert result.receipt["runtimes"]["run_it"] == wanted
     assert bool(wanted) != any("it has no vocabulary" in note for note in result.receipt["notes"])
     assert llama_api.loads(tmp_path / "x.gguf") == [bool(wanted)]
@@ -218,15 +219,16 @@ def test_caches_that_blocks_take_over(windows: tuple[bool, ...], shared: int, wa
 
 
 def test_a_name_of_phi_3_without_its_tokens_is_run_by_nobody(tmp_path: Path) -> None:
-    from ggferry.converters.conversion.run import Request, convert
+    from ggferry.converters.conversion.request import Request
+    from ggferry.converters.conversion.run import convert
     from helpers.witnesses import FIXTURES
 
     source = str(FIXTURES / "hf/ckpt/llama")
-    trapped = convert(Request(source, str(tmp_path / "x.gguf"), model_name="Phi3 of mine"))
+    trapped = convert(Request(source, str(tmp_path / "x.gguf"), model_name="Phi3 of mine"))[0]
     assert trapped.receipt["runtimes"] == {"run_it": [], "none": True}
     assert any("makes it look for" in note for note in trapped.receipt["notes"])
     assert trapped.lines[-1].endswith("llama.cpp does not run it (see the notes)")
-    plain = convert(Request(source, str(tmp_path / "y.gguf"), model_name="another"))
+    plain = convert(Request(source, str(tmp_path / "y.gguf"), model_name="another"))[0]
     assert plain.receipt["runtimes"] == {"run_it": ["llama.cpp"], "none": False}
     assert "llama.cpp" not in plain.lines[-1]
 

@@ -33,7 +33,7 @@ def _request(source: Path, out: Path, **more: object) -> Request:
     ],
 )
 def test_each_container_is_read_by_its_own_library(source: str, library: str, names: int, tmp_path: Path) -> None:
-    result = convert(Request(str(FIXTURES / source), str(tmp_path / "out.gguf"), level="fast"))
+    result = convert(Request(str(FIXTURES / source), str(tmp_path / "out.gguf"), level="fast"))[0]
     found = result.receipt["second_reader"]
     assert len(found["libraries"]) == 1 and found["libraries"][0].startswith(library)
     assert (found["tensors"], found["names"], found["unread"]) == (21, names, ())
@@ -41,7 +41,7 @@ def test_each_container_is_read_by_its_own_library(source: str, library: str, na
 
 
 def test_legacy_files_have_no_second_reader(tmp_path: Path) -> None:
-    result = convert(_request(FIXTURES / "legacy-llama/ggjt1-20230428/q4_0.bin", tmp_path / "out.gguf"))
+    result = convert(_request(FIXTURES / "legacy-llama/ggjt1-20230428/q4_0.bin", tmp_path / "out.gguf"))[0]
     assert result.receipt["second_reader"]["none"] == "no other library reads such files"
     assert "read alike" not in result.lines[2]
 
@@ -49,7 +49,7 @@ def test_legacy_files_have_no_second_reader(tmp_path: Path) -> None:
 def test_without_a_proof_nobody_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "PROGRAM", str(tmp_path / "missing.py"))
     request = Request(str(LLAMA), str(tmp_path / "out.gguf"), vocab=VocabOptions(none=True), level="none")
-    assert "second_reader" not in convert(request).receipt
+    assert "second_reader" not in convert(request)[0].receipt
 
 
 def test_what_a_library_refuses_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_what_a_library_refuses_is_noted(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "refuses.py").write_text(text)
     monkeypatch.setattr(process, "PROGRAM", str(tmp_path / "refuses.py"))
     monkeypatch.setattr(process, "_idle", [])
-    result = convert(_request(LLAMA, tmp_path / "out.gguf"))
+    result = convert(_request(LLAMA, tmp_path / "out.gguf"))[0]
     (note,) = [note for note in result.receipt["notes"] if note.startswith("not read by a second library")]
     assert note.endswith("model.safetensors: ValueError: not \\x1b[31m today")
     assert result.receipt["second_reader"]["tensors"] == 0
@@ -72,7 +72,7 @@ def test_a_process_that_ends_takes_nothing_with_it(
     (tmp_path / "ends.py").write_text(program)
     monkeypatch.setattr(process, "PROGRAM", str(tmp_path / "ends.py"))
     monkeypatch.setattr(process, "_idle", [])
-    result = convert(_request(LLAMA, tmp_path / "out.gguf"))
+    result = convert(_request(LLAMA, tmp_path / "out.gguf"))[0]
     found = result.receipt["second_reader"]
     assert found["tensors"] == 0 and len(found["unread"] + (found["none"],)) >= 1
     assert "\x1b" not in json.dumps(result.receipt["notes"], ensure_ascii=False)
@@ -100,7 +100,7 @@ if __name__ == "__main__":
 
 def test_what_the_user_says_is_not_held_against_the_configuration(tmp_path: Path) -> None:
     request = _request(LLAMA, tmp_path / "out.gguf", hparams={"rope.freq_base": "20000"})
-    assert convert(request).receipt["second_reader"]["settings"] > 0
+    assert convert(request)[0].receipt["second_reader"]["settings"] > 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -113,4 +113,4 @@ def test_what_the_user_says_is_not_held_against_the_configuration(tmp_path: Path
 def test_keys_that_mean_something_else_are_no_contradiction(name: str, tmp_path: Path) -> None:
     make(name, tmp_path / "hf")
     request = Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"), vocab=VocabOptions(none=True), mmproj="none")
-    assert convert(request).receipt["second_reader"]["settings"] > 0
+    assert convert(request)[0].receipt["second_reader"]["settings"] > 0

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import transformers
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.metadata import general_keys
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.second_reader.stated_keys import stated_templates
@@ -59,7 +60,7 @@ def test_templates_are_those_that_transformers_loads(way: str, tmp_path: Path) -
     expected = loaded if isinstance(loaded, dict) else {} if loaded is None else {"default": loaded}
     names = [path for path in folder.rglob("*") if path.is_file()]
     assert stated_templates({str(path.relative_to(folder)): str(path) for path in names}) == expected
-    result = convert(Request(str(folder), str(tmp_path / "x.gguf")))
+    result = convert(Request(str(folder), str(tmp_path / "x.gguf")))[0]
     again = open_checkpoint(result.path)
     assert Tokenizer.from_kv(again.metadata).templates == {
         "" if name == "default" else name: text for name, text in expected.items()
@@ -95,7 +96,7 @@ def test_another_number_of_sampling_is_noticed(key: str, tmp_path: Path, monkeyp
 
 def test_sampling_that_the_user_states_is_the_users(tmp_path: Path) -> None:
     given = {"general.sampling.temp": 0.25, "general.sampling.top_k": None}
-    result = convert(Request(str(model(tmp_path / "m")), str(tmp_path / "x.gguf"), metadata=given))
+    result = convert(Request(str(model(tmp_path / "m")), str(tmp_path / "x.gguf"), metadata=given))[0]
     again = open_checkpoint(result.path)
     assert again.metadata["general.sampling.temp"] == f32(0.25) and "general.sampling.top_k" not in again.metadata
     again.close()

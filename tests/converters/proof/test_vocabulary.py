@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import tokenizers
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.raw_vocabulary import check_held, check_raw
 from ggferry.converters.tokenizers.building_blocks.byte_level import unspell
@@ -265,7 +266,7 @@ SPM_MISTAKES: dict[str, tuple[Change, str]] = {
 def converted_with(model: str, change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversion in which the plan has the mistake, as a bug of ours would make it: on both sides of every comparison
     that knows our tables alone."""
-    from ggferry.converters.conversion import plan as module
+    from ggferry.converters.conversion.kinds import gguf_plan as module
 
     whole = module.load_tokenizer
     first = [True]
@@ -352,7 +353,7 @@ def test_a_forced_pre_tokenizer_is_told_and_not_refused(tmp_path: Path) -> None:
     from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 
     request = Request(str(CHECKPOINTS / "qwen2"), str(tmp_path / "x.gguf"), vocab=VocabOptions(pre="gpt-2"))
-    found = convert(replace(request, level="fast")).receipt["tokenizer"]
+    found = convert(replace(request, level="fast"))[0].receipt["tokenizer"]
     assert found["equal"] < found["texts"] and found["held_against_source"]["merges"] > 100
 
 

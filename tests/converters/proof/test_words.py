@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ggferry.converters.conversion.run import Request, Result, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import Result, convert
 from ggferry.converters.conversion_plan.grades import Grade
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.proof.compare import Proof
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def converted(tmp_path: Path, level: str, outtype: str = "keep", **changes: Any) -> Result:
     options = Options(outtype=outtype, allow_requantize=True, vocab_only=changes.pop("vocab_only", False))
-    return convert(Request(SOURCE, str(tmp_path / "a.gguf"), options, level=level, **changes))
+    return convert(Request(SOURCE, str(tmp_path / "a.gguf"), options, level=level, **changes))[0]
 
 
 def test_nothing_compared_is_not_proved(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import tiktoken
 import torch
 from safetensors.torch import load_file
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.building_blocks import byte_level
@@ -98,7 +99,7 @@ def test_a_folder_with_such_a_file_converts(layout: str, tmp_path: Path) -> None
                   "multiple_of": 32, "norm_eps": 1e-5, "rope_theta": 500000.0}  # fmt: skip
         (folder / "params.json").write_text(json.dumps(params))
     (folder / "tokenizer.model").write_bytes(lines(ranked))
-    said = convert(Request(str(folder), out=str(tmp_path / "x.gguf"))).receipt["tokenizer"]
+    said = convert(Request(str(folder), out=str(tmp_path / "x.gguf")))[0].receipt["tokenizer"]
     assert said["by"].startswith("tiktoken") and said["equal"] == said["texts"] > 400
 
 
@@ -112,7 +113,7 @@ def test_the_first_qwens_file_is_read(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "QWenTokenizer", "model_max_length": 64})
     )
-    result = convert(Request(str(folder), out=str(tmp_path / "x.gguf")))
+    result = convert(Request(str(folder), out=str(tmp_path / "x.gguf")))[0]
     said = result.receipt["tokenizer"]
     assert said["by"].startswith("tiktoken") and said["equal"] == said["texts"] > 400
     assert any("NFC" in note for note in result.receipt["notes"])

@@ -19,7 +19,8 @@ import pytest
 import sentencepiece
 import tokenizers
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.proof.raw_vocabulary import check_raw
 from ggferry.converters.tokenizers.encoders.unigram import UnigramEncoder
 from ggferry.converters.tokenizers.files import find
@@ -72,7 +73,7 @@ def test_mistrals_model_files_with_user_defined_pieces_convert(path: Path, besid
     shutil.copy(path, tmp_path / "model" / "tokenizer.model")
     if beside:
         (tmp_path / "model" / "tokenizer.json").write_text(metaspace("first", split=False))
-    found = convert(Request(str(tmp_path / "model"), out=str(tmp_path / "x.gguf")))
+    found = convert(Request(str(tmp_path / "model"), out=str(tmp_path / "x.gguf")))[0]
     said = found.receipt["tokenizer"]
     assert set(said["excused"]) == {rules.BEHIND} and 40 < said["excused"][rules.BEHIND] < 80
     assert said["equal"] == said["texts"] - said["excused"][rules.BEHIND] > 30_000

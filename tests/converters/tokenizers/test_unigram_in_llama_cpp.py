@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.tokenizers.building_blocks.bert_signs import pattern_of
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.in_llama_cpp import PROBES, runtime, taken_for_special
@@ -43,7 +44,7 @@ def test_it_is_llama_cpps(fallback: bool, tidy: bool, prefix: bool, rule: str, t
     data = trained(fallback, tidy, prefix, rule)
     hf_llama(tmp_path / "hf", vocab_size=sentencepiece.SentencePieceProcessor(model_proto=data).vocab_size())
     (tmp_path / "hf" / "tokenizer.model").write_bytes(data)
-    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))[0]
     tokenizer = load(str(tmp_path / "hf"))
     texts = [text for text in (*PROBES.values(), *TEXTS) if text and "\0" not in text]
     program = ROOT / "tests" / "helpers" / "llama_vocabulary.py"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import transformers
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.tokenizers.files.find import load
 from ggferry.converters.tokenizers.in_llama_cpp import SCRIPTS, WordPiece, cut_otherwise
 from ggferry.converters.tokenizers.llama_cpp_limits import differences
@@ -40,7 +41,7 @@ def test_it_is_llama_cpps(lower: bool, tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.BertConfig(vocab_size=len(tokenizer.tokens), **sizes)
     transformers.BertModel(config).save_pretrained(tmp_path / "hf")
-    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf"))).path
+    path = convert(Request(str(tmp_path / "hf"), str(tmp_path / "x.gguf")))[0].path
     foretold = WordPiece(tokenizer)
     with serving(Path(path)) as address:
         for text in (*SCRIPTS.values(), *TEXTS):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.metadata.file_names import parse_filename
@@ -34,9 +35,9 @@ def tensor_bytes(path: str) -> dict[str, bytes]:
 def test_shards_hold_what_one_file_holds(options: Options, count: int | None, tmp_path: Path) -> None:
     source = str(Llama(kind="F32").write(tmp_path / "tiny.bin"))
     plain = Options(alignment=options.alignment, big_endian=options.big_endian)
-    whole = convert(Request(source, str(tmp_path / "whole.gguf"), plain))
+    whole = convert(Request(source, str(tmp_path / "whole.gguf"), plain))[0]
     (tmp_path / "shards").mkdir()
-    split = convert(Request(source, str(tmp_path / "shards"), options))
+    split = convert(Request(source, str(tmp_path / "shards"), options))[0]
     names = sorted(path.name for path in (tmp_path / "shards").glob("*.gguf"))
     assert names[0] == Path(split.path).name and len(split.receipt["output"]["files"]) == len(names)
     assert count is None or len(names) == count
@@ -54,8 +55,8 @@ def test_shards_hold_what_one_file_holds(options: Options, count: int | None, tm
 
 def test_llama_cpp_loads_shards(tmp_path: Path) -> None:
     source = str(Llama(n_vocab=300, kind="F16", version=1).write(tmp_path / "tiny.bin"))
-    whole = convert(Request(source, str(tmp_path / "whole.gguf"), level="fast"))
-    split = convert(Request(source, str(tmp_path / "part.gguf"), Options(split_max_tensors=6), level="fast"))
+    whole = convert(Request(source, str(tmp_path / "whole.gguf"), level="fast"))[0]
+    split = convert(Request(source, str(tmp_path / "part.gguf"), Options(split_max_tensors=6), level="fast"))[0]
     assert split.path.endswith("part-00001-of-00005.gguf")
     one, many = continuations([1, 260, 17], 4, Path(whole.path), Path(split.path))
     assert one and one == many

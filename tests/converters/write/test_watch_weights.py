@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from ggferry.converters.conversion.run import Request, Result, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import Result, convert
 from ggferry.converters.conversion_plan.steps import Options
 from ggferry.converters.tokenizers.of_checkpoint import VocabOptions
 from ggferry.converters.write import watch_weights
@@ -71,7 +72,7 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], **changed: Any) -> Pat
 
 
 def run(source: Path, out: Path, level: str = "fast", **options: Any) -> Result:
-    return convert(Request(str(source), str(out), Options(**options), vocab=NO_VOCAB, level=level))
+    return convert(Request(str(source), str(out), Options(**options), vocab=NO_VOCAB, level=level))[0]
 
 
 # --- not finite --------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def test_of_a_vector_the_element_is_named(tmp_path: Path) -> None:
 def test_a_scale_of_a_legacy_block_is_refused(tmp_path: Path) -> None:
     """Q4_0 of June 2023 is copied as it is: its float16 scale decides."""
     path = Llama(kind="Q4_0").write(tmp_path / "tiny.bin")
-    clean = convert(Request(str(path), str(tmp_path / "clean.gguf"), level="fast"))
+    clean = convert(Request(str(path), str(tmp_path / "clean.gguf"), level="fast"))[0]
     record = next(r for r in clean.receipt["tensors"] if r["name"] == "blk.1.ffn_up.weight")
     assert record["route"] == "copy"
     with open(tmp_path / "clean.gguf", "rb") as file:
@@ -303,7 +304,7 @@ def test_llama_cpp_loads_other_alignments(tmp_path: Path) -> None:
     paths = []
     for alignment in (32, 64, 4096, 8):
         out = str(tmp_path / f"{alignment}.gguf")
-        result = convert(Request(source, out, Options(alignment=alignment), level="fast"))
+        result = convert(Request(source, out, Options(alignment=alignment), level="fast"))[0]
         assert all(tensor["offset"] % alignment == 0 for tensor in result.receipt["tensors"])
         assert any("no multiple of 32" in note for note in result.receipt["notes"]) == (alignment == 8)
         paths.append(Path(out))
@@ -314,10 +315,10 @@ def test_llama_cpp_loads_other_alignments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["Phi3 mini", "tiny-PHI-3-test"])
 def test_a_name_that_llama_cpp_cannot_load_is_told(name: str, tmp_path: Path) -> None:
     source = str(Llama(n_vocab=300, kind="F16", version=1).write(tmp_path / "tiny.bin"))
-    named = convert(Request(source, str(tmp_path / "named.gguf"), model_name=name, level="fast"))
+    named = convert(Request(source, str(tmp_path / "named.gguf"), model_name=name, level="fast"))[0]
     (note,) = [note for note in named.receipt["notes"] if "<|endoftext|>" in note]
     assert "llama.cpp" in note and "--model-name" in note
-    other = convert(Request(source, str(tmp_path / "other.gguf"), model_name="Mini", level="fast"))
+    other = convert(Request(source, str(tmp_path / "other.gguf"), model_name="Mini", level="fast"))[0]
     assert not any("<|endoftext|>" in note for note in other.receipt["notes"])
     with pytest.raises(AssertionError):
         continuations([1, 260, 17], 1, tmp_path / "named.gguf")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.formats.errors import CorruptError
 from ggferry.formats.files.sources import LocalFile, Source, mount, open_source, unmount
 from ggferry.formats.reader import HEAD_BYTES
@@ -33,10 +34,10 @@ def test_a_mounted_folder_reads_tensor_data_elsewhere_and_names_the_output_alike
 
     mount(str(mirror), opener)
     try:
-        done = convert(Request(str(stand_in), str(tmp_path / "b.gguf"), level="fast"))
+        done = convert(Request(str(stand_in), str(tmp_path / "b.gguf"), level="fast"))[0]
     finally:
         unmount(str(mirror))
-    plain = convert(Request(str(real), str(tmp_path / "c.gguf"), level="fast"))
+    plain = convert(Request(str(real), str(tmp_path / "c.gguf"), level="fast"))[0]
     assert Path(done.path).read_bytes() == Path(plain.path).read_bytes()
     assert done.receipt["source"] == plain.receipt["source"]
     with open_source(stand_in) as source:

@@ -23,7 +23,7 @@ from laws.mutations.models import MODELS
 from safetensors.torch import load_file
 
 from ggferry.converters.adapters.plan import AdapterPlan
-from ggferry.converters.conversion.plan import make_plan
+from ggferry.converters.conversion.plan import plan_conversion
 from ggferry.converters.conversion.request import Request
 from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion_plan.steps import Options, Plan
@@ -45,7 +45,7 @@ STAGES = {
     "_read_alike": "second reader", "_matrices": "second reader", "_named_alike": "second reader",
     "_complete": "second reader",
     "check_tensor": "tensors", "check_all_logits": "logits", "check_tokenizer": "vocabulary", "examine": "witness",
-    "make_plans": "reading", "understand": "reading", "prove_adapter": "adapter",
+    "plan_conversion": "reading", "understand": "reading", "prove_adapter": "adapter",
 }  # fmt: skip
 """Functions, and what an error that they raise shows; the innermost counts."""
 RECORDED = 2e-6
@@ -117,9 +117,9 @@ def full_proof(name: str, source: str, out: str) -> dict[str, Any]:
         "",
     )
     try:
-        plan, _ = make_plan(request, open_checkpoint(source))
+        plan = plan_conversion(request, open_checkpoint(source)).outputs[0].plan
         told = _told(plan)
-        result = convert(request)
+        result = convert(request)[0]
     except GgferryError as error:
         return {"by": _stage(error), "said": str(error), "told": told}
     silent = [testimony.note for testimony in result.proof.testimonies if testimony.why]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.formats.errors import CorruptError, GgferryError, VerificationError
 from ggferry.formats.gguf.values import Value, f32, string

@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.graph import ModelGraph
-from ggferry.converters.proof.compare import verify
+from ggferry.converters.proof.compare import Case, compare_outputs
 from ggferry.converters.proof.logits import check_logits
+from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.schema.layouts import heads_halves_to_pairs
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import CorruptError, VerificationError
@@ -91,7 +93,7 @@ MUTATIONS = {
 def right(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("mutations")
     source = MODEL.write(folder / "m.bin")
-    return source, Path(convert(Request(str(source), str(folder / "right.gguf"))).path)
+    return source, Path(convert(Request(str(source), str(folder / "right.gguf")))[0].path)
 
 
 def rewritten(right: Path, path: Path, mutate: Callable[[Tensors, Keys], None]) -> Path:
@@ -110,7 +112,7 @@ def test_an_untouched_copy_passes(right: tuple[Path, Path], tmp_path: Path) -> N
     source, output = right
     copy = rewritten(output, tmp_path / "copy.gguf", lambda tensors, keys: None)
     assert copy.read_bytes() == output.read_bytes()
-    proof = verify(graph_of(str(source)), graph_of(str(copy)))
+    (proof,) = compare_outputs([Case(Sides(graph_of(str(source)), graph_of(str(copy)), Encoding()), "full")])
     assert proof.logits is not None and proof.logits.relative_rms == 0.0
 
 
@@ -119,7 +121,7 @@ def test_values_and_metadata_show_it(name: str, right: tuple[Path, Path], tmp_pa
     source, output = right
     wrong = rewritten(output, tmp_path / "wrong.gguf", MUTATIONS[name])
     with pytest.raises(VerificationError):
-        verify(graph_of(str(source)), graph_of(str(wrong)), level="fast")
+        compare_outputs([Case(Sides(graph_of(str(source)), graph_of(str(wrong)), Encoding()), "fast")])
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -7,7 +7,8 @@ import known_values as maker
 import numpy as np
 import pytest
 
-from ggferry.converters.proof.compare import verify
+from ggferry.converters.proof.compare import Case, compare_outputs
+from ggferry.converters.proof.tensors import Encoding, Sides
 from ggferry.converters.understand import graph_of
 from ggferry.formats.errors import VerificationError
 from ggferry.quant.accuracy import known_values
@@ -32,7 +33,7 @@ def test_a_wrong_decoder_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(str(FIXTURES / "legacy-llama/ggjt3-20230821/q4_0.bin"))
     monkeypatch.setattr("ggferry.converters.proof.compare.decodes_as_known", lambda name: name != "Q4_0")
     with pytest.raises(VerificationError, match="decoder of Q4_0"):
-        verify(graph, graph, level="fast")
+        compare_outputs([Case(Sides(graph, graph, Encoding()), "fast")])
 
 
 def test_other_values_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.conversion.verify import reverify
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
 from ggferry.converters.proof.references import child_process, conversations
@@ -93,7 +94,7 @@ RENDERERS = "jinja2 3.1.6 and llama.cpp b11549"
 
 def test_every_proof_says_what_differs(tmp_path: Path) -> None:
     source = with_template(tmp_path, GEMMA)
-    result = convert(Request(source, str(tmp_path / "x.gguf"), level="fast"))
+    result = convert(Request(source, str(tmp_path / "x.gguf"), level="fast"))[0]
     (said,) = [one for one in result.receipt["testimonies"] if one["what"] == "conversations"]
     assert (said["witness"], said["count"], said["side"]) == (RENDERERS, 9, "output")
     (note,) = [note for note in result.proof.notes if "chat template" in note]
@@ -101,18 +102,18 @@ def test_every_proof_says_what_differs(tmp_path: Path) -> None:
     assert f"chat template rendered over 9 conversations alike by {RENDERERS}" in result.lines[2]
     again = reverify(Request(source, level="fast"), result.path, silent)
     assert note in again.notes
-    none = convert(Request(source, str(tmp_path / "y.gguf"), level="none"))
+    none = convert(Request(source, str(tmp_path / "y.gguf"), level="none"))[0]
     assert not [one for one in none.proof.testimonies if one.what == "conversations"]
 
 
 def test_without_llama_cpp_jinja_renders_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "find_spec", lambda name: None if name == "xllamacpp" else name)
-    result = convert(Request(with_template(tmp_path, GEMMA), str(tmp_path / "x.gguf"), level="fast"))
+    result = convert(Request(with_template(tmp_path, GEMMA), str(tmp_path / "x.gguf"), level="fast"))[0]
     (said,) = [one for one in result.proof.testimonies if one.what == "conversations"]
     assert (said.witness, said.count, said.missed) == ("jinja2 3.1.6", 9, ())
     assert "chat template rendered over 9 conversations by jinja2 3.1.6" in result.lines[2]
     monkeypatch.setattr(conversations, "find_spec", lambda name: None)
-    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "y.gguf"), level="fast"))
+    result = convert(Request(str(tmp_path / "hf"), str(tmp_path / "y.gguf"), level="fast"))[0]
     assert not [one for one in result.proof.testimonies if one.what == "conversations"]
 
 
@@ -122,7 +123,7 @@ def test_a_template_without_an_end_does_not_hold_a_conversion_up(
     monkeypatch.setattr(conversations, "SECONDS", 1)
     source = with_template(tmp_path, HOSTILE["a loop without end"])
     began = time.monotonic()
-    result = convert(Request(source, str(tmp_path / "x.gguf"), level="fast"))
+    result = convert(Request(source, str(tmp_path / "x.gguf"), level="fast"))[0]
     assert time.monotonic() - began < 60
     assert [note for note in result.proof.notes if "Jinja rendered nothing: its process ended with SIG" in note]
     assert "proved" in result.lines[2] and "chat template" not in result.lines[2]
@@ -138,7 +139,7 @@ def test_a_template_for_no_conversation_is_a_note() -> None:
 
 def test_the_template_that_is_rendered_is_the_output_s(tmp_path: Path) -> None:
     """What was begun with the source's is thrown away where the output, which may differ by leave, states another."""
-    result = convert(Request(with_template(tmp_path, GEMMA), str(tmp_path / "x.gguf"), level="fast"))
+    result = convert(Request(with_template(tmp_path, GEMMA), str(tmp_path / "x.gguf"), level="fast"))[0]
     (tmp_path / "hf" / "chat_template.jinja").write_text("{{ messages | frob }}")
     report = reverify(Request(str(tmp_path / "hf"), level="fast"), result.path, silent, ("*chat_template",))
     (said,) = [one for one in report.proof.testimonies if one.what == "conversations"]
@@ -148,7 +149,7 @@ def test_the_template_that_is_rendered_is_the_output_s(tmp_path: Path) -> None:
 
 
 def test_llama_cpp_is_asked_for_sample_texts_where_it_is_named(tmp_path: Path) -> None:
-    result = convert(Request(with_template(tmp_path, GEMMA), str(tmp_path / "x.gguf"), witness=("llama.cpp",)))
+    result = convert(Request(with_template(tmp_path, GEMMA), str(tmp_path / "x.gguf"), witness=("llama.cpp",)))[0]
     said = {one.what: one for one in result.proof.testimonies if one.witness == "llama.cpp"}
     assert said["texts"].count > 50 and said["texts"].missed == ()
 

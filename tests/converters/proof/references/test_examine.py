@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.model_graph.graph import ModelGraph
 from ggferry.converters.model_graph.hparams import Param
 from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
@@ -274,7 +275,7 @@ def test_a_refused_file_is_run_by_nobody(tmp_path: Path, monkeypatch: pytest.Mon
     refusal = child_process.Answer(why="it does not load the file: odd", refused=True)
     monkeypatch.setattr(llama_cpp, "ask", lambda *_: refusal)
     folder = write_checkpoint(tmp_path / "m", Path(__file__).parents[4] / "fixtures")
-    made = convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("auto",)))
+    made = convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("auto",)))[0]
     notes = [str(said.note) for said in made.proof.testimonies if said.refused]
     assert notes and notes[0].startswith("WARNING: llama.cpp does not run this file")
     assert made.receipt["runtimes"]["run_it"] == []
@@ -352,7 +353,7 @@ def test_rows_that_are_no_numbers_are_infinitely_far() -> None:
 
 def test_a_conversion_asks_and_says_who_testified(fixtures: Path, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "hf", fixtures)
-    result = convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("auto",)))
+    result = convert(Request(str(folder), str(tmp_path / "x.gguf"), witness=("auto",)))[0]
     assert result.lines[2].startswith("proved   self-consistent; tokenizers 0.")
     assert "; transformers 5." in result.lines[2] and "; llama.cpp b" in result.lines[2]
     texts, first, second, *more = result.receipt["testimonies"]

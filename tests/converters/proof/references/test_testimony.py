@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ggferry.converters.conversion.run import Request, convert
+from ggferry.converters.conversion.request import Request
+from ggferry.converters.conversion.run import convert
 from ggferry.converters.proof.compare import Proof
 from ggferry.converters.proof.receipt import how_it_was_proved
 from ggferry.converters.proof.references import testimony
@@ -40,6 +41,6 @@ def test_figures_are_short(figure: float, text: str) -> None:
 def test_a_receipt_lists_testimonies(tmp_path: Path) -> None:
     source = tmp_path / "old.bin"
     source.write_bytes(Llama(kind="F32", version=1).bytes())
-    result = convert(Request(str(source), str(tmp_path / "x.gguf")))
+    result = convert(Request(str(source), str(tmp_path / "x.gguf")))[0]
     receipt = json.loads((tmp_path / "x.gguf.receipt.json").read_text())
     assert receipt["testimonies"] == [] and result.lines[2].startswith("proved   self-consistent only; ")

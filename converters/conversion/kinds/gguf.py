@@ -1,0 +1,246 @@
+"""GGUF files of a model: one type each, all of them made in one pass over the source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from ggferry.converters.conversion.kinds.gguf_plan import plan_of, tokenizer_of, understood
+from ggferry.converters.conversion.kinds.kind import PlannedOutput, check_with_references, depth_of
+from ggferry.converters.conversion.receipt_options import stated_options
+from ggferry.converters.conversion.request import GGUF, OutputSpec, Request
+from ggferry.converters.conversion_plan.output_metadata import output_name
+from ggferry.converters.conversion_plan.steps import Plan
+from ggferry.converters.forward.weights import prepare
+from ggferry.converters.metadata.beside import RECEIPT
+from ggferry.converters.metadata.file_names import shard_label
+from ggferry.converters.model_graph.open_checkpoint import open_checkpoint
+from ggferry.converters.proof import receipt as receipts
+from ggferry.converters.proof.compare import Case, Proof, compare_outputs, of_texts, prefetch_comparing
+from ggferry.converters.proof.metadata import check_metadata
+from ggferry.converters.proof.references.beside import Beside
+from ggferry.converters.proof.second_reader.stated_keys import check_stated
+from ggferry.converters.proof.tensors import Encoding, Sides
+from ggferry.converters.proof.vocabulary import Vocabularies, check_tokenizer
+from ggferry.converters.reranking.recognize import asked_with
+from ggferry.converters.tokenizers.tokenizer import Tokenizer
+from ggferry.converters.understand import understand
+from ggferry.converters.write.output_files import OutputSet
+from ggferry.converters.write.recovery import recover
+from ggferry.converters.write.watch_weights import Watch
+from ggferry.converters.write.write_tensors import Writing, prefetch_writing, steps_in_order, write_tensors
+from ggferry.formats.checkpoint import Checkpoint
+from ggferry.formats.files.digests import Record
+from ggferry.formats.files.local_files import Named
+from ggferry.formats.files.opened_files import Identity
+from ggferry.formats.files.passing import passing, record
+from ggferry.formats.files.publication import publish
+from ggferry.formats.files.sources import Source
+from ggferry.support.interrupts import interrupts_wait
+from ggferry.support.progress import Progress, Stage
+from ggferry.support.threads import each
+
+_CLIP = "clip."
+"""Begins the keys of an mmproj file."""
+
+
+class GgufKind:
+    """GGUF files of a text model."""
+
+    name = GGUF
+
+    def check(self, request: Request) -> None:
+        """Every option is one of this kind's."""
+
+    def plan(self, request: Request, asked: Sequence[OutputSpec], checkpoint: Checkpoint) -> list[PlannedOutput]:
+        """Understand the source once, and plan an output for every type that is asked for."""
+        if not asked:
+            return []
+        requests = [text_request(request.of_output(spec)) for spec in asked]
+        source = understood(requests[0], checkpoint)
+        return [self._planned(one, plan_of(one, source), source.tokenizer) for one in requests]
+
+    def _planned(self, request: Request, plan: Plan, tokenizer: Tokenizer | None) -> PlannedOutput:
+        return PlannedOutput(self, request, plan, tokenizer, output_paths(request, plan))
+
+    def describe(self, output: PlannedOutput) -> dict[str, Any]:
+        """Return the record of every tensor, the keys with their origins, notes and totals."""
+        return plan_in(output).as_dict()
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def recover(self, output: PlannedOutput) -> bool:
+        """Finish or undo a publication that was killed."""
+        return recover(output.paths[0]) == "finished"
+
+    def target(
+        self, output: PlannedOutput, sources: Mapping[Identity, str], same: bool
+    ) -> AbstractContextManager[OutputSet]:
+        """Claim the names of the shards and the receipt."""
+        layouts, force = plan_in(output).layouts, output.request.force
+        return OutputSet(output.paths, layouts, overwrite=force, sources=sources, same=same)
+
+    def writer(self, output: PlannedOutput, target: OutputSet) -> Writing:
+        """Return the plan with its files and what inspects the values."""
+        plan = plan_in(output)
+        return Writing(plan, target, Watch(plan.graph.checkpoint, output.request.options.allow_nonfinite))
+
+    def write(self, writers: Sequence[Writing], threads: int, progress: Progress) -> None:
+        """Write the tensors of all outputs."""
+        write_tensors(writers, threads, progress)
+
+    def written(self, output: PlannedOutput, writer: Writing, notes: Sequence[str]) -> PlannedOutput:
+        """Return the output with the notes of writing, and the fingerprints of what was encoded."""
+        plan = plan_in(output)
+        plan = replace(plan, notes=(*plan.notes, *notes, *writer.watch.notes()))
+        request = output.request
+        if writer.watch.not_finite and request.level == "full":  # a forward pass with NaN proves nothing
+            request = replace(request, level="fast")
+        return replace(output, plan=plan, request=request, marks=writer.marks)
+
+    def prefetch(self, outputs: Sequence[PlannedOutput], writers: Sequence[Writing]) -> None:
+        """Load codecs, and what a forward pass needs, in the order in which they will be used."""
+        prefetch_writing(writers)
+        for output in outputs:
+            if output.request.level != "none":
+                steps = steps_in_order(plan_in(output))
+                prefetch_comparing((step.source_type, step.type, step.elements) for step in steps)
+        for output in outputs:
+            if output.request.level == "full" and output.plan.graph.architecture.recipe:
+                prepare(output.plan.graph)
+
+    # --- proof -----------------------------------------------------------------------------------------------------
+
+    def reopen(self, output: PlannedOutput, path: str) -> Checkpoint:
+        """Open the file at `path` and check that its keys are those of the plan."""
+        again = open_checkpoint(Named(path))
+        try:
+            check_metadata(plan_in(output), again)
+        except BaseException:
+            again.close()
+            raise
+        return replace(again, files=passing(again.files))
+
+    def prove(
+        self, outputs: Sequence[PlannedOutput], opened: Sequence[Checkpoint], stage: Stage, beside: Beside | None
+    ) -> list[Proof]:
+        """Compare accounting, keys, tensors, vocabulary and logits with the source."""
+        vocabulary = _VocabularyCheck()
+        cases = [vocabulary.case(output, again) for output, again in zip(outputs, opened, strict=True)]
+        request = outputs[0].request
+        if request.level == "none":
+            return [Proof("none", (), {}, None, case.tokenizer, testimonies=of_texts(case.tokenizer)) for case in cases]
+        found = compare_outputs(cases, jobs=request.jobs, stage=stage)
+        if beside is not None:
+            found = self._with_others(found, opened, beside)
+        return [
+            check_with_references(proof, case.sides.source, case.sides.output, output.request, stage)
+            for output, case, proof in zip(outputs, cases, found, strict=True)
+        ]
+
+    def _with_others(self, found: Sequence[Proof], opened: Sequence[Checkpoint], beside: Beside) -> list[Proof]:
+        """Return the proofs with what other programs found of the source and of the chat template."""
+        second, chats = beside.reading(), beside.conversations(opened[0])
+        return [replace(proof, second_reader=second, testimonies=(*proof.testimonies, *chats)) for proof in found]
+
+    def records(self, output: PlannedOutput, opened: Checkpoint, threads: int) -> list[Record]:
+        """Return the digests of the files, taken of the bytes that the proof has read."""
+        found: dict[int, Record] = {}
+
+        def add(file: Source) -> None:
+            found[id(file)] = record(file, max(1, threads // len(opened.files)))
+
+        each(opened.files, add, min(threads, len(opened.files)))
+        names = map(os.path.basename, output.paths)
+        return [{**found[id(file)], "name": name} for file, name in zip(opened.files, names, strict=True)]
+
+    def receipt(
+        self, output: PlannedOutput, proof: Proof, files: Sequence[Record], source: Sequence[Record]
+    ) -> dict[str, Any]:
+        """Return what every tensor and key was made of, and what was proved."""
+        done = stated_options(replace(output.request, level=proof.level), adapter=self.of_adapters)
+        return receipts.make_receipt(plan_in(output), proof, files, source, done)
+
+    of_adapters = False
+
+    def receipt_path(self, output: PlannedOutput) -> str:
+        """Return the first file's name with the ending of receipts."""
+        return output.paths[0] + RECEIPT
+
+    def paths(self, output: PlannedOutput) -> tuple[str, ...]:
+        """Return the shards."""
+        return output.paths
+
+    def wrote_line(self, output: PlannedOutput) -> str:
+        """Name the file, the architecture, the tensors and their types."""
+        plan, paths = plan_in(output), output.paths
+        more = f" and {len(paths) - 1} more" if paths[1:] else ""
+        kinds = ", ".join(dict.fromkeys(f"{step.type}" for step in plan.steps)) or "vocabulary only"
+        return (
+            f"wrote    {paths[0]}{more}: GGUF v3, {plan.graph.architecture.name}, {len(plan.steps)} tensors ({kinds}), "
+            f"{plan.bytes_written:,} bytes"
+        )
+
+    def proved_line(self, output: PlannedOutput, proof: Proof, receipt: Mapping[str, Any]) -> str:
+        """Say what was compared, and whether llama.cpp loads the file."""
+        return receipts.line_of(proof) + receipts.in_llama_cpp(receipt, plan_in(output))
+
+    def publish(self, targets: Sequence[OutputSet], receipts: Sequence[bytes]) -> None:
+        """Give all files their names together, or none."""
+        with interrupts_wait():
+            pairs = zip(reversed(targets), reversed(receipts), strict=True)
+            publish([target.complete(text) for target, text in pairs])
+
+
+class _VocabularyCheck:
+    """The comparison of the vocabulary, which outputs of one source share where they hold the same."""
+
+    def __init__(self) -> None:
+        self._read: Tokenizer | None = None
+        self._found: dict[str, Any] | None = None
+
+    def case(self, output: PlannedOutput, again: Checkpoint) -> Case:
+        """Return what is to be compared for an output that was opened again; its vocabulary is compared here."""
+        request, plan = output.request, plan_in(output)
+        graph = understand(again, vocab_only=request.options.vocab_only)
+        read = tokenizer_of(graph, again, Request(again.path))
+        if self._found is None or self._read != read:
+            sides = Vocabularies(output.tokenizer, read, plan.graph.checkpoint, request.vocab)
+            self._read, self._found = read, check_tokenizer(sides, again.path, depth_of(request))
+        if not graph.architecture.projector:
+            check_stated(plan.graph.checkpoint, again, request.vocab, request.metadata, asked=asked_with(plan.graph))
+        encoding = Encoding(plan.imatrix, ours=True, marks=output.marks, any_error=request.allow_quantization_error)
+        return Case(Sides(plan.graph, graph, encoding), request.level, self._found)
+
+
+def plan_in(output: PlannedOutput) -> Plan:
+    """Return the plan of GGUF files."""
+    assert isinstance(output.plan, Plan)
+    return output.plan
+
+
+def text_request(request: Request) -> Request:
+    """Return the request without the values that are for the mmproj file."""
+    return replace(request, hparams={key: text for key, text in request.hparams.items() if not key.startswith(_CLIP)})
+
+
+def mmproj_hparams(request: Request) -> dict[str, str]:
+    """Return the values that are for the mmproj file."""
+    return {key: text for key, text in request.hparams.items() if key.startswith(_CLIP)}
+
+
+def output_paths(request: Request, plan: Plan) -> tuple[str, ...]:
+    """Return the paths of the output files.
+
+    They are as the request names them, or else follow the naming convention, in the folder it names or that of the
+    source.
+    """
+    out, count = request.out, len(plan.layouts)
+    labels = [shard_label(number, count) for number in range(1, count + 1)] if count > 1 else [None]
+    if out is None or os.path.isdir(out):
+        folder = out or os.path.dirname(os.path.abspath(request.source))
+        return tuple(os.path.join(folder, output_name(plan.metadata, plan.options, label)) for label in labels)
+    return tuple(f"{out.removesuffix('.gguf')}-{label}.gguf" if label else out for label in labels)
