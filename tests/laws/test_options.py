@@ -57,7 +57,7 @@ def test_every_field_of_a_request_is_the_target_of_options() -> None:
     wanted = {f"options.{each.name}" for each in fields(Options)} | {
         f"vocab.{each.name}" for each in fields(VocabOptions)
     }
-    wanted |= {each.name for each in fields(Request)} - {"source", "options", "vocab", "out_paths"}  # a plan names its outputs
+    wanted |= {each.name for each in fields(Request)} - {"source", "options", "vocab", "out_paths"}
     assert targets == wanted
 
 
