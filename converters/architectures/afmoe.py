@@ -76,7 +76,7 @@ REMARKS = (
 )
 
 SPEC = Architecture(
-    name="afmoe",
+    name="afmoe", runtimes=("llama.cpp",),
     display_name="Trinity",
     hf_classes=("AfmoeForCausalLM",),
     hparams=HPARAMS,

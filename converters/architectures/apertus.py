@@ -36,7 +36,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="apertus",
+    name="apertus", runtimes=("llama.cpp",),
     display_name="Apertus",
     hf_classes=("ApertusForCausalLM",),
     hparams=HPARAMS,

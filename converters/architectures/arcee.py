@@ -31,7 +31,7 @@ BIASED = Remark(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="arcee",
+    name="arcee", runtimes=("llama.cpp",),
     display_name="Arcee",
     hf_classes=("ArceeForCausalLM",),
     hparams=HPARAMS,

@@ -31,7 +31,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="arctic",
+    name="arctic", runtimes=("llama.cpp",),
     display_name="Arctic",
     hf_classes=("ArcticForCausalLM",),
     hparams=HPARAMS,

@@ -102,7 +102,7 @@ HF = Dialect(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="arwkv7",
+    name="arwkv7", runtimes=("llama.cpp",),
     display_name="ARWKV",
     hf_classes=("RwkvHybridForCausalLM",),
     hparams=HPARAMS,

@@ -47,7 +47,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="baichuan",
+    name="baichuan", runtimes=("llama.cpp",),
     display_name="Baichuan",
     hf_classes=("BaichuanForCausalLM", "BaiChuanForCausalLM"),
     hparams=HPARAMS,

@@ -49,7 +49,7 @@ UNLIKE = Remark(
 )
 
 SPEC = Architecture(
-    name="bailingmoe",
+    name="bailingmoe", runtimes=("llama.cpp",),
     display_name="Ling",
     hf_classes=("BailingMoeForCausalLM",),
     hparams=HPARAMS,

@@ -63,7 +63,7 @@ HF = Dialect(
 )
 SARVAM = ("SarvamMoEForCausalLM", "modeling_sarvam_moe.SarvamMoEForCausalLM")
 SPEC = Architecture(
-    name="bailingmoe2",
+    name="bailingmoe2", runtimes=("llama.cpp",),
     display_name="Ling 2",
     hf_classes=("BailingMoeV2ForCausalLM", *SARVAM),
     hparams=HPARAMS,

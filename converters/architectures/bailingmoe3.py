@@ -83,7 +83,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="bailingmoe3",
+    name="bailingmoe3", runtimes=("llama.cpp",),
     display_name="Ling 3",
     hf_classes=("BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration", "BailingHybridForCausalLM"),
     hparams=HPARAMS,

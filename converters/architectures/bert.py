@@ -100,7 +100,7 @@ CLASSIFIER = replace(
 )
 
 SPEC = Architecture(
-    name="bert",
+    name="bert", runtimes=("llama.cpp",),
     display_name="BERT",
     hf_classes=("BertModel", "BertForMaskedLM", "BertForPreTraining"),
     hparams=HPARAMS,

@@ -39,7 +39,7 @@ SQUARED = Remark(
 )
 
 SPEC = Architecture(
-    name="bitnet",
+    name="bitnet", runtimes=("llama.cpp",),
     display_name="BitNet",
     hf_classes=("BitNetForCausalLM",),
     hparams=HPARAMS,

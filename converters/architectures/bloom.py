@@ -85,7 +85,7 @@ MEGATRON = Harmless(
 )
 
 SPEC = Architecture(
-    name="bloom",
+    name="bloom", runtimes=("llama.cpp",),
     display_name="BLOOM",
     hf_classes=("BloomForCausalLM", "BloomModel"),
     hparams=HPARAMS,

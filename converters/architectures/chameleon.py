@@ -62,7 +62,7 @@ REMARKS = (
 )
 
 SPEC = Architecture(
-    name="chameleon",
+    name="chameleon", runtimes=("llama.cpp",),
     display_name="Chameleon",
     hf_classes=("ChameleonForConditionalGeneration", "ChameleonForCausalLM"),
     hparams=HPARAMS,

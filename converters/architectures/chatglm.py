@@ -38,7 +38,7 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="chatglm",
+    name="chatglm", runtimes=("llama.cpp",),
     display_name="ChatGLM",
     hf_classes=("GlmForCausalLM", "ChatGLMModel", "ChatGLMForConditionalGeneration"),
     hparams=chatglm.HPARAMS,

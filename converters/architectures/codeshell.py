@@ -39,7 +39,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="codeshell",
+    name="codeshell", runtimes=("llama.cpp",),
     display_name="CodeShell",
     hf_classes=("CodeShellForCausalLM",),
     hparams=HPARAMS,

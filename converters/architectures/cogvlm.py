@@ -53,7 +53,7 @@ FIRST = Remark(
 )
 
 SPEC = Architecture(
-    name="cogvlm",
+    name="cogvlm", runtimes=("llama.cpp",),
     display_name="CogVLM",
     hf_classes=("CogVLMForCausalLM",),
     hparams=HPARAMS,

@@ -54,7 +54,7 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="cohere2",
+    name="cohere2", runtimes=("llama.cpp",),
     display_name="Command R7B",
     hf_classes=("Cohere2ForCausalLM", "Cohere2VisionForConditionalGeneration"),
     hparams=HPARAMS,

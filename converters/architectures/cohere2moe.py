@@ -73,7 +73,7 @@ ODD = Remark(
 )
 
 SPEC = Architecture(
-    name="cohere2moe",
+    name="cohere2moe", runtimes=("llama.cpp",),
     display_name="North",
     hf_classes=("Cohere2MoeForCausalLM",),
     hparams=HPARAMS,

@@ -54,7 +54,7 @@ BIASED = Remark(
 CONTEXT = Harmless("max_position_embeddings", "model_max_length is what it was trained on")
 
 SPEC = Architecture(
-    name="command-r",
+    name="command-r", runtimes=("llama.cpp",),
     display_name="Command R",
     hf_classes=("CohereForCausalLM",),
     hparams=HPARAMS,

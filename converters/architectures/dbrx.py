@@ -57,7 +57,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="dbrx",
+    name="dbrx", runtimes=("llama.cpp",),
     display_name="DBRX",
     hf_classes=("DbrxForCausalLM",),
     hparams=HPARAMS,

@@ -29,7 +29,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="deci",
+    name="deci", runtimes=("llama.cpp",),
     display_name="DeciLM",
     hf_classes=("DeciLMForCausalLM",),
     hparams=HPARAMS,

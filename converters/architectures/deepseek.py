@@ -41,7 +41,7 @@ REMARKS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="deepseek",
+    name="deepseek", runtimes=("llama.cpp",),
     display_name="DeepSeek-MoE",
     hf_classes=("DeepseekForCausalLM",),
     hparams=HPARAMS,

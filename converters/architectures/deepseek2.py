@@ -40,7 +40,7 @@ NOT_NORMED = Remark(
 _SEEN = ("vision_tower.*", "mm_projector.*", "multi_modal_projector.*", "siglip2.*", "merger.*")
 
 SPEC = Architecture(
-    name="deepseek2",
+    name="deepseek2", runtimes=("llama.cpp",),
     display_name="DeepSeek",
     hf_classes=(
         "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "KimiK25ForConditionalGeneration",

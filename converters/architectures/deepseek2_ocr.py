@@ -86,7 +86,7 @@ HF = Dialect(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="deepseek2-ocr",
+    name="deepseek2-ocr", runtimes=("llama.cpp",),
     display_name="DeepSeek-OCR",
     hf_classes=("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM", "UnlimitedOcrForConditionalGeneration"),
     hparams=HPARAMS,

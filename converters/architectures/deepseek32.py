@@ -11,7 +11,7 @@ from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import block, roles
 
 SPEC = Architecture(
-    name="deepseek32",
+    name="deepseek32", runtimes=("llama.cpp",),
     display_name="DeepSeek-V3.2",
     hf_classes=("DeepseekV32ForCausalLM",),
     hparams=(

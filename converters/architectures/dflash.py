@@ -149,7 +149,7 @@ HF = Dialect(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="dflash",
+    name="dflash", runtimes=("llama.cpp",),
     display_name="DFlash",
     hf_classes=(
         "DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "DSparkSpeculator", "Qwen3DSparkModel",

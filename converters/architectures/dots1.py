@@ -39,7 +39,7 @@ GROUPED = Remark(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="dots1",
+    name="dots1", runtimes=("llama.cpp",),
     display_name="dots.llm1",
     hf_classes=("Dots1ForCausalLM",),
     hparams=HPARAMS,

@@ -118,7 +118,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="dots3note",
+    name="dots3note", runtimes=("llama.cpp",),
     display_name="Dots 3 Note",
     hf_classes=("Dots3NoteForCausalLM", "Dots3NoteTextForCausalLM", "Dots3NoteForConditionalGeneration"),
     hparams=HPARAMS,

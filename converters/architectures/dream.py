@@ -15,7 +15,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="dream",
+    name="dream", runtimes=("llama.cpp",),
     display_name="Dream",
     hf_classes=("DreamModel",),
     hparams=HPARAMS,

@@ -49,7 +49,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="eagle3",
+    name="eagle3", runtimes=("llama.cpp",),
     display_name="EAGLE-3",
     hf_classes=("Eagle3DraftModel", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "LlamaForCausalLMEagle3"),
     hparams=HPARAMS,

@@ -59,7 +59,7 @@ BOUND = Remark(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="ernie4_5-moe",
+    name="ernie4_5-moe", runtimes=("llama.cpp",),
     display_name="ERNIE 4.5 MoE",
     hf_classes=("Ernie4_5_MoeForCausalLM",),
     hparams=HPARAMS,

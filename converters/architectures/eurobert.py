@@ -30,7 +30,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="eurobert",
+    name="eurobert", runtimes=("llama.cpp",),
     display_name="EuroBERT",
     hf_classes=("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"),
     hparams=HPARAMS,

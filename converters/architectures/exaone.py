@@ -36,7 +36,7 @@ ROLES = roles(
 ROTARY = Drop("*.rotary.inv_freq", "a buffer: rotary frequencies follow from the rotary base", follows=True)
 
 SPEC = Architecture(
-    name="exaone",
+    name="exaone", runtimes=("llama.cpp",),
     display_name="EXAONE 3",
     hf_classes=("ExaoneForCausalLM",),
     hparams=HPARAMS,

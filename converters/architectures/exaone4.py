@@ -55,7 +55,7 @@ REMARKS = (
 HF = Dialect("hf", drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,))
 
 SPEC = Architecture(
-    name="exaone4",
+    name="exaone4", runtimes=("llama.cpp",),
     display_name="EXAONE 4",
     hf_classes=("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"),
     hparams=HPARAMS,

@@ -40,7 +40,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="exaone-moe",
+    name="exaone-moe", runtimes=("llama.cpp",),
     display_name="K-EXAONE",
     hf_classes=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
     hparams=HPARAMS,

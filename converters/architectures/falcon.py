@@ -120,7 +120,7 @@ REMARKS = (
 )
 
 SPEC = Architecture(
-    name="falcon",
+    name="falcon", runtimes=("llama.cpp",),
     display_name="Falcon",
     hf_classes=("FalconForCausalLM", "RWForCausalLM"),
     hparams=HPARAMS,

@@ -57,7 +57,7 @@ HF = Dialect(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="falcon-h1",
+    name="falcon-h1", runtimes=("llama.cpp",),
     display_name="Falcon-H1",
     hf_classes=("FalconH1ForCausalLM",),
     hparams=HPARAMS,

@@ -19,7 +19,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="gemma",
+    name="gemma", runtimes=("llama.cpp",),
     display_name="Gemma",
     hf_classes=("GemmaForCausalLM",),
     hparams=(*gemma.SIZES, *rope.ROPE),

@@ -64,7 +64,7 @@ _HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="gemma2",
+    name="gemma2", runtimes=("llama.cpp",),
     display_name="Gemma 2",
     hf_classes=("Gemma2ForCausalLM", "MERaLiON2ForConditionalGeneration"),
     hparams=HPARAMS,

@@ -16,7 +16,7 @@ VISION_KEYS = Harmless("vision_config mm_tokens_per_image image_seq_length", "of
 VISION = (Drop("*vision_tower.*", _VISION), Drop("*multi_modal_projector.*", _VISION))
 
 SPEC = Architecture(
-    name="gemma3",
+    name="gemma3", runtimes=("llama.cpp",),
     display_name="Gemma 3",
     hf_classes=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     hparams=shared.HPARAMS,

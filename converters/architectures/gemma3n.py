@@ -100,7 +100,7 @@ REMARKS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="gemma3n",
+    name="gemma3n", runtimes=("llama.cpp",),
     display_name="Gemma 3n",
     hf_classes=("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
     hparams=HPARAMS,

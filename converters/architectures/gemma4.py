@@ -90,7 +90,7 @@ UNUSED = tuple(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="gemma4",
+    name="gemma4", runtimes=("llama.cpp",),
     display_name="Gemma 4",
     hf_classes=(
         "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM",

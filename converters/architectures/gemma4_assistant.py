@@ -58,7 +58,7 @@ UNUSED = tuple(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="gemma4-assistant",
+    name="gemma4-assistant", runtimes=("llama.cpp",),
     display_name="Gemma 4's assistant",
     hf_classes=("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
     hparams=HPARAMS,

@@ -31,7 +31,7 @@ _SCALAR = replace(gemma.QUERY_SCALAR, check="query_scalar == head_dim")
 _OWN = {"bidirectional": _BIDIRECTIONAL, "n_swa": _WINDOW, "final_softcap": _NO_CAP, "query_scalar": _SCALAR}
 
 SPEC = Architecture(
-    name="gemma-embedding",
+    name="gemma-embedding", runtimes=("llama.cpp",),
     display_name="EmbeddingGemma",
     hf_classes=("Gemma3TextModel",),
     hparams=(

@@ -49,7 +49,7 @@ ROLES = varied(
 
 SEEING = ("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration")
 SPEC = Architecture(
-    name="glm4",
+    name="glm4", runtimes=("llama.cpp",),
     display_name="GLM-4",
     hf_classes=("Glm4ForCausalLM", *SEEING),
     hparams=HPARAMS,

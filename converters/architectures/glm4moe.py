@@ -43,7 +43,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="glm4moe",
+    name="glm4moe", runtimes=("llama.cpp",),
     display_name="GLM-4.5",
     hf_classes=("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration", "SolarOpenForCausalLM"),
     hparams=HPARAMS,

@@ -94,7 +94,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="glm5-next",
+    name="glm5-next", runtimes=("llama.cpp",),
     display_name="GLM-5.3 Flash",
     hf_classes=("Glm5NextForConditionalGeneration",),
     hparams=HPARAMS,

@@ -17,7 +17,7 @@ MULTIPLIER = Remark(
 )
 
 SPEC = Architecture(
-    name="glm-dsa",
+    name="glm-dsa", runtimes=("llama.cpp",),
     display_name="GLM-5",
     hf_classes=("GlmMoeDsaForCausalLM",),
     hparams=(

@@ -73,7 +73,7 @@ BIOGPT = replace(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="gpt2",
+    name="gpt2", runtimes=("llama.cpp",),
     display_name="GPT-2",
     hf_classes=("GPT2LMHeadModel", "OPTForCausalLM", "BioGptForCausalLM", "RuGPT3XLForCausalLM"),
     hparams=HPARAMS,

@@ -93,7 +93,7 @@ _HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="gpt-oss",
+    name="gpt-oss", runtimes=("llama.cpp",),
     display_name="gpt-oss",
     hf_classes=("GptOssForCausalLM",),
     hparams=HPARAMS,

@@ -87,7 +87,7 @@ HEADER_2023_04 = HeaderLayout(
 UNBIASED = Remark("biased == 0", "attention without biases: llama.cpp expects them in gptneox", stops="llama.cpp")
 
 SPEC = Architecture(
-    name="gptneox",
+    name="gptneox", runtimes=("llama.cpp",),
     display_name="GPT-NeoX",
     hf_classes=("GPTNeoXForCausalLM",),
     hparams=HPARAMS,

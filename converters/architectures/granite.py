@@ -36,7 +36,7 @@ ROLES = roles(
 HF = Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS)
 
 SPEC = Architecture(
-    name="granite",
+    name="granite", runtimes=("llama.cpp",),
     display_name="Granite",
     hf_classes=(
         "GraniteForCausalLM", "GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration",

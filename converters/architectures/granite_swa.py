@@ -43,7 +43,7 @@ ROLES = roles(
 LAYER = "model.layers.{n}.block_sparse_moe."
 
 SPEC = Architecture(
-    name="granite_swa",
+    name="granite_swa", runtimes=("llama.cpp",),
     display_name="Granite with windows",
     hf_classes=("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"),
     hparams=HPARAMS,

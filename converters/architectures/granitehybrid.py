@@ -70,7 +70,7 @@ HF = Dialect(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="granitehybrid",
+    name="granitehybrid", runtimes=("llama.cpp",),
     display_name="Granite 4",
     hf_classes=("GraniteMoeHybridForCausalLM", "BambaForCausalLM"),
     hparams=HPARAMS,

@@ -40,7 +40,7 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="granitemoe",
+    name="granitemoe", runtimes=("llama.cpp",),
     display_name="Granite MoE",
     hf_classes=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
     hparams=HPARAMS,

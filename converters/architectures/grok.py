@@ -115,7 +115,7 @@ _HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="grok",
+    name="grok", runtimes=("llama.cpp",),
     display_name="Grok",
     hf_classes=("Grok1ForCausalLM", "GrokForCausalLM"),
     hparams=HPARAMS,

@@ -49,7 +49,7 @@ CHAINED = Remark(
 )
 
 SPEC = Architecture(
-    name="grovemoe",
+    name="grovemoe", runtimes=("llama.cpp",),
     display_name="GroveMoE",
     hf_classes=("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"),
     hparams=HPARAMS,

@@ -82,7 +82,7 @@ BOTH_WAYS = Remark(
 )
 
 SPEC = Architecture(
-    name="hrm_text",
+    name="hrm_text", runtimes=("llama.cpp",),
     display_name="HRM-Text",
     hf_classes=("HrmTextForCausalLM",),
     hparams=HPARAMS,

@@ -23,7 +23,7 @@ HPARAMS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="hunyuan-moe",
+    name="hunyuan-moe", runtimes=("llama.cpp",),
     display_name="Hunyuan MoE",
     hf_classes=("HunYuanMoEV1ForCausalLM",),
     hparams=HPARAMS,

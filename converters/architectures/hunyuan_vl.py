@@ -35,7 +35,7 @@ FOURTH = Remark(
 )
 
 SPEC = Architecture(
-    name="hunyuan_vl",
+    name="hunyuan_vl", runtimes=("llama.cpp",),
     display_name="HunYuan-VL",
     hf_classes=("HunYuanVLForConditionalGeneration",),
     hparams=HPARAMS,

@@ -49,7 +49,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="hy_v3",
+    name="hy_v3", runtimes=("llama.cpp",),
     display_name="Hunyuan 3",
     hf_classes=("HYV3ForCausalLM",),
     hparams=HPARAMS,

@@ -81,7 +81,7 @@ HALVES = Remark(
 LAYER = "model.layers.{n}."
 
 SPEC = Architecture(
-    name="hy_v4",
+    name="hy_v4", runtimes=("llama.cpp",),
     display_name="Hunyuan 4",
     hf_classes=("HYV4ForCausalLM",),
     hparams=HPARAMS,

@@ -36,7 +36,7 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="internlm2",
+    name="internlm2", runtimes=("llama.cpp",),
     display_name="InternLM 2",
     hf_classes=("InternLM2ForCausalLM",),
     hparams=HPARAMS,

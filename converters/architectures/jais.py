@@ -60,7 +60,7 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="jais",
+    name="jais", runtimes=("llama.cpp",),
     display_name="Jais",
     hf_classes=("JAISLMHeadModel",),
     hparams=HPARAMS,

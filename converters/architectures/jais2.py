@@ -34,7 +34,7 @@ UNBIASED = Remark(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="jais2",
+    name="jais2", runtimes=("llama.cpp",),
     display_name="Jais 2",
     hf_classes=("Jais2ForCausalLM",),
     hparams=HPARAMS,

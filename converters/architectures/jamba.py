@@ -66,7 +66,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="jamba",
+    name="jamba", runtimes=("llama.cpp",),
     display_name="Jamba",
     hf_classes=("JambaForCausalLM",),
     hparams=HPARAMS,

@@ -42,7 +42,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="jina-bert-v2",
+    name="jina-bert-v2", runtimes=("llama.cpp",),
     display_name="Jina embeddings v2",
     hf_classes=("JinaBertModel", "JinaBertForMaskedLM"),
     hparams=HPARAMS,

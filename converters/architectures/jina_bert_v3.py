@@ -71,7 +71,7 @@ _ADAPTERS = Drop(
 )
 
 SPEC = Architecture(
-    name="jina-bert-v3",
+    name="jina-bert-v3", runtimes=("llama.cpp",),
     display_name="Jina embeddings v3",
     hparams=HPARAMS,
     roles=ROLES,

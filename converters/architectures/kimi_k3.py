@@ -92,7 +92,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="kimi-k3",
+    name="kimi-k3", runtimes=("llama.cpp",),
     display_name="Kimi K3",
     hf_classes=("KimiK3ForConditionalGeneration",),
     hparams=HPARAMS,

@@ -61,7 +61,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="kimi-linear",
+    name="kimi-linear", runtimes=("llama.cpp",),
     display_name="Kimi Linear",
     hf_classes=("KimiLinearForCausalLM", "KimiLinearModel"),
     hparams=HPARAMS,

@@ -79,7 +79,7 @@ ODD = Remark(
 )
 
 SPEC = Architecture(
-    name="laguna",
+    name="laguna", runtimes=("llama.cpp",),
     display_name="Laguna",
     hf_classes=("LagunaForCausalLM",),
     hparams=HPARAMS,

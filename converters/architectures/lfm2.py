@@ -67,7 +67,7 @@ _AUDIO = replace(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="lfm2",
+    name="lfm2", runtimes=("llama.cpp",),
     display_name="LFM2",
     hf_classes=(
         "Lfm2ForCausalLM",

@@ -27,7 +27,7 @@ SCALED = Remark(
 )
 
 SPEC = Architecture(
-    name="lfm2moe",
+    name="lfm2moe", runtimes=("llama.cpp",),
     display_name="LFM2 MoE",
     hf_classes=("Lfm2MoeForCausalLM",),
     hparams=HPARAMS,

@@ -42,7 +42,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="llada",
+    name="llada", runtimes=("llama.cpp",),
     display_name="LLaDA",
     hf_classes=("LLaDAModelLM",),
     hparams=HPARAMS,

@@ -27,7 +27,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="llada-moe",
+    name="llada-moe", runtimes=("llama.cpp",),
     display_name="LLaDA-MoE",
     hf_classes=("LLaDAMoEModel", "LLaDAMoEModelLM"),
     hparams=HPARAMS,

@@ -190,7 +190,7 @@ HELIUM = replace(
 ROLES = also(ROLES, mistral.NAME, mistral.TENSORS + mistral.EXPERTS, stack=Stack())
 
 SPEC = Architecture(
-    name="llama",
+    name="llama", runtimes=("llama.cpp",),
     display_name="LLaMA",
     hf_classes=(
         "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "LLaMAForCausalLM", "LlamaModel",

@@ -96,7 +96,7 @@ REMARKS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="llama4",
+    name="llama4", runtimes=("llama.cpp",),
     display_name="LLaMA 4",
     hf_classes=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
     hparams=HPARAMS,

@@ -29,7 +29,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="llama-embed",
+    name="llama-embed", runtimes=("llama.cpp",),
     display_name="LLaMA for embeddings",
     hf_classes=("LlamaBidirectionalModel",),
     hparams=HPARAMS,

@@ -20,7 +20,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="maincoder",
+    name="maincoder", runtimes=("llama.cpp",),
     display_name="Maincoder",
     hf_classes=("MaincoderForCausalLM",),
     hparams=HPARAMS,

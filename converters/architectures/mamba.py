@@ -52,7 +52,7 @@ EPSILONS = Remark(
 )
 
 SPEC = Architecture(
-    name="mamba",
+    name="mamba", runtimes=("llama.cpp",),
     display_name="Mamba",
     hf_classes=("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM"),
     hparams=HPARAMS,

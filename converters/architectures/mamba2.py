@@ -46,7 +46,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="mamba2",
+    name="mamba2", runtimes=("llama.cpp",),
     display_name="Mamba-2",
     hf_classes=("Mamba2ForCausalLM",),
     hparams=HPARAMS,

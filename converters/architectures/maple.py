@@ -36,7 +36,7 @@ HPARAMS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="maple",
+    name="maple", runtimes=("llama.cpp",),
     display_name="Maple",
     hf_classes=("MapleForCausalLM",),
     hparams=HPARAMS,

@@ -41,7 +41,7 @@ REMARKS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="mellum",
+    name="mellum", runtimes=("llama.cpp",),
     display_name="Mellum 2",
     hf_classes=("MellumForCausalLM",),
     hparams=HPARAMS,

@@ -84,7 +84,7 @@ REMARKS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="mimo2",
+    name="mimo2", runtimes=("llama.cpp",),
     display_name="MiMo-V2",
     hf_classes=("MiMoV2FlashForCausalLM",),
     hparams=HPARAMS,

@@ -27,7 +27,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="minicpm",
+    name="minicpm", runtimes=("llama.cpp",),
     display_name="MiniCPM",
     hf_classes=("MiniCPMForCausalLM",),
     hparams=HPARAMS,

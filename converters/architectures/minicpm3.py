@@ -43,7 +43,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="minicpm3",
+    name="minicpm3", runtimes=("llama.cpp",),
     display_name="MiniCPM3",
     hf_classes=("MiniCPM3ForCausalLM",),
     hparams=HPARAMS,

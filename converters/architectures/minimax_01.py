@@ -62,7 +62,7 @@ PARTLY = Remark(
 )
 _RATES = "a buffer: rates of decay follow from the number of heads and blocks"
 SPEC = Architecture(
-    name="minimax-01",
+    name="minimax-01", runtimes=("llama.cpp",),
     display_name="MiniMax-01",
     hf_classes=("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxForCausalLM"),
     hparams=HPARAMS,

@@ -35,7 +35,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="minimax-m2",
+    name="minimax-m2", runtimes=("llama.cpp",),
     display_name="MiniMax-M2",
     hf_classes=("MiniMaxM2ForCausalLM",),
     hparams=HPARAMS,

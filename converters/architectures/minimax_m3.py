@@ -102,7 +102,7 @@ DENSE = Remark(
 )
 
 SPEC = Architecture(
-    name="minimax-m3",
+    name="minimax-m3", runtimes=("llama.cpp",),
     display_name="MiniMax M3",
     hf_classes=("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
     hparams=HPARAMS,

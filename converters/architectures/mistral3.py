@@ -30,7 +30,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="mistral3",
+    name="mistral3", runtimes=("llama.cpp",),
     display_name="Mistral 3",
     hf_classes=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
     hparams=HPARAMS,

@@ -46,7 +46,7 @@ HF = Dialect(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="mistral4",
+    name="mistral4", runtimes=("llama.cpp",),
     display_name="Mistral 4",
     hf_classes=("Mistral4ForCausalLM",),
     hparams=(

@@ -74,7 +74,7 @@ _HARMLESS = (
 _RENAMES = (("model.", ""),)
 
 SPEC = Architecture(
-    name="modern-bert",
+    name="modern-bert", runtimes=("llama.cpp",),
     display_name="ModernBERT",
     hf_classes=("ModernBertModel", "ModernBertForMaskedLM"),
     hparams=HPARAMS,

@@ -144,7 +144,7 @@ HARMLESS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="mpt",
+    name="mpt", runtimes=("llama.cpp",),
     display_name="MPT",
     hf_classes=("MPTForCausalLM", "MptForCausalLM"),
     hparams=HPARAMS,

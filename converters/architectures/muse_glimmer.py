@@ -65,7 +65,7 @@ ROLES = roles(
 SEEN = ("model.vision_tower.*", "model.vision_adapter.*", "model.vision_projection.*")
 
 SPEC = Architecture(
-    name="muse-glimmer",
+    name="muse-glimmer", runtimes=("llama.cpp",),
     display_name="Muse Glimmer",
     hf_classes=("MuseGlimmerForConditionalGeneration",),
     hparams=HPARAMS,

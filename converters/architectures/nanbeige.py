@@ -20,7 +20,7 @@ HPARAMS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="nanbeige",
+    name="nanbeige", runtimes=("llama.cpp",),
     display_name="Nanbeige",
     hf_classes=("NanbeigeForCausalLM",),
     hparams=HPARAMS,

@@ -36,7 +36,7 @@ WIDTH = Remark(
 )
 
 SPEC = Architecture(
-    name="nemotron",
+    name="nemotron", runtimes=("llama.cpp",),
     display_name="Nemotron",
     hf_classes=("NemotronForCausalLM",),
     hparams=HPARAMS,

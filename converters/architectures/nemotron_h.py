@@ -10,7 +10,7 @@ from ggferry.converters.schema.architecture import Architecture, Dialect, Harmle
 from ggferry.converters.schema.roles import block, roles
 
 SPEC = Architecture(
-    name="nemotron_h",
+    name="nemotron_h", runtimes=("llama.cpp",),
     display_name="Nemotron-H",
     hf_classes=("NemotronHForCausalLM",),
     hparams=(*nemotron.HPARAMS, nemotron.N_FF),

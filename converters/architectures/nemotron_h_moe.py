@@ -50,7 +50,7 @@ ffn_up_shexp.weight     : n_ff_shexp n_embd              | hf mixer.shared_exper
 """
 
 SPEC = Architecture(
-    name="nemotron_h_moe",
+    name="nemotron_h_moe", runtimes=("llama.cpp",),
     display_name="Nemotron 3",
     hparams=HPARAMS,
     roles=roles(

@@ -58,7 +58,7 @@ _RENAMES = (("model.", ""),)
 _BUFFERS = (Drop("freqs_cis", "a buffer: rotary angles follow from the rotary base", follows=True),)
 
 SPEC = Architecture(
-    name="neo-bert",
+    name="neo-bert", runtimes=("llama.cpp",),
     display_name="NeoBERT",
     hf_classes=("NeoBERT", "NeoBERTLMHead"),
     hparams=HPARAMS,

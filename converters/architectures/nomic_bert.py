@@ -101,7 +101,7 @@ HARMLESS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="nomic-bert",
+    name="nomic-bert", runtimes=("llama.cpp",),
     display_name="NomicBert",
     hf_classes=("NomicBertModel",),
     hparams=HPARAMS,

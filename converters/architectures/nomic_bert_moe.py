@@ -80,7 +80,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="nomic-bert-moe",
+    name="nomic-bert-moe", runtimes=("llama.cpp",),
     display_name="NomicBert with experts",
     hparams=HPARAMS,
     roles=ROLES,

@@ -28,7 +28,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="olmo",
+    name="olmo", runtimes=("llama.cpp",),
     display_name="OLMo",
     hf_classes=("OlmoForCausalLM", "OLMoForCausalLM"),
     hparams=HPARAMS,

@@ -40,7 +40,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="olmo2",
+    name="olmo2", runtimes=("llama.cpp",),
     display_name="OLMo 2",
     hf_classes=("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
     hparams=HPARAMS,

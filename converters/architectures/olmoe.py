@@ -32,7 +32,7 @@ REMARKS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="olmoe",
+    name="olmoe", runtimes=("llama.cpp",),
     display_name="OLMoE",
     hf_classes=("OlmoeForCausalLM",),
     hparams=HPARAMS,

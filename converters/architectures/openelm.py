@@ -28,7 +28,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="openelm",
+    name="openelm", runtimes=("llama.cpp",),
     display_name="OpenELM",
     hf_classes=("OpenELMForCausalLM",),
     hparams=openelm.HPARAMS,

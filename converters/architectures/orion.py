@@ -24,7 +24,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="orion",
+    name="orion", runtimes=("llama.cpp",),
     display_name="Orion",
     hf_classes=("OrionForCausalLM",),
     hparams=HPARAMS,

@@ -20,7 +20,7 @@ HPARAMS = (
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="paddleocr",
+    name="paddleocr", runtimes=("llama.cpp",),
     display_name="PaddleOCR-VL",
     hf_classes=("PaddleOCRVLForConditionalGeneration",),
     hparams=HPARAMS,

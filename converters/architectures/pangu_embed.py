@@ -33,7 +33,7 @@ UNBIASED = Remark(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="pangu-embedded",
+    name="pangu-embedded", runtimes=("llama.cpp",),
     display_name="openPangu-Embedded",
     hf_classes=("PanguEmbeddedForCausalLM",),
     hparams=HPARAMS,

@@ -42,7 +42,7 @@ TIED = Remark(
 )
 
 SPEC = Architecture(
-    name="phi2",
+    name="phi2", runtimes=("llama.cpp",),
     display_name="Phi-2",
     hf_classes=("PhiForCausalLM",),
     hparams=HPARAMS,

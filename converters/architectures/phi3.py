@@ -43,7 +43,7 @@ HARMLESS = (
 HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.WINDOW, rope.UNFACTORED), harmless=HARMLESS)
 
 SPEC = Architecture(
-    name="phi3",
+    name="phi3", runtimes=("llama.cpp",),
     display_name="Phi-3",
     hf_classes=("Phi3ForCausalLM", "Phi4ForCausalLMV"),
     hparams=HPARAMS,

@@ -63,7 +63,7 @@ SHORT_ONLY = Remark(
 )
 
 SPEC = Architecture(
-    name="phimoe",
+    name="phimoe", runtimes=("llama.cpp",),
     display_name="Phi-3.5 MoE",
     hf_classes=("PhiMoEForCausalLM", "PhimoeForCausalLM"),
     hparams=HPARAMS,

@@ -38,7 +38,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="plamo",
+    name="plamo", runtimes=("llama.cpp",),
     display_name="PLaMo",
     hf_classes=("PlamoForCausalLM",),
     hparams=HPARAMS,

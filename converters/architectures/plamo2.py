@@ -69,7 +69,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="plamo2",
+    name="plamo2", runtimes=("llama.cpp",),
     display_name="PLaMo 2",
     hf_classes=("Plamo2ForCausalLM", "PLaMo2ForCausalLM"),
     hparams=HPARAMS,

@@ -45,7 +45,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="plamo3",
+    name="plamo3", runtimes=("llama.cpp",),
     display_name="PLaMo 3",
     hf_classes=("Plamo3ForCausalLM", "PLaMo3ForCausalLM"),
     hparams=HPARAMS,

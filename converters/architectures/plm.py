@@ -34,7 +34,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="plm",
+    name="plm", runtimes=("llama.cpp",),
     display_name="PLM",
     hf_classes=("PLMForCausalLM",),
     hparams=HPARAMS,

@@ -48,7 +48,7 @@ LONG = Remark(
 )
 
 SPEC = Architecture(
-    name="qwen",
+    name="qwen", runtimes=("llama.cpp",),
     display_name="Qwen",
     hf_classes=("QWenLMHeadModel",),
     hparams=HPARAMS,

@@ -39,7 +39,7 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="qwen2",
+    name="qwen2", runtimes=("llama.cpp",),
     display_name="Qwen2",
     hf_classes=(
         "Qwen2ForCausalLM", "Qwen2Model", "KORMoForCausalLM", "Qwen2AudioForConditionalGeneration",

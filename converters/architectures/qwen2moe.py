@@ -41,7 +41,7 @@ NORMED = Remark(
 )
 
 SPEC = Architecture(
-    name="qwen2moe",
+    name="qwen2moe", runtimes=("llama.cpp",),
     display_name="Qwen2-MoE",
     hf_classes=("Qwen2MoeForCausalLM",),
     hparams=HPARAMS,

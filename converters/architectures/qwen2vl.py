@@ -37,7 +37,7 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="qwen2vl",
+    name="qwen2vl", runtimes=("llama.cpp",),
     display_name="Qwen2-VL",
     hf_classes=(
         "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen2VLModel", "Qwen2_5OmniModel",

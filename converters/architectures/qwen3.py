@@ -54,7 +54,7 @@ CLASSIFIER = replace(
 )
 
 SPEC = Architecture(
-    name="qwen3",
+    name="qwen3", runtimes=("llama.cpp",),
     display_name="Qwen3",
     hf_classes=(
         "Qwen3ForCausalLM",

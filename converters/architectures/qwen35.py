@@ -17,7 +17,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="qwen35",
+    name="qwen35", runtimes=("llama.cpp",),
     display_name="Qwen3.5",
     hf_classes=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration"),
     hparams=(*qwen35.HPARAMS, common.N_FF),

@@ -28,7 +28,7 @@ STACKED = "blk.{n}.ffn_down_exps.weight model.layers.{n}.mlp.experts.down_proj"
 CLASSES = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
 
 SPEC = Architecture(
-    name="qwen35moe",
+    name="qwen35moe", runtimes=("llama.cpp",),
     display_name="Qwen3.5 MoE",
     hf_classes=CLASSES,
     hparams=(*qwen35.HPARAMS, *delta.EXPERTS, common.JOINED),

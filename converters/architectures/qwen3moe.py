@@ -40,7 +40,7 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="qwen3moe",
+    name="qwen3moe", runtimes=("llama.cpp",),
     display_name="Qwen3-MoE",
     hf_classes=("Qwen3MoeForCausalLM",),
     hparams=HPARAMS,

@@ -42,7 +42,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="qwen3next",
+    name="qwen3next", runtimes=("llama.cpp",),
     display_name="Qwen3-Next",
     hf_classes=("Qwen3NextForCausalLM",),
     hparams=HPARAMS,

@@ -33,7 +33,7 @@ HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="qwen3vl",
+    name="qwen3vl", runtimes=("llama.cpp",),
     display_name="Qwen3-VL",
     hf_classes=("Qwen3VLForConditionalGeneration",),
     hparams=HPARAMS,

@@ -71,7 +71,7 @@ _HF = Dialect(
 )
 
 SPEC = Architecture(
-    name="qwen3vlmoe",
+    name="qwen3vlmoe", runtimes=("llama.cpp",),
     display_name="Qwen3-VL-MoE",
     hf_classes=("Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
     hparams=HPARAMS,

@@ -39,7 +39,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="refact",
+    name="refact", runtimes=("llama.cpp",),
     display_name="Refact",
     hf_classes=("GPTRefactForCausalLM",),
     hparams=HPARAMS,

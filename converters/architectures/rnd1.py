@@ -18,7 +18,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="rnd1",
+    name="rnd1", runtimes=("llama.cpp",),
     display_name="RND1",
     hf_classes=("RND1",),
     hparams=HPARAMS,

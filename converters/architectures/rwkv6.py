@@ -68,7 +68,7 @@ HARMLESS = (
 )
 
 SPEC = Architecture(
-    name="rwkv6",
+    name="rwkv6", runtimes=("llama.cpp",),
     display_name="RWKV-6",
     hf_classes=("Rwkv6ForCausalLM",),
     hparams=HPARAMS,

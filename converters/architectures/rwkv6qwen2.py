@@ -61,7 +61,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="rwkv6qwen2",
+    name="rwkv6qwen2", runtimes=("llama.cpp",),
     display_name="QRWKV-6",
     hf_classes=("RWKV6Qwen2ForCausalLM",),
     hparams=HPARAMS,

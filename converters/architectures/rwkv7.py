@@ -109,7 +109,7 @@ HF = Dialect(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="rwkv7",
+    name="rwkv7", runtimes=("llama.cpp",),
     display_name="RWKV-7",
     hf_classes=("RWKV7ForCausalLM", "Rwkv7ForCausalLM"),
     hparams=HPARAMS,

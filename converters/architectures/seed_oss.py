@@ -33,7 +33,7 @@ OUTPUT_BIAS = Remark(
 )
 
 SPEC = Architecture(
-    name="seed_oss",
+    name="seed_oss", runtimes=("llama.cpp",),
     display_name="Seed-OSS",
     hf_classes=("SeedOssForCausalLM",),
     hparams=HPARAMS,

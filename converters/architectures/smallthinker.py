@@ -64,7 +64,7 @@ ODD = Remark(
 )
 
 SPEC = Architecture(
-    name="smallthinker",
+    name="smallthinker", runtimes=("llama.cpp",),
     display_name="SmallThinker",
     hf_classes=("SmallThinkerForCausalLM",),
     hparams=HPARAMS,

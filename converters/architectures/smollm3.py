@@ -51,7 +51,7 @@ BIASED = Remark(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="smollm3",
+    name="smollm3", runtimes=("llama.cpp",),
     display_name="SmolLM3",
     hf_classes=("SmolLM3ForCausalLM",),
     hparams=HPARAMS,

@@ -45,7 +45,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="spark2_5",
+    name="spark2_5", runtimes=("llama.cpp",),
     display_name="Spark X2.5",
     hf_classes=("Spark2_5ForCausalLM",),
     hparams=HPARAMS,

@@ -55,7 +55,7 @@ ROLES = roles(
 HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.OWN_OUTPUT))
 
 SPEC = Architecture(
-    name="stablelm",
+    name="stablelm", runtimes=("llama.cpp",),
     display_name="StableLM",
     hf_classes=("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"),
     hparams=HPARAMS,

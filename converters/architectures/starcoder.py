@@ -31,7 +31,7 @@ ROLES = roles(
 ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
 
 SPEC = Architecture(
-    name="starcoder",
+    name="starcoder", runtimes=("llama.cpp",),
     display_name="StarCoder",
     hf_classes=("GPTBigCodeForCausalLM",),
     hparams=HPARAMS,

@@ -45,7 +45,7 @@ KINDS = (
 )
 
 SPEC = Architecture(
-    name="starcoder2",
+    name="starcoder2", runtimes=("llama.cpp",),
     display_name="StarCoder 2",
     hf_classes=("Starcoder2ForCausalLM",),
     hparams=HPARAMS,

@@ -122,7 +122,7 @@ HF = Dialect(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="step35",
+    name="step35", runtimes=("llama.cpp",),
     display_name="Step 3.5",
     hf_classes=("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"),
     hparams=HPARAMS,

@@ -59,7 +59,7 @@ HF = Dialect(
     ),
 )  # fmt: skip
 SPEC = Architecture(
-    name="t5",
+    name="t5", runtimes=("llama.cpp",),
     display_name="T5",
     hf_classes=(
         "T5ForConditionalGeneration", "T5WithLMHeadModel", "MT5ForConditionalGeneration",

@@ -13,7 +13,7 @@ from ggferry.converters.schema.roles import roles
 DECODER = Harmless("num_decoder_layers scale_decoder_outputs tie_word_embeddings", "of the decoder, which is not here")
 
 SPEC = Architecture(
-    name="t5encoder",
+    name="t5encoder", runtimes=("llama.cpp",),
     display_name="T5 encoder",
     hf_classes=("T5EncoderModel", "MT5EncoderModel", "UMT5EncoderModel"),
     hparams=(*t5.HPARAMS, *embeddings.POOLING, encoder.BOTH_SIDES),

@@ -52,7 +52,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="talkie",
+    name="talkie", runtimes=("llama.cpp",),
     display_name="Talkie",
     hf_classes=("TalkieForCausalLM",),
     hparams=HPARAMS,

@@ -25,7 +25,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="xverse",
+    name="xverse", runtimes=("llama.cpp",),
     display_name="XVERSE",
     hf_classes=("XverseForCausalLM",),
     hparams=HPARAMS,

@@ -26,7 +26,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="cohere2v",
     display_name="Cohere 2 Vision, the half that sees",
     hf_classes=("Cohere2VisionForConditionalGeneration",),

@@ -44,7 +44,7 @@ _UNNORMED = Remark(
     otherwise="llama.cpp",
 )
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="dots_ocr",
     display_name="dots.ocr, the half that sees",
     hf_classes=("DotsOCRForCausalLM",),

@@ -35,7 +35,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="exaone4_5",
     display_name="EXAONE 4.5, the half that sees",
     hf_classes=("Exaone4_5_ForConditionalGeneration",),

@@ -34,7 +34,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="gemma3",
     display_name="Gemma 3, the half that sees",
     hf_classes=("Gemma3ForConditionalGeneration",),

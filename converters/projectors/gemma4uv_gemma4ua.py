@@ -25,7 +25,7 @@ HPARAMS = tuple(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="gemma4uv+gemma4ua",
     display_name="Gemma 4 unified, the half that sees and hears",
     hf_classes=("Gemma4UnifiedForConditionalGeneration",),

@@ -8,7 +8,7 @@ from ggferry.converters.projectors import _gemma4 as gemma4
 from ggferry.converters.schema.architecture import Architecture, Dialect
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="gemma4v",
     display_name="Gemma 4, the half that sees",
     hparams=(clip.PROJECTOR, clip.V_PROJECTOR, *gemma4.EYE),

@@ -10,7 +10,7 @@ from ggferry.converters.schema.architecture import Architecture, Dialect
 from ggferry.converters.schema.roles import roles
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="gemma4v+gemma4a",
     display_name="Gemma 4, the half that sees and hears",
     hf_classes=("Gemma4ForConditionalGeneration", "EmbeddingGemma2Model"),

@@ -67,7 +67,7 @@ _ADAPTED = (
 _SPECTRUM = {"sample_rate": 16000, "n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 80}
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="granite_speech",
     display_name="Granite Speech, the half that hears",
     hf_classes=("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration"),

@@ -52,7 +52,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="hunyuanvl",
     display_name="HunYuan-VL, the half that sees",
     hf_classes=("HunYuanVLForConditionalGeneration",),

@@ -45,7 +45,7 @@ _UNMARKED = Remark(
     stops="llama.cpp",
 )
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="idefics3",
     display_name="Idefics 3 and SmolVLM, the half that sees",
     hf_classes=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),

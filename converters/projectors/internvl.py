@@ -29,7 +29,7 @@ _HARMLESS = (
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="internvl",
     display_name="InternVL, the half that sees",
     hf_classes=("InternVLChatModel", "InternVisionModel"),

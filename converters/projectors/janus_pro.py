@@ -35,7 +35,7 @@ ROLES = roles(
 
 _SPEAKS = "of the part that draws pictures, which this file does not hold"
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="janus_pro",
     display_name="Janus-Pro, the half that sees",
     hf_classes=("JanusForConditionalGeneration",),

@@ -81,7 +81,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="kimik25",
     display_name="Kimi K2.5, the half that sees",
     hf_classes=(

@@ -49,7 +49,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="lfm2",
     display_name="LFM2-VL, the half that sees",
     hf_classes=("Lfm2VlForConditionalGeneration",),

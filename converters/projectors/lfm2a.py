@@ -56,7 +56,7 @@ _SPEAKS = "of what speaks, for which this file has no place"
 _POSITIONS = "llama.cpp makes positions of 512 columns only, and this ear is {a_n_embd} wide"
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="lfm2a",
     display_name="LFM2-Audio, the half that hears",
     hf_classes=("Lfm2AudioForConditionalGeneration",),

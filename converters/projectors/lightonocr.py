@@ -11,7 +11,7 @@ from ggferry.converters.projectors import _pixtral as pixtral
 from ggferry.converters.schema.architecture import Architecture, Dialect
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="lightonocr",
     display_name="LightOnOCR, the half that sees",
     hf_classes=("LightOnOCRForConditionalGeneration", "LightOnOcrForConditionalGeneration"),

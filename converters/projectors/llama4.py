@@ -61,7 +61,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="llama4",
     display_name="Llama 4, the half that sees",
     hf_classes=("Llama4ForConditionalGeneration",),

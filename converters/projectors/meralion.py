@@ -38,7 +38,7 @@ _NORMED = (
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="meralion",
     display_name="MERaLiON 2, the half that hears",
     hf_classes=("MERaLiON2ForConditionalGeneration",),

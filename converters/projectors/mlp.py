@@ -53,7 +53,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="mlp",
     display_name="LLaVA 1.5, the half that sees",
     hparams=HPARAMS,

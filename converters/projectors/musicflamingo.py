@@ -24,7 +24,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="musicflamingo",
     display_name="Audio Flamingo 3, the half that hears",
     hf_classes=("AudioFlamingo3ForConditionalGeneration",),

@@ -44,7 +44,7 @@ _SMOOTHED = Remark(
     otherwise="llama.cpp",
 )
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="paddleocr",
     display_name="PaddleOCR-VL, the half that sees",
     hf_classes=("PaddleOCRVLForConditionalGeneration", "PaddleOCRVisionModel"),

@@ -14,7 +14,7 @@ from ggferry.converters.schema.partial_layouts import Row
 from ggferry.converters.schema.roles import roles
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="pixtral",
     display_name="Pixtral and Mistral 3, the half that sees",
     hf_classes=("Mistral3ForConditionalGeneration",),

@@ -38,7 +38,7 @@ _CHUNKS = (
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen2.5o",
     display_name="Qwen2.5-Omni, the half that sees and hears",
     hf_classes=("Qwen2_5OmniModel",),

@@ -29,7 +29,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen2.5vl_merger",
     display_name="Qwen2.5-VL, the half that sees",
     hf_classes=("Qwen2_5_VLForConditionalGeneration",),

@@ -17,7 +17,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen2a",
     display_name="Qwen2-Audio, the half that hears",
     hf_classes=("Qwen2AudioForConditionalGeneration",),

@@ -31,7 +31,7 @@ ROLES = roles(
 )  # fmt: skip
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen2vl_merger",
     display_name="Qwen2-VL, the half that sees",
     hf_classes=("Qwen2VLForConditionalGeneration", "Qwen2VLModel", "Sarashina2VisionForCausalLM"),

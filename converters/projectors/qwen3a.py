@@ -8,7 +8,7 @@ from ggferry.converters.projectors import _qwen_ear as qwen
 from ggferry.converters.schema.architecture import Architecture, Dialect, Remark
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen3a",
     display_name="Qwen3-ASR, the half that hears",
     hf_classes=("Qwen3ASRForConditionalGeneration",),

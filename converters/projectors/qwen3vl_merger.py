@@ -59,7 +59,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen3vl_merger",
     display_name="Qwen3-VL, the half that sees",
     hf_classes=(

@@ -57,7 +57,7 @@ _WIDER = Remark(
     stops="llama.cpp",
 )
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="qwen3vl_merger+qwen3a",
     display_name="Qwen3-Omni, the half that sees and hears",
     hf_classes=("Qwen3OmniMoeForConditionalGeneration",),

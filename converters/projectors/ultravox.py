@@ -34,7 +34,7 @@ ROLES = roles(
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="ultravox",
     display_name="Ultravox, the half that hears",
     hf_classes=("UltravoxModel",),

@@ -31,7 +31,7 @@ _HALVED = (
 )
 
 SPEC = Architecture(
-    name="clip",
+    name="clip", runtimes=("llama.cpp",),
     projector="voxtral",
     display_name="Voxtral, the half that hears",
     hf_classes=("VoxtralForConditionalGeneration",),
