@@ -37,7 +37,7 @@ HPARAMS = (
     routed.N_SHARED, *routed.NO_GROUPS, replace(routed.SCALE, fields={"hf": "route_scale"}),
     replace(routed.NORM, fields={"hf": "route_norm"}, words={True: True}),
     replace(routed.SIGMOID, fields={"hf": "score_func"}), common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPARSE = "n_dense <= n"
 ROLES = roles(

@@ -16,12 +16,12 @@ XIELU = tuple(
     HParam(f"xielu_{name}", f"xielu.{name}", ValueType.FLOAT32, tensors=f"{ACT}{name}", bare=True, many="n_layer",
            or_one=True, scalar=name in ("beta", "eps"))
     for name in ("alpha_n", "alpha_p", "beta", "eps")
-)  # fmt: skip
+)
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_WITH_FACTORS, *XIELU, common.TIED, common.ATTENTION_BIAS,
     HParam("activation", None, ValueType.STRING, {"hf": "hidden_act"}, words={"xielu": "xielu"}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -52,4 +52,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "ffn": "plain", "activation": "xielu"},
-)  # fmt: skip
+)

@@ -12,7 +12,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS,
     common.RELU_SQUARED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -23,12 +23,12 @@ ROLES = roles(
             tensors.plain(bias="mlp_bias == 1"),
         ),
     ),
-)  # fmt: skip
+)
 
 BIASED = Remark(
     "attention_bias == 1 or mlp_bias == 1", "llama.cpp does not load this model: it has no biases in arcee",
     stops="llama.cpp",
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="arcee", runtimes=("llama.cpp",),

@@ -14,7 +14,7 @@ HPARAMS = (
     HParam("sparse_step", None, fields={"hf": "moe_layer_frequency"}, words={1: 1}, required=False),
     HParam("beside", None, common.BOOL, {"hf": "parallel_attn_mlp_res"}, words={True: True}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -28,7 +28,7 @@ ROLES = roles(
             "block_sparse_moe.experts.{e}.", "block_sparse_moe.gate", ("w1", "w2", "w3"), width="n_ff"
         ),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="arctic", runtimes=("llama.cpp",),

@@ -30,7 +30,7 @@ HPARAMS = (
     HParam("normed", None, BOOL, {"hf": "wkv_has_group_norm"}, required=False),
     HParam("every_layer", None, fields={"hf": "wkv_layers"}, words={"full": 1}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 MIXED = "x_r x_w x_k x_v x_a"
 TIME_MIX = f"""
@@ -79,7 +79,7 @@ ROLES = varied(
     "hf",
     "blk.{n}.time_mix_lerp_fused.weight " + " ".join(LAYER + name for name in (*MIXED.split(), "x_g")) + " @stack",
     stack=Stack(),
-)  # fmt: skip
+)
 
 _UNUSED = "block 0 has no earlier values to take up: never used"
 HF = Dialect(
@@ -99,7 +99,7 @@ HF = Dialect(
         Harmless("use_sliding_window", "there is no window", (False,)),
         Harmless("sliding_window max_window_layers", "there is no window"),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="arwkv7", runtimes=("llama.cpp",),

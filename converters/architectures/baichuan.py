@@ -29,7 +29,7 @@ HPARAMS = (
     HParam("z_loss", None, ValueType.FLOAT32, {"hf": "z_loss_weight"}, required=False),
     HParam("unit_rows", None, ValueType.BOOL, derive=baichuan.unit_rows, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 PACKED, _ROWS = "self_attn.W_pack", "n_head*head_dim"
 ROLES = roles(

@@ -29,7 +29,7 @@ HPARAMS = (
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", required=False),
     HParam("qk_normed", None, BOOL, {"hf": "use_qk_norm"}, words={True: True}, required=False),
     *bailing.HPARAMS,
-)  # fmt: skip
+)
 
 SPARSE = "n_dense <= n"
 ROLES = roles(

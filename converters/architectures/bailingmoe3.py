@@ -58,7 +58,7 @@ HPARAMS = (
     HParam("gate", None, STRING, {"hf": "gated_attention_proj_granularity_type"}, words={"head_wise": "head_wise"},
            required=False),
     common.NEVER_TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 FULL = "n_head_kv > 0"
 _WHOLE, _LOW = "q_rank == 0 or n_head_kv == 0", f"q_rank > 0 and {FULL}"
@@ -112,4 +112,4 @@ SPEC = Architecture(
     recipe={
         "attention": "latent", "rope": "by_axes", "routing": "sigmoid", "decay": "rate", "limited": "after",
     },
-)  # fmt: skip
+)

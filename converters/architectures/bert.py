@@ -20,7 +20,7 @@ HPARAMS = (
     HParam("positions", None, common.STRING, {"hf": "position_embedding_type"}, words={"absolute": "absolute"},
            required=False),
     HParam("decoder", None, common.BOOL, {"hf": "is_decoder"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 _BERT = roles(
     bert.EMBEDDING,
@@ -47,7 +47,7 @@ _ROBERTA = varied(
     cls.output.bias      classifier.out_proj.bias
     """,
     positions=Split("first_position", "n_positions"),
-)  # fmt: skip
+)
 ROLES = also(
     _ROBERTA,
     "distil",

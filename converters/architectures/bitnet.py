@@ -17,7 +17,7 @@ ACTIVATION = HParam(
     "activation", "feed_forward_activation", ValueType.STRING, {"hf": "hidden_act"},
     words={"relu2": "relu_squared", "silu": "silu"}, absent="silu",
     check="activation == 'silu' or activation == 'relu_squared'",
-)  # fmt: skip
+)
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.ALWAYS_TIED, ACTIVATION)
 
 ROLES = roles(
@@ -54,4 +54,4 @@ SPEC = Architecture(
     },
     recipe={"rope": "halves"},
     remarks=(SQUARED,),
-)  # fmt: skip
+)

@@ -22,7 +22,7 @@ HPARAMS = (
     HParam("norms_behind", "swin_norm", common.BOOL, {"hf": "swin_norm"}, null=False,
            defaults=(Default(False, "transformers' default"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

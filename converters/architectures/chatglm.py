@@ -28,7 +28,7 @@ ROLES = roles(
         linear("ffn_up", "2*n_ff n_embd", "mlp.gate_up_proj"),
         linear("ffn_down", "n_embd n_ff", "mlp.down_proj"),
     ),
-)  # fmt: skip
+)
 
 HF = Dialect(
     "hf",
@@ -53,4 +53,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "pairs", "ffn": "fused"},
-)  # fmt: skip
+)

@@ -25,7 +25,7 @@ HPARAMS = (
     HParam("activation", None, ValueType.STRING, {"hf": "activation_function"},
            words={"gelu_pytorch_tanh": "gelu_tanh"}, required=False),
     replace(common.TIED, defaults=(Default(True, "transformers' default", dialect="hf"),)),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("transformer.wte", "transformer.ln_f", bias=True),
@@ -57,4 +57,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "ffn": "plain", "activation": "gelu_tanh"},
-)  # fmt: skip
+)

@@ -24,7 +24,7 @@ HPARAMS = (
            implied="each (n + 1) % 4 != 0", many="n_layer"),
     HParam("rope_layers", None, common.BOOL, derive=turned_where_windowed, many="n_layer", required=False),
     common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -38,7 +38,7 @@ ROLES = roles(
 BIASED = Remark(
     "attention_bias == 1", "llama.cpp does not load this model: cohere2 has no bias for the output of attention",
     stops="llama.cpp",
-)  # fmt: skip
+)
 
 UNSCALED = Remark(
     "logit_scale != 1",

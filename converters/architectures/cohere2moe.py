@@ -52,7 +52,7 @@ HPARAMS = (
            words={"softmax": 1, "sigmoid": 2}, defaults=(Default(1, _HF, dialect="hf"),)),
     HParam("expert_norm", "expert_weights_norm", BOOL, derive=cohere.normed),
     common.ALWAYS_TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

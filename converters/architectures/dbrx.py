@@ -36,7 +36,7 @@ HPARAMS = (
     HParam("activation", None, common.STRING, {"hf": "ffn_config.ffn_act_fn.name"}, words={"silu": "silu"},
            required=False),
     common.TIED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("transformer.wte", "transformer.norm_f"),

@@ -19,7 +19,7 @@ ROLES = roles(
 HF = Dialect(
     "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), remarks=deepseek.REMARKS,
     given={"n_head_kv": 1}, harmless=deepseek.HARMLESS,
-)  # fmt: skip
+)
 IGNORED = Remark(
     "gating_stated != 'sigmoid' or selection_stated != 'noaux_tc'",
     "config.json says scoring_func={gating_stated} and topk_method={selection_stated}, which transformers' DeepSeek-V3 "
@@ -32,7 +32,7 @@ STATED = (
            defaults=(Default(False, "DeepSeek-V2's", dialect="v2"),)),
     HParam("selection_stated", None, ValueType.STRING, {"hf": "topk_method"}, required=False,
            defaults=(Default("noaux_tc", "DeepSeek-V3's", dialect="v3"),)),
-)  # fmt: skip
+)
 NOT_NORMED = Remark(
     "norm_stated == 1",
     "config.json says norm_topk_prob=true, which transformers' DeepSeek-V2 does not read: weights are not normed",
@@ -79,4 +79,4 @@ SPEC = Architecture(
     blocks=nextn.BLOCKS,
     remarks=(nextn.REMARK,),
     recipe={"attention": "latent"},
-)  # fmt: skip
+)

@@ -35,4 +35,4 @@ SPEC = Architecture(
     blocks=nextn.BLOCKS,
     remarks=(nextn.REMARK,),
     recipe={"attention": "latent", "indexer_rope": "halves"},
-)  # fmt: skip
+)

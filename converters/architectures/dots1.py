@@ -20,7 +20,7 @@ HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE,
     *(CHANGED.get(param.name, param) for param in routed.HPARAMS),
     *common.LISTED_WINDOWS, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -36,7 +36,7 @@ ROLES = roles(
 GROUPED = Remark(
     "n_head_kv != n_head", "llama.cpp does not load this model: in dots1 it wants as many key heads as heads",
     stops="llama.cpp",
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="dots1", runtimes=("llama.cpp",),

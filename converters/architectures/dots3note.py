@@ -92,7 +92,7 @@ HPARAMS = (
     HParam("key_normed", None, BOOL, {"hf": "k_rope_only_layernorm"}, words={True: True}, required=False),
     HParam("scaled_by_token", None, BOOL, {"hf": "use_dynamic_rsf"}, words={False: False}, required=False),
     common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 PAIRS = rotary_pairs_to_halves
 INDEXER = """
@@ -115,7 +115,7 @@ ROLES = roles(
         tensors.norm("ffn_norm", "post_attention_layernorm"),
         routed.dense_or_routed(),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="dots3note", runtimes=("llama.cpp",),
@@ -154,4 +154,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"attention": "latent", "indexer_rope": "halves", "routing": "sigmoid"},
-)  # fmt: skip
+)

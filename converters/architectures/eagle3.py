@@ -29,7 +29,7 @@ HPARAMS = (
     HParam("norm_before_residual", "norm_before_residual", BOOL, {"hf": "norm_before_residual"}, absent=False),
     HParam("norm_before_fc", "norm_before_fc", BOOL, {"hf": "norm_before_fc"}, absent=False),
     *drafts.DRAFT_ROWS,
-)  # fmt: skip
+)
 
 ROLES = roles(
     drafts.frame("fc", "input_norm", rows="3*n_embd_target", width="3*n_embd_target",
@@ -46,7 +46,7 @@ ROLES = roles(
         tensors.gated(),
         layer="layers.{n}.",
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="eagle3", runtimes=("llama.cpp",),
@@ -68,4 +68,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"computation": "ggferry.converters.forward.drafts.eagle3"},
-)  # fmt: skip
+)

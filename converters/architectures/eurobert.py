@@ -16,7 +16,7 @@ HPARAMS = (
     HParam("rope_kind", None, common.STRING, {"hf": rope.scaling_place("rope_type")}, words={"default": "default"},
            required=False),
     encoder.NO_SCALING, *embeddings.POOLING, encoder.CLASSIFIER_POOLING, common.SILU, *encoder.NO_BIASES[:2],
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("embed_tokens", "norm", ""),

@@ -19,7 +19,7 @@ HPARAMS = (
     replace(common.RMS_EPS, fields={"hf": "layer_norm_epsilon|rms_norm_eps"}),
     *rope.LLAMA3_ROPE, common.TIED,
     replace(common.SILU, fields={"hf": "activation_function|hidden_act"}),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("transformer.wte", "transformer.ln_f"),

@@ -18,7 +18,7 @@ from ggferry.converters.schema.roles import block, roles
 N_SWA = replace(common.N_SWA, null=0, defaults=(Default(4096, "transformers' default", dialect="hf"),))
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.LLAMA3_ROPE, N_SWA, *exaone.WINDOWS, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

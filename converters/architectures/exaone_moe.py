@@ -25,7 +25,7 @@ HPARAMS = (
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", derive="n_shared * n_ff_exp", required=False,
            check="n_ff_shexp == n_shared * n_ff_exp"),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

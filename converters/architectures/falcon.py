@@ -49,7 +49,7 @@ HPARAMS = (
     replace(rope.BASE, fields={}, derive=falcon.rotary_base, defaults=(), required=False),
     replace(rope.N_ROT, required=False), rope.KIND, *rope.SCALING,
     common.ALWAYS_TIED, gpt.GELU,
-)  # fmt: skip
+)
 
 _LN_MLP = ((f"{gpt.LAYER}ln_mlp.", f"{gpt.LAYER}input_layernorm."),)
 ROLES = roles(
@@ -70,7 +70,7 @@ ROLES = varied(
     blk.{n}.attn_qkv.weight transformer.h.{n}.self_attention.query_key_value.weight
     blk.{n}.attn_qkv.bias   transformer.h.{n}.self_attention.query_key_value.bias
     """,
-)  # fmt: skip
+)
 
 _TO_HEADS = """
 n_vocab      i32  1..MAX_GGML_VOCAB  tokens, and rows of the embedding

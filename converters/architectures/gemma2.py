@@ -27,7 +27,7 @@ HPARAMS = (
            implied="each n % 2 == 0", many="n_layer", required=False),
     gemma.QUERY_SCALAR,
     HParam("attn_scale", "attention.scale", gemma.F32, derive=gemma.query_scale, implied=gemma.gemma2_scale),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(layout=ADD_ONE),

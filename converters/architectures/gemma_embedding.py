@@ -22,7 +22,7 @@ _BIDIRECTIONAL = HParam(
 _WINDOW = HParam(
     "n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, check="0 < n_swa",
     defaults=(Default(4096, "transformers' default", dialect="hf"),),
-)  # fmt: skip
+)
 _NO_CAP = HParam(
     "final_softcap", None, common.F32, {"hf": "final_logit_softcapping"}, words={None: None}, required=False
 )
@@ -60,4 +60,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={**gemma.RECIPE, "rows": "states"},
-)  # fmt: skip
+)

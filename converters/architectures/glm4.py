@@ -20,7 +20,7 @@ _EYES = Default((8, 12, 12), "transformers' default", dialect="seeing")
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.HALF_ROPE, replace(rope.SECTIONS_STATED, defaults=(_EYES,)),
     replace(rope.SECTIONS, required=False), common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = varied(
     roles(

@@ -28,7 +28,7 @@ HPARAMS = (
     HParam("qk_norms", None, ValueType.BOOL, {"hf": "use_qk_norm"}, required=False,
            defaults=(Default(False, "transformers' default", dialect="hf"),)),
     common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

@@ -63,7 +63,7 @@ HPARAMS = (
     *index.SHARED,
     HParam("connected", None, BOOL, {"hf": "mhc"}, words={True: True}, required=False),
     common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 FULL = "n_head_kv > 0"
 CHOOSES = f"index_full == 1 and {FULL}"
@@ -125,4 +125,4 @@ SPEC = Architecture(
         "decay": "rate",
     },
     remarks=(common.own_output("glm5-next"),),
-)  # fmt: skip
+)

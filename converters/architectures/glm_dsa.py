@@ -42,4 +42,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"attention": "latent", "indexer_rope": "pairs"},
-)  # fmt: skip
+)

@@ -19,7 +19,7 @@ HPARAMS = (
     HParam("swa_layers", "attention.sliding_window_pattern", gpt.BOOL, {"hf": "attention_layers"}, many="n_layer",
            words={"local": True, "global": False}),
     common.ALWAYS_TIED, gpt.GELU_TANH,
-)  # fmt: skip
+)
 
 ROLES = roles(
     gpt.embedding(),

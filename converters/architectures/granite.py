@@ -21,7 +21,7 @@ HPARAMS = (
     replace(granite.ROTATES, defaults=(Default(False, "transformers' default", dialect="hybrid"),)), *granite.SCALES,
     granite.ATTENDS, common.N_EXPERT, common.N_EXPERT_USED,
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -32,7 +32,7 @@ ROLES = roles(
             tensors.gated(bias="mlp_bias == 1"),
         ),
     ),
-)  # fmt: skip
+)
 HF = Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS)
 
 SPEC = Architecture(
@@ -54,4 +54,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"logit_scale": "divide"},
-)  # fmt: skip
+)

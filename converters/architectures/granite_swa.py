@@ -18,7 +18,7 @@ HPARAMS = (
     *swa.WINDOWS, *granite.SCALES, common.N_EXPERT, common.N_EXPERT_USED,
     HParam("n_ff_shexp", "expert_shared_feed_forward_length", fields={"hf": "shared_intermediate_size"}, absent=0),
     common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 SHARED = "n_expert > 0 and n_ff_shexp > 0"
 EXPERTS = """

@@ -46,7 +46,7 @@ HPARAMS = (
     HParam("tied", None, BOOL, {"hf": "tie_word_embeddings"}, required=False),
     # The norm behind the network has another name in each of the two.
     HParam("grok1", None, BOOL, required=False),
-)  # fmt: skip
+)
 
 OLD = """
 token_embd.weight transformer.in_out_embed.weight
@@ -83,7 +83,7 @@ ROLES = also(
         ),
     ),
     "old", OLD, experts=Stack(),
-)  # fmt: skip
+)
 
 REMARKS = (
     Remark(

@@ -22,7 +22,7 @@ HPARAMS = (
     HParam("expert_group_scale", "expert_group_scale", ValueType.FLOAT32,
            defaults=(Default(0.05, _CODE, dialect="hf"),)),
     *common.ALL_SPARSE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SMALLER = """
 ffn_gate_chexps.weight : n_expert/experts_per_group n_ff_chexp n_embd | hf mlp.chunk_experts.{e}.gate_proj.weight @stack

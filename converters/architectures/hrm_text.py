@@ -34,7 +34,7 @@ HPARAMS = (
     HParam("prefix_lm", "hrm.prefix_lm", common.BOOL, {"hf": "prefix_lm"}, absent=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 
 PARTS = {part: Split(f"{n}*n_head*head_dim", f"{n + 1}*n_head*head_dim") for n, part in enumerate(("gate", *"qkv"))}

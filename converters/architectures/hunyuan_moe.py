@@ -20,7 +20,7 @@ HPARAMS = (
     hunyuan.listed("n_ff_exp_stated", "moe_intermediate_size"),
     HParam("n_ff_exp", "expert_feed_forward_length", derive=hunyuan.alike("n_ff_exp_stated")),
     HParam("n_ff_shexp", "expert_shared_feed_forward_length"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="hunyuan-moe", runtimes=("llama.cpp",),

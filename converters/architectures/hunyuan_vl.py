@@ -19,7 +19,7 @@ HPARAMS = (
       for param in hunyuan.HPARAMS),
     replace(rope.SECTIONS_STATED, fields={"hf": _AXES}, many="4"), rope.SECTIONS,
     HParam("fourth_axis", None, derive=hunyuan.fourth_axis),
-)  # fmt: skip
+)
 SPOKEN = hunyuan.dialects(
     half.VISION_KEYS,
     Harmless("num_experts moe_topk num_shared_expert", "there are no experts", (1,)),
@@ -49,4 +49,4 @@ SPEC = Architecture(
     },
     recipe={"rope": "halves", "qk_norm_at": "after"},
     remarks=(FOURTH,),
-)  # fmt: skip
+)

@@ -30,7 +30,7 @@ HPARAMS = (
     replace(routed.SCALE, fields={"hf": "router_scaling_factor"}, defaults=(Default(2.826, _HF, dialect="hf"),)),
     replace(routed.NORM, fields={"hf": "route_norm"}, words={True: True}),
     replace(routed.SIGMOID, fields={}), common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPARSE = "sparse == 1"
 ROLES = roles(

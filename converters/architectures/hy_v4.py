@@ -46,7 +46,7 @@ HPARAMS = (
     streams.always("sinking", "learnable_sink"),
     HParam("gate", None, STRING, {"hf": "gating_type"}, words={"elementwise": "elementwise"}, required=False),
     common.ALL_SPARSE[0], common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 EXPERTS = """
 ffn_gate_inp.weight f32 : n_expert n_embd          | hf mlp.gate.weight
@@ -72,7 +72,7 @@ ROLES = roles(
         tensors.selection_bias("mlp.gate.e_score_correction_bias", optional=True, when=ROUTED),
         tensors.shared_experts("mlp.shared_experts.", width="n_shared*n_ff_exp", when=ROUTED),
     ),
-)  # fmt: skip
+)
 HALVES = Remark(
     "n_rot > 0",
     "rows that turn are taken in pairs, as published and as llama.cpp takes them; transformers 5.23 turns halves",
@@ -121,4 +121,4 @@ SPEC = Architecture(
         "routing": "sigmoid",
     },
     remarks=(common.own_output("hy_v4"),),
-)  # fmt: skip
+)

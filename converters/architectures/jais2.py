@@ -15,7 +15,7 @@ _BIASED = (Default(True, "transformers' default", dialect="hf"),)
 HPARAMS = (
     *common.SIZES, common.LAYER_EPS, *rope.ROPE, common.TIED, replace(common.ATTENTION_BIAS, defaults=_BIASED),
     replace(common.MLP_BIAS, defaults=_BIASED), common.RELU_SQUARED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(bias=True),
@@ -31,7 +31,7 @@ ROLES = roles(
 UNBIASED = Remark(
     "attention_bias == 0 or mlp_bias == 0", "a model without biases: llama.cpp expects them in jais2",
     stops="llama.cpp",
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="jais2", runtimes=("llama.cpp",),

@@ -37,7 +37,7 @@ HPARAMS = (
     HParam("conv_bias", None, BOOL, {"hf": "mamba_conv_bias"}, words={True: True}, required=False),
     HParam("ssm_bias", None, BOOL, {"hf": "mamba_proj_bias"}, words={False: False}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 MAMBA = """
 ssm_in.weight         : 2*n_inner n_embd          | hf mamba.in_proj.weight

@@ -24,7 +24,7 @@ HPARAMS = (
            required=False, defaults=(Default("absolute", "Jina's default", dialect="hf"),),
            check="positions == 'alibi'"),
     HParam("decoder", None, common.BOOL, {"hf": "is_decoder"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     [replace(role, when="") for role in bert.EMBEDDING],

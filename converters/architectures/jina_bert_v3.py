@@ -29,7 +29,7 @@ HPARAMS = (
     HParam("positions", None, common.STRING, {"hf": "position_embedding_type"}, words={"rotary": "rotary"},
            required=False, defaults=(Default("absolute", "Jina's default", dialect="hf"),),
            check="positions == 'rotary'"),
-)  # fmt: skip
+)
 
 _WAS = "parametrizations.weight.original"  # what torch calls a matrix that adapters are added to
 _ADAPTED = roles(
@@ -64,7 +64,7 @@ ROLES = varied(
     blk.{n}.ffn_up.weight          encoder.layers.{n}.mlp.fc1.weight
     blk.{n}.ffn_down.weight        encoder.layers.{n}.mlp.fc2.weight
     """,
-)  # fmt: skip
+)
 _ADAPTERS = Drop(
     "*.parametrizations.weight.0.lora_*",
     "an adapter of the tasks, which a model's file has no place for: the vectors are those without a task",
@@ -104,4 +104,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu"},
-)  # fmt: skip
+)

@@ -45,7 +45,7 @@ HPARAMS = (
     HParam("situ_linear", "activation.situ_linear_beta", F32, {"hf": "activation_situ_linear_beta"}),
     HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"situ": "silu"}, required=False),
     common.ALL_SPARSE[0], common.TIED,
-)  # fmt: skip
+)
 
 FULL = "n_head_kv > 0"
 MIXERS = f"""
@@ -118,4 +118,4 @@ SPEC = Architecture(
     },
     recipe={"computation": "banked", "attention": "latent", "rope": "none", "routing": "sigmoid", "decay": "rate"},
     remarks=(common.own_output("kimi-k3"),),
-)  # fmt: skip
+)

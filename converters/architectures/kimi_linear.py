@@ -37,7 +37,7 @@ HPARAMS = (
            defaults=(Default(1.0, "transformers' default"),)),
     HParam("sparse_step", None, fields={"hf": "moe_layer_freq"}, words={1: 1}, required=False),
     common.NEVER_TIED, common.SILU,
-)  # fmt: skip
+)
 
 _ROUTED = "n_dense <= n"
 ROLES = roles(

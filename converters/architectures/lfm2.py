@@ -64,7 +64,7 @@ _AUDIO = replace(
         Harmless("depthformer depthformer.* codebook* semantic_codebook_factor tie_audio_embeddings interleaved_n_*",
                  "of the part that speaks, dropped"),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="lfm2", runtimes=("llama.cpp",),

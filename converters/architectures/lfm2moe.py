@@ -18,7 +18,7 @@ HPARAMS = (
     HParam("expert_normed", None, BOOL, {"hf": "norm_topk_prob"}, words={True: True}, required=False),
     HParam("expert_bias", None, BOOL, {"hf": "use_expert_bias"}, words={True: True}, required=False),
     HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, absent=1.0, unsayable=0.0),
-)  # fmt: skip
+)
 
 SCALED = Remark(
     "expert_scale != 1.0",

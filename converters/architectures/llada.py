@@ -25,7 +25,7 @@ HPARAMS = (
     HParam("qk_normed", None, common.BOOL, {"hf": "attention_layer_norm"}, words={False: False}, required=False),
     HParam("scaled", None, common.BOOL, {"hf": "scale_logits"}, words={False: False}, required=False),
     HParam("scaled_input", None, common.BOOL, {"hf": "input_emb_norm"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("model.transformer.wte", "model.transformer.ln_f", "model.transformer.ff_out"),
@@ -39,7 +39,7 @@ ROLES = roles(
         tensors.gated("", ("ff_proj", "ff_out", "up_proj")),
         layer="model.transformer.blocks.{n}.",
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="llada", runtimes=("llama.cpp",),
@@ -68,4 +68,4 @@ SPEC = Architecture(
     },
     recipe={"rope": "pairs"},
     remarks=(diffusion.MASKED,),
-)  # fmt: skip
+)

@@ -19,7 +19,7 @@ HPARAMS = (
     HParam("clamped", None, fields={"hf": "clip_qkv"}, words={None: None}, required=False),
     HParam("shared", None, fields={"hf": "shared_expert_intermediate_size"}, words={None: None, 0: 0}, required=False),
     diffusion.CAUSAL, diffusion.IN_PLACE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

@@ -15,7 +15,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.WHOLE_ROPE_WITH_FACTORS, encoder.BOTH_SIDES, *embeddings.POOLING, common.SILU,
     common.ATTENTION_BIAS,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(output=""),

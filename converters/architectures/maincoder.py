@@ -12,7 +12,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, common.ALWAYS_TIED, common.SILU,
     HParam("qk_normed", None, common.BOOL, {"hf": "use_qk_norm"}, words={True: True}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

@@ -25,7 +25,7 @@ HPARAMS = (
            defaults=(Default(1e-6, "transformers' default", when=_FALCON, dialect="hf"),)),
     *mamba.PLAIN,
     mamba.TIED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     mamba.FRAME,
@@ -42,7 +42,7 @@ ROLES = roles(
         """,
         layer=mamba.MIXER, conv=mamba.CONV, rate=NEG_EXP,
     ),
-)  # fmt: skip
+)
 
 EPSILONS = Remark(
     "dt_b_c_rms == 1",

@@ -26,7 +26,7 @@ HPARAMS = (
            words={0.0: "none", float("inf"): "none"}, required=False, many="2"),
     *mamba.PLAIN,
     replace(mamba.TIED, defaults=(Default(False, "transformers' default", dialect="hf"), mamba.TIED.defaults[1])),
-)  # fmt: skip
+)
 
 ROLES = roles(
     mamba.FRAME,
@@ -43,7 +43,7 @@ ROLES = roles(
         layer=mamba.MIXER, conv=mamba.CONV, rate=Then(_COLUMN, NEG_EXP), column=_COLUMN,
         groups=Reshape(("n_group", "n_inner / n_group"), back=("n_inner",)),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="mamba2", runtimes=("llama.cpp",),

@@ -33,7 +33,7 @@ HPARAMS = (
     HParam("limit", None, common.F32, required=False,
            defaults=(Default(7.0, "the publisher's own code", dialect="hf"),)),
     limits.of_experts(limits.everywhere("limit"), required=True), common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="maple", runtimes=("llama.cpp",),
@@ -52,4 +52,4 @@ SPEC = Architecture(
     },
     recipe={"rope": "halves", "expert_norm": True},
     remarks=(common.NO_WINDOW, common.own_output("maple")),
-)  # fmt: skip
+)

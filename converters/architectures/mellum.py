@@ -22,7 +22,7 @@ HPARAMS = (
     HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=True,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -38,7 +38,7 @@ REMARKS = (
     ),
     Remark("expert_norm == 0", "llama.cpp runs this differently: it makes the weights of the chosen experts sum to one "
            "in mellum", stops="llama.cpp"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="mellum", runtimes=("llama.cpp",),

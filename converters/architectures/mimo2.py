@@ -58,7 +58,7 @@ HPARAMS = (
     HParam("expert_norm", "expert_weights_norm", BOOL, {"hf": "norm_topk_prob"}, absent=True,
            defaults=(Default(True, _HF, dialect="hf"),)),
     routed.SIGMOID, common.TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 SINKS = "(swa_layers == 1 and sinks_swa == 1) or (swa_layers == 0 and sinks_full == 1)"
 ROLES = roles(
@@ -81,7 +81,7 @@ REMARKS = (
     Remark("expert_scale != 1", "llama.cpp runs this differently: it does not multiply the weights of experts by "
            "{expert_scale} in mimo2", stops="llama.cpp"),
     common.own_output("mimo2"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="mimo2", runtimes=("llama.cpp",),

@@ -18,7 +18,7 @@ SCALES = tuple(replace(scale, implied="") for scale in minicpm3.SCALES)
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.LONGROPE_KIND, *rope.SCALING, rope.LONG, rope.SHORT,
     *SCALES, common.ALWAYS_TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

@@ -29,7 +29,7 @@ HPARAMS = (
     HParam("head_dim_v_mla", "attention.value_length", fields={"hf": "v_head_dim"}, implied="n_embd / n_head"),
     *deepseek.EPS, rope.BASE, rope.KIND_OR_FACTORS, *SCALING, rope.LOW, rope.HIGH, rope.LONG, rope.SHORT,
     *minicpm3.SCALES, common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

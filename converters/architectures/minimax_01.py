@@ -34,7 +34,7 @@ HPARAMS = (
     common.N_EXPERT, common.N_EXPERT_USED,
     HParam("n_swa", None, fields={"hf": "sliding_window"}, words={0: 0}, required=False),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -90,4 +90,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "residual": "normed", "expert_norm": True},
-)  # fmt: skip
+)

@@ -20,7 +20,7 @@ HPARAMS = (
     rope.N_ROT, rope.KIND, *rope.SCALING, common.N_EXPERT, common.N_EXPERT_USED,
     replace(common.N_FF_EXP, fields={"hf": "moe_intermediate_size|intermediate_size"}), routed.SIGMOID,
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

@@ -49,7 +49,7 @@ HPARAMS = (
     HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"silu": "silu", "swigluoai": "silu"},
            required=False),
     common.TIED,
-)  # fmt: skip
+)
 
 SPARSE, MOE = "n_dense <= n", "block_sparse_moe."
 ROLES = roles(
@@ -93,7 +93,7 @@ HF = Dialect(
                  "img_token_compression_config img_token_compression_config.*", "of the vision half, dropped"),
         Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
     ),
-)  # fmt: skip
+)
 
 DENSE = Remark(
     "reach > 0",
@@ -117,4 +117,4 @@ SPEC = Architecture(
     },
     recipe={"rope": "halves", "routing": "sigmoid", "expert_norm": True, "glu": "clamped"},
     remarks=(DENSE, common.own_output("minimax-m3")),
-)  # fmt: skip
+)

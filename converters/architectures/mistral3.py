@@ -19,10 +19,10 @@ TEMPERATURE = (
     HParam("temperature_length", None, derive="rope_original", required=False),
     HParam("yarn_log_mul", "rope.scaling.yarn_log_multiplier", ValueType.FLOAT32, derive=plain_yarn_log_multiplier,
            absent=0.0, check="yarn_log_mul == 0 or yarn_log_mul == 1"),
-)  # fmt: skip
+)
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *TEMPERATURE, *rope.ROPE, common.N_SWA, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

@@ -43,7 +43,7 @@ HF = Dialect(
         Harmless("rope_parameters.max_position_embeddings", "repeats max_position_embeddings"),
         Harmless("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="mistral4", runtimes=("llama.cpp",),
@@ -63,4 +63,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"attention": "latent", "temperature": "all"},
-)  # fmt: skip
+)

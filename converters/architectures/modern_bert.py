@@ -42,7 +42,7 @@ HPARAMS = (
     HParam("classifier_activation", "classifier.activation", common.STRING, {"hf": "classifier_activation"},
            words={name: name for name in ("gelu", "silu", "tanh")}, required=False),
     HParam("classifier_bias", None, common.BOOL, {"hf": "classifier_bias"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.linear("token_embd", "n_vocab n_embd", "embeddings.tok_embeddings"),
@@ -100,4 +100,4 @@ SPEC = Architecture(
     },
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "ffn": "fused", "activation": "gelu",
             "classifier": "gelu", "rows": "states"},
-)  # fmt: skip
+)

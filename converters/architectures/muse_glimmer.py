@@ -42,7 +42,7 @@ HPARAMS = (
            unsayable=0.0, defaults=(Default(20.0, _HF, dialect="hf"),)),
     HParam("activation", None, STRING, {"hf": "hidden_activation|hidden_act"}, words=common.SILU.words, required=False),
     common.TIED,
-)  # fmt: skip
+)
 
 CENTERED = Plus(1.0)
 NORMED = """
@@ -90,4 +90,4 @@ SPEC = Architecture(
     },
     recipe={"embedding_scale": "normed"},
     remarks=(common.NO_WINDOW, common.own_output("muse-glimmer")),
-)  # fmt: skip
+)

@@ -17,7 +17,7 @@ HPARAMS = (
     HParam("plain_loops", "skip_loop_final_norm", common.BOOL, {"hf": "skip_loop_final_norm"},
            defaults=(Default(False, "the publisher's default"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="nanbeige", runtimes=("llama.cpp",),

@@ -18,7 +18,7 @@ HPARAMS = (
     replace(rope.FRACTION, defaults=(Default(0.5, "transformers' default", dialect="hf"),)), rope.N_ROT, rope.KIND,
     *rope.SCALING, common.TIED, common.ATTENTION_BIAS, common.MLP_BIAS,
     HParam("activation", None, ValueType.STRING, {"hf": "hidden_act"}, words={"relu2": "relu_squared"}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(layout=ADD_ONE, bias=True),

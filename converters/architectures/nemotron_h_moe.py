@@ -36,7 +36,7 @@ HPARAMS = (
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("expert_scale", "expert_weights_scale", F32, {"hf": "routed_scaling_factor"}, unsayable=0.0,
            defaults=(Default(1.0, "transformers' default", dialect="hf"), Default(1.0, "what readers take"))),
-)  # fmt: skip
+)
 
 EXPERTS = """
 ffn_gate_inp.weight f32 : n_expert n_embd                | hf mixer.gate.weight

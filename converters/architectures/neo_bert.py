@@ -30,7 +30,7 @@ HPARAMS = (
     HParam("rotary", None, common.BOOL, {"hf": "rope"}, words={True: True}, required=False),
     HParam("activation", None, common.STRING, {"hf": "hidden_act"}, words={"SwiGLU": "silu", "swiglu": "silu"},
            required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.linear("token_embd", "n_vocab n_embd", "encoder"),

@@ -17,7 +17,7 @@ HPARAMS = (
     *rope.ROPE,
     HParam("clamp_kqv", "attention.clamp_kqv", ValueType.FLOAT32, {"hf": "clip_qkv"}, absent=0.0, unsayable=0.0),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(last_norm=""),

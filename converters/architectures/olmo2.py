@@ -25,7 +25,7 @@ WINDOWS = (
            derive=base, required=False, check="rope_base_swa > 1"),
     HParam("rope_kind_swa", None, ValueType.STRING, {"hf": f"{_SWA}.rope_type"}, words={"default": "default"},
            required=False),
-)  # fmt: skip
+)
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, *WINDOWS, common.TIED, common.SILU)
 
 ROLES = roles(

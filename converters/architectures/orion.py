@@ -16,7 +16,7 @@ N_CTX = replace(common.N_CTX, fields={"hf": "max_sequence_length|max_position_em
 HPARAMS = (
     *(N_CTX if size is common.N_CTX else size for size in common.SIZES),
     replace(common.LAYER_EPS, fields={"hf": "rms_norm_eps"}), *rope.ROPE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(bias=True),
@@ -41,4 +41,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "rope": "halves"},
-)  # fmt: skip
+)

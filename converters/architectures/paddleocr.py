@@ -17,7 +17,7 @@ _EYES = Default((16, 24, 24), "transformers' default", dialect="hf")
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, rope.BASE, rope.N_ROT, rope.AXES_KIND, *rope.SCALING,
     replace(rope.SECTIONS_STATED, defaults=(_EYES,)), rope.SECTIONS, common.ALWAYS_TIED, ernie.BIASED, common.SILU,
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="paddleocr", runtimes=("llama.cpp",),

@@ -14,7 +14,7 @@ from ggferry.converters.schema.roles import block, roles
 BIASED = replace(
     common.ATTENTION_BIAS, fields={"hf": "bias|attention_bias"},
     defaults=(Default(True, "the publisher's default", dialect="hf"),),
-)  # fmt: skip
+)
 HPARAMS = (*common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, BIASED, common.SILU)
 
 ROLES = roles(
@@ -30,7 +30,7 @@ ROLES = roles(
 UNBIASED = Remark(
     "attention_bias == 0", "a model without biases: llama.cpp expects one of attention's output in pangu-embedded",
     stops="llama.cpp",
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="pangu-embedded", runtimes=("llama.cpp",),

@@ -20,7 +20,7 @@ HPARAMS = (
     rope.N_ROT, rope.KIND, *rope.SCALING,
     HParam("qk_layernorm", None, ValueType.BOOL, {"hf": "qk_layernorm"}, words={False: False}, required=False),
     common.TIED, gpt.GELU_TANH,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(last_norm="model.final_layernorm", bias=True),

@@ -17,7 +17,7 @@ HPARAMS = (
     HParam("n_swa", "attention.sliding_window", fields={"hf": "sliding_window"}, null=0, unsayable=0,
            defaults=(Default(0, "no sliding window is stated"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -32,7 +32,7 @@ ROLES = roles(
         tensors.linear("ffn_up", "2*n_ff n_embd", "mlp.gate_up_proj"),
         tensors.linear("ffn_down", "n_embd n_ff", "mlp.down_proj"),
     ),
-)  # fmt: skip
+)
 
 HARMLESS = (
     common.UNBIASED,

@@ -22,7 +22,7 @@ HPARAMS = (
     # `num_key_value_heads` of the published model says 40, and there are 5: the tensors say it
     HParam("n_head_kv", "attention.head_count_kv", check="0 < n_head_kv and n_head % n_head_kv == 0"),
     common.HEAD_DIM, common.HEAD_DIM_V, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

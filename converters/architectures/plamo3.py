@@ -30,7 +30,7 @@ HPARAMS = (
     # A stretched rotation, which PLaMo 3 says in keys of its own, is refused: its range is not rounded.
     HParam("rope_stretched", None, common.F32, {"hf": "rope_scaling_factor"}, words={1: 1.0}, required=False),
     rope.N_ROT, rope.KIND, laguna.PLAIN_WINDOWS, *rope.SCALING, common.ALWAYS_TIED, common.ATTENTION_BIAS, common.SILU,
-)  # fmt: skip
+)
 
 ROWS = "n_head*head_dim+n_head_kv*head_dim+n_head_kv*head_dim_v"
 ROLES = roles(

@@ -19,7 +19,7 @@ HPARAMS = (
     HParam("head_dim_mla", "attention.key_length", derive="plain_dim + n_rot", check="n_rot < head_dim_mla"),
     HParam("head_dim_v_mla", "attention.value_length", fields={"hf": "v_head_dim"}, implied="n_embd / n_head"),
     *deepseek.EPS, rope.BASE, rope.KIND, *rope.SCALING, common.ALWAYS_TIED, common.RELU_SQUARED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

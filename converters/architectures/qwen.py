@@ -28,7 +28,7 @@ HPARAMS = (
     HParam("long_rope", None, ValueType.BOOL, {"hf": "use_dynamic_ntk"}, required=False),
     HParam("scaled", None, ValueType.BOOL, {"hf": "scale_attn_weights"}, words={True: True}, required=False),
     HParam("unbiased", None, ValueType.BOOL, {"hf": "no_bias"}, words={True: True}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("transformer.wte", "transformer.ln_f"),

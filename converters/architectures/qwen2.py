@@ -16,7 +16,7 @@ from ggferry.converters.schema.roles import block, roles
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, *common.QWEN_WINDOWS, common.TIED, common.ATTENTION_BIAS,
     common.SILU, *embeddings.DECODER_POOLING,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -59,4 +59,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves"},
-)  # fmt: skip
+)

@@ -21,7 +21,7 @@ HPARAMS = (
     HParam("biased", None, ValueType.BOOL, {"hf": "qkv_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     *common.ALL_SPARSE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

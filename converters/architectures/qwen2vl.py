@@ -14,7 +14,7 @@ from ggferry.converters.schema.roles import block, roles
 
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *common.QWEN_WINDOWS, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -56,4 +56,4 @@ SPEC = Architecture(
     },
     recipe={"rope": "halves"},
     remarks=(EPSILON, common.heads_as_wide_as_the_model("qwen2vl")),
-)  # fmt: skip
+)

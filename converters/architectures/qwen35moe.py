@@ -43,4 +43,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe=qwen35.RECIPE,
-)  # fmt: skip
+)

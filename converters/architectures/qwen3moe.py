@@ -19,7 +19,7 @@ HPARAMS = (
         defaults=(Default(False, "transformers' default", dialect="hf"),),
     ),
     *common.ALL_SPARSE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

@@ -21,7 +21,7 @@ HPARAMS = (
     *delta.HPARAMS, common.N_FF, *delta.EXPERTS,
     HParam("expert_norm", None, ValueType.BOOL, {"hf": "norm_topk_prob"}, words={True: True}, required=False),
     *common.ALL_SPARSE,
-)  # fmt: skip
+)
 
 DELTA_NET = """
 attn_qkv.weight  : 2*n_group*n_state+n_inner n_embd | hf linear_attn.in_proj_qkvz.weight @mixed

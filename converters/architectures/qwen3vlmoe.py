@@ -18,7 +18,7 @@ HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE_OF_AXES, *half.DEEPSTACK, common.N_EXPERT, common.N_EXPERT_USED,
     common.N_FF_EXP,
     *common.ALL_SPARSE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 GATE = Pick("n_expert", 0, "n_ff_exp", stacked=True)
 UP = Pick("n_expert", "n_ff_exp", "2*n_ff_exp", stacked=True)
@@ -46,7 +46,7 @@ ROLES = varied(
     blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.gate_up_proj @up
     """,
     gate=GATE, up=UP,
-)  # fmt: skip
+)
 
 ROLES = varied(
     ROLES, "omni", "hf",
@@ -56,7 +56,7 @@ ROLES = varied(
     blk.{n}.ffn_up_exps.weight   model.layers.{n}.mlp.experts.{e}.up_proj.weight @one_by_one
     """,
     one_by_one=Stack(),
-)  # fmt: skip
+)
 
 NORMED = Harmless("norm_topk_prob", "this class always makes the weights of the chosen experts sum to one")
 
@@ -95,4 +95,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "expert_norm": True},
-)  # fmt: skip
+)

@@ -19,7 +19,7 @@ HPARAMS = (
     replace(common.RMS_EPS, fields={"hf": "layer_norm_epsilon"}), ALIBI, common.ALWAYS_TIED,
     HParam("multi_query", None, gpt.BOOL, {"hf": "multi_query"}, words={True: True}, required=False),
     HParam("scaled", None, gpt.BOOL, {"hf": "scale_attn_weights"}, words={True: True}, required=False),
-)  # fmt: skip
+)
 
 KV, GATE_UP = "attn.kv", "mlp.gate_up_proj"
 ROLES = roles(

@@ -27,7 +27,7 @@ HPARAMS = (
     HParam("n_gate", "attention.gate_lora_rank", fields={"hf": "gate_low_rank_dim"}),
     rwkv.N_FF, recurrent.NO_HEADS, common.TIED,
     HParam("activation", None, ValueType.STRING, {"hf": "hidden_act"}, words={"sqrelu": "relu"}, required=False),
-)  # fmt: skip
+)
 
 _HEADS = Reshape(("n_embd",), of=("n_embd / head_size", "head_size"))
 ROLES = roles(
@@ -90,7 +90,7 @@ ROLES = roles(
         """,
         layer={"hf": "model.layers.{n}.ffn.", "blinkdl": "blocks.{n}.ffn."}, vector=rwkv.VECTOR,
     ),
-)  # fmt: skip
+)
 # Its first checkpoints keep the shares of all six in one tensor.
 JOINED = "blk.{n}.time_mix_lerp_fused.weight model.layers.{n}.attn.x_x @joined"
 ROLES = varied(ROLES, "hf-joined", "hf", JOINED, joined=Reshape((6, 1, 1, "n_embd")))
@@ -106,7 +106,7 @@ HARMLESS = (
 HF = Dialect(
     "hf", drops=(common.DROP_TIED, Drop("model.layers.0.attn.v_lora.*", _UNUSED)), remarks=(common.OWN_OUTPUT,),
     harmless=HARMLESS,
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="rwkv7", runtimes=("llama.cpp",),

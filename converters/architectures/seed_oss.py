@@ -14,7 +14,7 @@ from ggferry.formats.gguf.values import ValueType
 HPARAMS = (
     *common.SIZES, common.RMS_EPS, *rope.ROPE, common.TIED, common.ATTENTION_BIAS,
     HParam("output_bias", None, ValueType.BOOL, {"hf": "attention_out_bias"}, required=False), common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

@@ -31,7 +31,7 @@ HPARAMS = (
     HParam("gated", None, BOOL, {"hf": "headwise_attn_output_gate"}, words={True: True}, required=False),
     HParam("activation", None, STRING, {"hf": "hidden_act"}, words={"gelu": "gelu"}, required=False),
     common.TIED,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),
@@ -58,4 +58,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"rope": "halves", "qkv": "fused", "activation": "gelu"},
-)  # fmt: skip
+)

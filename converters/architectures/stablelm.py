@@ -30,7 +30,7 @@ HPARAMS = (
     HParam("qk_norms", None, BOOL, {"hf": "qk_layernorm"}, required=False,
            defaults=(Default(False, _HF, dialect="hf"),)),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 _SEQUENTIAL = "parallel_residual == 0"
 ROLES = roles(
@@ -50,7 +50,7 @@ ROLES = roles(
         tensors.norm("ffn_norm", "post_attention_layernorm", when=_SEQUENTIAL),
         tensors.gated(),
     ),
-)  # fmt: skip
+)
 
 HF = Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.OWN_OUTPUT))
 
@@ -70,4 +70,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"norm": "layer", "rope": "halves"},
-)  # fmt: skip
+)

@@ -18,7 +18,7 @@ HPARAMS = (
     replace(gpt.N_HEAD_KV_WRITTEN, derive=gpt.query_groups, implied="n_head"),
     gpt.SCALED, gpt.ATTN_SCALE, common.ALWAYS_TIED, gpt.GELU_TANH,
     HParam("crossed", None, gpt.BOOL, {"hf": "add_cross_attention"}, words=gpt.FALSE, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     gpt.embedding(),
@@ -27,7 +27,7 @@ ROLES = roles(
         gpt.attention_norm(), gpt.attention(heads_to_qkv("n_head_kv"), heads_to_qkv("n_head_kv"), SAME),
         gpt.feed_forward(), layer=gpt.LAYER,
     ),
-)  # fmt: skip
+)
 ROLES = also(ROLES, "ggml", gpt.GGML_NAMES)
 
 SPEC = Architecture(

@@ -19,7 +19,7 @@ HPARAMS = (
     HParam("biased", None, ValueType.BOOL, {"hf": "use_bias"}, required=False,
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     common.ALWAYS_TIED, common.GELU_TANH,
-)  # fmt: skip
+)
 
 _BIASED = "biased == 1"
 ROLES = roles(

@@ -70,7 +70,7 @@ HPARAMS = (
     *step.listed("shared_limits_stated", "swiglu_limits_shared", F32, null=0.0),
     limits.of_shared(step.limits("shared_limits_stated")),
     common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 SPARSE = "n_dense <= n"
 ROLES = roles(
@@ -119,7 +119,7 @@ HF = Dialect(
         Harmless("projector_bias understand_projector_stride image_token_len patch_token_len",
                  "of the vision half, dropped"),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="step35", runtimes=("llama.cpp",),

@@ -17,7 +17,7 @@ HPARAMS = (
            defaults=(Default(True, "transformers' default", dialect="hf"),)),
     HParam("scale_stated", None, common.BOOL, {"hf": "scale_decoder_outputs"}, required=False, absent="nowhere"),
     HParam("logit_scale", "logit_scale", common.F32, derive=t5.t5_scale, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     t5.ENDS,
@@ -33,7 +33,7 @@ ROLES = roles(
 _TIED = Drop(
     "lm_head.weight", "tied to the embedding, which it repeats", same_as="token_embd.weight",
     when=f"tied == 1 and scale_stated == 'nowhere' and every_block == 0 and hf_class != '{t5.MT5}'",
-)  # fmt: skip
+)
 HF = Dialect(
     "hf", drops=(_TIED, *t5.DROPS), renames=t5.RENAMES, substitutes=t5.SUBSTITUTES,
     harmless=t5.HARMLESS,
@@ -57,7 +57,7 @@ HF = Dialect(
             otherwise="llama.cpp",
         ),
     ),
-)  # fmt: skip
+)
 SPEC = Architecture(
     name="t5", runtimes=("llama.cpp",),
     display_name="T5",
@@ -78,4 +78,4 @@ SPEC = Architecture(
     },
     recipe={"computation": "t5", "norm": "rms"},
     blocks={"enc.blk.": "n_layer", "dec.blk.": "n_layer_dec"},
-)  # fmt: skip
+)

@@ -27,7 +27,7 @@ HPARAMS = (
     replace(common.RMS_EPS, fields={}, defaults=(Default(2**-23, "the least of float32, as torch takes it"),)),
     *rope.ROPE,
     HParam("logit_scale", "logit_scale", F32, tensors=GAIN), common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding("model.embed", "", ""),
@@ -49,7 +49,7 @@ ROLES = roles(
         layer="model.blocks.{n}.",
         column=Reshape(("n_head", 1), of=("n_head",)),
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="talkie", runtimes=("llama.cpp",),

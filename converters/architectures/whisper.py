@@ -47,7 +47,7 @@ HPARAMS = (
     HParam("activation", None, STRING, {"hf": "activation_function"}, words={"gelu": "gelu"}, required=False),
     # Embeddings multiplied by the root of the width: no published Whisper, and GGUF has no key for it.
     HParam("scaled", None, ValueType.BOOL, {"hf": "scale_embedding"}, words={False: False}, required=False),
-)  # fmt: skip
+)
 
 _ENDS = roles(
     roles(
@@ -97,7 +97,7 @@ ROLES = varied(
     enc.conv2.bias     encoder.conv2.bias @column
     """,
     column=Reshape(("n_embd_enc",)),
-)  # fmt: skip
+)
 
 HEADER = HeaderLayout(
     name="whisper",

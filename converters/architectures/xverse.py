@@ -17,7 +17,7 @@ N_HEAD_KV = replace(common.N_HEAD_KV, derive="n_head")
 HPARAMS = (
     common.N_VOCAB, common.N_CTX, common.N_EMBD, common.N_LAYER, common.N_FF, common.N_HEAD, N_HEAD_KV, common.HEAD_DIM,
     common.HEAD_DIM_V, common.RMS_EPS, *rope.ROPE, common.TIED, common.SILU,
-)  # fmt: skip
+)
 
 ROLES = roles(
     tensors.embedding(),

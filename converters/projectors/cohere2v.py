@@ -17,7 +17,7 @@ HPARAMS = (
     HParam("v_max_tiles", "vision.preproc_max_tiles", fields={"hf": "preprocessor.max_patches"}),
     HParam("n_inner", None, fields={"hf": "alignment_intermediate_size"}, required=False),
     HParam("v_gated_by_half", None, clip.BOOL, defaults=(Default(True, "as in every Cohere 2 Vision"),)),
-)  # fmt: skip
+)
 
 ROLES = roles(
     siglip.TOWER,
@@ -51,4 +51,4 @@ SPEC = Architecture(
     recipe={
         "computation": "projector", "vision": "siglip_mlp", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
     },
-)  # fmt: skip
+)

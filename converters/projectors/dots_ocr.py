@@ -23,7 +23,7 @@ HPARAMS = (
     clip.V_N_FF, clip.V_N_LAYER, clip.V_N_HEAD, *clip.COLORS,
     replace(clip.V_EPS, fields={"hf": "vision_config.rms_norm_eps"}),
     replace(qwen.MERGE, key="vision.projector.scale_factor"), *vit.activation(silu="silu", usual="silu"), *vit.pixels(),
-)  # fmt: skip
+)
 
 ROLES = roles(
     vit.patches("vision_tower.patch_embed.patchifier.proj"),
@@ -36,7 +36,7 @@ ROLES = roles(
     vit.norm("mm.post_norm", "vision_tower.post_trunk_norm", bias=False),
     vit.norm("mm.input_norm", "vision_tower.merger.ln_q"),
     qwen.merger("vision_tower.merger.mlp.0", "vision_tower.merger.mlp.2"),
-)  # fmt: skip
+)
 
 _UNNORMED = Remark(
     "",

@@ -19,7 +19,7 @@ HPARAMS = (
            check="0 < v_n_head_kv and v_n_head % v_n_head_kv == 0"),
     *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(silu="silu"), *vit.pixels(),
     windows.FULL, windows.COUNT, windows.PATTERN, replace(windows.WINDOW, absent=None),
-)  # fmt: skip
+)
 
 _ROWS = "v_n_embd+2*v_n_head_kv*(v_n_embd/v_n_head)"
 ROLES = roles(
@@ -32,7 +32,7 @@ ROLES = roles(
     ),
     vit.norm("v.post_ln", "visual.merger.ln_q", bias=False),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),

@@ -22,7 +22,7 @@ HPARAMS = (
     HParam("mm_tokens", None, fields={"hf": "mm_tokens_per_image|preprocessor.image_seq_length"}, required=False,
            defaults=(Default(256, _DEFAULT, dialect="hf"),)),
     HParam("v_merge", "vision.projector.scale_factor", derive=siglip.patches_a_square, absent=4, check="0 < v_merge"),
-)  # fmt: skip
+)
 
 ROLES = roles(
     """
@@ -64,4 +64,4 @@ SPEC = Architecture(
         "computation": "projector", "vision": "gemma3", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "transposed": ("input_projection",),
     },
-)  # fmt: skip
+)

@@ -22,7 +22,7 @@ HPARAMS = tuple(
         replace(clip.A_EPS, fields={"hf": "audio_config.rms_norm_eps"}),
         HParam("v_pixels", None, check="v_pixels == 3*v_merge*v_patch_size*v_merge*v_patch_size"),
     )
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
@@ -41,4 +41,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"computation": "projector", "vision": "gemma4uv", "audio": "gemma4ua", "norm": "layer"},
-)  # fmt: skip
+)

@@ -24,4 +24,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"computation": "projector", "vision": "gemma4v", "norm": "rms", "activation": "gelu_tanh"},
-)  # fmt: skip
+)

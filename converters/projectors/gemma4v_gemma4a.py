@@ -27,4 +27,4 @@ SPEC = Architecture(
     },
     recipe={"computation": "projector", "vision": "gemma4v", "audio": "gemma4a", "norm": "rms",
             "activation": "gelu_tanh"},
-)  # fmt: skip
+)

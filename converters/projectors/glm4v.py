@@ -20,7 +20,7 @@ HPARAMS = (
     vit.ROPE, qwen.MERGE, *vit.activation(silu="silu", gelu="gelu"),
     HParam("n_inner", None, fields={}, required=False),
     HParam("n_block_ff", None, fields={}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj", bias=True),
@@ -45,7 +45,7 @@ ROLES = roles(
     vit.linear("mm.gate", "visual.merger.gate_proj", "n_inner", "v_projection", bias=False),
     vit.linear("mm.up", "visual.merger.up_proj", "n_inner", "v_projection", bias=False),
     vit.linear("mm.down", "visual.merger.down_proj", "v_projection", "n_inner", bias=False),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
@@ -70,4 +70,4 @@ SPEC = Architecture(
         "computation": "projector", "vision": "glm4v", "norm": "rms", "ffn": "gated", "activation": "gelu",
         "rope": "halves",
     },
-)  # fmt: skip
+)

@@ -58,7 +58,7 @@ HPARAMS = (
     HParam("a_n_features", None, derive=granite.features, required=False),
     HParam("a_states", None, fields={"hf": "projector_config.encoder_hidden_size"}),
     HParam("adapted", None, clip.BOOL, {"hf": "has_lora_adapter"}, required=False),
-)  # fmt: skip
+)
 
 _ADAPTED = (
     "where it hears something, its text model wears the adapter that lies beside it (adapter_config.json); without "
@@ -101,4 +101,4 @@ SPEC = Architecture(
     },
     recipe={"computation": "projector", "audio": "granite_speech", "norm": "layer", "ffn": "plain",
             "activation": "silu"},
-)  # fmt: skip
+)

@@ -19,7 +19,7 @@ HPARAMS = (
     replace(clip.V_EPS, fields={"hf": "vision_config.rms_norm_eps"}),
     HParam("v_merge", "vision.spatial_merge_size", fields={"hf": "vision_config.spatial_merge_size"}),
     *vit.activation(gelu="gelu"), *vit.pixels(),
-)  # fmt: skip
+)
 
 ROLES = roles(
     vit.patches("vit.embeddings.patch_embedding"),
@@ -49,7 +49,7 @@ ROLES = roles(
         """,
         under={"hf": "vit.perceive."},
     ),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),

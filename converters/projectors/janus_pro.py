@@ -18,7 +18,7 @@ HPARAMS = (
     replace(clip.V_EPS, defaults=(Default(1e-6, "transformers' default", dialect="hf"),)),
     *vit.activation(gelu="gelu"),
     HParam("depth", None, fields={"hf": "vision_config.depth"}, words={2: 2}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     vit.patches("vision_tower.embeddings.patch_embedding"),
@@ -31,7 +31,7 @@ ROLES = roles(
     siglip.LAST_NORM,
     vit.linear("mm.0", "aligner.fc1", "v_projection", vit.WIDTH),
     vit.linear("mm.1", "aligner.hidden_layers.0", "v_projection", "v_projection"),
-)  # fmt: skip
+)
 
 _SPEAKS = "of the part that draws pictures, which this file does not hold"
 SPEC = Architecture(
@@ -68,4 +68,4 @@ SPEC = Architecture(
     recipe={
         "computation": "projector", "vision": "siglip_mlp", "norm": "layer", "ffn": "plain", "activation": "gelu",
     },
-)  # fmt: skip
+)

@@ -78,7 +78,7 @@ ROLES = roles(
     vit.norm("mm.input_norm", "mm_projector.pre_norm"),
     vit.linear("mm.1", "mm_projector.proj.0", _SQUARE, _SQUARE),
     vit.linear("mm.2", "mm_projector.proj.2", "v_projection", _SQUARE),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
@@ -116,4 +116,4 @@ SPEC = Architecture(
         "computation": "projector", "vision": "kimi", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "rope": "pairs",
     },
-)  # fmt: skip
+)

@@ -15,7 +15,7 @@ HPARAMS = (
     replace(ear.STACK, fields={"hf": "speech_mlp_scale_factor"},
             defaults=(Default(15, "MERaLiON 2's", dialect="hf"),)),
     HParam("a_wide", None),
-)  # fmt: skip
+)
 
 ROLES = roles(
     ear.whisper(),
@@ -61,4 +61,4 @@ SPEC = Architecture(
     },
     recipe={"computation": "projector", "audio": "meralion", "norm": "layer", "ffn": "plain", "activation": "gelu"},
     remarks=(Remark("", _NORMED, otherwise="llama.cpp"),),
-)  # fmt: skip
+)

@@ -40,4 +40,4 @@ SPEC = Architecture(
     },
     recipe={"computation": "projector", "audio": "musicflamingo", "norm": "layer", "ffn": "plain",
             "activation": "gelu"},
-)  # fmt: skip
+)

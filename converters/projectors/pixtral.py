@@ -57,4 +57,4 @@ SPEC = Architecture(
         "computation": "projector", "vision": "pixtral", "norm": "rms", "ffn": "gated", "activation": "gelu",
         "rope": "pairs",
     },
-)  # fmt: skip
+)

@@ -19,7 +19,7 @@ HPARAMS = (
         *vit.activation(silu="silu"), *windows.EVERY,
     ),
     *ear.hparams(),
-)  # fmt: skip
+)
 
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj"),
@@ -31,7 +31,7 @@ ROLES = roles(
     vit.norm("v.post_ln", "visual.merger.ln_q", bias=False),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
     ear.EARLIER,
-)  # fmt: skip
+)
 _CHUNKS = (
     "it hears a recording in chunks of {a_window} frames twice, each with positions of its own and without the others; "
     "llama.cpp hears up to thirty seconds at once, as Qwen2-Audio does"
@@ -59,4 +59,4 @@ SPEC = Architecture(
     },
     recipe={"computation": "projector", "vision": "qwen_vl", "audio": "qwen2a", "norm": "rms", "ffn": "gated",
             "rope": "halves"},
-)  # fmt: skip
+)

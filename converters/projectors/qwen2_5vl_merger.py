@@ -15,7 +15,7 @@ HPARAMS = (
     clip.PROJECTOR, clip.HAS_VISION, clip.V_PROJECTION, qwen.IMAGE_SIZE, clip.V_PATCH_SIZE, clip.V_N_EMBD, clip.V_N_FF,
     qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(silu="silu"),
     *windows.EVERY,
-)  # fmt: skip
+)
 
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj"),
@@ -26,7 +26,7 @@ ROLES = roles(
     ),
     vit.norm("v.post_ln", "visual.merger.ln_q", bias=False),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),

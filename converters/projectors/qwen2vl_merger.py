@@ -17,7 +17,7 @@ HPARAMS = (
     replace(clip.V_N_EMBD, fields={"hf": "vision_config.embed_dim"}),
     replace(clip.V_N_FF, fields={}),
     qwen.N_LAYER, qwen.N_HEAD, *clip.COLORS, qwen.EPS, vit.ROPE, qwen.MERGE, *vit.activation(),
-)  # fmt: skip
+)
 
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj"),
@@ -28,7 +28,7 @@ ROLES = roles(
     ),
     vit.norm("v.post_ln", "visual.merger.ln_q"),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
-)  # fmt: skip
+)
 
 SPEC = Architecture(
     name="clip", runtimes=("llama.cpp",),
@@ -56,4 +56,4 @@ SPEC = Architecture(
     },
     recipe={"computation": "projector", "vision": "qwen_vl", "norm": "layer", "ffn": "plain", "activation": "gelu",
             "rope": "halves"},
-)  # fmt: skip
+)

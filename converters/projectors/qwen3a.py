@@ -29,4 +29,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"computation": "projector", "audio": "qwen3a", "norm": "layer", "ffn": "plain", "activation": "gelu"},
-)  # fmt: skip
+)

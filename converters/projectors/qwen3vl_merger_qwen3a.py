@@ -23,7 +23,7 @@ HPARAMS = (
         *deepstack.BLOCKS,
     ),
     *ear.hparams(ear.WIDE, ear.SEEN_AT_ONCE),
-)  # fmt: skip
+)
 
 ROLES = roles(
     qwen.frames("visual.patch_embed.proj", bias=True),
@@ -48,7 +48,7 @@ ROLES = roles(
     vit.norm("v.post_ln", "visual.merger.ln_q"),
     qwen.merger("visual.merger.mlp.0", "visual.merger.mlp.2"),
     ear.LATER,
-)  # fmt: skip
+)
 
 _WIDER = Remark(
     "0 < deepstack_end",
@@ -85,4 +85,4 @@ SPEC = Architecture(
     },
     recipe={"computation": "projector", "vision": "qwen_vl", "audio": "qwen3a", "norm": "layer", "ffn": "plain",
             "activation": "gelu_tanh", "rope": "halves"},
-)  # fmt: skip
+)

@@ -21,7 +21,7 @@ HPARAMS = (
     # Before version 0.5 the second norm stood behind the network, where llama.cpp has none.
     HParam("projector_ln_mid", None, clip.BOOL, {"hf": "projector_ln_mid"}, words={True: True}, required=False),
     HParam("text_model", None, clip.STRING, {"hf": "text_model_id"}, required=False),
-)  # fmt: skip
+)
 
 ROLES = roles(
     ear.whisper(),
@@ -56,4 +56,4 @@ SPEC = Architecture(
         "gguf": Dialect("gguf"),
     },
     recipe={"computation": "projector", "audio": "ultravox", "norm": "layer", "ffn": "plain", "activation": "gelu"},
-)  # fmt: skip
+)

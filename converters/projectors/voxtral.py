@@ -47,4 +47,4 @@ SPEC = Architecture(
     },
     recipe={"computation": "projector", "audio": "voxtral", "norm": "layer", "ffn": "plain", "activation": "gelu"},
     remarks=(Remark("", _HALVED, otherwise="llama.cpp"),),
-)  # fmt: skip
+)
