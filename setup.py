@@ -6,5 +6,7 @@ from setuptools import find_packages, setup
 
 FOLDERS = ("support", "quant", "formats", "converters", "service")
 
-found = find_packages(str(Path(__file__).parent), include=[pattern for name in FOLDERS for pattern in (name, f"{name}.*")])
+found = find_packages(
+    str(Path(__file__).parent), include=[pattern for name in FOLDERS for pattern in (name, f"{name}.*")]
+)
 setup(packages=["ggferry", *(f"ggferry.{name}" for name in found)])

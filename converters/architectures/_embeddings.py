@@ -126,7 +126,7 @@ def reranking(table: Sequence[Role]) -> Roles:
     return Roles(lambda: tuple(replace(role, sources={**role.sources, **sources(role)}) for role in table))
 
 
-def rerankers(dialect: Dialect) -> dict[str, Dialect]:
+def rerankers(dialect: Dialect) -> tuple[Dialect, ...]:
     """Return the dialects of the same model where the states of the last token are asked for "yes" and "no" alone."""
     mine = replace(
         dialect, fields=dialect.source, classes=(), types=(),
@@ -140,7 +140,6 @@ def rerankers(dialect: Dialect) -> dict[str, Dialect]:
         ),
     )
     own = tuple(drop for drop in dialect.drops if drop is not common.DROP_TIED)
-    return {
-        name: replace(mine, name=name, names=name, drops=mine.drops if tied else own)
-        for tied, name in RERANKERS.items()
-    }
+    return tuple(
+        replace(mine, name=name, names=name, drops=mine.drops if tied else own) for tied, name in RERANKERS.items()
+    )

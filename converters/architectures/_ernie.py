@@ -85,10 +85,9 @@ HARMLESS = (
 
 def dialects(
     remarks: tuple[Remark, ...], harmless: tuple[Harmless, ...] = (), fused: bool = False
-) -> dict[str, Dialect]:
+) -> tuple[Dialect, ...]:
     """Return what checkpoints speak, the dialect of Baidu's own code among them where it is `fused`."""
-    found = {"hf": Dialect("hf", drops=DROPS, remarks=remarks, harmless=(*HARMLESS, *harmless), renames=RENAMES)}
-    if fused:
-        marks = ("*.self_attn.qkv_proj.weight", "*.mlp.up_gate_proj.weight")
-        found["fused"] = replace(found["hf"], name="fused", fields="hf", marks=marks, conventions=FUSED_CONVENTIONS)
-    return {**found, "gguf": Dialect("gguf")}
+    hf = Dialect("hf", drops=DROPS, remarks=remarks, harmless=(*HARMLESS, *harmless), renames=RENAMES)
+    marks = ("*.self_attn.qkv_proj.weight", "*.mlp.up_gate_proj.weight")
+    own = replace(hf, name="fused", fields="hf", marks=marks, conventions=FUSED_CONVENTIONS)
+    return (hf, own) if fused else (hf,)

@@ -107,9 +107,9 @@ HARMLESS = (
 )
 
 
-def dialects(*harmless: Harmless) -> dict[str, Dialect]:
+def dialects(*harmless: Harmless) -> tuple[Dialect, ...]:
     """Return what checkpoints speak."""
     spoken = Dialect(
         "hf", drops=common.DROPS, remarks=(*rope.REMARKS, LONGER), harmless=(*HARMLESS, *harmless)
     )
-    return {"hf": spoken, "gguf": Dialect("gguf")}
+    return (spoken,)

@@ -101,7 +101,7 @@ _CHAT = Harmless(
 )
 
 
-def of(dialect: Dialect, *types: str) -> dict[str, Dialect]:
+def of(dialect: Dialect, *types: str) -> tuple[Dialect, ...]:
     """Return the dialects of the same model as the text half of one of `WHOLES` or of `CHATS`.
 
     `types`: what its configuration is called there.
@@ -120,7 +120,7 @@ def of(dialect: Dialect, *types: str) -> dict[str, Dialect]:
         drops=(*dialect.drops, *unseen("vision_model.*", "mlp1.*")),
         harmless=(*dialect.harmless, _CHAT, _WHOLE, _SAID_TWICE),
     )
-    return {mine.name: mine, chat.name: chat}
+    return mine, chat
 
 
 HEADLESS = Remark(
@@ -134,7 +134,7 @@ BARE = (("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."), 
 """Names of the tensors of a model that stands alone, without what makes words of its states."""
 
 
-def headless(dialect: Dialect, *classes: str) -> dict[str, Dialect]:
+def headless(dialect: Dialect, *classes: str) -> tuple[Dialect, ...]:
     """Return the dialect of the same model saved without what makes words of its last states (`…Model`)."""
     mine = replace(
         dialect, name="headless", names=dialect.column, fields=dialect.source, classes=classes,
@@ -142,4 +142,4 @@ def headless(dialect: Dialect, *classes: str) -> dict[str, Dialect]:
         remarks=(*dialect.remarks, HEADLESS),
         harmless=(*dialect.harmless, Harmless("tie_word_embeddings", "there is no output matrix", (False, True))),
     )
-    return {mine.name: mine}
+    return (mine,)

@@ -81,10 +81,9 @@ SPEC = Architecture(
     hf_classes=("AfmoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=(*common.DROPS, NONE_SHARED), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=(*common.DROPS, NONE_SHARED), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
+    ),
     recipe={"rope": "halves", "routing": "sigmoid"},
     remarks=REMARKS,
 )

@@ -41,15 +41,14 @@ SPEC = Architecture(
     hf_classes=("ApertusForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(Drop("model.layers.{n}.mlp.act_fn.*", "a number of xIELU: it is among the keys", follows=True),
                    *common.DROPS),
             remarks=(*rope.REMARKS, common.own_output("apertus")),
             harmless=(common.UNBIASED,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "ffn": "plain", "activation": "xielu"},
 )

@@ -36,9 +36,8 @@ SPEC = Architecture(
     hf_classes=("ArceeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, BIASED)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=(*rope.REMARKS, BIASED)),
+    ),
     recipe={"rope": "pairs", "ffn": "plain", "activation": "relu_squared"},
 )

@@ -107,11 +107,10 @@ SPEC = Architecture(
     hf_classes=("RwkvHybridForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "hf-gated": replace(HF, name="hf-gated", fields="hf", marks=("model.layers.0.self_attn.time_mixer.g1",)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        replace(HF, name="hf-gated", fields="hf", marks=("model.layers.0.self_attn.time_mixer.g1",)),
+    ),
     recipe={"rope": "none", "wkv": "rwkv7"},
     remarks=(common.own_output("arwkv7"),),
 )

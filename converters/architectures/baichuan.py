@@ -52,8 +52,8 @@ SPEC = Architecture(
     hf_classes=("BaichuanForCausalLM", "BaiChuanForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves", "qkv": "fused"},
             drops=common.DROPS,
@@ -65,8 +65,7 @@ SPEC = Architecture(
             ),
             harmless=(common.UNBIASED, Harmless("max_position_embeddings gradient_checkpointing", "of training")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
     remarks=(baichuan.BY_SIZE,),
 )

@@ -54,16 +54,15 @@ SPEC = Architecture(
     hf_classes=("BailingMoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "fused", "rope": "halves"},
             drops=bailing.DROPS,
             remarks=(*rope.REMARKS, common.own_output("bailingmoe")),
             harmless=bailing.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
     remarks=(UNLIKE,),
 )

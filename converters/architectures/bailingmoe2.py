@@ -68,12 +68,11 @@ SPEC = Architecture(
     hf_classes=("BailingMoeV2ForCausalLM", *SARVAM),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
+    dialects=(
+        HF,
         # Its code takes the mean off the biases, which moves all experts alike and chooses the same ones.
-        "sarvam": replace(HF, name="sarvam", names="hf", fields="hf", classes=SARVAM),
-        "gguf": Dialect("gguf"),
-    },
+        replace(HF, name="sarvam", names="hf", fields="hf", classes=SARVAM),
+    ),
     recipe={"rope": "halves", "qkv": "fused", "routing": "sigmoid"},
     blocks=nextn.BLOCKS,
     remarks=(UNLIKE, nextn.REMARK),

@@ -88,8 +88,8 @@ SPEC = Architecture(
     hf_classes=("BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration", "BailingHybridForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
             drops=(*deepseek.DROPS, *half.unseen("*visual.*", "linear_proj.*")),
@@ -107,8 +107,7 @@ SPEC = Architecture(
                 Harmless("topk_method", "chosen with a bias", ("noaux_tc",)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "attention": "latent", "rope": "by_axes", "routing": "sigmoid", "decay": "rate", "limited": "after",
     },

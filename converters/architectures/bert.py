@@ -105,10 +105,10 @@ SPEC = Architecture(
     hf_classes=("BertModel", "BertForMaskedLM", "BertForPreTraining"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": ENCODER,
-        "classifier": CLASSIFIER,
-        "roberta": replace(
+    dialects=(
+        ENCODER,
+        CLASSIFIER,
+        replace(
             ENCODER,
             name="roberta",
             classes=(
@@ -121,7 +121,7 @@ SPEC = Architecture(
             ),
             given={**ENCODER.given, "after_padding": True},
         ),
-        "roberta classifier": replace(
+        replace(
             CLASSIFIER,
             name="roberta classifier",
             names="roberta",
@@ -132,7 +132,7 @@ SPEC = Architecture(
             ),
             given={**CLASSIFIER.given, "after_padding": True},
         ),
-        "distil": replace(
+        replace(
             ENCODER,
             name="distil",
             classes=("DistilBertModel", "DistilBertForMaskedLM"),
@@ -140,7 +140,6 @@ SPEC = Architecture(
             given={**ENCODER.given, "n_types": 0},
             harmless=(*ENCODER.harmless, Harmless("sinusoidal_pos_embds", "how the positions began")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "bert", "norm": "layer", "rope": "none", "ffn": "plain", "activation": "gelu"},
 )

@@ -44,14 +44,13 @@ SPEC = Architecture(
     hf_classes=("BitNetForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", drops=common.DROPS,
             remarks=(*rope.REMARKS, common.UNTIED, common.heads_as_wide_as_the_model("bitnet")),
             harmless=(common.UNBIASED,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=(SQUARED,),
 )

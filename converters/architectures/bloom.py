@@ -90,17 +90,16 @@ SPEC = Architecture(
     hf_classes=("BloomForCausalLM", "BloomModel"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "grouped"},
             drops=gpt.DROPS,
             renames=gpt.HEADLESS,
             harmless=(gpt.UPCAST, MEGATRON),
         ),
-        "ggml": Dialect("ggml"),
-        "gguf": Dialect("gguf"),
-    },
+        Dialect("ggml"),
+    ),
     recipe=gpt.RECIPE,
     headers=(HEADER,),
 )

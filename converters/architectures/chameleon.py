@@ -67,8 +67,8 @@ SPEC = Architecture(
     hf_classes=("ChameleonForConditionalGeneration", "ChameleonForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=(*common.DROPS, *half.unseen("model.vqmodel.*")),
@@ -78,8 +78,7 @@ SPEC = Architecture(
                 Harmless("model_parallel_size", "how it was trained: the norms of all heads are there"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "qk_norm": "layer"},
     remarks=REMARKS,
 )

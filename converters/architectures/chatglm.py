@@ -43,14 +43,13 @@ SPEC = Architecture(
     hf_classes=("GlmForCausalLM", "ChatGLMModel", "ChatGLMForConditionalGeneration"),
     hparams=chatglm.HPARAMS,
     roles=varied(ROLES, "thudm", "hf", chatglm.NAMES),
-    dialects={
-        "hf": HF,
-        "thudm": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="thudm", fields="hf", renames=(("transformer.", ""),), given={"joint": True, "tied": False},
             classes=("ChatGLMModel", "ChatGLMForConditionalGeneration"), conventions={"qkv": "fused"},
             harmless=chatglm.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "ffn": "fused"},
 )

@@ -44,8 +44,8 @@ SPEC = Architecture(
     hf_classes=("CodeShellForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(
                 *common.DROPS, *gpt.DROP_MASKS,
@@ -54,7 +54,6 @@ SPEC = Architecture(
             remarks=(*rope.REMARKS, common.own_output("codeshell")),
             harmless=(gpt.UPCAST,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "ffn": "plain", "activation": "gelu_tanh"},
 )

@@ -58,8 +58,8 @@ SPEC = Architecture(
     hf_classes=("CogVLMForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*common.DROPS, *half.unseen("model.vision.*")),
             remarks=rope.REMARKS,
@@ -69,8 +69,7 @@ SPEC = Architecture(
                 Harmless("template_version", "how a prompt is worded"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused"},
     remarks=(FIXED, FIRST),
 )

@@ -59,10 +59,9 @@ SPEC = Architecture(
     hf_classes=("Cohere2ForCausalLM", "Cohere2VisionForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(replace(HF, remarks=(*HF.remarks, UNSCALED)), "cohere2"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(replace(HF, remarks=(*HF.remarks, UNSCALED)), "cohere2"),
+    ),
     recipe={"norm": "layer", "residual": "parallel"},
 )

@@ -78,8 +78,8 @@ SPEC = Architecture(
     hf_classes=("Cohere2MoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, *common.DROPS),
             remarks=rope.REMARKS,
@@ -90,8 +90,7 @@ SPEC = Architecture(
                 Harmless("rope_theta", "rope_parameters has the base"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "residual": "parallel", "shared_experts": "averaged"},
     remarks=(ODD, common.NO_WINDOW),
 )

@@ -59,14 +59,13 @@ SPEC = Architecture(
     hf_classes=("CohereForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, NORMS, UNNORMED, BIASED, common.UNTIED),
             harmless=(CONTEXT,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "residual": "parallel"},
 )

@@ -62,8 +62,8 @@ SPEC = Architecture(
     hf_classes=("DbrxForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"transposed": ("ffn_down_exps",)},
             drops=common.DROPS,
@@ -75,7 +75,6 @@ SPEC = Architecture(
                 Harmless("ffn_config.moe_jitter_eps ffn_config.moe_loss_weight", "used in training only"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "expert_norm": True, "ffn_norm": "attn_output_norm"},
 )

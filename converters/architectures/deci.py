@@ -34,11 +34,10 @@ SPEC = Architecture(
     hf_classes=("DeciLMForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"rope": "halves"}, drops=common.DROPS, remarks=rope.REMARKS, harmless=(common.UNBIASED,)
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
 )

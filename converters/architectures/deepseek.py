@@ -46,16 +46,15 @@ SPEC = Architecture(
     hf_classes=("DeepseekForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
             remarks=rope.REMARKS,
             harmless=(common.UNBIASED, Harmless("aux_loss_alpha seq_aux", "used in training only")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
     remarks=REMARKS,
 )

@@ -51,31 +51,30 @@ SPEC = Architecture(
         *STATED, *deepseek.PLAIN,
     ),
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "v2": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="v2", names="hf", fields="hf", classes=("DeepseekV2ForCausalLM",),
             remarks=(*HF.remarks, NOT_NORMED), given={**HF.given, "expert_norm": False},
         ),
         # transformers' class reads neither key, the publisher's own refuses any other value: what it says is a note.
-        "v3": replace(
+        replace(
             HF, name="v3", names="hf", fields="hf", classes=("DeepseekV3ForCausalLM",), remarks=(*HF.remarks, IGNORED),
             given={**HF.given, "expert_gating": 2, "expert_selection": "noaux_tc"},
         ),
-        "text-half": replace(
+        replace(
             HF, name="text-half", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
             classes=("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),
             drops=(*nextn.dropped(deepseek.DROPS), *half.unseen(*_SEEN)), harmless=(*HF.harmless, half.VISION_KEYS),
         ),
-        "dense": replace(
+        replace(
             HF, name="dense", names="hf", fields="hf", within=half.WITHIN, renames=half.RENAMES,
             classes=("YoutuForCausalLM", "YoutuVLForConditionalGeneration"),
             given={"n_head_kv": 1, "n_expert": 0, "n_shared": 0},
             drops=(*nextn.dropped(deepseek.DROPS), *half.unseen(*_SEEN)),
             harmless=(*HF.harmless, half.VISION_KEYS, Harmless("embedding_initializer_range", "used before training")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     blocks=nextn.BLOCKS,
     remarks=(nextn.REMARK,),
     recipe={"attention": "latent"},

@@ -25,13 +25,12 @@ SPEC = Architecture(
             tensors.norm("attn_norm", "input_layernorm"), latent_attention(), index.indexer(), deepseek.feed_forward()
         ),
     ),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"latent_kv": "joint"}, drops=nextn.dropped(deepseek.DROPS), given={"n_head_kv": 1},
             harmless=deepseek.HARMLESS, remarks=(*deepseek.REMARKS, index.WIDTH, deepseek.LOW_RANK),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     blocks=nextn.BLOCKS,
     remarks=(nextn.REMARK,),
     recipe={"attention": "latent", "indexer_rope": "halves"},

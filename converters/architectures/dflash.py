@@ -157,21 +157,20 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "pairs": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="pairs", fields="hf", classes=("LingDSparkModel",), given={"draft_kind": "", "pairs": True},
             conventions={"rope": "pairs", "draft_rows": "offsets"},
         ),
-        "muse": replace(
+        replace(
             HF, name="muse", names="hf", fields="hf", classes=("MuseGlimmerAssistantModel",),
             given={**HF.given, "window_listed": True}, remarks=(*HF.remarks, ONE_LESS),
         ),
-        "gemma4": replace(
+        replace(
             HF, name="gemma4", fields="hf", classes=("Gemma4DSparkModel",),
             given={"draft_kind": "gemma4", "pairs": False},
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "ggferry.converters.forward.drafts.dflash", "rope": "halves"},
 )

@@ -44,15 +44,14 @@ SPEC = Architecture(
     hf_classes=("Dots1ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, *common.DROPS),
             remarks=(*rope.REMARKS, common.WINDOW, common.own_output("dots1")),
             harmless=(common.UNBIASED, routed.NEXT_COUNT),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid"},
     remarks=(GROUPED,),
 )

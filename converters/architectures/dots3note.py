@@ -123,8 +123,8 @@ SPEC = Architecture(
     hf_classes=("Dots3NoteForCausalLM", "Dots3NoteTextForCausalLM", "Dots3NoteForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "indexer_rope": "pairs"},
             drops=(
@@ -151,7 +151,6 @@ SPEC = Architecture(
                 Harmless("moe_gating_fp32", "how it is computed", (False,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "indexer_rope": "halves", "routing": "sigmoid"},
 )

@@ -20,8 +20,8 @@ SPEC = Architecture(
     hf_classes=("DreamModel",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=rope.REMARKS,
@@ -31,8 +31,7 @@ SPEC = Architecture(
                 *diffusion.NO_WINDOWS,
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=(diffusion.MASKED,),
 )

@@ -54,8 +54,8 @@ SPEC = Architecture(
     hf_classes=("Eagle3DraftModel", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "LlamaForCausalLMEagle3"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves", "draft_rows": "offsets"},
             drops=(drafts.DROP_T2D, common.DROP_BUFFERS),
@@ -65,7 +65,6 @@ SPEC = Architecture(
             harmless=(common.UNBIASED, drafts.HARMLESS, Harmless("mlp_bias", "there is none", (False,)),
                       Harmless("tie_word_embeddings", "the draft's own tensors are taken as they are")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "ggferry.converters.forward.drafts.eagle3"},
 )

@@ -35,8 +35,8 @@ SPEC = Architecture(
     hf_classes=("EuroBertModel", "EuroBertForMaskedLM", "JinaEmbeddingsV5Model"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*embeddings.language_heads("lm_head.*"), common.DROP_BUFFERS),
             given={"causal": False, "rope_scaling": "none"},
@@ -50,7 +50,6 @@ SPEC = Architecture(
                 Harmless("clf_pooling", "of a classifier, which is not here"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "rows": "states"},
 )

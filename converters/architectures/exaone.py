@@ -41,9 +41,8 @@ SPEC = Architecture(
     hf_classes=("ExaoneForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=(ROTARY, *common.DROPS), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=(ROTARY, *common.DROPS), remarks=rope.REMARKS, harmless=(common.UNBIASED,)),
+    ),
     recipe={"rope": "halves"},
 )

@@ -60,11 +60,10 @@ SPEC = Architecture(
     hf_classes=("Exaone4ForCausalLM", "Exaone4_5_ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "exaone4"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(HF, "exaone4"),
+    ),
     recipe={"rope": "halves", "pre_norm": False},
     remarks=REMARKS,
 )

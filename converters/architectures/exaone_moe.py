@@ -45,14 +45,13 @@ SPEC = Architecture(
     hf_classes=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, Drop("mtp.*", routed.NEXT_TOKENS.reason), *common.DROPS),
             remarks=(*rope.REMARKS, common.own_output("exaone-moe"), common.NO_WINDOW),
             harmless=(common.UNBIASED, routed.NEXT_COUNT, Harmless("mtp_*", "of what predicts further tokens")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid"},
 )

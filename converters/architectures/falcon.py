@@ -125,8 +125,8 @@ SPEC = Architecture(
     hf_classes=("FalconForCausalLM", "RWForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "grouped"},
             drops=gpt.DROPS,
@@ -137,13 +137,13 @@ SPEC = Architecture(
             renames=(*_LN_MLP, *gpt.HEADLESS),
             respelled=tuple((table, written, "n_norms == 2") for written, table in _LN_MLP),
         ),
-        "ggml": Dialect(
+        Dialect(
             "ggml",
             given={"data_layout": "jploski"},
             renames=_LN_MLP,
             layouts=("falcon", "falcon-ggcc"),
         ),
-        "ggml-grouped": Dialect(
+        Dialect(
             "ggml-grouped",
             names="hf",
             conventions={"qkv": "grouped"},
@@ -152,8 +152,7 @@ SPEC = Architecture(
             fields="ggml",
             layouts=("falcon-2023-06-05", "falcon-2023-06-10"),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={**gpt.RECIPE, "rope": "halves", "activation": "gelu", "residual": "parallel", "alibi": "before"},
     headers=(HEADER, GGCC, HEADER_2023_06_05, HEADER_2023_06_10),
 )

@@ -62,10 +62,9 @@ SPEC = Architecture(
     hf_classes=("FalconH1ForCausalLM",),
     hparams=HPARAMS,
     roles=varied(ROLES, "tied", "hf", "output.weight model.embed_tokens.weight @head", head=falcon.HEAD),
-    dialects={
-        "hf": HF,
-        "tied": replace(HF, name="tied", fields="hf", classes=("FalconH1ForCausalLM",), lacks=("lm_head.weight",)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        replace(HF, name="tied", fields="hf", classes=("FalconH1ForCausalLM",), lacks=("lm_head.weight",)),
+    ),
     recipe={"rope": "halves", "decay": "rate"},
 )

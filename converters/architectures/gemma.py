@@ -24,15 +24,14 @@ SPEC = Architecture(
     hf_classes=("GemmaForCausalLM",),
     hparams=(*gemma.SIZES, *rope.ROPE),
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions=gemma.CONVENTIONS,
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.UNTIED),
             harmless=(common.UNBIASED,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=gemma.RECIPE,
 )

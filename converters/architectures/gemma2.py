@@ -69,10 +69,9 @@ SPEC = Architecture(
     hf_classes=("Gemma2ForCausalLM", "MERaLiON2ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": _HF,
-        **half.of(_HF, "gemma2"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        _HF,
+        *half.of(_HF, "gemma2"),
+    ),
     recipe=gemma.RECIPE,
 )

@@ -21,8 +21,8 @@ SPEC = Architecture(
     hf_classes=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     hparams=shared.HPARAMS,
     roles=shared.ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions=gemma.CONVENTIONS,
             drops=(*common.DROPS, *VISION),
@@ -39,7 +39,6 @@ SPEC = Architecture(
                 ("language_model.lm_head.", "lm_head."),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=gemma.RECIPE,
 )

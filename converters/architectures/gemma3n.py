@@ -105,8 +105,8 @@ SPEC = Architecture(
     hf_classes=("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*common.DROPS, *gemma.DROPS),
             within=half.WITHIN,
@@ -114,8 +114,8 @@ SPEC = Architecture(
             given={"attn_scale": 1.0},
             harmless=(common.UNBIASED, *gemma.HARMLESS, gemma.CLIP),
         ),
-        "gguf": Dialect("gguf", given={"attn_scale": 1.0}),
-    },
+        Dialect("gguf", given={"attn_scale": 1.0}),
+    ),
     recipe={
         "computation": "gemma3n", "rope": "halves", "activation": "gelu_tanh", "embedding_scale": "sqrt_width",
         "v_norm": True,

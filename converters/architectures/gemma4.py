@@ -98,8 +98,8 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             remarks=(common.NO_WINDOW,),
             drops=(*UNUSED, *common.DROPS, *gemma.DROPS),
@@ -108,8 +108,8 @@ SPEC = Architecture(
             given={"attn_scale": 1.0},
             harmless=(common.UNBIASED, *gemma.HARMLESS, gemma.BY_BLOCK),
         ),
-        "gguf": Dialect("gguf", given={"attn_scale": 1.0}),
-    },
+        Dialect("gguf", given={"attn_scale": 1.0}),
+    ),
     recipe={
         "rope": "halves", "activation": "gelu_tanh", "embedding_scale": "sqrt_width", "v_norm": True,
         "expert_norm": True,

@@ -63,8 +63,8 @@ SPEC = Architecture(
     hf_classes=("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*UNUSED, Drop("masked_embedding.*", _TABLES), *common.DROPS),
             remarks=(Remark("ordered == 1", _TABLES),),
@@ -79,8 +79,8 @@ SPEC = Architecture(
                 Harmless("num_experts top_k_experts moe_intermediate_size expert_intermediate_size", "there are none"),
             ),
         ),
-        "gguf": Dialect("gguf", given={"attn_scale": 1.0}),
-    },
+        Dialect("gguf", given={"attn_scale": 1.0}),
+    ),
     recipe={
         "computation": "ggferry.converters.forward.drafts.gemma4_assistant", "rope": "halves",
         "activation": "gelu_tanh",

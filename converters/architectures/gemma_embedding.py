@@ -46,8 +46,8 @@ SPEC = Architecture(
         *embeddings.dense(2, "dense_2_out", "dense_2_in"),
         *embeddings.dense(3, "dense_3_out", "dense_3_in"),
     ),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions=gemma.CONVENTIONS,
             drops=common.DROPS,
@@ -57,7 +57,6 @@ SPEC = Architecture(
             remarks=gemma.REMARKS,
             harmless=(common.UNBIASED, embeddings.HARMLESS),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={**gemma.RECIPE, "rows": "states"},
 )

@@ -54,9 +54,9 @@ SPEC = Architecture(
     hf_classes=("Glm4ForCausalLM", *SEEING),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", conventions={"rope": "pairs"}, drops=common.DROPS, remarks=rope.REMARKS),
-        "seeing": Dialect(
+    dialects=(
+        Dialect("hf", conventions={"rope": "pairs"}, drops=common.DROPS, remarks=rope.REMARKS),
+        Dialect(
             "seeing",
             conventions={"rope": "pairs"},
             fields="hf",
@@ -71,7 +71,6 @@ SPEC = Architecture(
                 Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "by_axes", "ffn": "fused"},
 )

@@ -48,9 +48,9 @@ SPEC = Architecture(
     hf_classes=("Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration", "SolarOpenForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=(nextn.DROP, *common.DROPS), remarks=rope.REMARKS, harmless=(routed.NEXT_COUNT,)),
-        "seeing": Dialect(
+    dialects=(
+        Dialect("hf", drops=(nextn.DROP, *common.DROPS), remarks=rope.REMARKS, harmless=(routed.NEXT_COUNT,)),
+        Dialect(
             "seeing",
             names="hf",
             fields="hf",
@@ -62,7 +62,7 @@ SPEC = Architecture(
             harmless=(routed.NEXT_COUNT, half.VISION_KEYS),
         ),
         # Upstage's Solar Open: whole heads turn, which its configuration need not say.
-        "solar": Dialect(
+        Dialect(
             "solar",
             names="hf",
             fields="hf",
@@ -71,8 +71,7 @@ SPEC = Architecture(
             remarks=rope.REMARKS,
             harmless=(routed.NEXT_COUNT,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid", "ffn_norm": "post_attention_norm"},
     blocks=nextn.BLOCKS,
     remarks=(nextn.REMARK,),

@@ -99,8 +99,8 @@ SPEC = Architecture(
     hf_classes=("Glm5NextForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
             drops=(*deepseek.DROPS, *half.unseen("*visual.*")),
@@ -118,8 +118,7 @@ SPEC = Architecture(
                 Harmless("topk_method", "chosen with a bias", ("noaux_tc",)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "streams", "attention": "latent", "rope": "none", "indexer_rope": "none", "routing": "sigmoid",
         "decay": "rate",

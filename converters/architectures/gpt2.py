@@ -78,8 +78,8 @@ SPEC = Architecture(
     hf_classes=("GPT2LMHeadModel", "OPTForCausalLM", "BioGptForCausalLM", "RuGPT3XLForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"transposed": ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
             drops=gpt.DROPS,
@@ -87,18 +87,18 @@ SPEC = Architecture(
             renames=gpt.HEADLESS,
             harmless=(gpt.UPCAST,),
         ),
-        "ggml-conv1d": Dialect(
+        Dialect(
             "ggml-conv1d",
             conventions={"transposed": ("attn_qkv", "attn_output", "ffn_up")},
             renames=gpt.GGML_RENAMES,
             fields="ggml",
             shaped=("model/h0/attn/c_attn/w", "n_embd", "3*n_embd"),
         ),
-        "ggml": Dialect("ggml", renames=gpt.GGML_RENAMES),
-        "opt": OPT,
-        "biogpt": BIOGPT,
-        "biogpt-tied": replace(BIOGPT, name="biogpt-tied", lacks=("output_projection.weight",)),
-        "rugpt": Dialect(
+        Dialect("ggml", renames=gpt.GGML_RENAMES),
+        OPT,
+        BIOGPT,
+        replace(BIOGPT, name="biogpt-tied", lacks=("output_projection.weight",)),
+        Dialect(
             "rugpt",
             fields="hf",
             classes=("RuGPT3XLForCausalLM",),
@@ -107,8 +107,7 @@ SPEC = Architecture(
             remarks=(gpt.ERF,),
             harmless=kin.RUGPT_HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=gpt.RECIPE,
     headers=(gpt.GPT2_HEADER,),
     remarks=(RELU,),

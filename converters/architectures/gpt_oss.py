@@ -98,17 +98,16 @@ SPEC = Architecture(
     hf_classes=("GptOssForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": _HF,
-        "mxfp4": replace(
+    dialects=(
+        _HF,
+        replace(
             _HF,
             name="mxfp4",
             fields="hf",
             conventions={"gate_up": "alternating"},
             marks=("*.mlp.experts.gate_up_proj_blocks",),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "chosen", "glu": "clamped", "ffn_norm": "post_attention_norm"},
     remarks=REMARKS,
 )

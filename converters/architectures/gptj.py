@@ -85,9 +85,9 @@ SPEC = Architecture(
     hf_classes=("GPTJForCausalLM", "CodeGenForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=gpt.DROPS, harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),)),
-        "codegen": Dialect(
+    dialects=(
+        Dialect("hf", drops=gpt.DROPS, harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),)),
+        Dialect(
             "codegen",
             fields="hf",
             classes=("CodeGenForCausalLM",),
@@ -95,15 +95,14 @@ SPEC = Architecture(
             drops=(*gpt.DROPS, Drop("*.attn.causal_mask", "a buffer: the causal mask", follows=True)),
             harmless=(Harmless("rotary scale_attn_weights", "always", (True,)),),
         ),
-        "ggml-turned": Dialect(
+        Dialect(
             "ggml-turned",
             conventions={"transposed": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up")},
             fields="ggml",
             shaped=("transformer.h.0.mlp.fc_in.weight", "n_embd", "4*n_embd"),
         ),
-        "ggml": Dialect("ggml", names="hf", drops=gpt.DROP_MASKS),
-        "gguf": Dialect("gguf"),
-    },
+        Dialect("ggml", names="hf", drops=gpt.DROP_MASKS),
+    ),
     recipe={**gpt.RECIPE, "rope": "pairs", "qkv": "separate", "residual": "parallel"},
     runtimes=(),
     headers=(HEADER,),

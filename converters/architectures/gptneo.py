@@ -42,8 +42,8 @@ SPEC = Architecture(
     hf_classes=("GPTNeoForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=gpt.DROPS,
             remarks=(OURS,),
@@ -51,8 +51,7 @@ SPEC = Architecture(
             renames=gpt.HEADLESS,
             harmless=(Harmless("attention_types", "attention_layers is it, block by block"),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={**gpt.RECIPE, "qkv": "separate"},
     runtimes=(),
 )

@@ -92,8 +92,8 @@ SPEC = Architecture(
     hf_classes=("GPTNeoXForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "grouped"},
             drops=(replace(common.DROP_TIED, pattern="embed_out.weight"), common.DROP_BUFFERS, *gpt.DROP_MASKS),
@@ -103,15 +103,14 @@ SPEC = Architecture(
                 Harmless("partial_rotary_factor", "repeats rotary_pct", follows="rope_fraction"),
             ),
         ),
-        "ggml": Dialect(
+        Dialect(
             "ggml",
             names="hf",
             conventions={"qkv": "grouped"},
             drops=(common.DROP_BUFFERS, *gpt.DROP_MASKS),
             remarks=(common.OWN_OUTPUT,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={**gpt.RECIPE, "rope": "halves", "activation": "gelu"},
     headers=(HEADER, HEADER_2023_04),
 )

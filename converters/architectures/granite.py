@@ -43,15 +43,14 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=varied(ROLES, "hybrid", "hf", granite.FUSED, gate=granite.GATE, up=granite.UP),
-    dialects={
-        "hf": HF,
-        **half.of(HF, "granite"),
-        "hybrid": replace(
+    dialects=(
+        HF,
+        *half.of(HF, "granite"),
+        replace(
             HF, name="hybrid", fields="hf", conventions={"rope": "halves", "ffn": "fused"},
             classes=("GraniteMoeHybridForCausalLM",), lacks=("*.mamba.*", "*.block_sparse_moe.*"),
             harmless=(granite.NOT_MAMBA,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"logit_scale": "divide"},
 )

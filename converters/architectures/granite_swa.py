@@ -48,8 +48,8 @@ SPEC = Architecture(
     hf_classes=("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
@@ -60,7 +60,6 @@ SPEC = Architecture(
                 (f"{LAYER}router.layer.weight", f"{LAYER}router.weight"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"logit_scale": "divide", "routing": "chosen"},
 )

@@ -78,18 +78,17 @@ SPEC = Architecture(
         varied(varied(ROLES, "bamba", "hf", BAMBA), "dense", "hf", granite.FUSED, gate=granite.GATE, up=granite.UP),
         MIXTURE,
     ),
-    dialects={
-        "hf": HF,
-        "dense": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="dense", fields="hf", classes=("GraniteMoeHybridForCausalLM",), lacks=("*.block_sparse_moe.*",)
         ),
-        "bamba": replace(
+        replace(
             HF, name="bamba", fields="hf", classes=("BambaForCausalLM",),
             conventions={"rope": "halves", "decay": "log"},
             given={"attn_scale": 0.0, "logit_scale": 0.0},
             harmless=(*HF.harmless, Harmless("attn_rotary_emb", "the turned part of a head", follows="n_rot")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"logit_scale": "divide", "routing": "chosen", "decay": "rate"},
 )

@@ -45,13 +45,12 @@ SPEC = Architecture(
     hf_classes=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "hybrid": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="hybrid", names="hf", fields="hf", classes=("GraniteMoeHybridForCausalLM",), lacks=("*.mamba.*",),
             harmless=(granite.NOT_MAMBA,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"logit_scale": "divide", "routing": "chosen"},
 )

@@ -120,11 +120,10 @@ SPEC = Architecture(
     hf_classes=("Grok1ForCausalLM", "GrokForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": _HF,
-        "old": replace(_HF, name="old", fields="hf", given={"grok1": True}, marks=("transformer.decoder_layer.*",)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        _HF,
+        replace(_HF, name="old", fields="hf", given={"grok1": True}, marks=("transformer.decoder_layer.*",)),
+    ),
     recipe={"rope": "halves", "activation": "gelu_tanh", "temperature": "logarithm"},
     remarks=REMARKS,
 )

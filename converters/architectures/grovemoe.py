@@ -54,15 +54,14 @@ SPEC = Architecture(
     hf_classes=("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*common.DROPS, Drop("*.mlp.expert_bias", "a buffer that the publisher's code never reads")),
             remarks=(*rope.REMARKS, common.WINDOW),
             harmless=(common.UNBIASED, Harmless("norm_topk_prob", "their weights always sum to one", (False, True))),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "expert_norm": True},
     remarks=(CHAINED,),
 )

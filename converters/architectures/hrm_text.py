@@ -87,17 +87,16 @@ SPEC = Architecture(
     hf_classes=("HrmTextForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "hf-joined": replace(
+    dialects=(
+        HF,
+        replace(
             HF,
             name="hf-joined",
             fields="hf",
             conventions={"qkv": "gated", "ffn": "fused"},
             marks=("model.L_module.layers.0.attn.gqkv_proj.weight",),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "hrm", "rope": "halves", "norm_weights": False},
     blocks={"blk.": "n_blocks"},
     remarks=(BOTH_WAYS,),

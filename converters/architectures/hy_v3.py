@@ -54,8 +54,8 @@ SPEC = Architecture(
     hf_classes=("HYV3ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(nextn.DROP, *common.DROPS),
             remarks=rope.REMARKS,
@@ -69,8 +69,7 @@ SPEC = Architecture(
                 Harmless("moe_router_use_sigmoid moe_router_enable_expert_bias qk_norm", "always", (True,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid"},
     blocks=nextn.BLOCKS,
     remarks=(nextn.REMARK,),

@@ -86,8 +86,8 @@ SPEC = Architecture(
     hf_classes=("HYV4ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "gate_up": "halves"},
             drops=(
@@ -114,8 +114,7 @@ SPEC = Architecture(
                 Harmless("enable_lm_head_fp32", "how it is computed"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "streams", "attention": "latent", "indexer_rope": "pairs", "indexer_turns": "last",
         "routing": "sigmoid",

@@ -41,10 +41,9 @@ SPEC = Architecture(
     hf_classes=("InternLM2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "internlm2"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(HF, "internlm2"),
+    ),
     recipe={"rope": "pairs"},
 )

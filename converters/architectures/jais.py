@@ -65,10 +65,9 @@ SPEC = Architecture(
     hf_classes=("JAISLMHeadModel",),
     hparams=HPARAMS,
     roles=varied(ROLES, "tied", "hf", "output.weight transformer.wte.weight @head", head=jais.HEAD),
-    dialects={
-        "hf": HF,
-        "tied": replace(HF, name="tied", fields="hf", classes=("JAISLMHeadModel",), lacks=("lm_head.weight",)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        replace(HF, name="tied", fields="hf", classes=("JAISLMHeadModel",), lacks=("lm_head.weight",)),
+    ),
     recipe={"norm": "layer", "rope": "none", "qkv": "fused", "ffn": "gated", "activation": "silu"},
 )

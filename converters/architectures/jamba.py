@@ -71,14 +71,13 @@ SPEC = Architecture(
     hf_classes=("JambaForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"decay": "log"},
             drops=common.DROPS,
             harmless=(common.UNBIASED, *hybrid.MAMBA_HARMLESS, Harmless("mamba_dt_rank", "the tensors say it")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "none", "decay": "rate"},
 )

@@ -47,8 +47,8 @@ SPEC = Architecture(
     hf_classes=("JinaBertModel", "JinaBertForMaskedLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*bert.DROPS, *embeddings.language_heads("cls.*")),
             given={"causal": False, "max_alibi": 8.0},
@@ -58,7 +58,7 @@ SPEC = Architecture(
                 Harmless("hidden_act emb_pooler attn_implementation", "its own code reads others"),
             ),
         ),
-        "gguf": Dialect("gguf", given={"max_alibi": 8.0}),
-    },
+        Dialect("gguf", given={"max_alibi": 8.0}),
+    ),
     recipe={"computation": "bert", "norm": "layer", "rope": "none", "ffn": "fused", "activation": "gelu"},
 )

@@ -75,8 +75,8 @@ SPEC = Architecture(
     display_name="Jina embeddings v3",
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             classes=("XLMRobertaModel", "XLMRobertaLoRA"),
             lacks=("*.mixer.Wqkv.weight", "*.attention.self.query.weight"),
@@ -92,7 +92,7 @@ SPEC = Architecture(
                 Harmless("use_cache position_embedding_dim", "never"),
             ),
         ),
-        "saved": Dialect(
+        Dialect(
             "saved",
             fields="hf",
             classes=("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"),
@@ -101,7 +101,6 @@ SPEC = Architecture(
             renames=(("roberta.", ""),),
             harmless=bert.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu"},
 )

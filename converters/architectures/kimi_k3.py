@@ -97,8 +97,8 @@ SPEC = Architecture(
     hf_classes=("KimiK3ForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
             drops=(*deepseek.DROPS, *half.unseen("vision_tower.*", "mm_projector.*")),
@@ -114,8 +114,7 @@ SPEC = Architecture(
                 Harmless("use_grouped_topk", "in one group"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "banked", "attention": "latent", "rope": "none", "routing": "sigmoid", "decay": "rate"},
     remarks=(common.own_output("kimi-k3"),),
 )

@@ -66,8 +66,8 @@ SPEC = Architecture(
     hf_classes=("KimiLinearForCausalLM", "KimiLinearModel"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"latent_kv": "joint", "decay": "log"},
             drops=deepseek.DROPS,
@@ -84,7 +84,6 @@ SPEC = Architecture(
                 Harmless("rope_scaling", "nothing is turned", (None,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "rope": "none", "expert_norm": True, "decay": "rate"},
 )

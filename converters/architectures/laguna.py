@@ -84,8 +84,8 @@ SPEC = Architecture(
     hf_classes=("LagunaForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=rope.REMARKS,
@@ -95,8 +95,7 @@ SPEC = Architecture(
                 Harmless("gating_types", "the tensors say it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid", "gate_activation": "softplus"},
     remarks=(ODD,),
 )

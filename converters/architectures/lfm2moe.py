@@ -40,9 +40,8 @@ SPEC = Architecture(
             tensors.selection_bias("feed_forward.expert_bias", when="n_dense <= n"),
         ),
     ),
-    dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, SCALED), harmless=lfm2.HARMLESS),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, SCALED), harmless=lfm2.HARMLESS),
+    ),
     recipe=lfm2.RECIPE,
 )

@@ -47,8 +47,8 @@ SPEC = Architecture(
     hf_classes=("LLaDAModelLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
@@ -64,8 +64,7 @@ SPEC = Architecture(
                          "how it is trained or computed, not what"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
     remarks=(diffusion.MASKED,),
 )

@@ -32,8 +32,8 @@ SPEC = Architecture(
     hf_classes=("LLaDAMoEModel", "LLaDAMoEModelLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.own_output("llada-moe")),
@@ -44,8 +44,7 @@ SPEC = Architecture(
                 Harmless("moe_layer_freq moe_*", "how it is trained"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=(diffusion.MASKED,),
 )

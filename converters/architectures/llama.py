@@ -201,9 +201,9 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "ggml": Dialect("ggml", names="meta", remarks=REMARKS, given={"tied": False}),
-        "meta": Dialect(
+    dialects=(
+        Dialect("ggml", names="meta", remarks=REMARKS, given={"tied": False}),
+        Dialect(
             "meta",
             drops=(Drop("rope.freqs", "a buffer: rotary frequencies follow from the rotary base", follows=True),),
             given={"tied": False},
@@ -212,13 +212,12 @@ SPEC = Architecture(
                 Harmless("max_batch_size max_seq_len model_parallel_size", "of Meta's own program"),
             ),
         ),
-        "hf": HF,
-        "helium": HELIUM,
-        mistral.NAME: mistral.DIALECT,
-        **half.of(HF, "llama", "mistral", "mixtral"),
-        **half.headless(HF, "LlamaModel"),
-        "gguf": Dialect("gguf"),
-    },
+        HF,
+        HELIUM,
+        mistral.DIALECT,
+        *half.of(HF, "llama", "mistral", "mixtral"),
+        *half.headless(HF, "LlamaModel"),
+    ),
     recipe={"norm": "rms", "rope": "pairs", "ffn": "gated", "activation": "silu", "expert_norm": True},
     headers=(HEADER, _META, _META3),
 )

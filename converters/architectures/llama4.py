@@ -101,8 +101,8 @@ SPEC = Architecture(
     hf_classes=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"expert_rows": False, "gate_up": "halves"},
             drops=(*common.DROPS, *half.unseen("*vision_model.*", "*multi_modal_projector.*")),
@@ -111,8 +111,7 @@ SPEC = Architecture(
             renames=half.RENAMES,
             harmless=(common.UNBIASED, half.VISION_KEYS),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "rope": "pairs", "qk_norm": "unweighted", "qk_norm_at": "after", "temperature": "unrotated",
         "window": "chunked", "routing": "sigmoid", "expert_weight": "input",

@@ -34,8 +34,8 @@ SPEC = Architecture(
     hf_classes=("LlamaBidirectionalModel",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=(common.DROP_BUFFERS,),
@@ -48,7 +48,6 @@ SPEC = Architecture(
                 Harmless("mlp_bias", "there is none", (False,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "rows": "states"},
 )

@@ -25,14 +25,13 @@ SPEC = Architecture(
     hf_classes=("MaincoderForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=rope.REMARKS,
             harmless=(common.UNBIASED, Harmless("intermediate_size_mlp", "repeats intermediate_size", follows="n_ff")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "qk_norm_at": "after"},
 )

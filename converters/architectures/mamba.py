@@ -7,7 +7,7 @@ epsilon of their own that llama.cpp has no key for.
 from dataclasses import replace
 
 from ggferry.converters.architectures import _mamba as mamba
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam, Remark
+from ggferry.converters.schema.architecture import Architecture, Default, HParam, Remark
 from ggferry.converters.schema.layouts import NEG_EXP
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -57,14 +57,13 @@ SPEC = Architecture(
     hf_classes=("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": replace(mamba.HF, remarks=(*mamba.HF.remarks, mamba.EXPANSION, EPSILONS)),
-        "state-spaces": replace(
+    dialects=(
+        replace(mamba.HF, remarks=(*mamba.HF.remarks, mamba.EXPANSION, EPSILONS)),
+        replace(
             mamba.STATE_SPACES,
             remarks=(mamba.EXPANSION,),
             marks=(*mamba.STATE_SPACES.marks, "backbone.layers.0.mixer.x_proj.weight"),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=mamba.RECIPE,
 )

@@ -6,7 +6,7 @@ Sources: `_mamba`. In GGUF `ssm.time_step_rank` counts the heads, and the norm a
 from dataclasses import replace
 
 from ggferry.converters.architectures import _mamba as mamba
-from ggferry.converters.schema.architecture import Architecture, Default, Dialect, HParam
+from ggferry.converters.schema.architecture import Architecture, Default, HParam
 from ggferry.converters.schema.layouts import NEG_EXP, Reshape, Then
 from ggferry.converters.schema.roles import block, roles
 from ggferry.formats.gguf.values import ValueType
@@ -51,12 +51,11 @@ SPEC = Architecture(
     hf_classes=("Mamba2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": mamba.HF,
-        "state-spaces": replace(
+    dialects=(
+        mamba.HF,
+        replace(
             mamba.STATE_SPACES, marks=(*mamba.STATE_SPACES.marks, "backbone.layers.0.mixer.dt_bias")
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=mamba.RECIPE,
 )

@@ -46,8 +46,8 @@ SPEC = Architecture(
     hf_classes=("MellumForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(
                 Drop("*mtp*", "predicts further tokens for speculative decoding: no part of the decoder"),
@@ -61,8 +61,7 @@ SPEC = Architecture(
                 Harmless("rope_parameters.*.partial_rotary_factor", "whole heads turn", (1, 1.0)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=REMARKS,
 )

@@ -89,8 +89,8 @@ SPEC = Architecture(
     hf_classes=("MiMoV2FlashForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(
                 Drop("model.mtp.*", "predicts further tokens for speculative decoding: no part of the decoder"),
@@ -105,8 +105,7 @@ SPEC = Architecture(
                 Harmless("attention_chunk_size hybrid_block_size", "the list of blocks and the window say it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid"},
     remarks=REMARKS,
 )

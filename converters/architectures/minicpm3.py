@@ -48,8 +48,8 @@ SPEC = Architecture(
     hf_classes=("MiniCPM3ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, deepseek.EPSILON, minicpm3.FIXED, rope.UNFACTORED, deepseek.LOW_RANK),
@@ -59,7 +59,6 @@ SPEC = Architecture(
                 Harmless("qk_head_dim", "the sum of its two parts", follows="head_dim_mla"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "latent_kv": "joint", "rope": "halves", "logit_scale": "divide"},
 )

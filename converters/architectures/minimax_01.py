@@ -67,8 +67,8 @@ SPEC = Architecture(
     hf_classes=("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(
                 *common.DROPS,
@@ -87,7 +87,6 @@ SPEC = Architecture(
                 Harmless("shared_moe_mode", "no expert is shared"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "residual": "normed", "expert_norm": True},
 )

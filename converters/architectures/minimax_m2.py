@@ -40,8 +40,8 @@ SPEC = Architecture(
     hf_classes=("MiniMaxM2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(routed.NEXT_TOKENS, Drop("model.mtp*", routed.NEXT_TOKENS.reason), *common.DROPS),
             remarks=(*rope.REMARKS, common.own_output("minimax-m2")),
@@ -54,7 +54,6 @@ SPEC = Architecture(
                 Harmless("shared_intermediate_size", "no expert is shared", (0,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qk_norm": "full", "expert_norm": True, "routing": "sigmoid"},
 )

@@ -107,14 +107,13 @@ SPEC = Architecture(
     hf_classes=("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "half": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="half", names="hf", fields="hf", classes=("MiniMaxM3SparseForConditionalGeneration",),
             within=half.WITHIN,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid", "expert_norm": True, "glu": "clamped"},
     remarks=(DENSE, common.own_output("minimax-m3")),
 )

@@ -35,8 +35,8 @@ SPEC = Architecture(
     hf_classes=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*multi_modal_projector.*")),
@@ -50,7 +50,6 @@ SPEC = Architecture(
                 Harmless("multimodal_projector_bias projector_hidden_act spatial_merge_size", "of the vision half"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "temperature": "all"},
 )

@@ -54,13 +54,12 @@ SPEC = Architecture(
         *deepseek.PLAIN,
     ),
     roles=varied(ROLES, "stacked", "hf", STACKED),
-    dialects={
-        "hf": HF,
-        "stacked": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="stacked", fields="hf", lacks=(SINGLE, "*.mlp.experts.0.gate_proj.weight"),
             given={"n_head_kv": 1, "joined": True},
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "temperature": "all"},
 )

@@ -79,15 +79,15 @@ SPEC = Architecture(
     hf_classes=("ModernBertModel", "ModernBertForMaskedLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=tuple(Drop(drop.pattern, drop.reason, when="classifies == 0") for drop in _LANGUAGE),
             given={"causal": False, "classifies": False, "rope_scaling": "none"},
             renames=_RENAMES,
             harmless=_HARMLESS,
         ),
-        "classifier": Dialect(
+        Dialect(
             "classifier",
             names="hf",
             fields="hf",
@@ -96,8 +96,7 @@ SPEC = Architecture(
             renames=_RENAMES,
             harmless=_HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves", "qkv": "fused", "ffn": "fused", "activation": "gelu",
             "classifier": "gelu", "rows": "states"},
 )

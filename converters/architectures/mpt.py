@@ -149,11 +149,10 @@ SPEC = Architecture(
     hf_classes=("MPTForCausalLM", "MptForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=gpt.DROPS, remarks=REMARKS, harmless=HARMLESS, nested=("attn_config",)),
-        "ggml": Dialect("ggml", names="hf", given={"alibi": True}, remarks=(replace(gpt.ERF, when=""),)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=gpt.DROPS, remarks=REMARKS, harmless=HARMLESS, nested=("attn_config",)),
+        Dialect("ggml", names="hf", given={"alibi": True}, remarks=(replace(gpt.ERF, when=""),)),
+    ),
     recipe={**gpt.RECIPE, "activation": "gelu", "qk_norm": "full"},
     headers=(HEADER, REPLIT),
 )

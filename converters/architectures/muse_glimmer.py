@@ -70,8 +70,8 @@ SPEC = Architecture(
     hf_classes=("MuseGlimmerForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={
                 "rope": "halves", "norm_offset": 1.0,
@@ -86,8 +86,7 @@ SPEC = Architecture(
                 Harmless("out_hidden_size projector_*", "of the vision half, dropped"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"embedding_scale": "normed"},
     remarks=(common.NO_WINDOW, common.own_output("muse-glimmer")),
 )

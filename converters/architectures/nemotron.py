@@ -41,14 +41,13 @@ SPEC = Architecture(
     hf_classes=("NemotronForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"norm_offset": 1.0},
             drops=common.DROPS,
             remarks=(*rope.REMARKS, WIDTH, common.OWN_OUTPUT),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "relu_squared"},
 )

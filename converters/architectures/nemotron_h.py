@@ -22,8 +22,8 @@ SPEC = Architecture(
             layer=nemotron.LAYER,
         ),
     ),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions=nemotron.CONVENTIONS,
             drops=nemotron.DROPS,
@@ -40,7 +40,6 @@ SPEC = Architecture(
                 ),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=nemotron.RECIPE,
 )

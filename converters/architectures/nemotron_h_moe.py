@@ -61,8 +61,8 @@ SPEC = Architecture(
             layer=nemotron.LAYER,
         ),
     ),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions=nemotron.CONVENTIONS,
             drops=nemotron.DROPS,
@@ -71,7 +71,6 @@ SPEC = Architecture(
             renames=nemotron.RENAMES,
             harmless=nemotron.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={**nemotron.RECIPE, "routing": "sigmoid"},
 )

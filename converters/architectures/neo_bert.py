@@ -63,8 +63,8 @@ SPEC = Architecture(
     hf_classes=("NeoBERT", "NeoBERTLMHead"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "grouped"},
             drops=(*embeddings.language_heads("decoder.*"), *_BUFFERS),
@@ -72,7 +72,7 @@ SPEC = Architecture(
             renames=_RENAMES,
             harmless=_HARMLESS,
         ),
-        "classifier": Dialect(
+        Dialect(
             "classifier",
             names="hf",
             fields="hf",
@@ -83,7 +83,6 @@ SPEC = Architecture(
             renames=_RENAMES,
             harmless=_HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs", "qkv": "fused", "ffn": "fused", "output_norm": "encoder", "rows": "states"},
 )

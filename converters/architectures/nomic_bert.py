@@ -106,15 +106,14 @@ SPEC = Architecture(
     hf_classes=("NomicBertModel",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("nomic_bert.", ""),),
+    dialects=(
+        Dialect("hf", drops=bert.DROPS, given={"causal": False}, renames=(("nomic_bert.", ""),),
                       classes=("NomicBertModel",), lacks=(_EXPERTS,), remarks=(_BASE,), harmless=HARMLESS),
-        "nomic": Dialect(
+        Dialect(
             "nomic", fields="hf", drops=bert.DROPS, given={"causal": False},
             marks=("encoder.layers.*.attn.Wqkv.weight", "emb_ln.weight"), classes=("NomicBertModel",),
             lacks=(_EXPERTS, "*layers.*.self_attn.q_proj.weight"), remarks=(_STRETCH, _BASE), harmless=HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "gated", "activation": "silu"},
 )

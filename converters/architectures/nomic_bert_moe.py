@@ -84,8 +84,8 @@ SPEC = Architecture(
     display_name="NomicBert with experts",
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"transposed": ("ffn_down_exps",)},
             drops=(*bert.DROPS, _BIAS),
@@ -94,7 +94,6 @@ SPEC = Architecture(
             remarks=(_STRETCH,),
             harmless=_HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "bert", "norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu"},
 )

@@ -33,9 +33,9 @@ SPEC = Architecture(
     hf_classes=("OlmoForCausalLM", "OLMoForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
+    dialects=(
         # transformers' OlmoLayerNorm has its epsilon in the code.
-        "hf": Dialect(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
@@ -43,7 +43,6 @@ SPEC = Architecture(
             given={"eps": 1e-5},
             harmless=(common.UNBIASED,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "norm_weights": False},
 )

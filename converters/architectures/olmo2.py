@@ -45,12 +45,11 @@ SPEC = Architecture(
     hf_classes=("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.own_output("olmo2")), harmless=(common.UNBIASED,)
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "pre_norm": False, "qk_norm": "full"},
     remarks=(common.heads_as_wide_as_the_model("olmo2"), common.NO_WINDOW),
 )

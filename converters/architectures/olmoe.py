@@ -37,12 +37,11 @@ SPEC = Architecture(
     hf_classes=("OlmoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", drops=common.DROPS, remarks=(*rope.REMARKS, common.own_output("olmoe")), harmless=(common.UNBIASED,)
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qk_norm": "full"},
     remarks=REMARKS,
 )

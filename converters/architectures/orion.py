@@ -29,8 +29,8 @@ SPEC = Architecture(
     hf_classes=("OrionForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.own_output("orion"), common.heads_as_wide_as_the_model("orion")),
@@ -38,7 +38,6 @@ SPEC = Architecture(
                 common.UNBIASED, Harmless("max_position_embeddings", "max_sequence_length is it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves"},
 )

@@ -25,8 +25,8 @@ SPEC = Architecture(
     hf_classes=("PaddleOCRVLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=roles(tensors.embedding(), block(ernie.attention(), ernie.gated())),
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(*common.DROPS, *half.unseen("visual.*", "model.visual.*", "mlp_AR.*", "model.projector.*")),
             remarks=(*rope.REMARKS, ernie.unloadable("paddleocr")),
@@ -40,7 +40,6 @@ SPEC = Architecture(
                 Harmless("tie_word_embeddings", "what the whole model says wins", (False, True)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
 )

@@ -38,9 +38,8 @@ SPEC = Architecture(
     hf_classes=("PanguEmbeddedForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNBIASED)),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, UNBIASED)),
+    ),
     recipe={"rope": "halves"},
 )

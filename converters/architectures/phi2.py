@@ -47,6 +47,6 @@ SPEC = Architecture(
     hf_classes=("PhiForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={"hf": Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, gpt.ERF, TIED)), "gguf": Dialect("gguf")},
+    dialects=(Dialect("hf", drops=common.DROPS, remarks=(*rope.REMARKS, gpt.ERF, TIED)),),
     recipe={"norm": "layer", "rope": "halves", "ffn": "plain", "activation": "gelu_tanh", "residual": "parallel"},
 )

@@ -48,10 +48,9 @@ SPEC = Architecture(
     hf_classes=("Phi3ForCausalLM", "Phi4ForCausalLMV"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "phi3", "phi4-siglip", "phi4_siglip"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(HF, "phi3", "phi4-siglip", "phi4_siglip"),
+    ),
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused"},
 )

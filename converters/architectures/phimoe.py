@@ -68,15 +68,14 @@ SPEC = Architecture(
     hf_classes=("PhiMoEForCausalLM", "PhimoeForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.WINDOW, SHORT_ONLY),
             harmless=(Harmless("input_jitter_noise", "used in training only"),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves", "routing": "sparsemixer"},
     remarks=(WRONG,),
 )

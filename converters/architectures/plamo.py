@@ -43,16 +43,15 @@ SPEC = Architecture(
     hf_classes=("PlamoForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"query_heads": "tiled"},
             drops=common.DROPS,
             remarks=rope.REMARKS,
             harmless=(common.UNBIASED, Harmless("num_key_value_heads n_shared_head", "the tensors say it")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "residual": "parallel"},
     remarks=(common.own_output("plamo"), common.heads_as_wide_as_the_model("plamo")),
 )

@@ -74,8 +74,8 @@ SPEC = Architecture(
     hf_classes=("Plamo2ForCausalLM", "PLaMo2ForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={
                 "decay": "log",
@@ -91,8 +91,7 @@ SPEC = Architecture(
                 Harmless("sliding_window_pattern", "no list of windows without a window"),
             ),
         ),
-        **plamo.GGUF,
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused", "decay": "rate"},
     remarks=(
         Remark(

@@ -50,15 +50,14 @@ SPEC = Architecture(
     hf_classes=("Plamo3ForCausalLM", "PLaMo3ForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"norm_offset": 1.0, "post_norms": "fifths"},
             drops=plamo.DROPS,
             remarks=(*rope.REMARKS, common.NO_WINDOW),
             harmless=(common.UNBIASED,),
         ),
-        **plamo.GGUF,
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused", "ffn": "fused"},
 )

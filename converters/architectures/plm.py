@@ -39,8 +39,8 @@ SPEC = Architecture(
     hf_classes=("PLMForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, deepseek.EPSILON, common.UNTIED),
@@ -53,7 +53,6 @@ SPEC = Architecture(
                 Harmless("sliding_window max_window_layers", "no block has a window"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"attention": "latent", "latent_kv": "joint", "rope": "pairs", "ffn": "plain", "activation": "relu_squared"},
 )

@@ -53,8 +53,8 @@ SPEC = Architecture(
     hf_classes=("QWenLMHeadModel",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(
                 *common.DROPS,
@@ -66,7 +66,6 @@ SPEC = Architecture(
                 Harmless("onnx_safe", "of another program"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused"},
 )

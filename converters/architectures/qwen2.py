@@ -48,15 +48,14 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "qwen2", "dots_ocr"),
-        **half.headless(HF, "Qwen2Model"),
-        "kormo": replace(
+    dialects=(
+        HF,
+        *half.of(HF, "qwen2", "dots_ocr"),
+        *half.headless(HF, "Qwen2Model"),
+        replace(
             HF, name="kormo", names="hf", fields="hf", renames=KORMO, classes=("KORMoForCausalLM",), given={},
             harmless=(common.UNBIASED,),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
 )

@@ -46,13 +46,12 @@ SPEC = Architecture(
     hf_classes=("Qwen2MoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.WINDOW, common.OWN_OUTPUT, NORMED),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
 )

@@ -44,16 +44,15 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "omni": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="omni", names="hf", fields="hf", classes=("Qwen2_5OmniModel",),
             within="thinker_config.text_config", nested=("thinker_config",), renames=(("thinker.", ""),),
             drops=(*HF.drops, *half.unheard("audio_tower.*"), *half.unspoken("talker.*", "token2wav.*")),
             harmless=(*HF.harmless, half.THINKERS),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves"},
     remarks=(EPSILON, common.heads_as_wide_as_the_model("qwen2vl")),
 )

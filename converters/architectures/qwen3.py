@@ -65,13 +65,12 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "qwen3"),
-        **half.headless(HF, "Qwen3Model"),
-        CLASSIFIER.name: CLASSIFIER,
-        **embeddings.rerankers(HF),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(HF, "qwen3"),
+        *half.headless(HF, "Qwen3Model"),
+        CLASSIFIER,
+        *embeddings.rerankers(HF),
+    ),
     recipe={"rope": "halves"},
 )

@@ -45,10 +45,9 @@ SPEC = Architecture(
     hf_classes=("Qwen3MoeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **half.of(HF, "qwen3_moe"),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *half.of(HF, "qwen3_moe"),
+    ),
     recipe={"rope": "halves"},
 )

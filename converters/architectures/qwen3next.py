@@ -47,15 +47,14 @@ SPEC = Architecture(
     hf_classes=("Qwen3NextForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={**delta.CONVENTIONS, "delta_projections": "grouped"},
             drops=(delta.NEXT_TOKENS, *common.DROPS),
             remarks=delta.REMARKS,
             harmless=delta.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=delta.RECIPE,
 )

@@ -38,10 +38,9 @@ SPEC = Architecture(
     hf_classes=("Qwen3VLForConditionalGeneration",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        **embeddings.rerankers(HF),
-        "gguf": Dialect("gguf"),
-    },
+    dialects=(
+        HF,
+        *embeddings.rerankers(HF),
+    ),
     recipe={"rope": "halves"},
 )

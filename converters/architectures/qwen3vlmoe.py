@@ -76,23 +76,22 @@ SPEC = Architecture(
     hf_classes=("Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf5": replace(
+    dialects=(
+        replace(
             _HF,
             name="hf5",
             fields="hf",
             conventions={"gate_up": "halves"},
             shapes=("*.mlp.experts.gate_up_proj: experts 2*ff width", "*.mlp.experts.down_proj: experts width ff"),
         ),
-        "hf": _HF,
+        _HF,
         # Qwen3-Omni keeps its experts one by one.
-        "omni": replace(
+        replace(
             _HF, name="omni", fields="hf", conventions={}, classes=("Qwen3OmniMoeForConditionalGeneration",),
             within="thinker_config.text_config", nested=("thinker_config",), renames=(("thinker.", ""),),
             drops=(*_HF.drops, *half.unheard("audio_tower.*"), *half.unspoken("talker.*", "code2wav.*")),
             harmless=(*_HF.harmless, half.THINKERS),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "expert_norm": True},
 )

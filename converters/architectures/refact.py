@@ -44,8 +44,8 @@ SPEC = Architecture(
     hf_classes=("GPTRefactForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "joint_kv", "ffn": "fused"},
             drops=gpt.DROPS,
@@ -55,7 +55,6 @@ SPEC = Architecture(
                 Harmless("n_inner", "the tensors say it", (None,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "none"},
 )

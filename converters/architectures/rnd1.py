@@ -23,8 +23,8 @@ SPEC = Architecture(
     hf_classes=("RND1",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=rope.REMARKS,
@@ -36,8 +36,7 @@ SPEC = Architecture(
                 *diffusion.NO_WINDOWS,
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "expert_norm": True},
     remarks=(diffusion.MASKED,),
 )

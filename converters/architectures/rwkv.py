@@ -94,21 +94,20 @@ SPEC = Architecture(
     hf_classes=("RwkvForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect("hf", drops=(common.DROP_TIED,), remarks=(RESCALED,), given={"version": 4}),
-        "blinkdl": replace(
+    dialects=(
+        Dialect("hf", drops=(common.DROP_TIED,), remarks=(RESCALED,), given={"version": 4}),
+        replace(
             rwkv.BLINKDL,
             given={"version": 4, "tied": False},
             marks=("blocks.0.att.time_mix_k", "blocks.0.att.time_first", "blocks.0.ffn.time_mix_r", "emb.weight"),
         ),
-        "rwkvcpp": Dialect(
+        Dialect(
             "rwkvcpp",
             given={"version": 4, "tied": False},
             conventions={"decay": "rate"},
             fields="ggml",
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv4"},
     runtimes=(),
     headers=(HEADER,),

@@ -73,16 +73,15 @@ SPEC = Architecture(
     hf_classes=("Rwkv6ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions=TURNED, drops=(common.DROP_TIED,), remarks=(common.OWN_OUTPUT,), harmless=HARMLESS
         ),
-        "blinkdl": replace(
+        replace(
             rwkv.BLINKDL,
             conventions=TURNED,
             marks=("emb.weight", "blocks.0.att.time_maa_w1", "blocks.0.att.time_faaaa"),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv6", "rescaled": True},
 )

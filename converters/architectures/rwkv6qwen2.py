@@ -66,8 +66,8 @@ SPEC = Architecture(
     hf_classes=("RWKV6Qwen2ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"mix_order": "rkvwg", "transposed": rwkv.LOW_RANKS_6},
             drops=common.DROPS,
@@ -81,8 +81,7 @@ SPEC = Architecture(
                 Harmless("head_dim", "repeats the width of a head", follows="head_size"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "none", "wkv": "rwkv6"},
     remarks=(common.own_output("rwkv6qwen2"),),
 )

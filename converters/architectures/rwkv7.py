@@ -114,17 +114,16 @@ SPEC = Architecture(
     hf_classes=("RWKV7ForCausalLM", "Rwkv7ForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "hf-joined": replace(HF, name="hf-joined", fields="hf", marks=("model.layers.0.attn.x_x",)),
-        "blinkdl": replace(
+    dialects=(
+        HF,
+        replace(HF, name="hf-joined", fields="hf", marks=("model.layers.0.attn.x_x",)),
+        replace(
             rwkv.BLINKDL,
             given={"tied": False, "head_size": 64},
             conventions=TURNED,
             drops=(Drop("blocks.0.att.v[012]", _UNUSED),),
             marks=("emb.weight", "blocks.0.att.x_r", "blocks.0.att.r_k", "blocks.0.att.k_a"),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "rwkv", "norm": "layer", "wkv": "rwkv7"},
 )

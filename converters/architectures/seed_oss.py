@@ -38,14 +38,13 @@ SPEC = Architecture(
     hf_classes=("SeedOssForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=(*rope.REMARKS, OUTPUT_BIAS),
             harmless=(Harmless("mlp_bias", "there is none", (False,)),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "ffn_norm": "post_attention_norm"},
 )

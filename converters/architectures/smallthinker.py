@@ -69,8 +69,8 @@ SPEC = Architecture(
     hf_classes=("SmallThinkerForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=common.DROPS,
             remarks=rope.REMARKS,
@@ -82,8 +82,7 @@ SPEC = Architecture(
                 Harmless("moe_enable_*", "never", (False,)),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "rope": "halves", "routing": "sigmoid", "router_reads": "start", "expert_norm": True, "activation": "relu",
     },

@@ -50,12 +50,11 @@ SPEC = Architecture(
     hf_classes=("Spark2_5ForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", drops=common.DROPS, remarks=(*rope.REMARKS, replace(gpt.ERF, when="n_layer > 0")),
             harmless=(common.UNBIASED, Harmless("use_sliding_window", "the list of blocks says it", (True,))),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qkv": "fused", "activation": "gelu"},
 )

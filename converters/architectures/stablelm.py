@@ -60,14 +60,13 @@ SPEC = Architecture(
     hf_classes=("StableLmForCausalLM", "StableLMEpochForCausalLM", "LlavaStableLMEpochForCausalLM"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "seeing": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="seeing", names="hf", fields="hf", classes=("LlavaStableLMEpochForCausalLM",),
             drops=(*common.DROPS, *half.unseen("*vision_tower.*", "*mm_projector.*")),
             harmless=(Harmless("mm_* tune_mm_* freeze_mm_* use_mm_proj image_* vision_*", "of the half that sees"),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"norm": "layer", "rope": "halves"},
 )

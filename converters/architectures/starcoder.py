@@ -36,8 +36,8 @@ SPEC = Architecture(
     hf_classes=("GPTBigCodeForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "grouped"},
             drops=gpt.DROPS,
@@ -55,14 +55,13 @@ SPEC = Architecture(
             ),
         ),
         # ggml's script repeats the keys and values for every head; one copy of them is carried over.
-        "ggml": Dialect(
+        Dialect(
             "ggml",
             renames=gpt.GGML_RENAMES,
             given={"multi_query": True},
             tiled=("model/h*/attn/c_attn/w", "model/h*/attn/c_attn/b"),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe=gpt.RECIPE,
     headers=(gpt.GPT2_HEADER,),
 )

@@ -127,13 +127,12 @@ SPEC = Architecture(
     hf_classes=("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "half": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="half", names="hf", fields="hf", classes=("Step3p7ForConditionalGeneration",), within=half.WITHIN
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "routing": "sigmoid", "limited": "after"},
     remarks=(common.own_output("step35"),),
 )

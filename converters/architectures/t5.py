@@ -67,15 +67,14 @@ SPEC = Architecture(
     ),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": HF,
-        "headless": replace(
+    dialects=(
+        HF,
+        replace(
             HF, name="headless", names="hf", fields="hf", classes=("UMT5Model",), given={"tied": True},
             remarks=(*HF.remarks, half.HEADLESS),
             harmless=(*HF.harmless, Harmless("tie_word_embeddings", "there is no output matrix", (False, True))),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "t5", "norm": "rms"},
     blocks={"enc.blk.": "n_layer", "dec.blk.": "n_layer_dec"},
 )

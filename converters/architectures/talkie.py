@@ -57,15 +57,14 @@ SPEC = Architecture(
     hf_classes=("TalkieForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"turn": "backward"},
             drops=(*common.DROPS, Drop(GAIN, "a number, which becomes a key", follows=True)),
             remarks=rope.REMARKS,
             harmless=(common.UNBIASED, Harmless("num_key_value_heads", "as many as heads", follows="n_head")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "halves", "qk_norm": "gain", "qk_norm_at": "after", "norm_weights": False, "skip": "embedding"},
 )

@@ -137,8 +137,8 @@ SPEC = Architecture(
     hf_classes=("WhisperForConditionalGeneration", "WhisperModel"),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             drops=(Drop("proj_out.weight", _TIED, same_as="token_embd.weight"),),
             renames=(("encoder.", "model.encoder."), ("decoder.", "model.decoder.")),
@@ -150,10 +150,9 @@ SPEC = Architecture(
                 Harmless("median_filter_width", "how times of words are smoothed"),
             ),
         ),
-        "openai": Dialect("openai", header="dims", marks=("encoder.conv1.weight", "decoder.token_embedding.weight")),
-        "ggml": Dialect("ggml"),
-        "gguf": Dialect("gguf"),
-    },
+        Dialect("openai", header="dims", marks=("encoder.conv1.weight", "decoder.token_embedding.weight")),
+        Dialect("ggml"),
+    ),
     recipe={"computation": "whisper", "norm": "layer", "ffn": "plain", "activation": "gelu"},
     blocks={"enc.blk.": "n_layer_enc", "dec.blk.": "n_layer"},
     runtimes=(),

@@ -30,15 +30,14 @@ SPEC = Architecture(
     hf_classes=("XverseForCausalLM",),
     hparams=HPARAMS,
     roles=ROLES,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"rope": "halves"},
             drops=common.DROPS,
             remarks=(*rope.REMARKS, common.own_output("xverse"), common.heads_as_wide_as_the_model("xverse")),
             harmless=(common.UNBIASED, Harmless("max_tokenizer_truncation", "how long a text it is given at most")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"rope": "pairs"},
 )

@@ -51,8 +51,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("dots_ocr"),
             drops=clip.TEXT,
@@ -68,7 +68,7 @@ SPEC = Architecture(
                 Harmless("vision_config.init_merger_std vision_config.attn_implementation", "of training"),
             ),
         ),
-        "gguf": Dialect("gguf", remarks=(_UNNORMED,)),
-    },
+        Dialect("gguf", remarks=(_UNNORMED,)),
+    ),
     recipe={"computation": "projector", "vision": "dots_ocr", "norm": "rms", "ffn": "gated", "rope": "halves"},
 )

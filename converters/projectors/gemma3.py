@@ -41,8 +41,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"norm_offset": 1.0, "offset_norms": ("soft_emb_norm",)},
             given={**clip.sees("gemma3"), "use_gelu": True},
@@ -58,8 +58,7 @@ SPEC = Architecture(
                 Harmless("preprocessor.pan_and_scan_*", "cuts of a picture beside the whole: llama.cpp makes none"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "gemma3", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "transposed": ("input_projection",),

@@ -32,13 +32,12 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=roles(gemma4.UNIFIED),
     blocks={**clip.SEEN, **clip.HEARD},
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"patches": "pixels"}, drops=clip.TEXT, renames=gemma4.RENAMES,
             given={**clip.sees_and_hears("gemma4uv", "gemma4ua"), **_NONE},
             nested=("vision_config", "audio_config"), harmless=gemma4.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "gemma4uv", "audio": "gemma4ua", "norm": "layer"},
 )

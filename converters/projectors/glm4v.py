@@ -55,8 +55,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("glm4v"),
             drops=clip.TEXT,
@@ -64,8 +64,7 @@ SPEC = Architecture(
             nested=("vision_config",),
             harmless=qwen.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "glm4v", "norm": "rms", "ffn": "gated", "activation": "gelu",
         "rope": "halves",

@@ -74,8 +74,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=roles(granite.ENDS, granite.BLOCKS, granite.QUERIES),
     blocks={**clip.HEARD, "a.proj_blk.": "a_proj_layers"},
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"qkv": "joint_kv", "batch_norm": "running"}, given=clip.hears("granite_speech"),
             drops=(
                 *clip.TEXT,
@@ -97,8 +97,7 @@ SPEC = Architecture(
             ),
             remarks=(Remark("adapted == 1", _ADAPTED),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "granite_speech", "norm": "layer", "ffn": "plain",
             "activation": "silu"},
 )

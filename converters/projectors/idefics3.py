@@ -55,8 +55,8 @@ SPEC = Architecture(
         siglip.TOWER,
     ),
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("idefics3"),
             drops=clip.TEXT,
@@ -77,8 +77,7 @@ SPEC = Architecture(
                 ),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector",
         "vision": "idefics3",

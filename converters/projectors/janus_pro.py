@@ -42,8 +42,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("janus_pro"),
             drops=(
@@ -63,8 +63,7 @@ SPEC = Architecture(
                 Harmless("preprocessor.background_color preprocessor.min_size", "how pictures are padded"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "siglip_mlp", "norm": "layer", "ffn": "plain", "activation": "gelu",
     },

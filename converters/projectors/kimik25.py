@@ -90,8 +90,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"axes": "in_turn"},
             given=clip.sees("kimik25"),
@@ -110,8 +110,7 @@ SPEC = Architecture(
                          "limits of pictures and films"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={
         "computation": "projector", "vision": "kimi", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",
         "rope": "pairs",

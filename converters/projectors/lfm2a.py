@@ -63,8 +63,8 @@ SPEC = Architecture(
     hparams=(*HPARAMS, HParam("a_adapter", None)),
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", conventions={"batch_norm": "running"}, given=clip.hears("lfm2a"), nested=("encoder",),
             drops=(
                 *clip.TEXT,
@@ -90,8 +90,7 @@ SPEC = Architecture(
                          "how NeMo builds or runs it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "lfm2a", "norm": "layer", "ffn": "plain", "activation": "silu"},
     remarks=(Remark("a_n_embd != 512", _POSITIONS, stops="llama.cpp"),),
 )

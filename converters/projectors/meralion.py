@@ -45,8 +45,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", given=clip.hears("meralion"), drops=(*clip.TEXT, Drop("text_decoder.*", "of the text model")),
             renames=(("speech_encoder.", "audio_tower."),), nested=("speech_config",),
             harmless=(
@@ -57,8 +57,7 @@ SPEC = Architecture(
                          "of Whisper's decoder or its training"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "meralion", "norm": "layer", "ffn": "plain", "activation": "gelu"},
     remarks=(Remark("", _NORMED, otherwise="llama.cpp"),),
 )

@@ -59,8 +59,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             classes=("LlavaForConditionalGeneration",),
             within="vision_config",
@@ -81,8 +81,7 @@ SPEC = Architecture(
                 ),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     remarks=(
         vit.SHIFTED,
         llava.LATE,

@@ -31,13 +31,12 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", given=clip.hears("musicflamingo"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
             harmless=ear.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "musicflamingo", "norm": "layer", "ffn": "plain",
             "activation": "gelu"},
 )

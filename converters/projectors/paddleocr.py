@@ -51,8 +51,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees("paddleocr"),
             drops=(
@@ -71,8 +71,7 @@ SPEC = Architecture(
                 Harmless("vision_config.tokens_per_second vision_config.temporal_patch_size", "of films"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     remarks=(_SMOOTHED,),
     recipe={
         "computation": "projector", "vision": "paddleocr", "norm": "layer", "ffn": "plain", "activation": "gelu_tanh",

@@ -45,8 +45,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks={**clip.SEEN, **clip.HEARD},
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given={**clip.sees("qwen2.5o"), **clip.hears("qwen2.5o")},
             drops=(*ear.DROPS, *ear.SPEAKS, Drop("audio_tower.audio_bos_eos_token.weight", "no model reads it")),
@@ -55,8 +55,7 @@ SPEC = Architecture(
             harmless=(*ear.thought(*qwen.HARMLESS), *ear.HARMLESS),
             remarks=(*windows.REMARKS, Remark("a_window < 1500", _CHUNKS, otherwise="llama.cpp")),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "qwen_vl", "audio": "qwen2a", "norm": "rms", "ffn": "gated",
             "rope": "halves"},
 )

@@ -36,8 +36,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "fused"},
             given=clip.sees("qwen2.5vl_merger"),
@@ -47,7 +47,6 @@ SPEC = Architecture(
             harmless=qwen.HARMLESS,
             remarks=windows.REMARKS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "qwen_vl", "norm": "rms", "ffn": "gated", "rope": "halves"},
 )

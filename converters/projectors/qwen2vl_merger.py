@@ -38,8 +38,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.SEEN,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             conventions={"qkv": "fused"},
             given=clip.sees("qwen2vl_merger"),
@@ -52,8 +52,7 @@ SPEC = Architecture(
                 Harmless("vision_config.mlp_ratio", "the matrices say it"),
             ),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "vision": "qwen_vl", "norm": "layer", "ffn": "plain", "activation": "gelu",
             "rope": "halves"},
 )

@@ -64,8 +64,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks={**clip.SEEN, "v.deepstack.": "deepstack_end", **clip.HEARD},
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf",
             given=clip.sees_and_hears("qwen3vl_merger", "qwen3a"),
             drops=(*ear.DROPS, *ear.SPEAKS),
@@ -81,8 +81,8 @@ SPEC = Architecture(
                 _WIDER, Remark("0 < a_window_infer and a_window_infer < 3000", ear.WINDOWS, otherwise="llama.cpp"),
             ),
         ),
-        "gguf": Dialect("gguf", remarks=(_WIDER,)),
-    },
+        Dialect("gguf", remarks=(_WIDER,)),
+    ),
     recipe={"computation": "projector", "vision": "qwen_vl", "audio": "qwen3a", "norm": "layer", "ffn": "plain",
             "activation": "gelu_tanh", "rope": "halves"},
 )

@@ -41,8 +41,8 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", given=clip.hears("ultravox"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
             harmless=(
                 *ear.HARMLESS,
@@ -53,7 +53,6 @@ SPEC = Architecture(
             ),
             remarks=(Remark("text_model != ''", _SPAN),),
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "ultravox", "norm": "layer", "ffn": "plain", "activation": "gelu"},
 )

@@ -38,13 +38,12 @@ SPEC = Architecture(
     hparams=HPARAMS,
     roles=ROLES,
     blocks=clip.HEARD,
-    dialects={
-        "hf": Dialect(
+    dialects=(
+        Dialect(
             "hf", given=clip.hears("voxtral"), drops=clip.TEXT, renames=ear.NAMES, nested=("audio_config",),
             harmless=ear.HARMLESS,
         ),
-        "gguf": Dialect("gguf"),
-    },
+    ),
     recipe={"computation": "projector", "audio": "voxtral", "norm": "layer", "ffn": "plain", "activation": "gelu"},
     remarks=(Remark("", _HALVED, otherwise="llama.cpp"),),
 )

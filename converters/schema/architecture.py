@@ -8,7 +8,7 @@ written here without the architecture's name ('attention.head_count').
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from ggferry.converters.schema.derivations import Derivation, TensorFunction
@@ -16,7 +16,7 @@ from ggferry.converters.schema.layouts import SAME, Layout
 from ggferry.converters.schema.recipe import Conventions
 from ggferry.formats.gguf.values import ValueType
 from ggferry.formats.reader import HeaderLayout
-from ggferry.support.places import Place, Written
+from ggferry.support.places import Place, Written, caller
 from ggferry.support.records import dataclass
 
 TARGET = "--target-model"
@@ -301,7 +301,7 @@ class Architecture(Written):
         name: GGUF's `general.architecture`.
         hparams: Its hyper-parameters.
         roles: Its tensors.
-        dialects: Its dialects by name.
+        dialects: Its dialects; one of name 'gguf' without anything of its own need not be written.
         recipe: The forward pass on the GGUF side.
         hf_classes: The `architectures` strings of config.json.
         headers: Its GGML-era header layouts.
@@ -316,7 +316,7 @@ class Architecture(Written):
     name: str
     hparams: tuple[HParam, ...]
     roles: Sequence[Role]
-    dialects: Mapping[str, Dialect]
+    dialects: tuple[Dialect, ...]
     recipe: Conventions
     hf_classes: tuple[str, ...] = ()
     headers: tuple[HeaderLayout, ...] = ()
@@ -326,10 +326,28 @@ class Architecture(Written):
     remarks: tuple[Remark, ...] = ()
     projector: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", caller())
+        if not any(dialect.name == "gguf" for dialect in self.dialects):
+            object.__setattr__(self, "dialects", (*self.dialects, Dialect("gguf")))
+
     @property
     def identity(self) -> str:
         """Its name among all tables, also those of second files, which GGUF calls by one name: 'clip:gemma3'."""
         return f"{self.name}:{self.projector}" if self.projector else self.name
+
+    def dialect(self, name: str) -> Dialect:
+        """Return the dialect of that name. Raises KeyError where it has none."""
+        for dialect in self.dialects:
+            if dialect.name == name:
+                return dialect
+        raise KeyError(name)
+
+    def with_dialect(self, dialect: Dialect) -> Architecture:
+        """Return the architecture with this dialect, in place of the one of its name or as a further one."""
+        if not any(each.name == dialect.name for each in self.dialects):
+            return replace(self, dialects=(*self.dialects, dialect))
+        return replace(self, dialects=tuple(dialect if each.name == dialect.name else each for each in self.dialects))
 
     def role(self, name: str) -> Role:
         """Return the role of that name."""

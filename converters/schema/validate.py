@@ -46,8 +46,8 @@ class _Validator:
         self.hparams = {hparam.name for hparam in spec.hparams}
         self.known = self.hparams | FACTS
         self.header = {f"header_{field.name}" for layout in spec.headers for field in layout.header.members}
-        self.columns = {dialect.column for dialect in spec.dialects.values()}
-        self.sources = {dialect.source for dialect in spec.dialects.values()} | SHARED_COLUMNS
+        self.columns = {dialect.column for dialect in spec.dialects}
+        self.sources = {dialect.source for dialect in spec.dialects} | SHARED_COLUMNS
 
     def run(self) -> None:
         hparams = self.spec.hparams
@@ -55,9 +55,9 @@ class _Validator:
         self.once("two hparams for one key", ((hparam.key, hparam.place) for hparam in hparams if hparam.key))
         for hparam in self.spec.hparams:
             self.hparam(hparam)
-        for name, dialect in self.spec.dialects.items():
+        self.once("two dialects of one name", ((dialect.name, dialect.place) for dialect in self.spec.dialects))
+        for dialect in self.spec.dialects:
             self.place = dialect.place
-            self.one_of("a dialect stands under its own name", name, {dialect.name})
             self.dialect(dialect)
         self.once("two roles of one name", ((role.name, role.place) for role in self.spec.roles))
         for role in self.spec.roles:
@@ -136,7 +136,9 @@ class _Validator:
         self.place = default.place
         self.condition(default.when)
         if default.dialect:
-            self.one_of("no such dialect", default.dialect, self.sources | set(self.spec.dialects))
+            self.one_of(
+                "no such dialect", default.dialect, self.sources | {dialect.name for dialect in self.spec.dialects}
+            )
         try:
             re.compile(default.named)
         except re.error as error:

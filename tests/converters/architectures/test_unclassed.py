@@ -1,4 +1,4 @@
-"""Families without a class in transformers: both sides compute one thing, and llama.cpp, where its table names it, too."""
+"""Families without a class in transformers: both sides compute one thing, and llama.cpp where the table names it."""
 
 from __future__ import annotations
 
